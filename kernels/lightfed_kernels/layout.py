@@ -1,0 +1,89 @@
+"""The flat row: all tensors of a model back to back in one contiguous vector.
+
+Invariants, relied on by every kernel: a tensor starts at a multiple of 32 elements (a 32-bit mask word never
+straddles two tensors; 128-byte lines in float32), the row length is a multiple of 32, and padding is zero, always.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 32
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a row: `row[offset : offset + numel].view(shape)`."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ordered (name, shape, offset) of the tensors of a row of `size` elements."""
+
+    entries: tuple[Entry, ...]
+    size: int
+
+    @classmethod
+    def build(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> "Layout":
+        """Lay tensors out in the given order.
+
+        Raises:
+            ValueError: a name occurs twice.
+        """
+        entries: list[Entry] = []
+        names: set[str] = set()
+        offset = 0
+        for name, shape in shapes:
+            if name in names:
+                raise ValueError(f"layout: tensor {name!r} occurs twice")
+            names.add(name)
+            entries.append(Entry(name, tuple(shape), offset))
+            offset += -(-prod(shape) // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(entries), offset)
+
+    @property
+    def numel(self) -> int:
+        """Elements that are not padding."""
+        return sum(entry.numel for entry in self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def view(self, row: Tensor, entry: Entry) -> Tensor:
+        """The tensor of `entry` as a view of `row` (size,)."""
+        return row[entry.offset : entry.offset + entry.numel].view(entry.shape)
+
+    def views(self, row: Tensor) -> dict[str, Tensor]:
+        return {entry.name: self.view(row, entry) for entry in self.entries}
+
+    def new_row(
+        self,
+        *clients: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        pin_memory: bool = False,
+    ) -> Tensor:
+        """Zeros of shape (*clients, size): padding is zero from the start."""
+        return torch.zeros(*clients, self.size, dtype=dtype, device=device, pin_memory=pin_memory)
+
+    def live(self) -> Tensor:
+        """(size,) bool: True where an element belongs to a tensor, False in padding."""
+        live = torch.zeros(self.size, dtype=torch.bool)
+        for entry in self.entries:
+            live[entry.offset : entry.offset + entry.numel] = True
+        return live
+
+    def span(self, count: int) -> int:
+        """Length of the leading part of a row that holds the first `count` entries, a multiple of 32."""
+        return self.entries[count].offset if count < len(self.entries) else self.size

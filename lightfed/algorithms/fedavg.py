@@ -1,0 +1,92 @@
+"""Federated averaging.
+
+McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
+
+Algorithm 1 of the paper, with BatchNorm buffers averaged like weights, which the paper, having none, leaves open;
+`buffers` offers the other two readings.
+"""
+
+from typing import Literal
+
+import lightning.pytorch as L
+from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import override
+
+from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.fleet import Fleet, Weights
+from lightfed.core.store import ModelLayout, Row
+from lightfed.utils.errors import UserError
+
+
+class FedAvg(Algorithm):
+    """The server's model is the mean of what the participants made of it."""
+
+    model: ServerModel
+
+    def __init__(
+        self,
+        weights: Weights = "samples",
+        buffers: Literal["average", "local", "drop"] = "average",
+    ) -> None:
+        """How clients are averaged.
+
+        Args:
+            weights: By the number of samples (n_k / n), or uniform.
+            buffers: BatchNorm statistics: `average` them like weights; keep them `local`, where they never travel
+                and the server has none; or `drop` them, that is normalise by the batch in training and evaluation.
+        """
+        super().__init__()
+        self.weights: Weights = weights
+        self.statistics = buffers
+        self.stateful = buffers == "local"  # a client keeps its statistics from round to round
+
+    @override
+    def prepare_module(self, module: L.LightningModule) -> None:
+        if self.statistics == "drop":
+            drop_statistics(module)
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        first = fed.cohorts[0]
+        for state in fed.cohorts:
+            if state.layout != first.layout:
+                raise UserError(
+                    "model.cohorts",
+                    f"cohorts {first.name} and {state.name} have different architectures",
+                    f"{type(self).__name__} needs one for all; HeteroFL, for instance, does not",
+                )
+        self.model = fed.new_model()  # w_0
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        averaged = self.statistics == "average"
+        clients = fed.participants(t)  # S_t
+        fed.send(self.model, clients, buffers=averaged)  # w_k <- w
+        fed.train(clients, t)  # E local epochs of SGD on D_k
+        # w <- sum_k n_k / n  w_k
+        fed.merge(clients, into=self.model, weights=self.weights, buffers=averaged)
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        if self.statistics != "local":
+            return fed.bind_model(self.model)
+        if client is None:
+            return None  # the server has no statistics to evaluate with
+        fed.load_parameters(self.model, client)
+        return fed.bind(client)
+
+    @override
+    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
+        if self.statistics == "local":
+            fed.load_parameters(self.model, client)
+            return fed.state(client).layout, fed.state(client).store.row(client)
+        return self.model.layout, self.model.row
+
+
+def drop_statistics(module: L.LightningModule) -> None:
+    """Make every BatchNorm normalise by the batch, in training and evaluation."""
+    for part in module.modules():
+        if isinstance(part, _BatchNorm):
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None

@@ -1,0 +1,54 @@
+"""FedProx: federated averaging with a proximal term in the clients' objective.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. MLSys 2020.
+https://arxiv.org/abs/1812.06127
+
+The inexactness of the paper's gamma-inexact solutions is the number of local epochs or steps, as in its experiments.
+The proximal gradient is added before clipping: clipping acts on the gradient of the local objective.
+"""
+
+import logging
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.core.fleet import Fleet, Weights
+from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class FedProx(FedAvg):
+    """Every client minimises h_k(w; w_t) = F_k(w) + mu / 2 ||w - w_t||^2 (eq. 2)."""
+
+    def __init__(self, mu: float, weights: Weights = "samples") -> None:
+        """How strongly clients are held to the server's model.
+
+        Args:
+            mu: Proximal weight, eq. (2); 0 is FedAvg.
+            weights: By the number of samples, or uniform.
+        """
+        super().__init__(weights)
+        if not mu >= 0:
+            raise UserError(
+                "model.algorithm.init_args.mu", str(mu), "give a proximal weight of 0 or more"
+            )
+        if mu == 0:
+            log.warning("FedProx with mu = 0 is FedAvg")
+        self.mu = mu
+        self._anchor: dict[int, Tensor] = {}  # parameter -> its value in w_t
+
+    @override
+    def session_start(self, fed: Fleet, client: int, module: L.LightningModule) -> None:
+        live = fed.state(client).live
+        received = live.trainable_views(self.model.floats)
+        self._anchor = {id(p): w for p, w in zip(live.trainable, received, strict=True)}
+
+    @override
+    def local_gradient(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        # grad h_k = grad F_k + mu (w - w_t)
+        distance = torch._foreach_sub(params, [self._anchor[id(p)] for p in params])
+        torch._foreach_add_(grads, distance, alpha=self.mu)

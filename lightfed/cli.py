@@ -1,0 +1,143 @@
+"""The command `lightfed`: LightningCLI over a FederatedTrainer, with errors of one line and exit status 2."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from typing_extensions import override
+
+from lightfed.utils.errors import UserError
+
+USAGE_ERROR = 2
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; never returns a traceback for what a user can cause."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        if arguments[:1] == ["report"]:
+            from lightfed.report.command import main as report
+
+            sys.exit(report(arguments[1:]))
+        _run(arguments, from_python=argv is not None)
+    except UserError as error:
+        _fail(str(error))
+
+
+def _run(arguments: list[str], *, from_python: bool) -> None:
+    from jsonargparse import ArgumentError
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from lightfed.messages import one_line
+
+    try:
+        _command_line(arguments if from_python else None)
+    except ArgumentError as error:
+        _fail(one_line(str(error)))
+    except MisconfigurationException as error:
+        _fail(one_line(str(error)))
+
+
+def _command_line(arguments: list[str] | None) -> None:
+    import logging
+    import warnings
+
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+    import lightfed.catalog  # noqa: F401 - short class names in a configuration are those of imported classes
+    from lightfed.core.federation import Federation
+    from lightfed.core.trainer import FederatedTrainer
+    from lightfed.data.datamodule import FederatedDataModule
+
+    # Tips, and advice for runs that are not federations.
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="jsonargparse")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=".*srun.*|.*treespec.*")
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
+
+    class SaveConfig(SaveConfigCallback):
+        """The whole configuration, into the run folder."""
+
+        @override
+        def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+            logger = getattr(trainer, "run_logger", None)
+            if stage == "fit" and logger is not None:
+                self.parser.save(
+                    self.config, logger.folder / "config.yaml", skip_none=False, overwrite=True
+                )
+
+    class FederationCLI(LightningCLI):
+        @staticmethod
+        @override
+        def subcommands() -> dict[str, set[str]]:
+            return {
+                "fit": {
+                    "model",
+                    "train_dataloaders",
+                    "val_dataloaders",
+                    "datamodule",
+                    "weights_only",
+                },
+                "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
+                "test": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
+                "partition": {"model", "datamodule"},
+            }
+
+        @override
+        def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            """Nothing: model.seed is the only seed."""
+
+        @override
+        def _set_seed(self) -> None:
+            """Nothing is drawn from global random state."""
+
+        @override
+        def before_instantiate_classes(self) -> None:
+            options = self.config[self.subcommand]
+            if options.trainer.name is None and options.config:
+                options.trainer.name = Path(str(options.config[-1])).stem
+
+        def after_fit(self) -> None:
+            logger = self.trainer.run_logger  # type: ignore[attr-defined]
+            if logger is not None and self.trainer.is_global_zero:
+                from lightfed.report import build, print_summary
+
+                build(logger.folder)
+                print_summary(logger.folder)
+
+    FederationCLI(
+        Federation,
+        FederatedDataModule,
+        trainer_class=FederatedTrainer,
+        save_config_callback=SaveConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        parser_kwargs=_parser_kwargs(FederationCLI.subcommands()),
+        args=arguments,
+    )
+
+
+def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
+    description = (
+        "Train federations of heterogeneous clients. `lightfed report RUN [RUN ...]` makes the page of a run "
+        "folder or compares several."
+    )
+    options = {"exit_on_error": False}
+    return {"prog": "lightfed", "description": description, **options} | dict.fromkeys(
+        subcommands, options
+    )
+
+
+def _fail(message: str) -> NoReturn:
+    """One line from the first rank; every rank leaves with status 2."""
+    rank = next(
+        (os.environ[n] for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if n in os.environ), "0"
+    )
+    if rank == "0":
+        print(f"lightfed: error: {message}", file=sys.stderr)
+    sys.exit(USAGE_ERROR)

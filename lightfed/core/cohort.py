@@ -1,0 +1,245 @@
+"""Cohorts: the clients that share one architecture, as configured and as they live on a rank."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import lightning.pytorch as L
+import torch
+from torch import nn
+
+from lightfed.core.client import ClientModule
+from lightfed.core.coverage import Coverage
+from lightfed.core.ledger import forward_flops
+from lightfed.core.session import LocalSession
+from lightfed.core.staging import Staging
+from lightfed.core.store import LiveModule, ModelLayout, Row, RowStore
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import derive_seed
+
+
+class DataSpec(Protocol):
+    """What a model has to know of the data: given to its constructor where it takes the argument."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass
+class Cohort:
+    """The clients that share one architecture."""
+
+    count: int
+    """Number of clients in the cohort."""
+    model: Callable[[], nn.Module]
+    """Network, or LightningModule, of these clients: `num_classes`, `input_shape` and `rate` are given to it where its
+    constructor takes them."""
+    rate: float | None = None
+    """Width of the model relative to the full one, in (0, 1]; handed to the model. 1 if neither rate nor level is set."""
+    level: Literal["a", "b", "c", "d", "e"] | None = None
+    """Short for the rates 1, 1/2, 1/4, 1/8, 1/16, and the cohort's name in reports."""
+    name: str | None = None
+    """Name in metrics and reports; the level, or else the position, by default."""
+
+    @property
+    def width(self) -> float:
+        """The rate, from `rate` or `level`."""
+        if self.rate is not None:
+            return self.rate
+        return 0.5 ** "abcde".index(self.level) if self.level else 1.0
+
+    def check(self, position: int) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            UserError: naming the key of this cohort.
+        """
+        key = f"model.cohorts.{position}"
+        if self.count < 1:
+            raise UserError(f"{key}.count", f"{self.count} clients", "give at least 1")
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise UserError(
+                f"{key}.rate", f"{self.rate} is outside (0, 1]", "give a width ratio such as 0.5"
+            )
+        if self.rate is not None and self.level is not None:
+            raise UserError(
+                f"{key}.rate", f"both rate {self.rate} and level {self.level} are given", "keep one"
+            )
+        if isinstance(self.model, nn.Module):
+            raise UserError(
+                f"{key}.model",
+                f"a built {type(self.model).__name__}",
+                "name a class (class_path and init_args), so that every rank builds its own; "
+                "for torchvision's models: class_path: Torchvision, init_args: {name: resnet18}",
+            )
+
+    def build(self, data: DataSpec, *, position: int, seed: int) -> L.LightningModule:
+        """Build the cohort's module on the CPU; its initial values are a function of (seed, position).
+
+        Raises:
+            UserError: the model's constructor refuses its arguments.
+        """
+        given = {
+            "num_classes": data.num_classes,
+            "input_shape": data.input_shape,
+            "rate": self.width,
+        }
+        taken = _accepted(self.model, given, position)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(seed, "init", client=position))
+            try:
+                module = self.model(**taken)
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    f"model.cohorts.{position}.model", str(error), "correct its init_args"
+                ) from error
+        if isinstance(module, L.LightningModule):
+            _check_user_module(module, position)
+            return module.float()
+        return ClientModule(module, num_classes=data.num_classes).float()
+
+
+def _target(factory: Callable[[], nn.Module]) -> Any:
+    """The class or function behind a partial, also behind the one that jsonargparse makes."""
+    if isinstance(factory, partial):
+        classes = [a for a in (*factory.args, factory.func) if inspect.isclass(a)]
+        return classes[0] if classes else _target(factory.func)
+    return factory
+
+
+def _accepted(
+    factory: Callable[[], nn.Module], given: dict[str, Any], position: int
+) -> dict[str, Any]:
+    parameters = inspect.signature(_target(factory)).parameters
+    taken = {name: value for name, value in given.items() if name in parameters}
+    written = factory.keywords if isinstance(factory, partial) else {}
+    for name, value in taken.items():
+        if name not in written or _same(written[name], parameters[name].default):
+            continue
+        if not _same(written[name], value):
+            raise UserError(
+                f"model.cohorts.{position}.model.init_args.{name}",
+                f"{written[name]}, where the run has {value}",
+                "leave it out: it is linked from the data (rate: from the cohort)",
+            )
+    return taken
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, where a configuration's list stands for a tuple."""
+    return (tuple(one) if isinstance(one, list) else one) == other
+
+
+def _check_user_module(module: L.LightningModule, position: int) -> None:
+    if not module.automatic_optimization:
+        raise UserError(
+            f"model.cohorts.{position}.model",
+            f"{type(module).__name__} optimises manually",
+            "set automatic_optimization = True and return the loss from training_step",
+        )
+
+
+@dataclass(eq=False)
+class CohortState:
+    """A cohort on this rank.
+
+    Attributes:
+        cohort: as configured.
+        name: in metrics and reports.
+        layout: of its rows.
+        live: the one module, bound to a row at a time.
+        initial: the values that the module was built with.
+        store: rows of the cohort's clients that lie on this rank.
+        staging: on their way to the device, where rows are kept on the host.
+        flops: forward FLOPs of a sample.
+        session: trains and evaluates; attached by `Fleet.attach`.
+        takes_lr: its optimiser takes the round's learning rate.
+        coverages: of server models, by (layout, with buffers).
+    """
+
+    cohort: Cohort
+    name: str
+    layout: ModelLayout
+    live: LiveModule
+    initial: Row
+    store: RowStore
+    staging: Staging | None
+    flops: float
+    session: LocalSession | None = None
+    takes_lr: bool = True
+    coverages: dict[tuple[int, bool], Coverage] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        cohort: Cohort,
+        data: DataSpec,
+        *,
+        position: int,
+        seed: int,
+        device: torch.device,
+        host_rows: bool,
+        prepare: Callable[[L.LightningModule], None],
+    ) -> "CohortState":
+        """Build the cohort's module on the CPU, so that its values do not depend on the device, and move it.
+
+        Args:
+            cohort: as configured.
+            data: number of classes and shape of a sample.
+            position: among the cohorts; names the initial values.
+            seed: of the run.
+            device: of the rank.
+            host_rows: keep the rows in host memory.
+            prepare: the algorithm's change to a fresh module.
+        """
+        module = cohort.build(data, position=position, seed=seed)
+        prepare(module)
+        layout = ModelLayout.of(module)
+        live = LiveModule(module, layout)
+        initial = live.row_of_module()
+        flops = forward_flops(module, torch.zeros(2, *data.input_shape))
+        module.to(device)
+        store = RowStore(layout, device=device, host=host_rows)
+        return cls(
+            cohort=cohort,
+            name=cohort.name or cohort.level or str(position),
+            layout=layout,
+            live=live,
+            initial=initial,
+            store=store,
+            staging=Staging(store) if host_rows else None,
+            flops=flops,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Width relative to the full model."""
+        return self.cohort.width
+
+    def open(self, clients: list[int], *, keep: bool) -> None:
+        """Slots for clients of this rank."""
+        if self.store.open(clients, keep=keep):
+            self.live.forget_views()
+
+    @property
+    def module(self) -> L.LightningModule:
+        """The live module."""
+        module = self.live.module
+        assert isinstance(module, L.LightningModule)
+        return module
+
+    def output_layer(self, num_classes: int) -> tuple[str, ...]:
+        """Names of the tensors whose rows are class labels: those of the last layer with `num_classes` rows."""
+        found: tuple[str, ...] = ()
+        for name, module in self.module.named_modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, nn.Parameter) and len(weight) == num_classes and weight.dim() > 1:
+                found = tuple(
+                    f"{name}.{part}" for part, _ in module.named_parameters(recurse=False)
+                )
+        return found

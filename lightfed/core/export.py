@@ -1,0 +1,42 @@
+"""Weights as plain safetensors files, which load with torch alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lightfed.core.algorithm import ServerModel
+from lightfed.core.fleet import Fleet
+from lightfed.core.store import ModelLayout, Row
+
+Exported = Literal["server", "clients"]
+
+
+def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
+    """A row by its tensors' names, as the network's own state dict: without the prefix of `ClientModule`."""
+    named = layout.floats.views(row.floats) | layout.integers.views(row.integers)
+    return {
+        name.removeprefix("net."): tensor.detach().cpu().clone() for name, tensor in named.items()
+    }
+
+
+def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
+    """Write `server.safetensors` (one file a server model) and `client<k>.safetensors`; each rank its share."""
+    if "server" in kinds and fleet.ranks.rank == 0:
+        for name, module in fleet.algorithm.named_modules():
+            if isinstance(module, ServerModel):
+                suffix = "" if name == "model" else f"-{name}"
+                _save(state_dict(module.layout, module.row), folder / f"server{suffix}.safetensors")
+    if "clients" in kinds:
+        for client in range(fleet.ranks.rank, fleet.clients, fleet.ranks.world):
+            if fleet.algorithm.stateful and fleet.home(client) != fleet.ranks.rank:
+                continue
+            layout, row = fleet.algorithm.client_row(fleet, client)
+            _save(state_dict(layout, row), folder / f"client{client}.safetensors")
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path)

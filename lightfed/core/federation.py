@@ -1,0 +1,352 @@
+"""The root LightningModule: what a configuration says of a federation, and where Lightning's hooks meet it."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from typing_extensions import override
+
+from lightfed.core import checkpoint as checkpoints
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import Cohort
+from lightfed.core.coverage import Accumulate
+from lightfed.core.evaluation import Evaluation, Jobs, Kind
+from lightfed.core.export import Exported, export
+from lightfed.core.fleet import Fleet, LocalWork, Waves
+from lightfed.core.local import OptimizerFactory, client_stepper, runtime_of
+from lightfed.core.runlog import software
+from lightfed.core.session import Report
+from lightfed.core.strategy import FederatedStrategy
+from lightfed.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lightfed.core.trainer import FederatedTrainer
+
+_FINGERPRINT = "lightfed_fingerprint"
+_LEDGER = "lightfed_ledger"
+
+
+class Federation(L.LightningModule):
+    """A federation: an algorithm and cohorts of clients.
+
+    Registered sub-modules are server state only, replicated on every rank. Client modules and rows live in the
+    `Fleet`, which is made in `setup`, when the ranks are up and the data is split.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        cohorts: list[Cohort],
+        *,
+        optimizer: OptimizerFactory | None = None,
+        lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+        fraction: float = 1.0,
+        clients_per_round: int | None = None,
+        local_epochs: int = 1,
+        local_steps: int | None = None,
+        evaluate: Sequence[Kind] = ("global", "personal"),
+        eval_clients: int | None = None,
+        accumulate: Accumulate = "float64",
+        store: Literal["device", "host"] = "device",
+        export: Sequence[Exported] = ("server",),
+        seed: int = 0,
+    ) -> None:
+        """What is trained, by whom, how long.
+
+        Args:
+            algorithm: The federated algorithm.
+            cohorts: The clients, one item an architecture.
+            optimizer: Of local training, fresh for every session. Leave it out where the clients' modules have a
+                configure_optimizers of their own.
+            lr_schedule: Learning rate over rounds: a torch scheduler, stepped once a round.
+            fraction: Of the clients that take part in a round.
+            clients_per_round: Number of clients that take part in a round, instead of fraction.
+            local_epochs: Epochs of a session.
+            local_steps: Steps of a session, instead of local_epochs.
+            evaluate: Which evaluations: global (the server's model), personal (each client on its own test split).
+            eval_clients: Evaluate only so many clients, drawn once; all by default.
+            accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
+            store: Keep client rows on the device, or in pinned host memory where they do not fit.
+            export: Which weights the run folder gets as safetensors in the end: of the server, of every client.
+            seed: Of everything that is drawn.
+        """
+        super().__init__()
+        if not cohorts:
+            raise UserError("model.cohorts", "an empty list", "describe at least one: count, model")
+        for position, cohort in enumerate(cohorts):
+            cohort.check(position)
+        self.algorithm = algorithm
+        self.cohorts = cohorts
+        self.seed = seed
+        self.num_clients = sum(cohort.count for cohort in cohorts)
+        self._optimizer = optimizer
+        self._lr_schedule = lr_schedule
+        self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
+        self._work.check(self.num_clients)
+        self._kinds = tuple(evaluate)
+        self._eval_clients = eval_clients
+        self._export = tuple(export)
+        self._accumulate: Accumulate = accumulate
+        self._host_rows = store == "host"
+        self._round_metrics: dict[str, float] = {}
+        self._round_started = 0.0
+        self.fleet: Fleet
+        self.evaluation: Evaluation
+
+    # Before the first round.
+
+    @override
+    def setup(self, stage: str) -> None:
+        trainer, strategy = self.federated_trainer, self.trainer.strategy
+        if not isinstance(strategy, FederatedStrategy):
+            raise UserError("trainer.strategy", type(strategy).__name__, "use strategy: federated")
+        if strategy.ranks.world > self.num_clients:
+            raise UserError(
+                "trainer.devices",
+                f"{strategy.ranks.world} ranks for {self.num_clients} clients",
+                "use at most one rank a client",
+            )
+        if hasattr(self, "fleet"):
+            return  # `test` after `fit` in one process: the same federation
+        data: Any = trainer.datamodule
+        self.fleet = Fleet(
+            self.cohorts,
+            self.algorithm,
+            data,
+            ranks=strategy.ranks,
+            work=self._limited(trainer.limit_train_batches),
+            seed=self.seed,
+            accumulate=self._accumulate,
+            host_rows=self._host_rows,
+        )
+        runtime = runtime_of(trainer)
+        steppers = [
+            client_stepper(state, i, self._optimizer, runtime, evaluated=bool(self._kinds))
+            for i, state in enumerate(self.fleet.cohorts)
+        ]
+        self.fleet.attach(runtime, steppers)
+        self.evaluation = Evaluation(
+            self.fleet, data, kinds=self._kinds, clients=self._eval_clients
+        )
+
+    @property
+    def federated_trainer(self) -> "FederatedTrainer":
+        """The trainer, known to be one of ours."""
+        from lightfed.core.trainer import FederatedTrainer
+
+        if not isinstance(self.trainer, FederatedTrainer):
+            raise UserError(
+                "trainer", type(self.trainer).__name__, "use lightfed's FederatedTrainer"
+            )
+        return self.trainer
+
+    def _limited(self, limit: int | float) -> LocalWork:
+        unlimited = isinstance(limit, float) and limit == 1.0
+        return self._work if unlimited else replace(self._work, limit=limit)
+
+    @override
+    def configure_optimizers(self) -> Any:
+        """The template of the clients' optimisers: its learning rate is the round's, and LearningRateMonitor shows it."""
+        if self._optimizer is None:
+            return []
+        optimizer = self._optimizer([nn.Parameter(torch.zeros(()))])
+        if self._lr_schedule is None:
+            return optimizer
+        scheduler = self._lr_schedule(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise UserError(
+                "model.lr_schedule",
+                "ReduceLROnPlateau",
+                "use a schedule that is a function of the round",
+            )
+        return [optimizer], [scheduler]
+
+    @override
+    def on_fit_start(self) -> None:
+        trainer = self.federated_trainer
+        logger = trainer.run_logger
+        self._sizes: dict[int, int] = {}
+        if logger is None or not trainer.is_global_zero:
+            return
+        trainer.datamodule.partition_.save(logger.folder / "partition.npz")
+
+    @override
+    def on_train_start(self) -> None:
+        trainer = self.federated_trainer
+        if trainer.run_logger is not None:
+            trainer.run_logger.start(self._environment(), finished_rounds=trainer.current_epoch)
+
+    def _environment(self) -> dict[str, Any]:
+        trainer, data = self.federated_trainer, self.federated_trainer.datamodule
+        device = self.fleet.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        return software() | {
+            "algorithm": type(self.algorithm).__name__,
+            "dataset": data.dataset.name,
+            "synthetic": data.dataset.synthetic,
+            "clients": self.num_clients,
+            "cohorts": {s.name: s.cohort.count for s in self.fleet.cohorts},
+            "parameters": {s.name: s.layout.parameter_numel for s in self.fleet.cohorts},
+            "rounds": trainer.max_epochs,
+            "seed": self.seed,
+            "ranks": trainer.world_size,
+            "device": name,
+            "precision": str(trainer.precision),
+        }
+
+    # A round.
+
+    def run_round(self, t: int, waves: Waves) -> None:
+        """One round of the algorithm; called by the loop."""
+        self._round_started = time.monotonic()
+        self.fleet.waves = waves
+        self.fleet.lr = self._learning_rate(t)
+        self.fleet.open_round()
+        self.algorithm.round(self.fleet, t)
+        self._round_metrics = self.fleet.close_round()
+
+    def _learning_rate(self, t: int) -> float | None:
+        """Of round t: the schedule is brought to t, so that a resumed run has the same."""
+        optimizers = self.federated_trainer.optimizers
+        if not optimizers:
+            return None
+        for config in self.federated_trainer.lr_scheduler_configs:
+            while config.scheduler.last_epoch < t:
+                optimizers[0].step()  # the template has no gradient; torch wants this order
+                config.scheduler.step()  # type: ignore[call-arg]
+        return float(optimizers[0].param_groups[0]["lr"])
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        # Before the checkpoint callbacks: a round whose checkpoint exists has its row on disk.
+        trainer = self.federated_trainer
+        metrics = self._round_metrics
+        self.log_dict(metrics, sync_dist=True, rank_zero_only=True)
+        if "train_loss" in metrics:
+            self.log(
+                "loss",
+                metrics["train_loss"],
+                prog_bar=True,
+                logger=False,
+                sync_dist=True,
+                rank_zero_only=True,
+            )
+        logger = trainer.run_logger
+        if logger is not None:
+            # Of this run on this machine, outside the promise of equal bits.
+            local = {
+                "wire_bytes": self.fleet.ranks.take_wire_bytes(),
+                "seconds": time.monotonic() - self._round_started,
+            }
+            logger.log_metrics(metrics | local, trainer.current_epoch)
+            logger.end_round(trainer.current_epoch + 1)
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        raise AssertionError("clients train in sessions; the root has no training step")
+
+    # Evaluation.
+
+    def evaluation_jobs(self) -> Jobs:
+        """What this rank evaluates, as a data loader."""
+        return self.evaluation.jobs
+
+    @override
+    def on_validation_epoch_start(self) -> None:
+        self.evaluation.start()
+
+    @override
+    def validation_step(self, batch: int, batch_idx: int) -> None:
+        self.evaluation.run(batch)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self._finish_evaluation()
+
+    @override
+    def on_test_epoch_start(self) -> None:
+        self.evaluation.start()
+
+    @override
+    def test_step(self, batch: int, batch_idx: int) -> None:
+        self.evaluation.run(batch)
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._finish_evaluation()
+
+    def _finish_evaluation(self) -> None:
+        figures, reports = self.evaluation.finish()
+        for name, value in figures.items():
+            headline = name in ("global/accuracy", "personal/accuracy")
+            self.log(name, value, prog_bar=headline, sync_dist=True, rank_zero_only=True)
+        logger = self.federated_trainer.run_logger
+        if logger is None or not self.trainer.state.fn == TrainerFn.FITTING:
+            return
+        logger.log_clients([self._client_row(report) for report in reports])
+
+    def _client_row(self, report: Report) -> dict[str, float | int | str]:
+        up, down, flops = self.fleet.ledger.totals[report.client].tolist()
+        return {
+            "round": self.trainer.current_epoch + 1,
+            "client": report.client,
+            "cohort": self.fleet.cohorts[self.fleet.home_cohort(report.client)].name,
+            "samples": report.samples,
+            **report.metrics,
+            "bytes_up": up,
+            "bytes_down": down,
+            "flops": flops,
+        }
+
+    @override
+    def on_train_end(self) -> None:
+        logger = self.federated_trainer.run_logger
+        if logger is not None:
+            export(self.fleet, logger.folder / "models", kinds=self._export)
+
+    # Checkpoints.
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with a run that goes on from it."""
+        data = self.federated_trainer.datamodule
+        return {
+            "algorithm": type(self.algorithm).__name__,
+            "cohorts": [[s.name, s.cohort.count] for s in self.fleet.cohorts],
+            "architectures": [_digest(s.layout.signature()) for s in self.fleet.cohorts],
+            "seed": self.seed,
+            "partition": data.partition_.digest,
+        }
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[_FINGERPRINT] = self.fingerprint()
+        checkpoint[_LEDGER] = torch.from_numpy(self.fleet.ledger.totals.copy())
+        rows = self.fleet.rows()
+        if rows is not None:
+            checkpoint[checkpoints.CLIENTS] = rows
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        theirs, ours = checkpoint.get(_FINGERPRINT, {}), self.fingerprint()
+        for name, value in ours.items():
+            if theirs.get(name) != value:
+                raise UserError(
+                    "ckpt_path",
+                    f"a checkpoint of another federation: its {name} is {theirs.get(name)}, this run's is {value}",
+                    "resume with the configuration it was made with (config.yaml in its run folder)",
+                )
+        self.fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
+        self.fleet.load_rows(checkpoint[checkpoints.CLIENTS])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

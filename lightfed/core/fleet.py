@@ -1,0 +1,489 @@
+"""The clients of a federation as an algorithm sees them: participants, send, train, merge.
+
+Every rank runs the same algorithm on its own Fleet and holds its share of the clients; the words below hide which.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightfed.comm.collectives import Ranks
+from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.cohort import Cohort, CohortState, DataSpec
+from lightfed.core.coverage import FIXED_LIMIT, Accumulate, Coverage, Merge, leading_slices, take
+from lightfed.core.ledger import Ledger
+from lightfed.core.optimizer import Stepper
+from lightfed.core.placement import place
+from lightfed.core.session import LocalSession, PendingReport, Report, Runtime, Work
+from lightfed.core.store import Row
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import derive_seed, numpy_generator, torch_generator
+
+log = logging.getLogger(__name__)
+
+Weights = Literal["samples", "uniform"]
+RunClient = Callable[[int], PendingReport]
+Waves = Callable[[list[int], int, RunClient], list[PendingReport]]
+
+
+class ClientData(DataSpec, Protocol):
+    """What the fleet asks of a data module."""
+
+    def num_samples(self, client: int) -> int: ...
+    def labels(self, client: int) -> Tensor: ...
+    def num_batches(self, client: int) -> int: ...
+    def train_epoch(
+        self, client: int, *, order: torch.Generator, augment: torch.Generator, limit: int | None
+    ) -> Iterator[Any]: ...
+    def train_batches(self, batch_size: int) -> int: ...
+    def train_batch(self, index: int, batch_size: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a session trains, and how its clients are drawn.
+
+    Attributes:
+        fraction: of the clients that take part in a round (ceil), unless `clients_per_round` is set.
+        clients_per_round: how many take part.
+        epochs: local epochs of a session.
+        steps: local steps instead of epochs.
+        limit: at most so many batches a session (int), or such a share of them (float).
+    """
+
+    fraction: float = 1.0
+    clients_per_round: int | None = None
+    epochs: int = 1
+    steps: int | None = None
+    limit: int | float | None = None
+
+    def check(self, clients: int) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            UserError: naming the key.
+        """
+        count = self.clients_per_round
+        if not 0 < self.fraction <= 1:
+            fix = "give the share of clients in a round"
+            raise UserError("model.fraction", f"{self.fraction} is outside (0, 1]", fix)
+        if count is not None and not 1 <= count <= clients:
+            fix = "give a number from 1 to that"
+            raise UserError("model.clients_per_round", f"{count} of {clients} clients", fix)
+        if count is not None and self.fraction != 1.0:
+            found = f"{count}, and fraction {self.fraction} too"
+            raise UserError("model.clients_per_round", found, "give one of the two")
+        if self.epochs < 1:
+            raise UserError("model.local_epochs", str(self.epochs), "give at least 1")
+        if self.steps is not None and self.steps < 1:
+            raise UserError("model.local_steps", str(self.steps), "give at least 1")
+
+    def batches(self, per_epoch: int) -> int:
+        """Batches of a session whose client has `per_epoch` of them in an epoch."""
+        total = self.steps if self.steps is not None else self.epochs * per_epoch
+        if isinstance(self.limit, float):
+            return max(1, int(total * self.limit))
+        return total if self.limit is None else min(total, self.limit)
+
+
+class Fleet:
+    """The clients, numbered 0 .. N-1 in the order of the cohorts.
+
+    Args:
+        cohorts: one architecture each.
+        algorithm: for its declarations; its `setup` is called at the end of construction.
+        data: the clients' samples.
+        ranks: of the run.
+        work: local work and sampling.
+        seed: of the whole run.
+        accumulate: how sums over clients are held.
+        host_rows: keep client rows in host memory.
+    """
+
+    def __init__(
+        self,
+        cohorts: Sequence[Cohort],
+        algorithm: Algorithm,
+        data: ClientData,
+        *,
+        ranks: Ranks,
+        work: LocalWork | None = None,
+        seed: int = 0,
+        accumulate: Accumulate = "float64",
+        host_rows: bool = False,
+    ) -> None:
+        self.algorithm = algorithm
+        self.data = data
+        self.ranks = ranks
+        self.device = ranks.device
+        self.work = work or LocalWork()
+        self.seed = seed
+        self.accumulate = accumulate
+        self.clients = sum(cohort.count for cohort in cohorts)
+        self.ledger = Ledger(self.clients)
+        self.cohorts = [
+            CohortState.build(
+                cohort,
+                data,
+                position=position,
+                seed=seed,
+                device=self.device,
+                host_rows=host_rows,
+                prepare=algorithm.prepare_module,
+            )
+            for position, cohort in enumerate(cohorts)
+        ]
+        self._home_cohort = np.repeat(np.arange(len(cohorts)), [c.count for c in cohorts])
+        self._assigned: dict[int, int] = {}
+        self._owner: dict[int, int] = {}
+        self._usable: dict[int, bool] = {}
+        self.metrics: dict[str, float] = {}
+        self.lr: float | None = None
+        self.runtime = Runtime()
+        self._sessions: dict[int, LocalSession] = {}
+        self.waves: Waves = lambda mine, _, run: [run(client) for client in mine]
+        has_hook = type(algorithm).local_gradient is not Algorithm.local_gradient
+        self._hook = algorithm.local_gradient if has_hook else None
+        if algorithm.stateful:
+            self._settle()
+        algorithm.setup(self)
+
+    def _settle(self) -> None:
+        """Stateful clients: a home rank for all, and their rows, once."""
+        self._owner = place({k: self._cost(k) for k in range(self.clients)}, ranks=self.ranks.world)
+        for index, state in enumerate(self.cohorts):
+            mine = [k for k in self.mine(range(self.clients)) if self._home_cohort[k] == index]
+            state.open(mine, keep=True)
+            for client in mine:
+                state.store.row(client).copy_(state.initial)
+
+    # What an algorithm says.
+
+    def participants(self, t: int) -> list[int]:
+        """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
+        count = self.work.clients_per_round or math.ceil(self.work.fraction * self.clients)
+        if count >= self.clients:
+            return list(range(self.clients))
+        rng = numpy_generator(self.seed, "participants", t)
+        return sorted(rng.choice(self.clients, count, replace=False, shuffle=False).tolist())
+
+    def assign(self, cohorts: Mapping[int, int]) -> None:
+        """Put clients into other cohorts for this round (HeteroFL's dynamic levels); stateless algorithms only."""
+        assert not self.algorithm.stateful, "a client that keeps its row cannot change its shape"
+        self._assigned = dict(cohorts)
+
+    def new_model(self, cohort: int = 0) -> ServerModel:
+        """A server model in the layout of a cohort, with its initial values."""
+        state = self.cohorts[cohort]
+        row = Row(state.initial.floats.clone(), state.initial.integers.clone())
+        return ServerModel(state.layout, row).to(self.device)
+
+    def send(self, model: ServerModel, clients: Sequence[int], *, buffers: bool = True) -> None:
+        """Copy the covered part of a server model into the clients' rows.
+
+        Args:
+            model: of the server.
+            clients: receivers.
+            buffers: send BatchNorm statistics and other buffers too.
+        """
+        self._open(clients)
+        for client in clients:
+            state = self.state(client)
+            coverage = self._coverage(model, state, buffers=buffers)
+            self.ledger.sent_down(client, self._bytes(coverage, state, buffers))
+            if self._owner[client] == self.ranks.rank:
+                row = state.store.row(client)
+                take(model.floats, coverage, row.floats)
+                if buffers:
+                    row.integers.copy_(model.integers)
+
+    def train(self, clients: Sequence[int], t: int) -> None:
+        """Local training of every client, in waves; metrics are their means, weighted by samples.
+
+        A client whose update is not finite is named in the log and left out of this round's merges.
+        """
+        self._open(clients)
+        mine = self.mine(clients)
+        waves = (
+            len(mine)
+            if self.ranks.world == 1
+            else max(sum(self._owner[k] == r for k in clients) for r in range(self.ranks.world))
+        )
+        pending = self.waves(mine, waves, lambda client: self._run(client, mine, t))
+        reports = self.ranks.gather([report.resolve() for report in pending])
+        reports.sort(key=lambda report: report.client)
+        for report in reports:
+            self.ledger.computed(
+                report.client, 3 * self.state(report.client).flops * report.samples
+            )
+        self._judge(reports, t)
+
+    def merge(
+        self,
+        clients: Sequence[int],
+        *,
+        into: ServerModel,
+        weights: Weights = "samples",
+        buffers: bool = True,
+    ) -> None:
+        """Coverage-weighted mean of the clients' rows; elements nobody covers keep their old value.
+
+        Args:
+            clients: whose rows.
+            into: the server model that is replaced by the mean.
+            weights: n_k, or 1 for all.
+            buffers: merge buffers too; integer ones become the largest of the clients'.
+        """
+        valid = [k for k in clients if self._usable.get(k, True)]
+        for client in clients:
+            state = self.state(client)
+            coverage = self._coverage(into, state, buffers=buffers)
+            self.ledger.sent_up(client, self._bytes(coverage, state, buffers))
+        if not valid:
+            return
+        weight = {
+            k: float(self.data.num_samples(k)) if weights == "samples" else 1.0 for k in valid
+        }
+        total = sum(weight.values())
+        merge = Merge(into.layout.size, total=total, accumulate=self.accumulate, device=self.device)
+        integers = torch.zeros_like(into.integers)
+        for client in valid:
+            state = self.state(client)
+            coverage = self._coverage(into, state, buffers=buffers)
+            labels = self._labels(client) if coverage.label_blocks else ()
+            merge.count(coverage, weight=weight[client], labels=labels)
+            if self._owner[client] == self.ranks.rank:
+                row = state.store.row(client)
+                floats = row.floats.to(self.device, non_blocking=True)
+                merge.add(floats, coverage, weight=weight[client], labels=labels)
+                torch.maximum(integers, row.integers.to(self.device), out=integers)
+        self.ranks.sum_(merge.partial)
+        into.floats.copy_(merge.finish(into.floats))
+        if buffers and integers.numel():
+            into.integers.copy_(self.ranks.max_(integers))
+
+    # What the rest of core, and tests, ask.
+
+    def state(self, client: int) -> CohortState:
+        """The cohort of a client in this round."""
+        return self.cohorts[self.cohort_of(client)]
+
+    def cohort_of(self, client: int) -> int:
+        return self._assigned.get(client, int(self._home_cohort[client]))
+
+    def mine(self, clients: Sequence[int]) -> list[int]:
+        """Those of the clients that lie on this rank, in order."""
+        return [k for k in clients if self._owner[k] == self.ranks.rank]
+
+    def bind(self, client: int) -> L.LightningModule:
+        """The client's live module, bound to the client's own row; it lies on this rank."""
+        state = self.state(client)
+        module = state.live.bind(state.store.row(client))
+        assert isinstance(module, L.LightningModule)
+        return module
+
+    def bind_model(self, model: ServerModel, cohort: int = 0) -> L.LightningModule:
+        """A cohort's live module, bound to a server model of its layout."""
+        module = self.cohorts[cohort].live.bind(model.row)
+        assert isinstance(module, L.LightningModule)
+        return module
+
+    def session_of(self, module: L.LightningModule) -> LocalSession:
+        """The session that evaluates a module: a cohort's, or one for an algorithm's own module."""
+        session = self._sessions.get(id(module))
+        if session is None:
+            session = self._sessions[id(module)] = LocalSession(module, self.runtime)
+        return session
+
+    def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
+        """Give the cohorts their sessions.
+
+        Args:
+            runtime: of the Trainer.
+            steppers: one a cohort, and whether it takes the round's learning rate.
+        """
+        self.runtime = runtime
+        self._sessions = {}
+        for state, (stepper, takes_lr) in zip(self.cohorts, steppers, strict=True):
+            state.takes_lr = takes_lr
+            state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
+            self._sessions[id(state.module)] = state.session
+
+    def home_cohort(self, client: int) -> int:
+        """The configured cohort of a client, whatever it is assigned in a round."""
+        return int(self._home_cohort[client])
+
+    def home(self, client: int) -> int:
+        """The rank of a stateful client."""
+        return self._owner[client]
+
+    def load_parameters(self, model: ServerModel, client: int) -> None:
+        """A server's parameters, without buffers, into a client's row; no message, and nothing in the ledger."""
+        state = self.state(client)
+        coverage = self._coverage(model, state, buffers=False)
+        take(model.floats, coverage, state.store.row(client).floats)
+
+    def check_nested(self, model: ServerModel, state: CohortState) -> None:
+        """Refuse a cohort whose rows do not fit into a server model.
+
+        Raises:
+            UserError: names the cohort and the layer.
+        """
+        self._coverage(model, state, buffers=True)
+
+    def covered_row(self, model: ServerModel, client: int) -> Row:
+        """The part of a server model that a client covers, as a row of its own in the client's configured layout."""
+        state = self.cohorts[self.home_cohort(client)]
+        row = Row(
+            state.initial.floats.to(self.device, copy=True),
+            state.initial.integers.to(self.device, copy=True),
+        )
+        take(model.floats, self._coverage(model, state, buffers=True), row.floats)
+        row.integers.copy_(model.integers)
+        return row
+
+    def rows(self) -> dict[int, list[Tensor]] | None:
+        """The rows of this rank's stateful clients, for a checkpoint; None if clients keep nothing."""
+        if not self.algorithm.stateful:
+            return None
+        rows = {k: self.state(k).store.row(k) for k in self.mine(range(self.clients))}
+        # Cloned: a view would be saved with the whole matrix behind it.
+        return {
+            k: [row.floats.cpu().clone(), row.integers.cpu().clone()] for k, row in rows.items()
+        }
+
+    def load_rows(self, shards: Sequence[Mapping[int, list[Tensor]]]) -> None:
+        """Take this rank's clients from the shards of a checkpoint, whatever ranks wrote them."""
+        if not self.algorithm.stateful:
+            return
+        for shard in shards:
+            for client in self.mine(sorted(shard)):
+                row = self.state(client).store.row(client)
+                row.copy_(Row(*shard[client]))
+
+    def open_round(self) -> None:
+        """Forget the participants of the last round; the rows of stateless clients are free again."""
+        self.metrics, self._assigned, self._usable = {}, {}, {}
+        if not self.algorithm.stateful:
+            self._owner = {}
+
+    def close_round(self) -> dict[str, float]:
+        """The round's metrics and sums, the same on every rank."""
+        return self.metrics | self.ledger.close_round()
+
+    def _open(self, clients: Sequence[int]) -> None:
+        """Stateless clients: ranks and slots for the participants of a round."""
+        if self.algorithm.stateful or all(k in self._owner for k in clients):
+            return
+        self._owner = place({k: self._cost(k) for k in clients}, ranks=self.ranks.world)
+        mine = self.mine(clients)
+        for index, state in enumerate(self.cohorts):
+            state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
+
+    def _cost(self, client: int) -> float:
+        return self.data.num_samples(client) * max(self.state(client).flops, 1.0)
+
+    def _coverage(self, model: ServerModel, state: CohortState, *, buffers: bool) -> Coverage:
+        key = (id(model), buffers)
+        coverage = state.coverages.get(key)
+        if coverage is None:
+            coverage = state.coverages[key] = self._nest(model, state, buffers)
+        return coverage
+
+    def _nest(self, model: ServerModel, state: CohortState, buffers: bool) -> Coverage:
+        labels = self.algorithm.label_rows
+        try:
+            return leading_slices(
+                model.layout.floats,
+                state.layout.floats,
+                label_rows=state.output_layer(self.data.num_classes) if labels else (),
+                tensors=None if buffers else model.layout.parameters,
+            )
+        except ValueError as error:
+            raise UserError(
+                "model.cohorts",
+                f"cohort {state.name} does not fit into the server model: {error}",
+                f"use models that {type(self.algorithm).__name__} can nest",
+            ) from error
+
+    def _bytes(self, coverage: Coverage, state: CohortState, buffers: bool) -> float:
+        integers = state.layout.integers.numel if buffers else 0
+        return 4 * coverage.elements + 8 * integers
+
+    def _labels(self, client: int) -> tuple[int, ...]:
+        return tuple(self.data.labels(client).tolist())
+
+    def _run(self, client: int, mine: list[int], t: int) -> PendingReport:
+        """One session, on this rank."""
+        state = self.state(client)
+        assert state.session is not None, "sessions are attached before the first round"
+        row = self._fetch(client, mine)
+        self.algorithm.session_start(self, client, state.module)
+        per_epoch = self.data.num_batches(client)
+        work = Work(
+            client,
+            self._batches(client, t, self.work.batches(per_epoch)),
+            epoch_batches=per_epoch,
+            lr=self.lr if state.takes_lr else None,
+            seed=derive_seed(self.seed, "session", t, client),
+            hook=self._hook,
+        )
+        report = state.session.train(row, work)
+        if state.staging is not None:
+            state.staging.put_back(client)
+        return report
+
+    def _fetch(self, client: int, mine: list[int]) -> Row:
+        """The client's row on the device, and the next client's on its way."""
+        state = self.state(client)
+        if state.staging is None:
+            return state.store.row(client)
+        row = state.staging.get(client)
+        position = mine.index(client) + 1
+        if position < len(mine) and (ahead := self.state(mine[position]).staging) is not None:
+            ahead.prefetch(mine[position])
+        return row
+
+    def _batches(self, client: int, t: int, left: int) -> Iterator[Any]:
+        order = torch_generator(self.seed, "order", t, client)
+        augment = torch_generator(self.seed, "augment", t, client)
+        while left > 0:
+            before = left
+            for batch in self.data.train_epoch(client, order=order, augment=augment, limit=left):
+                left -= 1
+                yield batch
+            assert left < before, f"client {client} has no batch"
+
+    def _judge(self, reports: list[Report], t: int) -> None:
+        """Who is left out, and the round's means."""
+        limit = FIXED_LIMIT if self.accumulate == "fixed" else math.inf
+        for report in reports:
+            self._usable[report.client] = usable = report.peak < limit
+            if not usable:
+                log.warning(
+                    "round %d: the update of client %d is not finite (largest magnitude %g); "
+                    "it is left out of the merge",
+                    t, report.client, report.peak,
+                )  # fmt: skip
+        good = [r for r in reports if self._usable[r.client]]
+        self.metrics |= weighted_means(good)
+        self.metrics["participants"] = float(len(reports))
+        self.metrics["excluded"] = float(len(reports) - len(good))
+
+
+def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
+    """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            sums[name] = sums.get(name, 0.0) + value * report.samples
+            counts[name] = counts.get(name, 0) + report.samples
+    return {name: total / counts[name] for name, total in sums.items() if counts[name]}

@@ -1,0 +1,66 @@
+"""What a federation costs: bytes up and down and FLOPs, per client and round.
+
+Client bytes are the encoded size of what a client sends and receives under the algorithm, whatever rank it lies on:
+part of the bit promise. Bytes between ranks are a property of the placement and outside it.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@dataclass
+class Ledger:
+    """Running totals per client (clients, 3): bytes up, bytes down, FLOPs; and the sums of the round under way."""
+
+    clients: int
+    totals: np.ndarray = field(init=False)
+    round: np.ndarray = field(init=False)
+
+    UP, DOWN, FLOPS = 0, 1, 2
+
+    def __post_init__(self) -> None:
+        self.totals = np.zeros((self.clients, 3))
+        self.round = np.zeros(3)
+
+    def sent_down(self, client: int, bytes_: float) -> None:
+        self._add(client, self.DOWN, bytes_)
+
+    def sent_up(self, client: int, bytes_: float) -> None:
+        self._add(client, self.UP, bytes_)
+
+    def computed(self, client: int, flops: float) -> None:
+        self._add(client, self.FLOPS, flops)
+
+    def _add(self, client: int, column: int, amount: float) -> None:
+        self.totals[client, column] += amount
+        self.round[column] += amount
+
+    def close_round(self) -> dict[str, float]:
+        """The sums of the round, and a fresh start."""
+        sums = {
+            "bytes_up": float(self.round[self.UP]),
+            "bytes_down": float(self.round[self.DOWN]),
+            "flops": float(self.round[self.FLOPS]),
+        }
+        self.round[:] = 0.0
+        return sums
+
+
+def forward_flops(module: nn.Module, batch: torch.Tensor) -> float:
+    """FLOPs of the forward pass of one sample, by torch's own counter.
+
+    Args:
+        module: called as `module(batch)`; put into eval mode and back.
+        batch: (2, ...) zeros; two samples, because batch statistics of a single value do not exist.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    training = module.training
+    module.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(batch)
+    module.train(training)
+    return counter.get_total_flops() / len(batch)

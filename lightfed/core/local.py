@@ -1,0 +1,90 @@
+"""What the Trainer and the configuration give to local sessions: precision, clipping, optimisers."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.optim import Optimizer
+
+from lightfed.core._lightning import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    is_overridden,
+)
+from lightfed.core.cohort import CohortState
+from lightfed.core.optimizer import Clipping, Stepper, make_stepper
+from lightfed.core.session import Runtime
+from lightfed.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lightfed.core.trainer import FederatedTrainer
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def runtime_of(trainer: "FederatedTrainer") -> Runtime:
+    """Precision and clipping of local steps, as the Trainer's flags say."""
+    plugin: Any = trainer.precision_plugin
+    mixed = isinstance(plugin, MixedPrecision)
+    limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+    scaled = mixed and plugin.scaler is not None
+    return Runtime(
+        trainer=trainer,
+        forward_context=plugin.forward_context if mixed else None,
+        clipping=Clipping(float(limit), algorithm.value if algorithm else "norm") if limit else None,
+        scaler=partial(torch.amp.GradScaler, trainer.strategy.root_device.type) if scaled else None,
+    )
+
+
+def client_stepper(
+    state: CohortState,
+    position: int,
+    factory: OptimizerFactory | None,
+    runtime: Runtime,
+    *,
+    evaluated: bool,
+) -> tuple[Stepper, bool]:
+    """A cohort's optimiser: its module's own, if it defines one, or the configuration's.
+
+    Args:
+        state: the cohort.
+        position: of the cohort, for messages.
+        factory: the configuration's optimiser.
+        runtime: of the Trainer.
+        evaluated: clients are evaluated, so that the module needs a `validation_step`.
+
+    Returns:
+        the stepper, and whether it takes the round's learning rate.
+    """
+    module, key = state.module, f"model.cohorts.{position}.model"
+    if evaluated and not is_overridden("validation_step", module):
+        found = f"{type(module).__name__} has no validation_step"
+        raise UserError(key, found, "define one, or set model.evaluate: []")
+    if is_overridden("configure_optimizers", module):
+        return _own_stepper(state, key, runtime), False
+    if factory is None:
+        raise UserError("model.optimizer", "nothing", "name one: class_path: torch.optim.SGD")
+    optimizer = factory(state.live.trainable)
+    scaler = runtime.scaler
+    return make_stepper(optimizer, schedulers=[], clipping=runtime.clipping, scaler=scaler), True
+
+
+def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:
+    module = state.module
+    if runtime.trainer is not None:
+        module.trainer = runtime.trainer
+    configured: Any = module.configure_optimizers()
+    optimizers, schedulers, monitor = _configure_optimizers(configured)
+    if len(optimizers) != 1:
+        found = f"{len(optimizers)} optimizers from configure_optimizers"
+        raise UserError(key, found, "return exactly one")
+    configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+    if any(config.reduce_on_plateau for config in configs):
+        found = "a ReduceLROnPlateau scheduler"
+        raise UserError(key, found, "a session has no metric to monitor; use a schedule of steps")
+    return make_stepper(
+        optimizers[0], schedulers=configs, clipping=runtime.clipping, scaler=runtime.scaler
+    )

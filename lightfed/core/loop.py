@@ -1,0 +1,168 @@
+"""The fit loop of a federation: an "epoch" is a round, a "batch" is a wave of sessions, one on every rank.
+
+A wave count follows from the participants, so it is the same on every rank without communication, and every stock
+callback that talks to other ranks from a batch hook stays in step. Firing batch hooks per local step would hang as
+soon as two ranks have different numbers of batches.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as L
+from typing_extensions import override
+
+from lightfed.core._lightning import (
+    _call_callback_hooks,
+    _call_lightning_module_hook,
+    _FitLoop,
+    _TrainingEpochLoop,
+    is_overridden,
+)
+from lightfed.core.fleet import RunClient
+from lightfed.core.session import PendingReport
+
+if TYPE_CHECKING:
+    from lightfed.core.federation import Federation
+    from lightfed.core.trainer import FederatedTrainer
+
+
+class RoundLoop(_TrainingEpochLoop):
+    """One round: the algorithm's `round`, whose training runs in waves, then validation.
+
+    `global_step` counts server updates: it advances by one a round, on every rank alike.
+    """
+
+    trainer: "FederatedTrainer"
+
+    def __init__(
+        self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1
+    ) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self._server_steps = 0
+        self.in_round = False
+
+    @property
+    @override
+    def global_step(self) -> int:
+        return self._server_steps
+
+    @override
+    def run(self, data_fetcher: Any = None) -> None:
+        t: int = self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+        self._batches_that_stepped = t
+        federation: Federation = self.trainer.federation
+        # A checkpoint written while round t was being validated comes back here with the server already updated.
+        if self._server_steps == t:
+            self.in_round = True
+            federation.run_round(t, self._waves)
+            self._server_steps += 1
+            self.in_round = False
+        if self._should_check_val_epoch():
+            self._validate()
+        # Only now: the loggers' x-axis of what validation logs is still this round.
+        self._batches_that_stepped = t + 1
+        self.trainer.save_deferred_checkpoints()
+
+    def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[PendingReport]:
+        self.batch_progress.reset_on_run()
+        self.trainer.fit_loop.max_batches = waves
+        reports = []
+        for wave in range(waves):
+            client = mine[wave] if wave < len(mine) else None
+            report = self._wave(wave, client, run, last=wave == waves - 1)
+            if report is not None:
+                reports.append(report)
+        return reports
+
+    def _wave(
+        self, wave: int, client: int | None, run: RunClient, *, last: bool
+    ) -> PendingReport | None:
+        """One session on this rank, or none, between the stock batch hooks."""
+        trainer, progress = self.trainer, self.batch_progress
+        progress.is_last_batch = last
+        progress.increment_ready()
+        trainer._logger_connector.on_batch_start(client)
+        self._hook("on_train_batch_start", client, wave)
+        progress.increment_started()
+        report = None if client is None else run(client)
+        progress.increment_processed()
+        self._hook("on_train_batch_end", report, client, wave)
+        trainer._logger_connector.on_batch_end()
+        progress.increment_completed()
+        return report
+
+    def _hook(self, name: str, *args: Any) -> None:
+        # Lightning calls every callback; with a hundred sessions a second, those that inherit an empty hook add up.
+        if any(is_overridden(name, callback, L.Callback) for callback in self.trainer.callbacks):
+            _call_callback_hooks(self.trainer, name, *args)
+        if is_overridden(name, self.trainer.federation):
+            _call_lightning_module_hook(self.trainer, name, *args)
+
+    def _validate(self) -> None:
+        trainer = self.trainer
+        trainer.validating = True
+        first_iter = trainer._logger_connector._first_loop_iter
+        self.val_loop.restarting = False
+        self.val_loop.run()
+        trainer.training = True
+        trainer._logger_connector._first_loop_iter = first_iter
+
+    @override
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Nothing: a round sets its own learning rate (`Federation.run_round`), so a resumed run has the same."""
+
+    @override
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return super().on_save_checkpoint() | {"server_steps": self._server_steps}
+
+    @override
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        super().on_load_checkpoint(state_dict)
+        self._server_steps = state_dict["server_steps"]
+
+
+class FederatedLoop(_FitLoop):
+    """Rounds instead of epochs; no global train loader exists."""
+
+    trainer: "FederatedTrainer"
+    epoch_loop: RoundLoop
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        *,
+        min_epochs: int | None,
+        max_epochs: int | None,
+        min_steps: int | None,
+        max_steps: int,
+    ) -> None:
+        super().__init__(trainer, min_epochs, max_epochs)
+        self.epoch_loop = RoundLoop(trainer, min_steps, max_steps)
+
+    @override
+    def setup_data(self) -> None:
+        if self.trainer.limit_train_batches == 0:
+            return
+        if self.max_batches == float("inf"):
+            self.max_batches = (
+                1  # the waves of a round are known when it has drawn its participants
+            )
+        self.trainer.val_check_batch = float("inf")
+
+    @override
+    def on_advance_start(self) -> None:
+        if self.restarted_mid_epoch or self.restarted_on_epoch_end:
+            return
+        if not self.restarted_on_epoch_start:
+            self.epoch_progress.increment_ready()
+        _call_callback_hooks(self.trainer, "on_train_epoch_start")
+        _call_lightning_module_hook(self.trainer, "on_train_epoch_start")
+        self.epoch_progress.increment_started()
+
+    @override
+    def advance(self) -> None:
+        with self.trainer.profiler.profile("run_training_epoch"):
+            self.epoch_loop.run()
+
+    @override
+    def _warn_if_modules_in_eval_mode(self) -> None:
+        """Nothing: the modules of clients are switched by their sessions."""

@@ -1,0 +1,201 @@
+"""Flat rows and the live modules bound to them.
+
+A client's whole float state is one row: parameters first, then float buffers, so that "the parameters" is the
+leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) cannot live in a float row; they have an
+int64 row of their own. One live module per cohort and rank; a session binds it to a client's row, which costs
+microseconds, where building a module costs a hundred milliseconds.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from lightfed_kernels import Layout
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """How the state of one architecture lies in a float row and an integer row.
+
+    Attributes:
+        floats: parameters, then float buffers.
+        integers: integer and bool buffers, as int64.
+        parameters: how many leading entries of `floats` are parameters.
+    """
+
+    floats: Layout
+    integers: Layout
+    parameters: int
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "ModelLayout":
+        parameters = list(module.named_parameters())
+        persistent = set(module.state_dict(keep_vars=True))
+        buffers = [(n, b) for n, b in module.named_buffers() if n in persistent]
+        floating = [(n, b) for n, b in buffers if b.is_floating_point()]
+        return cls(
+            floats=Layout.build((n, tuple(t.shape)) for n, t in [*parameters, *floating]),
+            integers=Layout.build(
+                (n, tuple(b.shape)) for n, b in buffers if not b.is_floating_point()
+            ),
+            parameters=len(parameters),
+        )
+
+    @property
+    def size(self) -> int:
+        """Length of a float row, P."""
+        return self.floats.size
+
+    @property
+    def parameter_span(self) -> int:
+        """Length of the leading part of a row that holds the parameters."""
+        return self.floats.span(self.parameters)
+
+    @property
+    def parameter_numel(self) -> int:
+        return sum(entry.numel for entry in self.floats.entries[: self.parameters])
+
+    def signature(self) -> list[list[object]]:
+        """Names and shapes, comparable across processes and JSON."""
+        return [[e.name, list(e.shape)] for e in [*self.floats, *self.integers]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One client's (or the server's) state: a view of a store, or tensors of its own.
+
+    Attributes:
+        floats: (P,) parameters and float buffers.
+        integers: (Q,) int64 integer buffers.
+    """
+
+    floats: Tensor
+    integers: Tensor
+
+    def copy_(self, source: "Row") -> "Row":
+        self.floats.copy_(source.floats, non_blocking=True)
+        self.integers.copy_(source.integers, non_blocking=True)
+        return self
+
+
+class LiveModule:
+    """The one module of a cohort on this rank; `bind` points it at a row.
+
+    Parameters and float buffers become views of the row. Views of recently bound rows are kept, as rows of a store
+    are few and long-lived on a rank; integer buffers are copied in by `bind` and out by `unbind`.
+    """
+
+    def __init__(self, module: nn.Module, layout: ModelLayout) -> None:
+        self.module = module
+        self.layout = layout
+        floats = dict(module.named_parameters()) | dict(module.named_buffers())
+        self._tensors = [floats[entry.name] for entry in layout.floats]
+        self._integers = [(floats[entry.name], entry) for entry in layout.integers]
+        self._split = [(e.offset, e.numel, e.shape) for e in layout.floats]
+        self._row: Row | None = None
+        self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        self.trainable = [p for p in module.parameters() if p.requires_grad]
+
+    def row_of_module(self) -> Row:
+        """A copy of the module's present values as a row of its own."""
+        row = Row(self.layout.floats.new_row(), self.layout.integers.new_row(dtype=torch.int64))
+        for entry, tensor in zip(self.layout.floats, self._tensors, strict=True):
+            self.layout.floats.view(row.floats, entry).copy_(tensor.detach())
+        for tensor, entry in self._integers:
+            self.layout.integers.view(row.integers, entry).copy_(tensor)
+        return row
+
+    def views(self, floats: Tensor) -> list[Tensor]:
+        """The tensors of a float row in layout order; kept, because cutting them is most of the cost of binding."""
+        key = floats.data_ptr()
+        kept = self._views.get(key)
+        if kept is None or kept[0].shape != floats.shape or kept[0].dtype != floats.dtype:
+            if len(self._views) >= 256:
+                self._views.clear()
+            views = [floats[o : o + n].view(shape) for o, n, shape in self._split]
+            # The row itself is held too: while the entry lives, its address cannot be handed out again.
+            kept = self._views[key] = (floats, views)
+        return kept[1]
+
+    def forget_views(self) -> None:
+        """Let go of rows that are no longer used."""
+        self._views.clear()
+
+    def trainable_views(self, floats: Tensor) -> list[Tensor]:
+        """The views of a row that correspond to `trainable`."""
+        views = self.views(floats)[: self.layout.parameters]
+        tensors = self._tensors[: self.layout.parameters]
+        return [v for v, p in zip(views, tensors, strict=True) if p.requires_grad]
+
+    def bind(self, row: Row) -> nn.Module:
+        """Point the module at `row`: training writes into it."""
+        for tensor, view in zip(self._tensors, self.views(row.floats), strict=True):
+            tensor.data = view
+        for tensor, entry in self._integers:
+            tensor.copy_(self.layout.integers.view(row.integers, entry))
+        self._row = row
+        return self.module
+
+    def unbind(self) -> None:
+        """Write integer buffers back; float state is in the row already."""
+        assert self._row is not None, "unbind without bind"
+        for tensor, entry in self._integers:
+            self.layout.integers.view(self._row.integers, entry).copy_(tensor)
+        self._row = None
+
+
+class RowStore:
+    """Rows of the clients of one cohort that live on this rank, as one (slots, P) matrix.
+
+    Stateless algorithms open a slot for each participant of a round and reuse them all in the next; stateful ones
+    (`keep`) give a client its slot once and for all. Memory is proportional to the clients of this rank, never to
+    the registered ones.
+
+    Args:
+        layout: of the cohort.
+        device: where training happens.
+        host: keep the rows in (pinned) host memory and stage them through device rows, see `staged`.
+    """
+
+    def __init__(self, layout: ModelLayout, *, device: torch.device, host: bool) -> None:
+        self.layout = layout
+        self.device = device
+        self.host = host
+        self._place = torch.device("cpu") if host else device
+        self._pin = host and device.type == "cuda"
+        self.slots: dict[int, int] = {}
+        self._floats = self._allocate(0)
+        self._integers = torch.zeros(0, layout.integers.size, dtype=torch.int64, device=self._place)
+
+    def _allocate(self, slots: int) -> Tensor:
+        return self.layout.floats.new_row(slots, device=self._place, pin_memory=self._pin)
+
+    def open(self, clients: list[int], *, keep: bool) -> bool:
+        """Give every client a slot; True if the matrix has moved, so that old views are no longer of this store.
+
+        A slot's contents are undefined until written, unless the client held it before and `keep` is set.
+        """
+        if not keep:
+            self.slots.clear()
+        for client in clients:
+            self.slots.setdefault(client, len(self.slots))
+        if len(self.slots) <= len(self._floats):
+            return False
+        self._grow(len(self.slots), keep=keep)
+        return True
+
+    def _grow(self, slots: int, *, keep: bool) -> None:
+        floats = self._allocate(slots)
+        integers = self._integers.new_zeros(slots, self.layout.integers.size)
+        if keep:
+            floats[: len(self._floats)] = self._floats
+            integers[: len(self._integers)] = self._integers
+        self._floats, self._integers = floats, integers
+
+    def row(self, client: int) -> Row:
+        """The client's row as views of the store."""
+        slot = self.slots[client]
+        return Row(self._floats[slot], self._integers[slot])
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.slots

@@ -1,0 +1,347 @@
+"""The one long-lived Trainer of a federation."""
+
+import ctypes
+import sys
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
+from typing_extensions import override
+
+from lightfed.core._lightning import _PATH, _SignalConnector
+from lightfed.core.loop import FederatedLoop
+from lightfed.core.progress import RoundProgressBar
+from lightfed.core.runlog import RunLogger
+from lightfed.core.strategy import FederatedStrategy
+from lightfed.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lightfed.core.federation import Federation
+
+Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
+
+
+class FederatedTrainer(L.Trainer):
+    """A Trainer whose epochs are rounds.
+
+    It has exactly those of Lightning's flags that mean something for a federation: a flag that would silently do
+    nothing does not exist here. One optimiser step a batch and one model under DDP are what the others are about.
+    """
+
+    fit_loop: FederatedLoop
+    callbacks: list[Callback]
+    datamodule: Any
+    profiler: Profiler
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        max_epochs: int = 100,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        accelerator: str = "auto",
+        devices: int | str | list[int] = 1,
+        num_nodes: int = 1,
+        precision: Precision = "32",
+        strategy: FederatedStrategy | Literal["federated"] = "federated",
+        logger: Logger | Iterable[Logger] | bool = True,
+        callbacks: list[Callback] | Callback | None = None,
+        fast_dev_run: bool = False,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        check_val_every_n_epoch: int = 1,
+        enable_checkpointing: bool = True,
+        enable_progress_bar: bool = True,
+        enable_model_summary: bool = False,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        deterministic: bool | Literal["warn"] = False,
+        benchmark: bool | None = None,
+        profiler: Profiler | str | None = None,
+        detect_anomaly: bool = False,
+        plugins: Any = None,
+        default_root_dir: str = "runs",
+        num_threads: int = 1,
+    ) -> None:
+        """Flags of the run.
+
+        Args:
+            name: Of the run: its folder is <default_root_dir>/<name>, with a number where that is taken. The command
+                line takes the name of the configuration file.
+            max_epochs: Rounds.
+            min_epochs: Rounds before a callback may stop the run.
+            max_steps: Server updates; -1 for no limit.
+            max_time: Wall-clock limit, such as 00:12:00:00.
+            accelerator: cpu, gpu or auto.
+            devices: Ranks on this node, one a device.
+            num_nodes: Nodes.
+            precision: Of local training. With 16-mixed every session has a loss scaler of its own.
+            strategy: How ranks are started; only `federated` makes sense here.
+            logger: True for the run folder; Lightning's loggers; False for none.
+            callbacks: Lightning callbacks; a batch is a wave of sessions, an epoch a round.
+            fast_dev_run: One round of one batch a client, no files.
+            limit_train_batches: Batches (int) or share of the batches (float) of a session.
+            limit_val_batches: Evaluation jobs of a rank; 0 for no validation.
+            limit_test_batches: As limit_val_batches, for `test`.
+            check_val_every_n_epoch: Rounds between evaluations.
+            enable_checkpointing: Write checkpoints/last.ckpt after every round.
+            enable_progress_bar: Show rounds, sessions and time left.
+            enable_model_summary: Print the server state's modules.
+            gradient_clip_val: Limit on the gradients of a local step.
+            gradient_clip_algorithm: By norm of all parameters, or by value.
+            deterministic: Ask torch for deterministic operations.
+            benchmark: cudnn.benchmark.
+            profiler: Lightning profiler.
+            detect_anomaly: Check every backward for nan.
+            plugins: Lightning plugins.
+            default_root_dir: Where run folders are made.
+            num_threads: Torch threads of a rank on the CPU; more than one is slower when the cores are shared.
+        """
+        self._deferred_checkpoints: list[tuple[_PATH, bool | None, Any]] = []
+        if isinstance(limit_train_batches, float) and not 0 <= limit_train_batches <= 1:
+            raise UserError(
+                "trainer.limit_train_batches",
+                f"{limit_train_batches} is no share",
+                "give a float in [0, 1] or a whole number of batches",
+            )
+        _check_positive("trainer.num_threads", num_threads)
+        _check_positive("trainer.check_val_every_n_epoch", check_val_every_n_epoch)
+        torch.set_num_threads(num_threads)
+        keep_heap()
+        if logger is True:
+            logger = False if fast_dev_run else RunLogger(default_root_dir, name or "run")
+        super().__init__(
+            accelerator=accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            logger=logger,
+            callbacks=_with_defaults(
+                callbacks,
+                progress=enable_progress_bar,
+                checkpoint=enable_checkpointing and not fast_dev_run,
+            ),
+            fast_dev_run=fast_dev_run,
+            max_epochs=max_epochs,
+            min_epochs=min_epochs,
+            max_steps=max_steps,
+            max_time=max_time,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            check_val_every_n_epoch=check_val_every_n_epoch,
+            num_sanity_val_steps=0,
+            log_every_n_steps=1,
+            enable_checkpointing=enable_checkpointing and not fast_dev_run,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
+            deterministic=deterministic or None,
+            benchmark=benchmark,
+            use_distributed_sampler=False,
+            profiler=profiler,
+            detect_anomaly=detect_anomaly,
+            plugins=plugins,
+            default_root_dir=default_root_dir,
+            enable_autolog_hparams=False,
+        )
+        self.fit_loop = FederatedLoop(
+            self,
+            min_epochs=self.fit_loop.min_epochs,
+            max_epochs=self.fit_loop.max_epochs,
+            min_steps=None,
+            max_steps=self.fit_loop.max_steps,
+        )
+        self._signal_connector = _FlagSignals(self)
+
+    @property
+    def federation(self) -> "Federation":
+        """The root module."""
+        from lightfed.core.federation import Federation
+
+        module = self.lightning_module
+        if not isinstance(module, Federation):
+            raise UserError(
+                "model",
+                f"a {type(module).__name__}",
+                "pass a lightfed Federation to the FederatedTrainer",
+            )
+        return module
+
+    @property
+    def run_logger(self) -> RunLogger | None:
+        """The logger that owns the run folder, if there is one."""
+        return next((x for x in self.loggers if isinstance(x, RunLogger)), None)
+
+    @override
+    def fit(
+        self,
+        model: L.LightningModule,
+        train_dataloaders: L.LightningDataModule | None = None,
+        val_dataloaders: None = None,
+        datamodule: L.LightningDataModule | None = None,
+        ckpt_path: _PATH | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Run the rounds.
+
+        Args:
+            model: the Federation.
+            train_dataloaders: the data module, in Lightning's second position.
+            val_dataloaders: none: the data module knows the clients' test sets.
+            datamodule: the FederatedDataModule.
+            ckpt_path: a checkpoint to go on from; `last` for the newest run of this name, or a fresh start if there
+                is none yet.
+            weights_only: checkpoints are always loaded as tensors and primitives.
+        """
+        super().fit(
+            model,
+            datamodule=datamodule or train_dataloaders,
+            ckpt_path=self._resolve(ckpt_path),
+        )
+
+    @override
+    def validate(  # type: ignore[override]
+        self,
+        model: L.LightningModule | None = None,
+        dataloaders: None = None,
+        ckpt_path: _PATH | None = None,
+        verbose: bool = True,
+        datamodule: L.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Evaluate the server's and the clients' models on their test splits.
+
+        Args:
+            model: the Federation.
+            dataloaders: none: the data module knows the test sets.
+            ckpt_path: a checkpoint; `last` for the newest run of this name.
+            verbose: print the figures.
+            datamodule: the FederatedDataModule.
+            weights_only: checkpoints are always loaded as tensors and primitives.
+        """
+        return super().validate(
+            model, ckpt_path=self._resolve(ckpt_path), verbose=verbose, datamodule=datamodule
+        )
+
+    @override
+    def test(  # type: ignore[override]
+        self,
+        model: L.LightningModule | None = None,
+        dataloaders: None = None,
+        ckpt_path: _PATH | None = None,
+        verbose: bool = True,
+        datamodule: L.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Evaluate a checkpoint on the test splits; as validate, with Lightning's test hooks.
+
+        Args:
+            model: the Federation.
+            dataloaders: none: the data module knows the test sets.
+            ckpt_path: a checkpoint; `last` for the newest run of this name.
+            verbose: print the figures.
+            datamodule: the FederatedDataModule.
+            weights_only: checkpoints are always loaded as tensors and primitives.
+        """
+        return super().test(
+            model, ckpt_path=self._resolve(ckpt_path), verbose=verbose, datamodule=datamodule
+        )
+
+    def partition(self, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
+        """Draw the split of the data over the clients and print it; trains nothing.
+
+        Args:
+            model: the Federation; its cohorts say how many clients there are, its seed names the draw.
+            datamodule: the FederatedDataModule.
+        """
+        clients, seed = model.num_clients, model.seed
+        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)  # type: ignore[attr-defined]
+        print(datamodule.partition_.table())  # type: ignore[attr-defined]
+
+    def _resolve(self, ckpt_path: _PATH | None) -> _PATH | None:
+        logger = self.run_logger
+        if logger is None or ckpt_path is None:
+            return ckpt_path
+        if ckpt_path == "last":
+            return logger.resume_newest()
+        return logger.resume_from(ckpt_path) if ckpt_path != "best" else ckpt_path
+
+    @override
+    def save_checkpoint(
+        self, filepath: _PATH, weights_only: bool | None = None, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint; one that is asked for within a round is written when the round is over."""
+        if self.state.fn is not None and self.fit_loop.epoch_loop.in_round:
+            self._deferred_checkpoints.append((filepath, weights_only, storage_options))
+            return
+        super().save_checkpoint(filepath, weights_only, storage_options)
+
+    def save_deferred_checkpoints(self) -> None:
+        """What callbacks asked for within the round that has just ended."""
+        deferred, self._deferred_checkpoints = self._deferred_checkpoints, []
+        for filepath, weights_only, storage_options in deferred:
+            self.save_checkpoint(filepath, weights_only, storage_options)
+
+
+class _FlagSignals(_SignalConnector):
+    """Leaves signals alone.
+
+    Lightning's handlers save and broadcast inside the handler, which deadlocks as soon as a signal meets a rank in a
+    collective. The state of the last round is on disk at any moment, so a plain death loses one round at most.
+    """
+
+    @override
+    def register_signal_handlers(self) -> None:
+        self.received_sigterm = False
+
+    @override
+    def teardown(self) -> None:
+        pass
+
+
+def _with_defaults(
+    callbacks: list[Callback] | Callback | None, *, progress: bool, checkpoint: bool
+) -> list[Callback]:
+    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    if progress and not any(isinstance(c, ProgressBar) for c in given):
+        given.append(RoundProgressBar())
+    if checkpoint and not any(isinstance(c, ModelCheckpoint) and c.save_last for c in given):
+        given.append(
+            ModelCheckpoint(
+                save_last=True,
+                save_top_k=0,
+                every_n_epochs=1,
+                save_on_train_epoch_end=True,
+                enable_version_counter=False,
+            )
+        )
+    return given
+
+
+def _check_positive(key: str, value: int) -> None:
+    if value < 1:
+        raise UserError(key, str(value), "give at least 1")
+
+
+def keep_heap() -> None:
+    """Ask glibc to keep freed memory: returning the heap after every batch costs a tenth and more of a CPU round."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return
+    m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
+    libc.mallopt(m_mmap_threshold, 1 << 30)
+    libc.mallopt(m_trim_threshold, 1 << 30)
+    libc.mallopt(m_top_pad, 64 << 20)

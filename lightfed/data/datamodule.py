@@ -1,0 +1,237 @@
+"""The data of a run: both splits on the device, who owns what, and the batches of each client."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.data.dataset import Dataset, Samples
+from lightfed.data.partition import (
+    Partition,
+    Partitioner,
+    PersonalTest,
+    check_personal_test,
+    draw_partition,
+)
+from lightfed.data.resident import Batch, ResidentSplit
+from lightfed.utils.errors import UserError
+
+
+class FederatedDataModule(LightningDataModule):
+    """A data set divided over clients.
+
+    Nothing is kept per client but the flat arrays of the partition; batches are gathered on demand,
+    so that 100,000 clients are no burden. Every rank holds both splits.
+
+    Attributes:
+        partition_: who owns what; from `prepare` on.
+        train: the training split on the device; from `prepare` on.
+        test: the test split on the device; from `prepare` on.
+    """
+
+    partition_: Partition
+    train: ResidentSplit
+    test: ResidentSplit
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partitioner,
+        *,
+        batch_size: int = 32,
+        eval_batch_size: int = 256,
+        personal_test: PersonalTest = "match",
+        train_fraction: float = 0.8,
+        channels_last: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        """Describe the data of a run; nothing is loaded yet.
+
+        Args:
+            dataset: where the samples come from.
+            partition: how the training samples are dealt to clients.
+            batch_size: samples of a training batch.
+            eval_batch_size: samples of a batch in validation and test.
+            personal_test: what a client is tested on: "match" takes test samples with its class
+                proportions, shared between clients; "disjoint" likewise, each sample once; "split"
+                holds back a part of its own training samples; "labels" takes all test samples
+                of its classes.
+            train_fraction: the part that is trained on with personal_test: split.
+            channels_last: give images in that memory format, faster for convolutions.
+            drop_last: leave out the last batch of an epoch if it is smaller.
+        """
+        super().__init__()
+        for key, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if value < 1:
+                raise UserError(f"data.{key}", f"{value}", "give at least 1")
+        check_personal_test(personal_test, train_fraction)
+        self.dataset = dataset
+        self.partition = partition
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.personal_test = personal_test
+        self.train_fraction = train_fraction
+        self.channels_last = channels_last
+        self.drop_last = drop_last
+        self._prepared: tuple[int, int, torch.device] | None = None
+
+    @property
+    def num_classes(self) -> int:
+        return self.dataset.num_classes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.dataset.input_shape
+
+    @override
+    def prepare_data(self) -> None:
+        self.dataset.fetch()
+
+    @override
+    def setup(self, stage: str) -> None:
+        assert self.trainer is not None
+        federation: Any = self.trainer.lightning_module
+        self.prepare(
+            clients=federation.num_clients,
+            seed=federation.seed,
+            device=self.trainer.strategy.root_device,
+            folder=self._run_folder(),
+        )
+
+    def _run_folder(self) -> Path | None:
+        """Where a resumed run keeps its partition."""
+        logger = getattr(self.trainer, "run_logger", None)
+        return logger.folder if logger is not None and logger.claimed else None
+
+    @override
+    def val_dataloader(self) -> Any:
+        """The evaluation jobs of this rank; who evaluates what, the federation knows."""
+        assert self.trainer is not None
+        return self.trainer.lightning_module.evaluation_jobs()  # type: ignore[operator]
+
+    @override
+    def test_dataloader(self) -> Any:
+        return self.val_dataloader()
+
+    def prepare(
+        self, *, clients: int, seed: int, device: torch.device, folder: Path | None
+    ) -> None:
+        """Load the splits and find out who owns what; nothing if that is done with these values.
+
+        Args:
+            clients: how many clients there are.
+            seed: names the draw of the partition.
+            device: where the splits go.
+            folder: of the run. If it holds a partition.npz that was drawn from the same data in
+                the same way, that one is used. Nothing is written: the caller saves `partition_`.
+
+        Raises:
+            UserError: the data cannot be read, or cannot be dealt in that way.
+        """
+        if self._prepared == (clients, seed, device):
+            return
+        train, test = self.dataset.load("train"), self.dataset.load("test")
+        self.partition_ = self._partition(train, test, clients=clients, seed=seed, folder=folder)
+        self._check_drop_last()
+        transform, last = self.dataset.transform, self.channels_last
+        self.train = ResidentSplit(train, transform, device=device, channels_last=last, train=True)
+        self.test = ResidentSplit(test, transform, device=device, channels_last=last, train=False)
+        self._union = torch.from_numpy(np.unique(self.partition_.train_index))
+        self._prepared = (clients, seed, device)
+
+    def num_samples(self, client: int) -> int:
+        """Training samples of a client, n_k."""
+        offsets = self.partition_.train_offsets
+        return int(offsets[client + 1] - offsets[client])
+
+    def num_batches(self, client: int) -> int:
+        """Training batches of one local epoch."""
+        samples = self.num_samples(client)
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def labels(self, client: int) -> Tensor:
+        """The classes that a client trains on: int64, ascending, on the CPU."""
+        return torch.from_numpy(self.partition_.labels(client))
+
+    def train_epoch(
+        self,
+        client: int,
+        *,
+        order: torch.Generator,
+        augment: torch.Generator,
+        limit: int | None = None,
+    ) -> Iterator[Batch]:
+        """One pass over a client's training samples in random order.
+
+        Args:
+            client: whose samples.
+            order: draws the order.
+            augment: draws crops and flips, where the data set has them.
+            limit: at most this many batches.
+        """
+        return self.train.epoch(
+            torch.from_numpy(self.partition_.train(client)),
+            batch_size=self.batch_size,
+            generator=augment,
+            order=order,
+            drop_last=self.drop_last,
+            limit=limit,
+        )
+
+    def test_batches(self, client: int) -> Iterator[Batch]:
+        """What a client is tested on, in a fixed order; nothing if it owns no test sample."""
+        source = self.train if self.partition_.meta["test_source"] == "train" else self.test
+        index = torch.from_numpy(self.partition_.test(client))
+        return source.epoch(index, batch_size=self.eval_batch_size, generator=None, order=None)
+
+    def global_test_batches(self) -> int:
+        """How many batches the whole test set has."""
+        return -(-len(self.test) // self.eval_batch_size)
+
+    def global_test_batch(self, i: int) -> Batch:
+        """Batch i of the whole test set; the samples may be views, so do not write into them."""
+        return self.test.span(i * self.eval_batch_size, (i + 1) * self.eval_batch_size)
+
+    def train_batches(self, batch_size: int) -> int:
+        """How many batches the training samples of all clients together have."""
+        return -(-len(self._union) // batch_size)
+
+    def train_batch(self, i: int, batch_size: int) -> Batch:
+        """Batch i of the training samples of all clients, each sample once, not augmented."""
+        return self.train.batch(self._union[i * batch_size : (i + 1) * batch_size])
+
+    def _partition(
+        self, train: Samples, test: Samples, *, clients: int, seed: int, folder: Path | None
+    ) -> Partition:
+        """The stored partition if it is the one that would be drawn, else a new one."""
+        drawn = draw_partition(
+            self.dataset,
+            self.partition,
+            clients=clients,
+            seed=seed,
+            test=self.personal_test,
+            train_fraction=self.train_fraction,
+            train=train,
+            test_samples=test,
+        )
+        path = None if folder is None else folder / "partition.npz"
+        if path is None or not path.is_file():
+            return drawn
+        stored = Partition.load(path)
+        return stored if stored.meta == drawn.meta else drawn
+
+    def _check_drop_last(self) -> None:
+        """Refuse what would let clients train on nothing."""
+        sizes = np.diff(self.partition_.train_offsets)
+        if self.drop_last and sizes.min() < self.batch_size:
+            raise UserError(
+                "data.drop_last",
+                f"{int((sizes < self.batch_size).sum())} clients hold less than a batch of "
+                f"{self.batch_size} (the smallest {sizes.min()}) and would train on nothing",
+                "lower data.batch_size or set drop_last: false",
+            )

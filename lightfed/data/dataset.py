@@ -1,0 +1,83 @@
+"""What a data set is to lightfed: two splits of compact tensors, and what happens to a batch."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One split, resident as compact tensors.
+
+    Attributes:
+        x: (N, C, H, W) uint8 for images, float32 for anything else.
+        y: (N,) int64, the class of each sample.
+        groups: (N,) int64, the natural owner of each sample (writer, speaker), if there is one.
+    """
+
+    x: Tensor
+    y: Tensor
+    groups: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What happens to a batch, on its device: crop and flip while training, then normalisation.
+
+    Attributes:
+        mean: one value per channel, of x / 255 if x is uint8 and of x itself if it is float32.
+        std: like mean.
+        crop_padding: pixels of black around an image before a random crop back to its size; each
+            sample has its own offset. 0 means no crop.
+        flip: mirror each sample left to right with probability 1/2.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_padding: int = 0
+    flip: bool = False
+
+
+class Dataset(ABC):
+    """A labelled data set with a training and a test split; constructor arguments are config keys.
+
+    Attributes:
+        classes: the class names; sample label c belongs to classes[c].
+        input_shape: of one sample, for example (1, 28, 28).
+        synthetic: whether the samples are generated, which every report then says.
+    """
+
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    synthetic: bool = False
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    @abstractmethod
+    def transform(self) -> Transform:
+        """What turns stored samples into the batches that a model sees."""
+
+    def fetch(self) -> None:  # noqa: B027 - most data sets have nothing to fetch
+        """Put the files in place; one process of a node does so before any process loads them."""
+
+    @abstractmethod
+    def load(self, split: Split) -> Samples:
+        """Read one split from the disk.
+
+        Raises:
+            UserError: the files are missing or are not what they should be.
+        """

@@ -1,0 +1,162 @@
+"""Data sets that torchvision reads from the files of their authors; what is said if it cannot.
+
+torchvision takes seconds to import, so that only `load` imports it.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from typing_extensions import override
+
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
+from lightfed.utils.errors import UserError
+
+
+class OfficialFiles(Dataset):
+    """A data set that torchvision reads from the files its authors publish."""
+
+    def __init__(self, root: str, *, download: bool, verify_checksums: bool) -> None:
+        self.root = Path(root).expanduser()
+        self.download = download
+        self.verify_checksums = verify_checksums
+
+    @abstractmethod
+    def _reader(self) -> Any:
+        """The torchvision class that reads the files."""
+
+    @abstractmethod
+    def _files(self, reader: Any) -> list[tuple[Path, str | None]]:
+        """Every file that has to be there, with its md5 where it is to be checked."""
+
+    @override
+    def fetch(self) -> None:
+        if self.download:
+            self.load("train")
+
+    @override
+    def load(self, split: Split) -> Samples:
+        reader = self._reader()
+        try:
+            data = reader(str(self.root), train=split == "train", download=self.download)
+        except Exception as error:  # a damaged pickle can raise anything
+            self._refuse(reader, error)
+        x = torch.as_tensor(data.data)
+        # (N, H, W) of MNIST, (N, H, W, 3) of CIFAR -> (N, C, H, W)
+        x = x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2).contiguous()
+        samples = Samples(x=x, y=torch.as_tensor(data.targets, dtype=torch.int64))
+        self._check(samples, split)
+        return samples
+
+    def _check(self, samples: Samples, split: Split) -> None:
+        """Refuse files that can be read but hold something else."""
+        top = int(samples.y.max())
+        if len(samples.x) == len(samples.y) and samples.x.shape[1:] == self.input_shape:
+            if top < self.num_classes:
+                return
+            found = f"class {top} where {self.name} has {self.num_classes} classes"
+        else:
+            found = f"{tuple(samples.x.shape)} pixels for {len(samples.y)} labels"
+        raise UserError(
+            "data.dataset.init_args.root",
+            f"the {split} files of {self.name} below {self.root} hold {found}",
+            "point root at the official files",
+        )
+
+    def _refuse(self, reader: Any, error: Exception) -> NoReturn:
+        """Say which file is missing or damaged."""
+        from torchvision.datasets.utils import check_integrity
+
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        files = self._files(reader)
+        missing = next((path for path, _ in files if not path.is_file()), None)
+        if missing is not None and self.download:
+            raise UserError(
+                "data.dataset.init_args.download",
+                f"{self.name} could not be fetched ({reason})",
+                f"put its files below {missing.parent} and set download: false",
+            ) from error
+        fix = f"set root to the folder that holds {files[0][0].relative_to(self.root).parts[0]}"
+        if missing is not None:
+            found, fix = f"expected {missing}, which is not there", f"{fix}, or pass download: true"
+        elif broken := [path for path, md5 in files if not check_integrity(str(path), md5)]:
+            found = f"{broken[0]} is not the official file (its md5 differs)"
+            fix = "fetch it again, or pass verify_checksums: false"
+        else:
+            found = f"{self.name} below {files[0][0].parent} cannot be read ({reason})"
+            fix = "fetch the files again"
+        raise UserError("data.dataset.init_args.root", found, fix) from error
+
+
+class MNISTFiles(OfficialFiles):
+    """The four uncompressed idx files in ROOT/<class name>/raw."""
+
+    input_shape = (1, 28, 28)
+    _official_sizes: ClassVar[Mapping[str, int]] = {"train": 60_000, "test": 10_000}
+
+    @override
+    def _files(self, reader: Any) -> list[tuple[Path, str | None]]:
+        # torchvision derives the folder from the name of its class, hence never from a subclass
+        folder = self.root / reader.__name__ / "raw"
+        return [(folder / name.removesuffix(".gz"), None) for name, _ in reader.resources]
+
+    @override
+    def _check(self, samples: Samples, split: Split) -> None:
+        super()._check(samples, split)
+        # The published checksums are of the compressed files, which are not kept: count instead.
+        expected = self._official_sizes[split]
+        if self.verify_checksums and len(samples) != expected:
+            raise UserError(
+                "data.dataset.init_args.root",
+                f"the {split} files of {self.name} below {self.root} hold {len(samples)} images, "
+                f"the official ones {expected}",
+                "fetch them again, or pass verify_checksums: false",
+            )
+
+
+class CIFARFiles(OfficialFiles):
+    """The pickled batches of 32x32 colour pictures."""
+
+    input_shape = (3, 32, 32)
+    _presets: ClassVar[Mapping[str, Transform]]
+
+    def __init__(
+        self, root: str, *, download: bool, verify_checksums: bool, preset: str, augment: bool
+    ) -> None:
+        super().__init__(root, download=download, verify_checksums=verify_checksums)
+        if preset not in self._presets:
+            raise UserError(
+                "data.dataset.init_args.preset",
+                f"{self.name} has no preset {preset!r}",
+                f"choose one of {', '.join(self._presets)}",
+            )
+        self.preset = preset
+        self.augment = augment
+
+    @property
+    @override
+    def transform(self) -> Transform:
+        chosen = self._presets[self.preset]
+        return chosen if self.augment else replace(chosen, crop_padding=0, flip=False)
+
+    def _as_asked(self, reader: Any) -> Any:
+        """The torchvision class itself, or one that takes any file of the right name."""
+        if self.verify_checksums:
+            return reader
+        unchecked = {
+            "train_list": [[name, None] for name, _ in reader.train_list],
+            "test_list": [[name, None] for name, _ in reader.test_list],
+            "meta": {**reader.meta, "md5": None},
+            "tgz_md5": None,
+        }
+        return type(reader.__name__, (reader,), unchecked)
+
+    @override
+    def _files(self, reader: Any) -> list[tuple[Path, str | None]]:
+        folder = self.root / reader.base_folder
+        meta = [reader.meta["filename"], reader.meta["md5"]]
+        listed = [*reader.train_list, *reader.test_list, meta]
+        return [(folder / name, md5) for name, md5 in listed]

@@ -1,0 +1,198 @@
+"""One split on the device: batches by index; crop, flip and normalisation for many samples at once.
+
+There are no worker processes and no per-sample Python: a batch is a gather from one tensor, and the
+epoch of a small client is one gather altogether, cut into views.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightfed.data.crop import BorderedImages
+from lightfed.data.dataset import Samples, Transform
+
+Batch = tuple[Tensor, Tensor]
+
+_MEBI = 1 << 20
+# Batches are gathered together up to this many bytes of float32: on a CPU what stays in its caches
+# (a larger gather was measured slower), on a GPU enough to make the launches few.
+_GATHER_BYTES = {"cpu": 2 * _MEBI, "cuda": 64 * _MEBI}
+
+
+class ResidentSplit:
+    """One split on one device, and the batches of it.
+
+    Stored is normalised float32 if that is small enough, else the samples as they came, and then
+    each batch is normalised by the same arithmetic, hence to the same bits. A split that is cropped
+    is stored as it came, with a black border. For channels_last a split is stored as NHWC and
+    turned after the gather, which copies nothing.
+
+    Attributes:
+        y: (N,) int64 on the device.
+        device: where the split lies.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        transform: Transform,
+        *,
+        device: torch.device,
+        channels_last: bool = False,
+        train: bool,
+        float_limit: int = 512 * _MEBI,
+    ) -> None:
+        """Move a split to a device.
+
+        Args:
+            samples: the split, on the CPU.
+            transform: what happens to a batch.
+            device: where the split goes.
+            channels_last: give images in that memory format; samples of another shape have none.
+            train: whether crop and flip apply.
+            float_limit: bytes of normalised float32 up to which that is what is stored.
+        """
+        self.device = device
+        self.y = samples.y.to(device)
+        self._last = channels_last and samples.x.dim() == 4
+        self._flip = train and transform.flip
+        self._padding = transform.crop_padding if train else 0
+        x = samples.x.to(device)
+        if self._padding:
+            x = F.pad(x, (self._padding,) * 4)
+        shift, scale = _constants(transform, x)
+        # With a crop nothing is won: to convert a copy costs no more than copying 4 times as much.
+        self._ready = not self._padding and 4 * x.numel() <= float_limit
+        if self._ready:
+            x = x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
+        shape = samples.x.shape[1:]
+        # Shaped like a sample: to broadcast over an innermost axis of 3 channels is 7 times slower.
+        self._shift = self._memory(shift.expand(1, *shape))[0]
+        self._scale = self._memory(scale.expand(1, *shape))[0]
+        self._sample_bytes = 4 * shape.numel()
+        self._gather_bytes = _GATHER_BYTES.get(device.type, _GATHER_BYTES["cpu"])
+        x = self._memory(x)
+        self._bordered: BorderedImages | None = None
+        if self._padding:
+            self._bordered = BorderedImages(x, border=self._padding, rows=1 if self._last else 2)
+        self._plain = x if self._bordered is None else self._bordered.middle()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The samples of an index, augmented if a generator is given.
+
+        Args:
+            index: (B,) of an integer type, on the CPU or the device.
+            generator: of the CPU; what it draws does not depend on the device.
+
+        Returns:
+            x (B, C, H, W) float32, normalised, and y (B,) int64.
+        """
+        draw = self._draw(len(index), generator)
+        index = index.to(self.device)
+        return self._take(index, draw), self.y.index_select(0, index)
+
+    def span(self, start: int, stop: int) -> Batch:
+        """Samples start to stop - 1, not augmented; views where nothing has to be done to them."""
+        x = self._plain[start:stop]
+        if not self._ready:
+            x = x.to(torch.float32, copy=True).sub_(self._shift).mul_(self._scale)
+        return self._logical(x.contiguous()), self.y[start:stop]
+
+    def epoch(
+        self,
+        index: Tensor,
+        *,
+        batch_size: int,
+        generator: torch.Generator | None,
+        order: torch.Generator | None,
+        drop_last: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[Batch]:
+        """One pass over the samples of an index, in batches.
+
+        Everything random is drawn before the first batch, so that it depends neither on the batch
+        size nor on how many batches are gathered together.
+
+        Args:
+            index: (n,) of an integer type, on the CPU or the device.
+            batch_size: samples in a batch; the last one may be smaller.
+            generator: draws the augmentation; None for none.
+            order: draws the order; None leaves it as it is.
+            drop_last: leave out a smaller last batch.
+            limit: at most this many batches.
+
+        Returns:
+            Batches as of `batch`; each is a view of memory that belongs to no other batch.
+        """
+        if order is not None:
+            shuffled = torch.randperm(len(index), generator=order)
+            index = index.index_select(0, shuffled.to(index.device))
+        count = len(index)
+        if drop_last:
+            count -= count % batch_size
+        if limit is not None:
+            count = min(count, limit * batch_size)
+        if count == 0:
+            return iter(())
+        draw = self._draw(count, generator)
+        index = index[:count].to(self.device)
+        y = self.y.index_select(0, index)
+        together = max(1, self._gather_bytes // (batch_size * self._sample_bytes)) * batch_size
+        if count <= together:
+            return zip(self._take(index, draw).split(batch_size), y.split(batch_size), strict=True)
+        return self._gathers(index, draw, y, batch_size=batch_size, together=together)
+
+    def _gathers(
+        self, index: Tensor, draw: Tensor | None, y: Tensor, *, batch_size: int, together: int
+    ) -> Iterator[Batch]:
+        """The batches of a long epoch, `together` samples gathered at a time."""
+        for start in range(0, len(index), together):
+            part = slice(start, start + together)
+            x = self._take(index[part], None if draw is None else draw[:, part])
+            yield from zip(x.split(batch_size), y[part].split(batch_size), strict=True)
+
+    def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
+        """(3, count) on the CPU: top and left edge of each crop, and 1 for a mirrored sample."""
+        if generator is None or not (self._padding or self._flip):
+            return None
+        offsets = torch.randint(0, 2 * self._padding + 1, (2, count), generator=generator)
+        mirrored = torch.randint(0, 2 if self._flip else 1, (1, count), generator=generator)
+        return torch.cat((offsets, mirrored))
+
+    def _take(self, index: Tensor, draw: Tensor | None) -> Tensor:
+        """Gather, normalise and mirror the samples of an index on the device."""
+        if self._bordered is None:
+            x = self._plain.index_select(0, index)
+        else:
+            x = self._bordered.windows(index, None if draw is None else draw[:2])
+        x = x.float().contiguous()
+        if not self._ready:
+            x.sub_(self._shift).mul_(self._scale)
+        if draw is not None and self._flip:
+            # Which ones is known on the CPU, so that the device need not be waited for.
+            mirrored = draw[2].nonzero().squeeze(1).to(self.device)
+            width = 2 if self._last else 3
+            x.index_copy_(0, mirrored, x.index_select(0, mirrored).flip(width))
+        return self._logical(x)
+
+    def _memory(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) -> as it lies in memory: (N, H, W, C) for channels_last."""
+        return (x.permute(0, 2, 3, 1) if self._last else x).contiguous()
+
+    def _logical(self, x: Tensor) -> Tensor:
+        """The inverse of `_memory`, a view."""
+        return x.permute(0, 3, 1, 2) if self._last else x
+
+
+def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The channels' shift and scale, (C, 1, 1) for images: (x - shift) * scale is normalised."""
+    unit = 255.0 if x.dtype == torch.uint8 else 1.0
+    shape = (-1,) + (1,) * (x.dim() - 2)
+    mean = torch.tensor(transform.mean, dtype=torch.float64).view(shape) * unit
+    std = torch.tensor(transform.std, dtype=torch.float64).view(shape) * unit
+    return mean.float().to(x.device), std.reciprocal().float().to(x.device)

@@ -1,0 +1,20 @@
+"""HeteroFL's Scaler."""
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+
+class Scaler(nn.Module):
+    """x / rate in training, x in evaluation: narrow and wide models give activations of one magnitude (section 3.3).
+
+    Args:
+        rate: width ratio of the model.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.rate if self.training else x

@@ -1,0 +1,86 @@
+"""The federations of the conformance kit. A new algorithm enters by one line in `CASES`.
+
+Uneven clients, dropout, BatchNorm statistics, a rank without a participant: what tends to break the promise that a
+result does not depend on how many ranks computed it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.standalone import Standalone
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.dirichlet import Dirichlet
+from lightfed.data.vision import Digits
+from lightfed.models.cnn import Conv
+from lightfed.models.mlp import MLP
+
+CLIENTS = 7
+ROUNDS = 3
+
+
+class NormNet(nn.Module):
+    """A small network with BatchNorm statistics and dropout."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, num_classes),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@dataclass(frozen=True)
+class Case:
+    algorithm: Callable[[], Algorithm]
+    model: Callable[[], nn.Module] = NormNet
+    levels: str = ""
+    federation: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+    def cohorts(self) -> list[Cohort]:
+        if not self.levels:
+            return [Cohort(CLIENTS, self.model)]
+        counts = [CLIENTS // len(self.levels)] * len(self.levels)
+        counts[-1] += CLIENTS - sum(counts)
+        return [
+            Cohort(count, self.model, level=level)  # type: ignore[arg-type]
+            for count, level in zip(counts, self.levels, strict=True)
+        ]
+
+    def federation_of(self, seed: int = 0) -> Federation:
+        settings = {"optimizer": partial(SGD, lr=0.1, momentum=0.9), "fraction": 0.4} | self.federation
+        return Federation(self.algorithm(), self.cohorts(), seed=seed, **settings)
+
+
+def data() -> FederatedDataModule:
+    return FederatedDataModule(Digits(), Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100)
+
+
+_conv = partial(Conv, hidden=(8, 12))
+_mlp = partial(MLP, hidden=(16,), dropout=0.3)
+
+CASES = {
+    "fedavg": Case(FedAvg),
+    "fedavg_uniform_fixed": Case(partial(FedAvg, "uniform"), federation={"accumulate": "fixed"}),
+    "fedavg_local_statistics": Case(partial(FedAvg, buffers="local")),
+    "fedavg_drop_statistics": Case(partial(FedAvg, buffers="drop")),
+    "fedavg_host_rows": Case(FedAvg, federation={"store": "host"}),
+    "fedprox": Case(partial(FedProx, mu=0.1), _mlp, trainer={"gradient_clip_val": 1.0}),
+    "heterofl": Case(HeteroFL, _conv, "abcde", federation={"fraction": 0.7}),
+    "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
+    "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
+}  # fmt: skip

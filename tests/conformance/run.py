@@ -1,0 +1,65 @@
+"""Fit a case and take its digest: everything that must not depend on ranks, restarts or the machine's mood."""
+
+import hashlib
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightfed.core.federation import Federation
+from lightfed.core.runlog import RunLogger
+from lightfed.core.trainer import FederatedTrainer
+from tests.conformance.cases import ROUNDS, Case, data
+
+
+def quiet() -> None:
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+
+
+def fit(
+    case: Case,
+    folder: Path,
+    *,
+    rounds: int = ROUNDS,
+    ckpt_path: str | None = None,
+    ranks: int = 1,
+    **flags: Any,
+) -> tuple[FederatedTrainer, Federation]:
+    quiet()
+    federation = case.federation_of()
+    trainer = FederatedTrainer(
+        max_epochs=rounds, accelerator="cpu", devices=ranks, enable_progress_bar=False,
+        logger=RunLogger(str(folder), "run"), **(case.trainer | flags),
+    )  # fmt: skip
+    trainer.fit(federation, datamodule=data(), ckpt_path=ckpt_path)
+    return trainer, federation
+
+
+def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
+    """Server state, the rows that clients hold after the last round, metrics; the same on every rank."""
+    fleet = federation.fleet
+    rows = fleet.ranks.gather(
+        [
+            (client, _hash(state.store.row(client).floats, state.store.row(client).integers))
+            for state in fleet.cohorts
+            for client in state.store.slots
+        ]
+    )
+    metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
+    return {
+        "server": _hash(*federation.state_dict().values()),
+        "rows": hashlib.sha256(repr(sorted(rows)).encode()).hexdigest(),
+        "metrics": repr(sorted(metrics.items())),
+        "ledger": _hash(torch.from_numpy(fleet.ledger.totals)),
+    }
+
+
+def _hash(*tensors: torch.Tensor) -> str:
+    state = hashlib.sha256()
+    for tensor in tensors:
+        state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()
