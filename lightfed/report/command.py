@@ -1,0 +1,67 @@
+"""`lightfed report`: the page of one run, or a comparison of several."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightfed.report.compare import compare
+from lightfed.report.page import build
+from lightfed.report.summary import print_summary
+from lightfed.utils.errors import UserError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the sub-command; `argv` are the words after `lightfed report`.
+
+    Raises:
+        UserError: what was asked for cannot be made.
+    """
+    asked = _parser().parse_args(argv)
+    if not (asked.compare or len(asked.runs) > 1):
+        _refuse_idle_flags(asked)
+        build(asked.runs[0])
+        print_summary(asked.runs[0])
+        return 0
+    runs = [run for folder in asked.runs for run in _runs_in(folder)]
+    compare(runs, output=asked.output, group=asked.group)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lightfed report",
+        description="Make the pictures and the page of a run folder, or compare several of them.",
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run folder; two or more are compared"
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="compare; a folder that is no run stands for all runs right below it",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write a comparison (default: the folder that holds all the runs)",
+    )
+    parser.add_argument(
+        "--group",
+        action="store_true",
+        help="compare experiments: runs that differ in the seed alone share a line, mean +- std",
+    )
+    return parser
+
+
+def _refuse_idle_flags(asked: argparse.Namespace) -> None:
+    for flag, given in (("--output", asked.output is not None), ("--group", asked.group)):
+        if given:
+            raise UserError(flag, "one run, nothing to compare", "name two or more runs or drop it")
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder itself, or the runs right below it if it is none."""
+    if (folder / "metrics.csv").is_file() or not folder.is_dir():
+        return [folder]
+    return sorted(path.parent for path in folder.glob("*/metrics.csv")) or [folder]

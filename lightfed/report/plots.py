@@ -1,0 +1,79 @@
+"""The pictures of a run: which there are, what they say, and why one may be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightfed.report.clients import clients_figure
+from lightfed.report.curves import curves_figure
+from lightfed.report.heatmap import partition_figure
+from lightfed.report.runfiles import RunFiles
+from lightfed.report.style import DARK, LIGHT, Theme, png_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Image:
+    """One picture as PNG in both colour schemes."""
+
+    light: bytes
+    dark: bytes
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A kind of picture.
+
+    Attributes:
+        file: its name in the run folder, where the light one is written.
+        heading: over the picture on the page.
+        caption: how to read it.
+        missing: what the page says in its place where `draw` has nothing to show.
+        draw: the figure of a run, None where the run has not got what it shows.
+    """
+
+    file: str
+    heading: str
+    caption: str
+    missing: str
+    draw: Callable[[RunFiles, Theme], Figure | None]
+
+
+PICTURES = (
+    Picture(
+        file="curves.png",
+        heading="Course of the run",
+        caption="Personal: each client's own model on its own test samples; the band is one "
+        "standard deviation over the clients. Bytes are those the algorithm sends, of all clients.",
+        missing="No curves: fewer than two rounds were measured.",
+        draw=curves_figure,
+    ),
+    Picture(
+        file="clients.png",
+        heading="Clients at the last evaluation",
+        caption="A point is a client. A box holds the middle half of a cohort of five or more, its "
+        "whiskers reach from 5 % to 95 %, the bar is the median. Of more than 500 clients in a "
+        "cohort, 500 of evenly spaced rank are drawn.",
+        missing="No picture of the clients: no client was evaluated by itself (clients.csv).",
+        draw=clients_figure,
+    ),
+    Picture(
+        file="partition.png",
+        heading="Partition",
+        caption="The shade grows with the square root of the number of samples.",
+        missing="No picture of the partition: the run left no samples per class (partition.npz).",
+        draw=partition_figure,
+    ),
+)
+
+
+def render(draw: Callable[[Theme], Figure | None]) -> Image | None:
+    """Draws a figure in both colour schemes; None where there is nothing to draw."""
+    light, dark = draw(LIGHT), draw(DARK)
+    if light is None or dark is None:
+        return None
+    return Image(light=png_bytes(light), dark=png_bytes(dark))

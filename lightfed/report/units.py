@@ -1,0 +1,75 @@
+"""Numbers as a reader wants them: three digits and a unit. Decimal units: 1 MB = 10^6 bytes.
+
+A value that was not measured (NaN) is a dash.
+"""
+
+import math
+
+NOTHING = "-"
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies in 0..1 and reads best in per cent."""
+    return "accuracy" in metric.lower()
+
+
+def lower_is_better(metric: str) -> bool:
+    return any(word in metric.lower() for word in ("loss", "perplexity", "error", "mse", "mae"))
+
+
+def metric_text(metric: str, value: float) -> str:
+    if math.isnan(value):
+        return NOTHING
+    return f"{100 * value:.2f} %" if is_share(metric) else f"{value:.4g}"
+
+
+def spread_text(metric: str, mean: float, std: float) -> str:
+    """The mean, with its deviation where that is known."""
+    if math.isnan(mean) or math.isnan(std):
+        return metric_text(metric, mean)
+    if is_share(metric):
+        return f"{100 * mean:.2f} +- {100 * std:.2f} %"
+    return f"{mean:.4g} +- {std:.2g}"
+
+
+def bytes_text(value: float) -> str:
+    return _scaled_text(value, "B")
+
+
+def flops_text(value: float) -> str:
+    return _scaled_text(value, "FLOPs")
+
+
+def seconds_text(value: float) -> str:
+    if math.isnan(value):
+        return NOTHING
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    if value < 120:
+        return f"{three_digits(value)} s"
+    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def count_text(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:,.0f}"
+
+
+def unit_of(largest: float, unit: str) -> tuple[float, str]:
+    """The divisor and the name of the unit in which `largest` lies in 1..1000, as (1e6, "MB")."""
+    for factor, prefix in PREFIXES:
+        if largest >= factor:
+            return factor, prefix + unit
+    return 1.0, unit
+
+
+def three_digits(value: float) -> str:
+    size = abs(value)
+    return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
+
+
+def _scaled_text(value: float, unit: str) -> str:
+    if math.isnan(value):
+        return NOTHING
+    factor, name = unit_of(abs(value), unit)
+    return f"{value:.0f} {name}" if factor == 1 else f"{three_digits(value / factor)} {name}"

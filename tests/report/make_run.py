@@ -1,0 +1,98 @@
+"""Run folders with known figures, written as a run writes them."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+METRICS = {
+    "train_loss": (2.0, 1.0, 0.5),
+    "global/accuracy": (0.5, "", 0.75),
+    "global/loss": (1.5, "", 0.8),
+    "personal/accuracy": (0.55, "", 0.65),
+    "personal/accuracy_std": (0.05, "", 0.25),
+    "personal/accuracy_worst10": (0.4, "", 0.3),
+    "personal/loss": (1.2, "", 0.9),
+    "personal/accuracy/a": (0.6, "", 0.9),
+    "personal/accuracy/b": (0.5, "", 0.4),
+    "bytes_up": (1000, 1000, 1000),
+    "bytes_down": (2000, 2000, 2000),
+    "flops": (4e9, 4e9, 4e9),
+    "wire_bytes": (0, 0, 0),
+    "participants": (4, 4, 4),
+    "excluded": (0, 0, 1),
+    "seconds": (2.0, 1.0, 1.5),
+    "lr-SGD": (0.125, 0.125, 0.125),
+}
+CLIENTS = "round,client,cohort,samples,accuracy,loss,bytes_up,bytes_down,flops"
+EVALUATIONS = (
+    (1, 0, "a", 30, 0.7, 1.0, 250, 500, 1e9),
+    (1, 1, "a", 20, 0.5, 1.0, 250, 500, 1e9),
+    (1, 2, "b", 10, 0.6, 1.0, 250, 500, 1e9),
+    (1, 3, "b", 5, 0.4, 1.0, 250, 500, 1e9),
+    (3, 0, "a", 30, 1.0, 0.5, 1000, 2000, 4e9),
+    (3, 1, "a", 20, 0.8, 0.7, 1000, 2000, 4e9),
+    (3, 2, "b", 10, 0.5, 1.1, 500, 1000, 2e9),
+    (3, 3, "b", 5, 0.3, 1.3, 500, 1000, 2e9),
+)
+COUNTS = np.array([[20, 10, 0], [0, 5, 15], [10, 0, 0], [0, 0, 5]])
+ENVIRONMENT = {
+    "name": "known",
+    "algorithm": "HeteroFL",
+    "dataset": "Digits",
+    "clients": 4,
+    "rounds": 3,
+    "seed": 7,
+    "ranks": 2,
+    "synthetic": False,
+    "versions": {"torch": "2.12.1"},
+}
+CONFIG = "seed_everything: 7\ndata:\n  name: Digits\n  batch_size: 32\n"
+
+
+def write_run(
+    folder: Path,
+    *,
+    metrics: Mapping[str, Sequence[Any]] = METRICS,
+    environment: Mapping[str, Any] | None = ENVIRONMENT,
+    config: str | None = CONFIG,
+    evaluations: Sequence[Sequence[Any]] | None = EVALUATIONS,
+    counts: np.ndarray | None = COUNTS,
+    classes: Sequence[str] = ("zero", "one", "two"),
+) -> Path:
+    """Writes a run folder; None leaves a file out."""
+    folder.mkdir(parents=True)
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["round", *metrics])
+        rows.writerows([i + 1, *row] for i, row in enumerate(zip(*metrics.values(), strict=True)))
+    if evaluations is not None:
+        with (folder / "clients.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(CLIENTS.split(","))
+            rows.writerows(evaluations)
+    if environment is not None:
+        (folder / "environment.json").write_text(json.dumps(dict(environment)))
+    if config is not None:
+        (folder / "config.yaml").write_text(config)
+    if counts is not None:
+        write_partition(folder, counts, classes=classes)
+    return folder
+
+
+def write_partition(folder: Path, counts: np.ndarray, *, classes: Sequence[str]) -> None:
+    meta = {"scheme": "Shards(2)", "seed": 7, "dataset": "Digits", "classes": list(classes)}
+    np.savez(
+        folder / "partition.npz",
+        train_counts=counts.astype(np.int32),
+        test_counts=counts.astype(np.int32),
+        meta=np.array(json.dumps(meta)),
+    )
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a", newline="") as file:
+        file.write(text)

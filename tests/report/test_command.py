@@ -1,0 +1,110 @@
+"""`lightfed report`, and what the package may import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightfed.report
+from lightfed.report.command import main
+from lightfed.utils.errors import UserError
+from tests.report.make_run import ENVIRONMENT, write_run
+
+PACKAGE = Path(lightfed.report.__file__).parent
+
+
+def _two(root: Path) -> list[str]:
+    return [str(write_run(root / name, environment={**ENVIRONMENT, "name": name})) for name in "pq"]
+
+
+def test_one_folder_gets_its_page_and_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "runs" / "known")
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs/known"]) == 0
+    printed = capsys.readouterr().out
+    assert "75.00 %" in printed
+    assert printed.endswith("page: runs/known/index.html\n")
+    assert (tmp_path / "runs" / "known" / "index.html").is_file()
+
+
+def test_two_folders_are_compared_beside_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _two(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs/p", "runs/q"]) == 0
+    assert capsys.readouterr().out.endswith("page: runs/comparison.html\n")
+    assert not (tmp_path / "runs" / "p" / "index.html").exists()
+
+
+def test_compare_takes_all_runs_below_a_folder(tmp_path: Path) -> None:
+    _two(tmp_path / "runs")
+    (tmp_path / "runs" / "no run").mkdir()
+    output = tmp_path / "there"
+    assert main(["--compare", "--group", "--output", str(output), str(tmp_path / "runs")]) == 0
+    page = (output / "comparison.html").read_text()
+    assert "Comparison of 2 runs" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "report: there is no folder nowhere; name the folder of a run"),
+        (["empty"], "report: empty holds no metrics.csv; name the folder of a run"),
+        (["p", "nowhere"], "report: there is no folder nowhere"),
+        (["p", "--compare"], "report: a comparison of 1 run; name two or more runs"),
+        (["--compare", "empty"], "report: a comparison of 1 run"),
+        (["p", "--group"], "--group: one run, nothing to compare; "),
+        (["p", "--output", "there"], "--output: one run, nothing to compare; "),
+    ],
+)
+def test_what_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    _two(tmp_path)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        main(words)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_folder_at_all_is_told_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    assert "usage: lightfed report" in capsys.readouterr().err
+
+
+def test_a_report_needs_no_torch_and_no_global_pyplot(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    program = (
+        "import sys; from lightfed.report.command import main; "
+        "slow = [m for m in sys.modules if m.startswith('matplotlib')]; main(sys.argv[1:]); "
+        "print(slow, [m for m in ('torch', 'matplotlib.pyplot', 'lightning') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[] []"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
+def test_only_the_report_itself_and_the_one_error_are_imported(path: Path) -> None:
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            modules.add(str(node.module))
+    ours = {name for name in modules if name.split(".")[0] in ("lightfed", "lightfed_kernels")}
+    allowed = {name for name in ours if name.startswith("lightfed.report")}
+    assert ours - allowed <= {"lightfed.utils.errors"}
+    others = {name.split(".")[0] for name in modules - ours} - set(sys.stdlib_module_names)
+    assert others <= {"numpy", "matplotlib", "rich"}

@@ -1,0 +1,205 @@
+"""Several runs side by side."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from lightfed.report import compare
+from lightfed.report.compare import common_metric
+from lightfed.report.groups import Group, grouped, singles
+from lightfed.report.runfiles import load
+from lightfed.report.style import LIGHT
+from lightfed.report.versus import comparison_figure
+from lightfed.utils.errors import UserError
+from tests.report.make_run import CONFIG, ENVIRONMENT, METRICS, write_run
+from tests.report.read_page import ReadPage
+
+SCORES = {("x", 1): (0.25, 0.75), ("x", 2): (0.5, 0.875), ("y", 1): (0.5, 0.5)}
+
+
+def _write(root: Path, name: str, seed: int, **changes: Any) -> Path:
+    config = f"seed_everything: {seed}\nmodel: {{algorithm: {name}}}\nname: {name}-seed{seed}\n"
+    first, second = SCORES.get((name, seed), (0.1, 0.2))
+    files: dict[str, Any] = {
+        "metrics": {
+            "global/accuracy": (first, second),
+            "bytes_up": (500, 500),
+            "flops": (1e6, 1e6),
+        },
+        "environment": {**ENVIRONMENT, "name": f"{name}-seed{seed}", "seed": seed, "rounds": 2},
+        "config": config,
+    }
+    return write_run(root / f"{name}-seed{seed}", **{**files, **changes})
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    return [_write(tmp_path, name, seed) for name, seed in SCORES]
+
+
+def test_a_comparison_is_a_picture_a_page_and_a_table(
+    three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = compare(three)
+    assert path == tmp_path / "comparison.html"
+    assert imread(tmp_path / "comparison.png").std() > 0.03
+    row = ReadPage(path).table("run")["x-seed2"]
+    assert row["seed"] == "2"
+    assert row["global accuracy"] == "87.50 %"
+    assert (row["sent"], row["compute"], row["clients"]) == ("1.00 kB", "2.00 MFLOPs", "4")
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("x-seed1", "x-seed2", "y-seed1", "87.50 %"))
+    assert "all runs: algorithm HeteroFL, data Digits, clients 4, rounds 2" in printed
+    assert printed.endswith(f"page: {path}\n")
+
+
+def test_grouped_runs_share_a_row_with_their_deviation(
+    three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ReadPage(compare(three, group=True))
+    rows = page.table("run")
+    assert list(rows) == ["x", "y-seed1"]
+    deviation = 100 * np.std([0.75, 0.875], ddof=1)
+    assert rows["x"]["global accuracy"] == f"81.25 \u00b1 {deviation:.2f} %"
+    assert rows["x"]["seed"] == "1, 2"
+    assert rows["y-seed1"]["global accuracy"] == "50.00 %"
+    assert "sample standard deviation" in page.texts["p"]
+    assert f"81.25 +- {deviation:.2f} %" in capsys.readouterr().out
+
+
+def test_the_lines_of_a_group_are_mean_and_band_over_seeds(three: list[Path]) -> None:
+    rows = grouped([load(folder) for folder in three])
+    figure = comparison_figure(rows, "global/accuracy", LIGHT)
+    assert figure is not None
+    over_rounds, over_bytes = figure.axes
+    lines = [np.asarray(line.get_xydata()) for line in over_rounds.get_lines()]
+    np.testing.assert_allclose(lines[0], [[1, 0.375], [2, 0.8125]])
+    np.testing.assert_allclose(lines[1], [[1, 0.5], [2, 0.5]])
+    (band,) = over_rounds.collections
+    edges = np.asarray(band.get_paths()[0].vertices)
+    np.testing.assert_allclose(edges[:, 1].max(), 0.8125 + np.std([0.75, 0.875], ddof=1))
+    sent = np.asarray(over_bytes.get_lines()[0].get_xydata())
+    np.testing.assert_allclose(sent[:, 0], [0.5, 1.0])
+    assert over_bytes.get_xlabel().endswith("(kB)")
+
+
+def test_seeds_that_were_evaluated_in_other_rounds_meet_in_the_common_ones(tmp_path: Path) -> None:
+    first = _write(tmp_path, "x", 1, metrics={"global/accuracy": (0.1, 0.2, 0.3)})
+    second = _write(tmp_path, "x", 2, metrics={"global/accuracy": (0.3, "", 0.5)})
+    course = Group("x", (load(first), load(second))).course("global/accuracy")
+    assert course.rounds.tolist() == [1, 3]
+    np.testing.assert_allclose(course.mean, [0.2, 0.4])
+    assert course.std is not None
+    np.testing.assert_allclose(course.std, np.std([[0.1, 0.3], [0.3, 0.5]], axis=0, ddof=1))
+
+
+def test_another_setting_is_another_experiment(tmp_path: Path) -> None:
+    config = "seed_everything: {}\noptimizer: {{lr: {}}}\n"
+    runs = [
+        _write(tmp_path, "x", seed, config=config.format(seed, lr))
+        for seed, lr in ((1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2))
+    ]
+    rows = grouped([load(folder) for folder in runs])
+    assert [(row.label, len(row.runs)) for row in rows] == [("x", 2), ("x #2", 2)]
+
+
+def test_the_place_of_a_run_is_no_setting_but_a_like_word_elsewhere_is(tmp_path: Path) -> None:
+    place = "logger:\n  save_dir: runs/{0}\n  name: {0}\n"
+    runs = [_write(tmp_path, "x", s, config=place.format(f"x-seed{s}")) for s in (1, 2)]
+    assert len(grouped([load(folder) for folder in runs])) == 1
+    data = "data:\n  name: {}\n"
+    more = [_write(tmp_path, "y", s, config=data.format(f"Set{s}")) for s in (1, 2)]
+    assert len(grouped([load(folder) for folder in more])) == 2
+
+
+def test_without_a_configuration_the_name_without_its_seed_decides(tmp_path: Path) -> None:
+    names = ("fedavg-s1", "fedavg_seed2", "fedavg-mnist-s1")
+    runs = [
+        load(write_run(tmp_path / name, config=None, environment={"name": name, "rounds": 3}))
+        for name in names
+    ]
+    assert [(row.label, len(row.runs)) for row in grouped(runs)] == [
+        ("fedavg", 2),
+        ("fedavg-mnist-s1", 1),
+    ]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    runs = [load(write_run(tmp_path / where / "run")) for where in ("p", "q")]
+    assert [row.label for row in singles(runs)] == ["p/run", "q/run"]
+
+
+def test_the_metric_is_one_that_all_runs_measured(tmp_path: Path) -> None:
+    both = {"personal/accuracy": (0.5,), "train_loss": (1.0,)}
+    metrics = {
+        "a": {"global/accuracy": (0.5,), **both},
+        "b": both,
+        "c": {"train_loss": (1.0,)},
+        "d": {"global/f1": (1.0,)},
+    }
+    runs = {k: load(write_run(tmp_path / k, metrics=v)) for k, v in metrics.items()}
+    assert common_metric([runs["a"], runs["b"]]) == "personal/accuracy"
+    assert common_metric([runs["a"], runs["c"]]) == "train_loss"
+    assert common_metric([runs["a"], runs["d"]]) == "global/accuracy"
+
+
+def test_a_run_that_did_not_measure_the_metric_is_a_dash(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", environment={"name": "a"}, metrics=METRICS)
+    second = write_run(tmp_path / "b", environment={"name": "b"}, metrics={"global/f1": (1, 2, 3)})
+    assert ReadPage(compare([first, second])).table("run")["b"]["global accuracy"] == "-"
+
+
+def test_one_round_each_is_a_table_without_a_picture(tmp_path: Path) -> None:
+    metrics = {"global/accuracy": (0.5,)}
+    runs = [_write(tmp_path, name, 1, metrics=metrics) for name in ("x", "y")]
+    page = ReadPage(compare(runs))
+    assert "img" not in page.tags
+    assert "No curves" in page.texts["p"]
+    assert not (tmp_path / "comparison.png").exists()
+    assert page.table("run")["y-seed1"]["global accuracy"] == "50.00 %"
+
+
+def test_the_page_of_a_comparison_stands_alone_and_escapes(tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "name": "<b>&", "synthetic": True}
+    runs = [_write(tmp_path, "x", 1), write_run(tmp_path / "evil", environment=environment)]
+    page = ReadPage(compare(runs, output=tmp_path / "new" / "folder"))
+    assert (tmp_path / "new" / "folder" / "comparison.png").is_file()
+    assert "b" not in page.tags
+    assert "<b>&" in page.table("run")
+    assert "Synthetic data: <b>&." in page.texts["p"]
+    assert len(page.resources) == 2
+    assert all(value.startswith("data:image/png;base64,") for value in page.resources)
+    assert "http" not in page.source
+
+
+def test_more_runs_than_colours_differ_in_their_lines(tmp_path: Path) -> None:
+    runs = [load(_write(tmp_path, "z", seed)) for seed in range(12)]
+    figure = comparison_figure(singles(runs), "global/accuracy", LIGHT)
+    assert figure is not None
+    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}
+    assert len(styles) == 12
+
+
+def test_runs_that_send_very_differently_have_a_log_axis(tmp_path: Path) -> None:
+    for much, scale in ((19 * 500, "linear"), (21 * 500, "log")):
+        metrics = {"global/accuracy": (0.1, 0.2), "bytes_up": (much, much)}
+        runs = [_write(tmp_path / scale, "x", 1), _write(tmp_path / scale, "y", 1, metrics=metrics)]
+        figure = comparison_figure(singles([load(run) for run in runs]), "global/accuracy", LIGHT)
+        assert figure is not None
+        assert figure.axes[1].get_xscale() == scale
+        assert ("log scale" in figure.axes[1].get_xlabel()) == (scale == "log")
+
+
+def test_a_run_named_twice_is_one_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", config=CONFIG)
+    with pytest.raises(UserError, match="report: a comparison of 1 run; name two or more"):
+        compare([run, run.parent / "run" / ".." / "run"])
+
+
+def test_an_output_that_is_a_file_is_the_users_error(three: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"report: .* cannot be written"):
+        compare(three, output=tmp_path / "file")

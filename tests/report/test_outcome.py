@@ -1,0 +1,142 @@
+"""The figures that come out of a run."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightfed.report.outcome import outcome_of, primary_metric, traffic, worst_tenth
+from lightfed.report.runfiles import RunFiles, load
+from lightfed.report.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
+from tests.report.make_run import ENVIRONMENT, METRICS, write_run
+
+NAN = math.nan
+
+
+def _load(folder: Path, metrics: Mapping[str, Sequence[Any]]) -> RunFiles:
+    return load(write_run(folder / "run", metrics=metrics, evaluations=None, counts=None))
+
+
+def test_the_figures_of_a_known_run(tmp_path: Path) -> None:
+    outcome = outcome_of(load(write_run(tmp_path / "run")))
+    assert (outcome.primary, outcome.metric) == ("global/accuracy", "accuracy")
+    assert (outcome.rounds, outcome.planned, outcome.clients) == (3, 3, 4)
+    assert (outcome.overall, outcome.best, outcome.best_round) == (0.75, 0.75, 3)
+    assert (outcome.personal, outcome.personal_std, outcome.worst10) == (0.65, 0.25, 0.3)
+    assert (outcome.train_loss, outcome.train_loss_round) == (0.5, 3)
+    assert (outcome.bytes_up, outcome.bytes_down, outcome.sent) == (3000, 6000, 9000)
+    assert (outcome.flops, outcome.seconds, outcome.seconds_per_round) == (12e9, 4.5, 1.5)
+    assert outcome.per_client(outcome.bytes_up) == 750
+
+
+def test_the_figures_of_each_cohort(tmp_path: Path) -> None:
+    first, second = outcome_of(load(write_run(tmp_path / "run"))).cohorts
+    assert (first.name, first.clients) == ("a", 2)
+    assert (first.mean, first.std) == (pytest.approx(0.9), pytest.approx(0.1))
+    assert (first.worst10, first.bytes_up, first.bytes_down, first.flops) == (0.8, 1000, 2000, 4e9)
+    assert (second.name, second.mean, second.worst10) == ("b", pytest.approx(0.4), 0.3)
+
+
+def test_the_spread_over_clients_is_computed_where_the_run_did_not_log_it(tmp_path: Path) -> None:
+    metrics = {"personal/accuracy": METRICS["personal/accuracy"]}
+    outcome = outcome_of(load(write_run(tmp_path / "run", metrics=metrics)))
+    assert outcome.personal_std == pytest.approx(np.std([1.0, 0.8, 0.5, 0.3]))
+    assert outcome.worst10 == 0.3
+
+
+def test_without_clients_csv_a_cohort_has_its_logged_mean_alone(tmp_path: Path) -> None:
+    first, second = outcome_of(_load(tmp_path, METRICS)).cohorts
+    assert (first.mean, second.mean) == (0.9, 0.4)
+    assert math.isnan(first.clients)
+    assert math.isnan(first.std)
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"personal/accuracy": (0.5,), "global/accuracy": (0.5,)}, "global/accuracy"),
+        ({"global/accuracy": ("",), "personal/accuracy": (0.5,)}, "personal/accuracy"),
+        ({"global/loss": (1,), "personal/f1_std": (0,), "personal/f1": (1,)}, "personal/f1"),
+        ({"personal/pixel_std": (1,), "personal/f1": (0,)}, "personal/pixel_std"),
+        ({"personal/f1/a": (1,), "global/perplexity": (9,)}, "global/perplexity"),
+        ({"train_loss": (1,), "global/loss": (1,), "lr-SGD": (1,)}, "train_loss"),
+    ],
+)
+def test_the_primary_metric(
+    tmp_path: Path, columns: Mapping[str, Sequence[Any]], expected: str
+) -> None:
+    assert primary_metric(_load(tmp_path, columns)) == expected
+
+
+def test_a_metric_that_falls_has_its_best_value_at_the_bottom(tmp_path: Path) -> None:
+    outcome = outcome_of(_load(tmp_path, {"global/perplexity": (90, 20, 30)}))
+    assert (outcome.overall, outcome.best, outcome.best_round) == (30, 20, 2)
+
+
+def test_a_loss_that_is_not_finite_is_told_by_its_round(tmp_path: Path) -> None:
+    outcome = outcome_of(_load(tmp_path, {"train_loss": (2.0, 1.0, "nan")}))
+    assert (outcome.rounds, outcome.train_loss, outcome.train_loss_round) == (3, 1.0, 2)
+
+
+def test_what_was_not_measured_is_not_a_number(tmp_path: Path) -> None:
+    outcome = outcome_of(_load(tmp_path, {"train_loss": (1.0,)}))
+    for value in (outcome.overall, outcome.personal, outcome.sent, outcome.flops, outcome.seconds):
+        assert math.isnan(value)
+
+
+def test_the_number_of_clients_comes_from_the_environment_without_a_partition(
+    tmp_path: Path,
+) -> None:
+    environment = {**ENVIRONMENT, "clients": 50}
+    run = load(write_run(tmp_path / "run", environment=environment, counts=None))
+    assert outcome_of(run).per_client(3000) == 60
+
+
+def test_traffic_adds_up_both_ways_and_over_rounds(tmp_path: Path) -> None:
+    run = _load(tmp_path, {"bytes_up": (1, "", 4), "bytes_down": (2, "", "")})
+    np.testing.assert_array_equal(traffic(run), [3, NAN, 7])
+
+
+@pytest.mark.parametrize(
+    ("values", "metric", "expected"),
+    [
+        (np.arange(20.0), "accuracy", 0.5),
+        (np.arange(20.0), "loss", 18.5),
+        (np.arange(11.0), "accuracy", 0.5),
+        (np.array([0.3, NAN]), "accuracy", 0.3),
+    ],
+)
+def test_the_worst_tenth(values: np.ndarray, metric: str, expected: float) -> None:
+    assert worst_tenth(values, metric) == expected
+
+
+def test_the_worst_tenth_of_nothing_is_nothing() -> None:
+    assert math.isnan(worst_tenth(np.array([NAN]), "accuracy"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (bytes_text(999), "999 B"),
+        (bytes_text(1234), "1.23 kB"),
+        (bytes_text(12_345_678), "12.3 MB"),
+        (bytes_text(5e11), "500 GB"),
+        (bytes_text(NAN), "-"),
+        (flops_text(2.5e12), "2.50 TFLOPs"),
+        (seconds_text(0.0125), "12 ms"),
+        (seconds_text(12.34), "12.3 s"),
+        (seconds_text(600), "10.0 min"),
+        (seconds_text(9000), "2.5 h"),
+        (metric_text("accuracy", 0.98765), "98.77 %"),
+        (metric_text("f1", 0.98764), "0.9876"),
+        (metric_text("loss", NAN), "-"),
+        (spread_text("accuracy", 0.5, 0.125), "50.00 +- 12.50 %"),
+        (spread_text("accuracy", 0.5, NAN), "50.00 %"),
+        (spread_text("f1", 0.5, 0.125), "0.5 +- 0.12"),
+    ],
+)
+def test_numbers_as_text(text: str, expected: str) -> None:
+    assert text == expected

@@ -1,0 +1,210 @@
+"""The page of a run: its figures, what it does without, and that it stands alone."""
+
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from lightfed.report import build
+from lightfed.utils.errors import UserError
+from tests.report.make_run import ENVIRONMENT, METRICS, append, write_run
+from tests.report.read_page import ReadPage
+
+IMAGES = ("partition.png", "curves.png", "clients.png")
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the known run, with its page."""
+    folder = write_run(tmp_path_factory.mktemp("known") / "run")
+    assert build(folder) == folder / "index.html"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(known: Path) -> ReadPage:
+    return ReadPage(known / "index.html")
+
+
+def test_the_cards_hold_the_final_figures(page: ReadPage) -> None:
+    assert page.cards == {
+        "rounds": ("3", ""),
+        "global accuracy": ("75.00 %", "best 75.00 % in round 3"),
+        "personal accuracy": ("65.00 \u00b1 25.00 %", "mean \u00b1 std over clients"),
+        "worst 10 % accuracy": ("30.00 %", "mean of that tenth"),
+        "train loss": ("0.5", ""),
+        "sent up": ("3.00 kB", "750 B per client"),
+        "sent down": ("6.00 kB", "1.50 kB per client"),
+        "compute": ("12.0 GFLOPs", "3.00 GFLOPs per client"),
+        "time per round": ("1.50 s", "4.50 s in all"),
+    }
+
+
+def test_the_tables_hold_cohorts_and_last_rounds(page: ReadPage) -> None:
+    assert page.table("cohort")["b"] == {
+        "cohort": "b",
+        "clients": "2",
+        "accuracy": "40.00 %",
+        "std": "10.00 %",
+        "worst 10 %": "30.00 %",
+        "up / client": "500 B",
+        "down / client": "1.00 kB",
+        "compute / client": "2.00 GFLOPs",
+    }
+    rounds = page.table("round")
+    assert list(rounds) == ["3", "2", "1"]
+    assert rounds["2"]["train loss"] == "1"
+    assert rounds["2"]["global accuracy"] == "-"
+    assert rounds["3"]["personal accuracy worst 10 %"] == "30.00 %"
+    assert rounds["3"]["excluded"] == "1"
+    assert "lr-SGD" not in rounds["3"]
+    assert "personal accuracy a" not in rounds["3"]
+
+
+def test_only_the_last_ten_rounds_are_listed(tmp_path: Path) -> None:
+    metrics = {"train_loss": tuple(range(1, 41))}
+    folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)
+    assert list(ReadPage(build(folder)).table("round")) == [str(i) for i in range(40, 30, -1)]
+
+
+def test_title_line_configuration_and_environment(page: ReadPage) -> None:
+    assert page.texts["h1"] == page.texts["title"] == "known"
+    line = "HeteroFL on Digits, 4 clients in 2 cohorts, 3 rounds, seed 7, 2 ranks"
+    assert line in page.texts["p"]
+    assert page.texts["pre"] == "seed_everything: 7\ndata:\n  name: Digits\n  batch_size: 32\n"
+    assert page.tags.count("details") == 2
+    environment = dict(row for row in page.cells[-1])
+    assert environment["versions.torch"] == "2.12.1"
+    assert environment["synthetic"] == "false"
+
+
+def test_the_page_stands_alone(page: ReadPage) -> None:
+    assert len(page.resources) == 6
+    assert all(value.startswith("data:image/png;base64,") for value in page.resources)
+    assert not re.search(r"https?://|url\(|@import", page.source)
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert page.source.count("prefers-color-scheme: dark") == 4
+    assert page.source.isascii()
+
+
+def test_the_pictures_lie_beside_the_page(known: Path) -> None:
+    for name in IMAGES:
+        assert imread(known / name).std() > 0.03
+    assert not list(known.glob(".*"))
+
+
+def test_everything_a_user_names_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>\"&amp;"
+    metrics = {"personal/accuracy": (0.5, 0.6), f"personal/{evil}": (0.5, 0.6)}
+    folder = write_run(
+        tmp_path / "run",
+        metrics=metrics,
+        environment={"name": evil, "algorithm": evil, "dataset": evil, evil: {evil: evil}},
+        config=f"</pre>{evil}",
+        evaluations=[(2, 0, evil, 3, 0.5, 1, 1, 1, 1), (2, 1, "b", 3, 0.6, 1, 1, 1, 1)],
+        classes=(evil, "one", "two"),
+    )
+    page = ReadPage(build(folder))
+    assert "script" not in page.tags
+    assert page.texts["h1"] == page.texts["title"] == evil
+    assert page.texts["pre"] == f"</pre>{evil}"
+    assert evil in page.table("cohort")
+    assert [f"{evil}.{evil}", evil] in page.cells[-1]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_picture_that_cannot_be_drawn_is_left_out_and_told(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_bytes(b"of an earlier state")
+    if name == "curves.png":
+        (folder / "metrics.csv").write_text("round,train_loss\n1,2.0\n")
+    else:
+        (folder / {"clients.png": "clients.csv", "partition.png": "partition.npz"}[name]).unlink()
+    page = ReadPage(build(folder))
+    assert len(page.resources) == 4
+    reason = {"curves": "No curves", "clients": "of the clients", "partition": "of the partition"}
+    assert reason[name.removesuffix(".png")] in page.texts["p"]
+    assert not (folder / name).exists()
+    assert all((folder / other).exists() for other in IMAGES if other != name)
+
+
+def test_a_bare_run_of_one_round_has_a_page(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "bare",
+        metrics={"train_loss": (2.0,)},
+        environment=None,
+        config=None,
+        evaluations=None,
+        counts=None,
+    )
+    page = ReadPage(build(folder))
+    assert page.cards == {"rounds": ("1", ""), "train loss": ("2", "")}
+    assert page.texts["h1"] == "bare"
+    assert "img" not in page.tags
+    assert "no config.yaml" in page.texts["p"]
+
+
+def test_a_running_run_says_so_and_its_page_can_be_made_again(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "run",
+        metrics={"train_loss": (2.0, 1.0)},
+        environment={**ENVIRONMENT, "rounds": 3},
+        evaluations=None,
+        counts=None,
+    )
+    append(folder / "metrics.csv", "3,0.")
+    page = ReadPage(build(folder))
+    assert page.cards["rounds"] == ("2 of 3", "")
+    assert "Not finished: 2 of 3 rounds" in page.texts["p"]
+    append(folder / "metrics.csv", "5\r\n")
+    page = ReadPage(build(folder))
+    assert page.cards["rounds"] == ("3", "")
+    assert page.cards["train loss"] == ("0.5", "")
+    assert "Not finished" not in page.texts["p"]
+
+
+def test_a_loss_that_was_lost_is_told_by_its_round(tmp_path: Path) -> None:
+    metrics = {"train_loss": (2.0, 1.0, "nan")}
+    folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)
+    assert ReadPage(build(folder)).cards["train loss"] == ("1", "of round 2")
+
+
+def test_synthetic_data_is_told_first(tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "synthetic": True}
+    folder = write_run(
+        tmp_path / "run", environment=environment, metrics={"train_loss": (1.0,)}, evaluations=None
+    )
+    page = ReadPage(build(folder))
+    assert "Synthetic data" in page.texts["p"]
+
+
+def test_another_metric_than_accuracy_is_shown_as_a_number(tmp_path: Path) -> None:
+    metrics = {"global/f1": (0.25, 0.5), "personal/f1": (0.125, 0.25)}
+    page = ReadPage(
+        build(write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None))
+    )
+    assert page.cards["global f1"] == ("0.5", "best 0.5 in round 2")
+    assert page.cards["personal f1"] == ("0.25", "mean over clients")
+
+
+def test_the_same_run_gives_the_same_page(known: Path, tmp_path: Path) -> None:
+    again = build(write_run(tmp_path / "run"))
+    assert again.read_bytes() == (known / "index.html").read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:
+    metrics = {"train_loss": (2.0,)}
+    folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)
+    (folder / "index.html").mkdir()
+    with pytest.raises(UserError, match=r"report: .*index\.html cannot be written"):
+        build(folder)
+    assert not list(folder.glob(".*"))
+
+
+def test_the_number_of_columns_follows_what_was_measured(tmp_path: Path) -> None:
+    metrics = {name: METRICS[name] for name in ("train_loss", "personal/accuracy")}
+    folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)
+    page = ReadPage(build(folder))
+    assert list(page.table("round")["3"]) == ["round", "train loss", "personal accuracy"]
+    assert "sent up" not in page.cards

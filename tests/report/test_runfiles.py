@@ -1,0 +1,186 @@
+"""What is read from a run folder, finished, running or damaged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightfed.report.runfiles import load, natural_order
+from lightfed.utils.errors import UserError
+from tests.report.make_run import CLIENTS, EVALUATIONS, METRICS, append, write_run
+
+
+def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
+    run = load(write_run(tmp_path / "run"))
+    assert run.rounds.tolist() == [1, 2, 3]
+    assert run.series("train_loss").tolist() == [2.0, 1.0, 0.5]
+    np.testing.assert_array_equal(run.series("global/accuracy"), [0.5, np.nan, 0.75])
+    assert run.evaluation is not None
+    assert run.evaluation.round == 3
+    assert run.evaluation.client.tolist() == [0, 1, 2, 3]
+    assert run.evaluation.values["accuracy"].tolist() == [1.0, 0.8, 0.5, 0.3]
+    assert run.evaluation.metrics == ("accuracy", "loss")
+    assert run.split is not None
+    assert run.split.counts.shape == (4, 3)
+    assert run.split.classes == ("zero", "one", "two")
+    assert (run.name, run.cohorts, run.num_clients) == ("known", ("a", "b"), 4)
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    append(folder / "metrics.csv", "4,0.25,0.9,1.0,0.7,0.1,0.5,0.9,0.95,0.4,1000,2000,4e9,0,4,0,1.")
+    assert load(folder).rounds.tolist() == [1, 2, 3]
+
+
+def test_an_evaluation_that_is_being_written_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    append(folder / "clients.csv", "4,0,a,30,0.9,0.1,1,1,1\r\n4,1,a,20,0.9")
+    evaluation = load(folder).evaluation
+    assert evaluation is not None
+    assert (evaluation.round, len(evaluation.client)) == (3, 4)
+
+
+def test_the_first_evaluation_counts_even_while_it_is_being_written(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", evaluations=EVALUATIONS[:2])
+    append(folder / "clients.csv", "1,2,b")
+    evaluation = load(folder).evaluation
+    assert evaluation is not None
+    assert evaluation.client.tolist() == [0, 1]
+
+
+def test_a_header_that_is_being_written_is_no_evaluation(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", evaluations=None)
+    append(folder / "clients.csv", CLIENTS)
+    assert load(folder).evaluation is None
+
+
+def test_a_round_written_twice_counts_once_as_it_was_last(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics={"train_loss": (2.0, 1.0)})
+    append(folder / "metrics.csv", "2,0.75\r\n3,0.5\r\n")
+    run = load(folder)
+    assert run.rounds.tolist() == [1, 2, 3]
+    assert run.series("train_loss").tolist() == [2.0, 0.75, 0.5]
+
+
+def test_only_the_metrics_have_to_be_there(tmp_path: Path) -> None:
+    run = load(
+        write_run(tmp_path / "bare", environment=None, config=None, evaluations=None, counts=None)
+    )
+    assert (run.name, run.evaluation, run.split, run.config) == ("bare", None, None, None)
+    assert run.num_clients is None
+    assert run.cohorts == ("a", "b")
+    assert np.isnan(run.series("no such column")).all()
+
+
+def test_a_quoted_cohort_name_may_hold_a_comma_and_a_slash(tmp_path: Path) -> None:
+    metrics = {"personal/accuracy/wide, 1/2": (0.5,)}
+    rows = [(1, 0, "wide, 1/2", 3, 0.5, 1.0, 1, 1, 1)]
+    run = load(write_run(tmp_path / "run", metrics=metrics, evaluations=rows))
+    assert run.cohorts == ("wide, 1/2",)
+
+
+def test_names_are_in_natural_order() -> None:
+    assert sorted(["c10", "c9", "b", "c9a"], key=natural_order) == ["b", "c9", "c9a", "c10"]
+
+
+def _no_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def _no_metrics(folder: Path) -> None:
+    (folder / "metrics.csv").unlink()
+
+
+def _no_rounds(folder: Path) -> None:
+    (folder / "metrics.csv").write_text("round,train_loss\n1,0.5")
+
+
+def _no_round_column(folder: Path) -> None:
+    (folder / "metrics.csv").write_text("epoch,train_loss\n1,0.5\n")
+
+
+def _word_for_number(folder: Path) -> None:
+    (folder / "metrics.csv").write_text("round,train_loss\n1,0.5\n2,much\n")
+
+
+def _half_a_round(folder: Path) -> None:
+    (folder / "metrics.csv").write_text("round,train_loss\n1.5,0.5\n")
+
+
+def _short_row(folder: Path) -> None:
+    (folder / "clients.csv").write_text(f"{CLIENTS}\n1,0,a\n")
+
+
+def _bytes_that_are_no_text(folder: Path) -> None:
+    (folder / "clients.csv").write_bytes(CLIENTS.encode() + b"\n\xff\xfe\n")
+
+
+def _broken_environment(folder: Path) -> None:
+    (folder / "environment.json").write_text('{"seed": ')
+
+
+def _list_for_environment(folder: Path) -> None:
+    (folder / "environment.json").write_text("[1, 2]")
+
+
+def _broken_partition(folder: Path) -> None:
+    content = (folder / "partition.npz").read_bytes()
+    (folder / "partition.npz").write_bytes(content[: len(content) // 2])
+
+
+def _empty_partition(folder: Path) -> None:
+    (folder / "partition.npz").write_bytes(b"")
+
+
+def _flat_counts(folder: Path) -> None:
+    np.savez(folder / "partition.npz", train_counts=np.arange(3), meta=np.array("{}"))
+
+
+def _list_for_meta(folder: Path) -> None:
+    meta = np.array(json.dumps([1, 2]))
+    np.savez(folder / "partition.npz", train_counts=np.ones((2, 2), int), meta=meta)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (_no_folder, "there is no folder"),
+        (_no_metrics, "holds no metrics.csv"),
+        (_no_rounds, "no finished round"),
+        (_no_round_column, "metrics.csv cannot be read: its first line names no column round"),
+        (_word_for_number, "line 3, column train_loss: 'much'"),
+        (_half_a_round, "line 2, column round: '1.5'"),
+        (_short_row, "line 2 has 3 fields where the first line names 9"),
+        (_bytes_that_are_no_text, "clients.csv cannot be read: line 2"),
+        (_broken_environment, "environment.json cannot be read"),
+        (_list_for_environment, "a list in place of a mapping"),
+        (_broken_partition, "partition.npz cannot be read"),
+        (_empty_partition, "partition.npz cannot be read"),
+        (_flat_counts, "partition.npz cannot be read"),
+        (_list_for_meta, "partition.npz cannot be read"),
+    ],
+)
+def test_damage_is_one_error_that_names_the_file(
+    tmp_path: Path, damage: Callable[[Path], None], named: str
+) -> None:
+    folder = write_run(tmp_path / "run")
+    damage(folder)
+    with pytest.raises(UserError, match=r"^report: ") as caught:
+        load(folder)
+    assert named in str(caught.value)
+    assert str(folder) in caught.value.found
+    assert caught.value.fix
+
+
+def test_an_unknown_number_of_classes_gets_numbers_for_names(tmp_path: Path) -> None:
+    run = load(write_run(tmp_path / "run", classes=("only", "two")))
+    assert run.split is not None
+    assert run.split.classes == ("0", "1", "2")
+
+
+def test_every_column_is_as_long_as_the_run(tmp_path: Path) -> None:
+    run = load(write_run(tmp_path / "run"))
+    assert set(run.metrics) == set(METRICS)
+    assert {len(values) for values in run.metrics.values()} == {3}
