@@ -1,6 +1,7 @@
 """The one long-lived Trainer of a federation."""
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterable
 from datetime import timedelta
@@ -115,6 +116,7 @@ class FederatedTrainer(L.Trainer):
         _check_positive("trainer.num_threads", num_threads)
         _check_positive("trainer.check_val_every_n_epoch", check_val_every_n_epoch)
         torch.set_num_threads(num_threads)
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # or Lightning's launcher sets another
         keep_heap()
         if logger is True:
             logger = False if fast_dev_run else RunLogger(default_root_dir, name or "run")
@@ -317,10 +319,10 @@ def _with_defaults(
     if progress and not any(isinstance(c, ProgressBar) for c in given):
         given.append(RoundProgressBar())
     if checkpoint and not any(isinstance(c, ModelCheckpoint) and c.save_last for c in given):
+        # A file named "last" after every round; save_last would write it only beside another one.
         given.append(
             ModelCheckpoint(
-                save_last=True,
-                save_top_k=0,
+                filename="last",
                 every_n_epochs=1,
                 save_on_train_epoch_end=True,
                 enable_version_counter=False,

@@ -1,0 +1,38 @@
+"""For all tests: one thread, and no network but the loopback device."""
+
+import ipaddress
+import socket
+from typing import Any
+
+import torch
+
+torch.set_num_threads(1)
+
+_connect, _connect_ex = socket.socket.connect, socket.socket.connect_ex
+
+
+def _refuse_remote(sock: socket.socket, address: Any) -> None:
+    """Local sockets and the loopback device stay open: ranks of a test talk over them."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    host = address[0]
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host in ("localhost", "localhost.localdomain", "")
+    if not local:
+        raise RuntimeError(f"a test tried to reach {address}: tests do not use the network")
+
+
+def _guarded_connect(sock: socket.socket, address: Any) -> None:
+    _refuse_remote(sock, address)
+    _connect(sock, address)
+
+
+def _guarded_connect_ex(sock: socket.socket, address: Any) -> int:
+    _refuse_remote(sock, address)
+    return _connect_ex(sock, address)
+
+
+socket.socket.connect = _guarded_connect  # type: ignore[assignment, method-assign]
+socket.socket.connect_ex = _guarded_connect_ex  # type: ignore[assignment, method-assign]

@@ -1,0 +1,280 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.partition import Partition
+from lightfed.data.partitioner import Partitioner
+from lightfed.data.resident import Batch
+from lightfed.data.schemes import Classes, Diversity, Iid
+from lightfed.data.vision import CIFAR10, Digits
+from lightfed.utils.errors import UserError
+from tests.data import tiny
+
+CPU = torch.device("cpu")
+
+
+class Counted(Dataset):
+    """Sample i of a split is the number i, so that a batch shows what is in it."""
+
+    classes = tuple("abcd")
+    input_shape = (1,)
+
+    def __init__(self, *, train: int = 100, test: int = 40) -> None:
+        self.sizes = {"train": train, "test": test}
+        self.loads = 0
+        self.fetched = 0
+
+    @property
+    def transform(self) -> Transform:
+        return Transform((0.0,), (1.0,))
+
+    def fetch(self) -> None:
+        self.fetched += 1
+
+    def load(self, split: Split) -> Samples:
+        self.loads += 1
+        number = torch.arange(self.sizes[split])
+        return Samples(x=number.float().unsqueeze(1), y=number % 4)
+
+
+def prepared(
+    scheme: Partitioner | None = None,
+    *,
+    dataset: Dataset | None = None,
+    clients: int = 6,
+    seed: int = 0,
+    folder: Path | None = None,
+    **given: Any,
+) -> FederatedDataModule:
+    data = FederatedDataModule(dataset or Counted(), scheme or Iid(), **given)
+    data.prepare(clients=clients, seed=seed, device=CPU, folder=folder)
+    return data
+
+
+def epoch(
+    data: FederatedDataModule, client: int, *, seed: int = 0, limit: int | None = None
+) -> Iterator[Batch]:
+    order, augment = (torch.Generator().manual_seed(seed + i) for i in range(2))
+    return data.train_epoch(client, order=order, augment=augment, limit=limit)
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(value) for x, _ in batches for value in x[:, 0]]
+
+
+def test_an_epoch_is_the_clients_samples_in_random_order() -> None:
+    data = prepared(batch_size=8)
+    seen: list[int] = []
+    for client in range(6):
+        batches = list(epoch(data, client, seed=client))
+        own = data.partition_.train(client).tolist()
+        assert sorted(numbers(batches)) == own
+        assert numbers(batches) != own
+        assert all(torch.equal(y, x[:, 0].long() % 4) for x, y in batches)
+        assert data.num_samples(client) == len(own)
+        assert data.num_batches(client) == len(batches) == -(-len(own) // 8)
+        seen += own
+    assert sorted(seen) == list(range(100))
+
+
+def test_the_generators_alone_decide_the_order() -> None:
+    data = prepared()
+    first = numbers(epoch(data, 2, seed=5))
+    list(epoch(data, 1))
+    assert numbers(epoch(data, 2, seed=5)) == first
+    assert numbers(epoch(data, 2, seed=6)) != first
+
+
+def test_limit_and_drop_last() -> None:
+    data = prepared(clients=6, batch_size=8, drop_last=True)
+    assert [len(y) for _, y in epoch(data, 0)] == [8, 8]
+    assert data.num_batches(0) == 2
+    limited = epoch(prepared(clients=6, batch_size=8), 0, limit=1)
+    assert [len(y) for _, y in limited] == [8]
+
+
+def test_drop_last_may_not_leave_a_client_nothing() -> None:
+    with pytest.raises(UserError) as error:
+        prepared(clients=6, batch_size=17, drop_last=True)
+    assert str(error.value) == (
+        "data.drop_last: 2 clients hold less than a batch of 17 (the smallest 16) and would train "
+        "on nothing; lower data.batch_size or set drop_last: false"
+    )
+
+
+def test_labels_are_those_of_the_training_samples() -> None:
+    data = prepared(Classes(2))
+    for client in range(6):
+        own = torch.from_numpy(data.partition_.train(client)) % 4
+        assert torch.equal(data.labels(client), own.unique().long())
+        assert data.labels(client).dtype == torch.int64
+    assert data.num_classes == 4
+    assert data.input_shape == (1,)
+
+
+def test_a_client_is_tested_on_its_test_samples() -> None:
+    data = prepared(eval_batch_size=3, personal_test="disjoint")
+    for client in range(6):
+        batches = list(data.test_batches(client))
+        assert numbers(batches) == data.partition_.test(client).tolist()
+        assert max(len(y) for _, y in batches) <= 3
+    assert sorted(numbers(b for k in range(6) for b in data.test_batches(k))) == list(range(40))
+
+
+def test_a_split_client_is_tested_on_training_samples() -> None:
+    data = prepared(personal_test="split", train_fraction=0.5)
+    for client in range(6):
+        tested = set(numbers(data.test_batches(client)))
+        trained = set(numbers(epoch(data, client)))
+        assert not tested & trained
+        assert tested == set(data.partition_.test(client).tolist())
+        assert max(tested | trained) >= 40  # beyond the test set
+
+
+def test_a_client_without_test_samples_has_no_batch() -> None:
+    data = prepared(clients=80, personal_test="disjoint")
+    sizes = np.diff(data.partition_.test_offsets)
+    client = int(np.flatnonzero(sizes == 0)[0])
+    assert list(data.test_batches(client)) == []
+
+
+def test_the_whole_test_set_in_batches() -> None:
+    data = prepared(eval_batch_size=16)
+    assert data.global_test_batches() == 3
+    batches = [data.global_test_batch(i) for i in range(3)]
+    assert numbers(batches) == list(range(40))
+    assert torch.equal(torch.cat([y for _, y in batches]), torch.arange(40) % 4)
+
+
+def test_the_training_samples_of_all_clients_each_once() -> None:
+    data = prepared()
+    assert data.train_batches(30) == 4
+    assert numbers(data.train_batch(i, 30) for i in range(4)) == list(range(100))
+    shared = prepared(Diversity(2, 40))
+    union = np.unique(shared.partition_.train_index).tolist()
+    assert len(union) < shared.partition_.train_offsets[-1]
+    assert numbers(shared.train_batch(i, 7) for i in range(shared.train_batches(7))) == union
+    split = prepared(personal_test="split")
+    tested = set(split.partition_.test_index.tolist())
+    batches = (split.train_batch(i, 30) for i in range(split.train_batches(30)))
+    assert not tested & set(numbers(batches))
+
+
+def test_only_training_batches_are_augmented(tmp_path: Path) -> None:
+    tiny.cifar10(tmp_path)
+    dataset = CIFAR10(str(tmp_path), verify_checksums=False)
+    data = prepared(dataset=dataset, clients=4, channels_last=True, batch_size=50)
+    plain_data = prepared(
+        dataset=CIFAR10(str(tmp_path), verify_checksums=False, augment=False),
+        clients=4,
+        batch_size=50,
+    )
+    ((x, y),) = epoch(data, 1)
+    ((plain, plain_y),) = epoch(plain_data, 1)
+    assert x.shape == (50, 3, 32, 32)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(y, plain_y)
+    assert not torch.equal(x, plain)
+    ((again, _),) = epoch(data, 1)
+    assert torch.equal(again, x)
+    for ours, theirs in (
+        (data.train_batch(0, 64), plain_data.train_batch(0, 64)),
+        (data.global_test_batch(0), plain_data.global_test_batch(0)),
+        (next(data.test_batches(2)), next(plain_data.test_batches(2))),
+    ):
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])
+        assert ours[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_preparing_twice_loads_once() -> None:
+    dataset = Counted()
+    data = prepared(dataset=dataset)
+    before = data.partition_
+    data.prepare(clients=6, seed=0, device=CPU, folder=None)
+    assert data.partition_ is before
+    assert dataset.loads == 2
+    data.prepare(clients=6, seed=1, device=CPU, folder=None)
+    assert data.partition_.digest != before.digest
+
+
+def test_a_stored_partition_is_used_if_it_is_the_one_that_would_be_drawn(tmp_path: Path) -> None:
+    drawn = prepared(folder=tmp_path).partition_
+    assert not list(tmp_path.iterdir())
+    # the same description with other samples, as another version of numpy might have drawn
+    stored = replace(drawn, train_index=drawn.train_index[::-1].copy())
+    stored.save(tmp_path / "partition.npz")
+    assert prepared(folder=tmp_path).partition_.digest == stored.digest != drawn.digest
+    assert prepared(folder=tmp_path, seed=1).partition_.digest != stored.digest
+    other = prepared(folder=tmp_path, dataset=Counted(train=101)).partition_
+    assert len(other.train_index) == 101
+    (tmp_path / "partition.npz").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"partition\.npz: not a partition"):
+        prepared(folder=tmp_path)
+
+
+def test_the_trainer_says_how_many_clients_there_are() -> None:
+    data = FederatedDataModule(Counted(), Iid())
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        lightning_module=SimpleNamespace(num_clients=5, seed=3),
+        strategy=SimpleNamespace(root_device=CPU),
+    )
+    data.setup("fit")
+    assert data.partition_.clients == 5
+    assert data.partition_.digest == prepared(clients=5, seed=3).partition_.digest
+    data.prepare_data()
+    assert data.dataset.fetched == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("batch_size", {"batch_size": 0}),
+        ("eval_batch_size", {"eval_batch_size": -1}),
+        ("train_fraction", {"train_fraction": 0.0}),
+        ("personal_test", {"personal_test": "none"}),
+    ],
+)
+def test_a_bad_argument_is_named(key: str, given: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as error:
+        FederatedDataModule(Counted(), Iid(), **given)
+    assert error.value.key == f"data.{key}"
+
+
+def test_a_hundred_thousand_clients_are_no_burden() -> None:
+    data = prepared(dataset=Counted(train=200_000, test=1000), clients=100_000)
+    partition = data.partition_
+    assert partition.clients == 100_000
+    fields = vars(partition).values()
+    arrays = [value.nbytes for value in fields if isinstance(value, np.ndarray)]
+    indices = partition.train_index.nbytes + partition.test_index.nbytes
+    assert sum(arrays) - indices < 100 * 100_000  # bytes; the rest of the module keeps no client
+    assert all(
+        len(vars(data)[name]) < 20
+        for name in vars(data)
+        if isinstance(vars(data)[name], (list, dict))
+    )
+    assert numbers(epoch(data, 99_999))
+
+
+def test_digits_of_twenty_clients() -> None:
+    data = prepared(dataset=Digits(), clients=20)
+    assert [data.num_samples(client) for client in range(20)] == [72] * 17 + [71] * 3
+    x, y = next(epoch(data, 0))
+    assert x.shape == (32, 1, 8, 8)
+    assert y.dtype == torch.int64
+    assert abs(data.train_batch(0, 1437)[0].mean().item()) < 1e-3
+
+
+def test_a_partition_of_a_run_can_be_read_on_its_own(tmp_path: Path) -> None:
+    data = prepared(dataset=Digits(), clients=20)
+    data.partition_.save(tmp_path / "partition.npz")
+    assert Partition.load(tmp_path / "partition.npz").digest == data.partition_.digest

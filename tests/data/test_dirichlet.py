@@ -1,0 +1,125 @@
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightfed.data.dirichlet import Dirichlet, DirichletClient, Quantity
+from lightfed.data.partitioner import Partitioner
+from tests.data.rules import (
+    BALANCED,
+    assert_exact_cover,
+    classes_of,
+    concentrations,
+    label_sets,
+    sizes,
+    split,
+    split_or_refuse,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(label_sets(), st.integers(1, 12), concentrations, st.integers(1, 9))
+def test_quantity(drawn: tuple[np.ndarray, int], clients: int, beta: float, min_size: int) -> None:
+    labels, num_classes = drawn
+    scheme = Quantity(beta, min_size=min_size)
+    possible = clients * min_size <= len(labels)
+    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
+    if parts:
+        assert_exact_cover(parts, labels, clients)
+        assert sizes(parts).min() >= min_size
+
+
+@settings(deadline=None, max_examples=100)
+@given(label_sets(), st.integers(1, 12), concentrations, st.integers(1, 9), st.booleans())
+def test_dirichlet(
+    drawn: tuple[np.ndarray, int], clients: int, alpha: float, min_size: int, balance: bool
+) -> None:
+    labels, num_classes = drawn
+    scheme = Dirichlet(alpha, min_size=min_size, balance=balance)
+    possible = clients * min_size <= len(labels)
+    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
+    if parts:
+        assert_exact_cover(parts, labels, clients)
+        assert sizes(parts).min() >= min_size
+
+
+@settings(deadline=None, max_examples=100)
+@given(label_sets(), st.integers(1, 12), concentrations)
+def test_dirichlet_client(drawn: tuple[np.ndarray, int], clients: int, alpha: float) -> None:
+    labels, num_classes = drawn
+    scheme = DirichletClient(alpha)
+    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=clients <= len(labels))
+    if parts:
+        assert_exact_cover(parts, labels, clients)
+        assert np.ptp(sizes(parts)) <= 1
+
+
+@pytest.mark.parametrize("family", [Dirichlet, DirichletClient])
+def test_concentration_orders_the_skew(family: Callable[[float], Partitioner]) -> None:
+    def classes_per_client(alpha: float) -> float:
+        parts = split(family(alpha), BALANCED, 50, num_classes=10)
+        return float(np.mean([len(held) for held in classes_of(parts, BALANCED)]))
+
+    held = [classes_per_client(alpha) for alpha in (0.01, 0.1, 1.0, 100.0)]
+    assert all(less < more for less, more in pairwise(held))
+    assert held[0] < 3
+    assert held[-1] == 10
+
+
+def test_large_concentration_is_even() -> None:
+    even = split(Dirichlet(1e6), BALANCED, 20, num_classes=10)
+    assert np.ptp(sizes(even)) <= 20
+    assert np.ptp(sizes(split(Quantity(1e6), BALANCED, 20, num_classes=10))) <= 5
+    assert np.ptp(sizes(split(Quantity(0.1), BALANCED, 20, num_classes=10))) > 500
+
+
+def test_balance_caps_what_comes_after_the_equal_part() -> None:
+    capped = split(Dirichlet(0.1, balance=True), BALANCED, 20, num_classes=10)
+    free = split(Dirichlet(0.1), BALANCED, 20, num_classes=10)
+    # who is below 250 samples may get one more class, of 500, and no other
+    assert sizes(capped).max() < 250 + 500
+    assert sizes(capped).std() < sizes(free).std()
+
+
+def test_repair_takes_from_the_largest_class_of_the_largest_client() -> None:
+    """With so small an alpha each class has one holder, so that ten draws leave clients empty."""
+    parts = split(Dirichlet(1e-6, min_size=5), BALANCED, 20, num_classes=10)
+    poor = [part for part in parts if len(part) == 5]
+    assert len(poor) >= 10
+    assert all(len(np.unique(BALANCED[part])) == 1 for part in poor)
+    assert_exact_cover(parts, BALANCED, 20)
+
+
+def test_exhausted_classes_are_masked() -> None:
+    """One class for each of 50 clients: the proportions cannot be met, and all must end."""
+    labels = np.repeat(np.arange(10), [950] + [6] * 9)
+    parts = split(DirichletClient(1e-6), labels, 50, num_classes=10)
+    assert_exact_cover(parts, labels, 50)
+    assert np.ptp(sizes(parts)) <= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(label_sets(), st.integers(1, 12), st.sampled_from([0.1, 1.0, 10.0]))
+def test_the_largest_possible_min_size_is_met(
+    drawn: tuple[np.ndarray, int], clients: int, alpha: float
+) -> None:
+    """Whoever gives to the poor must not become poor: here nobody has more to spare than needed."""
+    labels, num_classes = drawn
+    min_size = max(1, len(labels) // clients)
+    scheme = Dirichlet(alpha, min_size=min_size)
+    possible = clients <= len(labels)
+    parts = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
+    if parts:
+        assert_exact_cover(parts, labels, clients)
+        assert sizes(parts).min() >= min_size
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_balance_where_all_that_is_open_has_underflowed(seed: int) -> None:
+    """A class drawn for one client alone, which is full, goes to the others in equal parts."""
+    parts = split(Dirichlet(1e-6, balance=True), BALANCED, 4, num_classes=10, seed=seed)
+    assert_exact_cover(parts, BALANCED, 4)
+    assert sizes(parts).max() < 1250 + 500

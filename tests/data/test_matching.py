@@ -1,0 +1,112 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightfed.data.matching import (
+    class_counts,
+    dealt_counts,
+    draw_test,
+    flatten,
+    hold_out,
+    matched_counts,
+)
+
+counts = st.integers(1, 5).flatmap(
+    lambda classes: st.lists(
+        st.lists(st.integers(0, 9), min_size=classes, max_size=classes), min_size=1, max_size=12
+    )
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(counts, st.integers(0, 60), st.integers(0, 99))
+def test_dealt_counts_are_rounded_and_exhaustive(
+    held: list[list[int]], size: int, seed: int
+) -> None:
+    matrix = np.array(held, dtype=np.int32)
+    pools = np.random.default_rng(seed).integers(0, size + 1, size=matrix.shape[1:])
+    dealt = dealt_counts(matrix, pools, np.random.default_rng(seed))
+    trained = matrix.any(axis=0)
+    np.testing.assert_array_equal(dealt.sum(axis=0), np.where(trained, pools, 0))
+    exact = matrix * pools / np.maximum(matrix.sum(axis=0), 1)
+    assert (np.abs(dealt - exact) < 1).all()
+    tested, offsets = draw_test(
+        dealt, np.repeat(np.arange(len(pools)), pools), np.random.default_rng(0), shared=False
+    )
+    assert len(np.unique(tested)) == len(tested) == offsets[-1]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.floats(0.1, 0.9))
+def test_hold_out_keeps_something_on_both_sides(sizes: list[int], fraction: float) -> None:
+    labels = np.random.default_rng(sum(sizes)).integers(4, size=sum(sizes))
+    owned = flatten(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+    train, test = hold_out(
+        owned, labels, fraction=fraction, num_classes=4, rng=np.random.default_rng(1)
+    )
+    kept = np.diff(train[1])
+    np.testing.assert_array_equal(kept + np.diff(test[1]), sizes)
+    assert (kept >= 1).all()
+    assert (np.diff(test[1])[np.array(sizes) > 1] >= 1).all()
+    both = class_counts(train, labels, 4) + class_counts(test, labels, 4)
+    np.testing.assert_array_equal(both, class_counts(owned, labels, 4))
+    np.testing.assert_array_equal(np.sort(np.concatenate((train[0], test[0]))), owned[0])
+
+
+def test_hold_out_favours_no_class() -> None:
+    """Many clients with one sample of each class: all classes are held out equally often."""
+    labels = np.tile(np.arange(10), 500)
+    owned = flatten(list(np.arange(5000).reshape(500, 10)))
+    _, test = hold_out(owned, labels, fraction=0.8, num_classes=10, rng=np.random.default_rng(0))
+    held_out = np.bincount(labels[test[0]], minlength=10)
+    assert held_out.sum() == 1000
+    assert np.abs(held_out - 100).max() < 45  # five standard deviations
+
+
+def test_dealt_counts_favour_no_client() -> None:
+    """100 equal clients and 36 samples of each of ten classes: everyone gets three or four."""
+    held = np.full((100, 10), 14, dtype=np.int32)
+    dealt = dealt_counts(held, np.full(10, 36), np.random.default_rng(0))
+    assert set(dealt.sum(axis=1)) == {3, 4}
+
+
+def test_matched_counts_are_rounded_up_exactly() -> None:
+    """A tenth of 100 is 10, though 0.1 * 100 may be more in floats; and a class has no more."""
+    held = np.array([[1, 9], [3, 27], [0, 5]])
+    counts = matched_counts(held, np.array([60, 240]))
+    np.testing.assert_array_equal(counts, [[10, 90], [10, 90], [0, 100]])
+    scarce = matched_counts(held, np.array([4, 296]))
+    np.testing.assert_array_equal(scarce, [[4, 90], [4, 90], [0, 100]])
+
+
+def test_matched_counts_do_not_overflow() -> None:
+    held = np.array([[2_000_000_000, 1]], dtype=np.int32)
+    counts = matched_counts(held, np.array([1_000_000, 1_000_000]))
+    np.testing.assert_array_equal(counts, [[1_000_000, 1]])
+
+
+def test_shared_test_samples_are_drawn_from_everywhere() -> None:
+    """Every sample of a class is used about equally often, and no client has one twice."""
+    labels = np.repeat([0, 1], [30, 50])
+    counts = np.tile([10, 20], (600, 1))
+    index, offsets = draw_test(counts, labels, np.random.default_rng(0), shared=True)
+    for client in range(600):
+        own = index[offsets[client] : offsets[client + 1]]
+        assert (np.diff(own) > 0).all()
+        np.testing.assert_array_equal(np.bincount(labels[own]), [10, 20])
+    uses = np.bincount(index, minlength=80)
+    assert np.abs(uses[:30] - 200).max() < 60  # five standard deviations
+    assert np.abs(uses[30:] - 240).max() < 60
+
+
+def test_hold_out_of_nearly_everything_keeps_one() -> None:
+    """A fraction below the jitter that decides ties must not raise a class that nobody owns."""
+    labels = np.tile([0, 1, 3], 40)
+    owned = flatten(np.split(np.arange(120), 40))
+    train, test = hold_out(
+        owned, labels, fraction=1e-9, num_classes=5, rng=np.random.default_rng(0)
+    )
+    np.testing.assert_array_equal(np.diff(train[1]), 1)
+    np.testing.assert_array_equal(np.diff(test[1]), 2)
+    assert len(train[0]) == 40
+    assert len(test[0]) == 80

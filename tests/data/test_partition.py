@@ -1,0 +1,286 @@
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.dirichlet import Dirichlet, DirichletClient
+from lightfed.data.partition import Partition, PersonalTest, draw_partition
+from lightfed.data.partitioner import Partitioner
+from lightfed.data.schemes import Classes, Diversity, Iid, Natural
+from lightfed.utils.errors import UserError
+
+MODES: list[PersonalTest] = ["match", "disjoint", "split", "labels"]
+
+
+class Letters(Dataset):
+    """1,000 training and 200 test samples of five classes; nine writers."""
+
+    classes = tuple("abcde")
+    input_shape = (1,)
+
+    @property
+    def transform(self) -> Transform:
+        return Transform((0.0,), (1.0,))
+
+    def load(self, split: Split) -> Samples:
+        count = 1000 if split == "train" else 200
+        y = torch.arange(count) % 5
+        return Samples(x=torch.zeros(count, 1), y=y, groups=torch.arange(count) % 9)
+
+
+TRAIN, TEST = Letters().load("train"), Letters().load("test")
+
+
+def draw(
+    scheme: Partitioner,
+    *,
+    clients: int = 20,
+    seed: int = 0,
+    test: PersonalTest = "match",
+    train_fraction: float = 0.8,
+    test_samples: Samples = TEST,
+) -> Partition:
+    return draw_partition(
+        Letters(),
+        scheme,
+        clients=clients,
+        seed=seed,
+        test=test,
+        train_fraction=train_fraction,
+        train=TRAIN,
+        test_samples=test_samples,
+    )
+
+
+def label_distance(partition: Partition, shift: int = 0) -> float:
+    """Mean L1 distance of a client's test proportions from the training ones of it or another."""
+    train = partition.train_counts / partition.train_counts.sum(1, keepdims=True)
+    test = partition.test_counts / np.maximum(partition.test_counts.sum(1, keepdims=True), 1)
+    return float(np.abs(np.roll(train, shift, axis=0) - test).sum(1).mean())
+
+
+@pytest.mark.parametrize("test", MODES)
+def test_the_arrays_agree_with_each_other(test: PersonalTest) -> None:
+    partition = draw(Dirichlet(0.3), test=test)
+    source = TRAIN if partition.meta["test_source"] == "train" else TEST
+    assert partition.clients == 20
+    assert partition.train_index.dtype == partition.test_index.dtype == np.int32
+    assert partition.train_offsets.dtype == partition.test_offsets.dtype == np.int64
+    assert partition.train_counts.dtype == partition.test_counts.dtype == np.int32
+    assert partition.train_offsets[-1] == len(partition.train_index)
+    assert partition.test_offsets[-1] == len(partition.test_index)
+    for client in range(20):
+        train, tested = partition.train(client), partition.test(client)
+        assert np.shares_memory(train, partition.train_index)
+        assert np.shares_memory(tested, partition.test_index)
+        assert (np.diff(train) > 0).all()
+        assert (np.diff(tested) > 0).all()
+        held = np.bincount(TRAIN.y[torch.from_numpy(train)], minlength=5)
+        np.testing.assert_array_equal(partition.train_counts[client], held)
+        np.testing.assert_array_equal(partition.labels(client), np.flatnonzero(held))
+        tests = np.bincount(source.y[torch.from_numpy(tested)], minlength=5)
+        np.testing.assert_array_equal(partition.test_counts[client], tests)
+
+
+def test_matched_test_sets_have_the_proportions_of_the_training_sets() -> None:
+    partition = draw(DirichletClient(0.3), test="match")
+    sizes = np.diff(partition.test_offsets)
+    assert ((sizes >= 10) & (sizes <= 10 + 4)).all()  # 200 / 20, each class rounded up
+    assert label_distance(partition) < 0.25
+    assert label_distance(partition, shift=1) > 0.6
+    assert len(np.unique(partition.test_index)) < len(partition.test_index)
+
+
+def test_disjoint_test_sets_use_every_test_sample_once() -> None:
+    partition = draw(DirichletClient(0.3), test="disjoint")
+    np.testing.assert_array_equal(np.sort(partition.test_index), np.arange(200))
+    assert np.ptp(np.diff(partition.test_offsets)) <= 2
+    assert label_distance(partition) < 0.25
+    uneven = draw(Dirichlet(0.3), test="disjoint")
+    train, test = np.diff(uneven.train_offsets), np.diff(uneven.test_offsets)
+    assert np.abs(test - train / 5).max() < 3
+
+
+def test_a_split_test_set_comes_from_the_client_itself() -> None:
+    whole, partition = draw(Dirichlet(0.3)), draw(Dirichlet(0.3), test="split")
+    assert partition.meta["test_source"] == "train"
+    assert whole.meta["test_source"] == "test"
+    for client in range(20):
+        both = np.concatenate((partition.train(client), partition.test(client)))
+        np.testing.assert_array_equal(np.sort(both), whole.train(client))
+    owned = partition.train_counts + partition.test_counts
+    assert np.abs(partition.train_counts - 0.8 * owned).max() <= 1
+    sizes = owned.sum(1)
+    kept = np.rint(0.8 * sizes).clip(1, np.maximum(sizes - 1, 1))
+    np.testing.assert_array_equal(partition.train_counts.sum(1), kept)
+
+
+def test_label_test_sets_are_all_test_samples_of_the_classes() -> None:
+    partition = draw(Diversity(2, 30), test="labels")
+    for client in range(20):
+        expected = np.flatnonzero(np.isin(TEST.y, partition.labels(client)))
+        np.testing.assert_array_equal(partition.test(client), expected)
+
+
+@pytest.mark.parametrize("test", MODES)
+def test_more_clients_than_test_samples(test: PersonalTest) -> None:
+    few = Samples(x=TEST.x[:7], y=TEST.y[:7])
+    partition = draw(Iid(), clients=400, test=test, test_samples=few)
+    sizes = np.diff(partition.test_offsets)
+    if test in ("match", "labels"):
+        assert sizes.min() >= 1
+    if test == "disjoint":
+        assert sizes.sum() == 7
+
+
+def test_a_class_without_test_samples_is_left_out() -> None:
+    """Nobody can be tested on what is not there, and not to be tested at all is not an error."""
+    only_a = Samples(x=TEST.x[TEST.y == 0], y=TEST.y[TEST.y == 0])
+    for test in ("match", "disjoint", "labels"):
+        partition = draw(Classes(1), clients=5, test=test, test_samples=only_a)
+        assert (np.diff(partition.test_offsets) > 0).sum() == 1
+    no_class_of_ours = Samples(x=TEST.x[:0], y=TEST.y[:0])
+    assert len(draw(Iid(), test_samples=no_class_of_ours).test_index) == 0
+
+
+@pytest.mark.parametrize("test", MODES)
+def test_the_seed_decides(test: PersonalTest) -> None:
+    first, again = draw(Dirichlet(0.3), test=test), draw(Dirichlet(0.3), test=test)
+    assert first.digest == again.digest
+    assert draw(Dirichlet(0.3), test=test, seed=1).digest != first.digest
+
+
+def test_how_clients_are_tested_does_not_change_what_they_train_on() -> None:
+    match, disjoint = draw(Dirichlet(0.3)), draw(Dirichlet(0.3), test="disjoint")
+    np.testing.assert_array_equal(match.train_index, disjoint.train_index)
+    assert match.digest != disjoint.digest
+
+
+def test_natural_owners_come_from_the_samples() -> None:
+    partition = draw(Natural(), clients=9)
+    assert all(len(set((partition.train(client) % 9).tolist())) == 1 for client in range(9))
+
+
+def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+    partition = draw(Dirichlet(0.3, min_size=5), test="split", train_fraction=0.75)
+    path = tmp_path / "run" / "partition.npz"
+    partition.save(path)
+    loaded = Partition.load(path)
+    assert loaded.digest == partition.digest
+    assert loaded.meta == partition.meta
+    assert loaded.meta["scheme"] == "Dirichlet(alpha=0.3, min_size=5)"
+    assert loaded.meta["dataset"] == "Letters"
+    assert loaded.meta["classes"] == list("abcde")
+    assert loaded.meta["train_fraction"] == 0.75
+    np.testing.assert_array_equal(loaded.test(3), partition.test(3))
+    assert [entry.name for entry in path.parent.iterdir()] == ["partition.npz"]
+
+
+def test_a_save_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "partition.npz"
+    first = draw(Iid())
+    first.save(path)
+
+    def broken(source: object, target: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="disk full"):
+        draw(Iid(), seed=1).save(path)
+    assert Partition.load(path).digest == first.digest
+    assert [entry.name for entry in tmp_path.iterdir()] == ["partition.npz"]
+
+
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "partition.npz"
+    partition = draw(Iid())
+    partition.save(path)
+    with np.load(path) as stored:
+        content = dict(stored)
+    content["train_index"] = content["train_index"][::-1]
+    np.savez(path, **content)
+    with pytest.raises(UserError, match="does not match its digest; remove it") as error:
+        Partition.load(path)
+    assert error.value.key == str(path)
+    np.savez(path, train_index=np.arange(3))
+    with pytest.raises(UserError, match="not a partition"):
+        Partition.load(path)
+    partition.save(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError, match="not a partition"):
+        Partition.load(path)
+    with pytest.raises(UserError, match="not a partition"):
+        Partition.load(tmp_path / "nowhere.npz")
+
+
+def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "partition.npz"
+    np.savez(path, train_index=np.array([{"an": "object"}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match="not a partition"):
+        Partition.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"clients": 19},
+        {"test": "disjoint"},
+        {"test": "split"},
+        {"test_samples": replace(TEST, y=TEST.y.flip(0))},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_description_holds_everything_that_matters(change: dict[str, object]) -> None:
+    assert draw(Iid()).meta == draw(Iid()).meta
+    assert draw(Iid(), **change).meta != draw(Iid()).meta  # type: ignore[arg-type]
+
+
+def test_the_fraction_matters_only_to_a_split() -> None:
+    assert draw(Iid(), train_fraction=0.7).meta == draw(Iid()).meta
+    split = [draw(Iid(), test="split", train_fraction=part).meta for part in (0.7, 0.8)]
+    assert split[0] != split[1]
+
+
+def test_the_digest_names_the_split() -> None:
+    partition = draw(Iid())
+    swapped = partition.train_index.copy()
+    swapped[[0, -1]] = swapped[[-1, 0]]
+    assert replace(partition, train_index=swapped).digest != partition.digest
+    assert replace(partition, meta={}).digest == partition.digest
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(UserError, match=r"data\.train_fraction: 1\.0; give a number between"):
+        draw(Iid(), test="split", train_fraction=1.0)
+    with pytest.raises(UserError, match=r"data\.personal_test: 'other'; choose one of match"):
+        draw(Iid(), test="other")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"model\.cohorts: 0 clients"):
+        draw(Iid(), clients=0)
+
+
+def test_a_scheme_that_leaves_a_client_empty_is_refused() -> None:
+    class Greedy(Iid):
+        def split(self, labels: np.ndarray, **_: object) -> list[np.ndarray]:
+            return [np.arange(len(labels)), np.arange(0)]
+
+    with pytest.raises(UserError, match=r"Greedy\(\) left client 1 empty"):
+        draw(Greedy(), clients=2)
+
+
+def test_the_table_shows_counts_and_what_it_leaves_out() -> None:
+    partition = draw(Classes(2), clients=20)
+    lines = partition.table(rows=4).splitlines()
+    assert lines[0] == "Classes(per_client=2) of Letters, seed 0: 1000 training samples, 20 clients"
+    assert lines[1].split() == ["client", "train", "test", "classes", "0", "1", "2", "3", "4"]
+    first = [int(cell) for cell in lines[2].split()]
+    assert first == [0, 50, len(partition.test(0)), 2, *partition.train_counts[0]]
+    assert "16 more clients" in lines[6]
+    assert lines[-1] == "sizes 50 to 50, median 50"
+    assert "more clients" not in partition.table()

@@ -1,0 +1,268 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightfed.data.dataset import Samples, Transform
+from lightfed.data.resident import ResidentSplit
+
+CPU = torch.device("cpu")
+COLOUR = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+AUGMENTED = replace(COLOUR, crop_padding=4, flip=True)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def images(
+    count: int, *, dtype: torch.dtype = torch.uint8, height: int = 9, width: int = 7
+) -> Samples:
+    x = torch.randint(0, 256, (count, 3, height, width), generator=seeded(0))
+    x = x.to(torch.uint8) if dtype == torch.uint8 else x / 256
+    return Samples(x=x, y=torch.randint(0, 10, (count,), generator=seeded(1)))
+
+
+def slow_normalise(x: Tensor, transform: Transform) -> Tensor:
+    unit = 255 if x.dtype == torch.uint8 else 1
+    planes = zip(x, transform.mean, transform.std, strict=True)
+    return torch.stack([(plane / unit - mean) / std for plane, mean, std in planes])
+
+
+def slow_augment(x: Tensor, transform: Transform, *, top: int, left: int, mirrored: bool) -> Tensor:
+    """One sample (C, H, W) pixel by pixel: out[i, j] = x[i + top - pad, j + left - pad]."""
+    _, height, width = x.shape
+    out = torch.zeros_like(x)
+    for i in range(height):
+        for j in range(width):
+            row, column = i + top - transform.crop_padding, j + left - transform.crop_padding
+            if 0 <= row < height and 0 <= column < width:
+                out[:, i, width - 1 - j if mirrored else j] = x[:, row, column]
+    return out
+
+
+def drawn(
+    count: int, transform: Transform, generator: torch.Generator
+) -> list[tuple[int, int, bool]]:
+    edges = torch.randint(0, 2 * transform.crop_padding + 1, (2, count), generator=generator)
+    mirrored = torch.randint(0, 2 if transform.flip else 1, (count,), generator=generator)
+    triples = zip(*edges.tolist(), mirrored.tolist(), strict=True)
+    return [(top, left, bool(mirror)) for top, left, mirror in triples]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("float_limit", [0, 1 << 20])
+@pytest.mark.parametrize(("padding", "flip"), [(0, False), (4, True), (2, False), (0, True)])
+def test_batches_are_what_the_definition_says(
+    dtype: torch.dtype, channels_last: bool, float_limit: int, padding: int, flip: bool
+) -> None:
+    samples = images(20, dtype=dtype)
+    transform = replace(COLOUR, crop_padding=padding, flip=flip)
+    split = ResidentSplit(
+        samples,
+        transform,
+        device=CPU,
+        channels_last=channels_last,
+        train=True,
+        float_limit=float_limit,
+    )
+    index = torch.tensor([3, 19, 3, 0, 11, 7, 8, 1])
+    x, y = split.batch(index, seeded(5))
+    assert torch.equal(y, samples.y[index])
+    assert x.dtype == torch.float32
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert x.is_contiguous(memory_format=layout)
+    for i, (top, left, mirrored) in enumerate(drawn(len(index), transform, seeded(5))):
+        raw = samples.x[index[i]]
+        expected = slow_augment(raw, transform, top=top, left=left, mirrored=mirrored)
+        torch.testing.assert_close(
+            x[i].contiguous(), slow_normalise(expected, transform), rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED])
+def test_without_a_generator_nothing_is_augmented(
+    channels_last: bool, transform: Transform
+) -> None:
+    samples = images(12)
+    split = ResidentSplit(samples, transform, device=CPU, channels_last=channels_last, train=True)
+    evaluated = ResidentSplit(samples, transform, device=CPU, train=False)
+    index = torch.tensor([5, 0, 11])
+    x, _ = split.batch(index)
+    expected = torch.stack([slow_normalise(samples.x[i], COLOUR) for i in index])
+    torch.testing.assert_close(x.contiguous(), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(evaluated.batch(index, seeded(0))[0], x)
+    spanned, y = split.span(4, 9)
+    assert torch.equal(spanned, split.batch(torch.arange(4, 9))[0])
+    assert torch.equal(y, samples.y[4:9])
+
+
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED])
+def test_what_is_stored_does_not_change_the_bits(transform: Transform) -> None:
+    samples = images(30)
+    kept = [
+        ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True, float_limit=n)
+        for last in (False, True)
+        for n in (0, 1 << 20)
+    ]
+    batches = [split.batch(torch.arange(30), seeded(3))[0] for split in kept]
+    assert all(torch.equal(x, batches[0]) for x in batches[1:])
+
+
+def test_every_crop_and_both_orientations_occur() -> None:
+    """A single bright pixel in the middle shows by where it ends which crop was taken."""
+    x = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
+    x[0, 0, 4, 4] = 255
+    samples = Samples(x=x, y=torch.zeros(1, dtype=torch.int64))
+    transform = Transform((0.0,), (1.0,), crop_padding=4)
+    split = ResidentSplit(samples, transform, device=CPU, train=True)
+    index = torch.zeros(4050, dtype=torch.int64)
+    places = split.batch(index, seeded(0))[0].flatten(1).argmax(1)
+    counts = torch.bincount(places, minlength=81)
+    assert counts.min() > 20  # 50 expected, standard deviation 7
+    assert counts.max() < 90
+    x = torch.zeros(1, 1, 1, 2, dtype=torch.uint8)
+    x[0, 0, 0, 0] = 255
+    samples = Samples(x=x, y=torch.zeros(1, dtype=torch.int64))
+    split = ResidentSplit(samples, Transform((0.0,), (1.0,), flip=True), device=CPU, train=True)
+    left = split.batch(index, seeded(0))[0][:, 0, 0, 0].sum()
+    assert abs(left - 2025) < 160  # five standard deviations
+
+
+def test_an_epoch_is_a_permutation_of_the_index() -> None:
+    samples = images(50)
+    split = ResidentSplit(samples, COLOUR, device=CPU, train=True)
+    index = torch.arange(10, 45, dtype=torch.int32)
+    batches = list(split.epoch(index, batch_size=8, generator=None, order=seeded(2)))
+    assert [len(y) for _, y in batches] == [8, 8, 8, 8, 3]
+    order = index[torch.randperm(35, generator=seeded(2))]
+    assert not torch.equal(order, index)
+    assert torch.equal(torch.cat([x for x, _ in batches]), split.batch(order)[0])
+    assert torch.equal(torch.cat([y for _, y in batches]), samples.y[order])
+    in_order = list(split.epoch(index, batch_size=35, generator=None, order=None))
+    assert torch.equal(in_order[0][1], samples.y[10:45])
+
+
+def test_drop_last_and_limit() -> None:
+    split = ResidentSplit(images(50), COLOUR, device=CPU, train=True)
+
+    def sizes(count: int, *, drop_last: bool = False, limit: int | None = None) -> list[int]:
+        epoch = split.epoch(
+            torch.arange(count),
+            batch_size=8,
+            generator=None,
+            order=None,
+            drop_last=drop_last,
+            limit=limit,
+        )
+        return [len(y) for _, y in epoch]
+
+    assert sizes(20, drop_last=True) == [8, 8]
+    assert sizes(7, drop_last=True) == []
+    assert sizes(0) == []
+    assert sizes(20, limit=2) == [8, 8]
+    assert sizes(20, limit=5) == [8, 8, 4]
+    assert sizes(20, limit=0) == []
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED])
+def test_gathering_in_parts_changes_nothing(
+    channels_last: bool, transform: Transform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = images(50)
+    last = channels_last
+    at_once = ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True)
+    monkeypatch.setattr("lightfed.data.resident._GATHER_BYTES", {"cpu": 4 * 3 * 9 * 7 * 16})
+    in_parts = ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True)
+    index = torch.arange(50).flip(0)
+    epochs = [
+        list(split.epoch(index, batch_size=7, generator=seeded(1), order=seeded(2)))
+        for split in (at_once, in_parts)
+    ]
+    assert [len(y) for _, y in epochs[1]] == [7] * 7 + [1]
+    for (x, y), (x_parts, y_parts) in zip(*epochs, strict=True):
+        assert torch.equal(x, x_parts)
+        assert torch.equal(y, y_parts)
+        if channels_last:
+            assert x_parts.is_contiguous(memory_format=torch.channels_last)
+    storages = {x.untyped_storage().data_ptr() for x, _ in epochs[1]}
+    assert len(storages) > 1
+
+
+def test_what_a_sample_becomes_does_not_depend_on_the_batch_size() -> None:
+    split = ResidentSplit(images(50), AUGMENTED, device=CPU, train=True)
+
+    def samples_of_epoch(batch_size: int, seed: int) -> Tensor:
+        index, draws = torch.arange(50), seeded(seed)
+        epoch = split.epoch(index, batch_size=batch_size, generator=draws, order=seeded(2))
+        return torch.cat([x for x, _ in epoch])
+
+    expected = samples_of_epoch(50, 1)
+    assert torch.equal(samples_of_epoch(5, 1), expected)
+    assert torch.equal(samples_of_epoch(16, 1), expected)
+    assert not torch.equal(samples_of_epoch(50, 9), expected)
+
+
+def test_batches_do_not_share_memory_with_the_split() -> None:
+    for transform in (COLOUR, AUGMENTED):
+        samples = images(20)
+        split = ResidentSplit(samples, transform, device=CPU, train=True)
+        before = samples.x.clone()
+        index = torch.arange(20)
+        batches = list(split.epoch(index, batch_size=8, generator=None, order=None))
+        expected = torch.cat([x for x, _ in batches])
+        second = batches[1][0].clone()
+        batches[0][0].zero_()
+        assert torch.equal(batches[1][0], second)
+        assert torch.equal(split.batch(index)[0], expected)
+        assert torch.equal(samples.x, before)
+
+
+def test_float_samples_of_the_caller_stay_as_they_were() -> None:
+    x = torch.randn(40, 5, generator=seeded(0))
+    samples = Samples(x=x.clone(), y=torch.zeros(40, dtype=torch.int64))
+    for float_limit in (0, 1 << 20):
+        split = ResidentSplit(
+            samples,
+            Transform((1.0,), (2.0,)),
+            device=CPU,
+            train=True,
+            channels_last=True,
+            float_limit=float_limit,
+        )
+        torch.testing.assert_close(split.batch(torch.arange(40))[0], (x - 1) / 2)
+        torch.testing.assert_close(split.span(3, 9)[0], (x[3:9] - 1) / 2)
+        assert torch.equal(samples.x, x)
+        assert len(split) == 40
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED])
+def test_a_gpu_gives_the_batches_of_the_cpu(channels_last: bool, transform: Transform) -> None:
+    samples = images(50)
+    last = channels_last
+    for limit in (0, 1 << 20):
+        splits = [
+            ResidentSplit(
+                samples,
+                transform,
+                device=torch.device(name),
+                channels_last=last,
+                train=True,
+                float_limit=limit,
+            )
+            for name in ("cpu", "cuda")
+        ]
+        ours, theirs = (
+            list(split.epoch(torch.arange(50), batch_size=8, generator=seeded(1), order=seeded(2)))
+            for split in splits
+        )
+        for (x, y), (x_gpu, y_gpu) in zip(ours, theirs, strict=True):
+            assert x_gpu.is_cuda
+            torch.testing.assert_close(x_gpu.cpu(), x, rtol=1e-6, atol=1e-6)
+            assert torch.equal(y_gpu.cpu(), y)

@@ -1,0 +1,248 @@
+import hashlib
+import pickle
+import socket
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lightfed.data.dataset import Dataset, Transform
+from lightfed.data.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
+from lightfed.utils.errors import UserError
+from tests.data import tiny
+
+
+def assert_holds(dataset: Dataset, written: tiny.Written) -> None:
+    for split in ("train", "test"):
+        loaded = dataset.load(split)
+        images, labels = written[split]
+        assert loaded.x.dtype == torch.uint8
+        assert loaded.y.dtype == torch.int64
+        assert loaded.x.shape[1:] == dataset.input_shape
+        assert loaded.x.is_contiguous()
+        assert loaded.groups is None
+        np.testing.assert_array_equal(loaded.x.numpy(), images)
+        np.testing.assert_array_equal(loaded.y.numpy(), labels)
+
+
+def test_digits_are_all_there_once() -> None:
+    from sklearn.datasets import load_digits
+
+    train, test = Digits().load("train"), Digits().load("test")
+    assert (len(train), len(test)) == (1437, 360)
+    both = torch.cat((train.x, test.x)).flatten(1) * 16
+    original = torch.from_numpy(load_digits().data)
+    ours = sorted(map(tuple, both.tolist()))
+    assert ours == sorted(map(tuple, original.tolist()))
+    assert torch.equal((train.x * 16).round(), train.x * 16)
+
+
+def test_digits_split_is_stratified_and_fixed() -> None:
+    train, test = Digits().load("train"), Digits().load("test")
+    sizes = torch.bincount(train.y) + torch.bincount(test.y)
+    assert ((torch.bincount(train.y) - 0.8 * sizes).abs() <= 1).all()
+    again = Digits().load("test")
+    assert torch.equal(again.x, test.x)
+    assert torch.equal(again.y, test.y)
+
+
+def test_digits_constants_are_those_of_the_training_split() -> None:
+    x, transform = Digits().load("train").x, Digits().transform
+    assert transform.mean == (round(x.mean().item(), 4),)
+    assert transform.std == (round(x.std().item(), 4),)
+
+
+def test_digits_can_be_enlarged() -> None:
+    large = Digits(image_size=32)
+    assert large.input_shape == (1, 32, 32)
+    small = Digits().load("test").x
+    expected = F.interpolate(small, size=(32, 32), mode="bilinear")
+    assert torch.equal(large.load("test").x, expected)
+    with pytest.raises(UserError, match=r"data\.dataset\.init_args\.image_size: 0 pixels"):
+        Digits(image_size=0)
+
+
+def test_cifar10_reads_the_official_layout(tmp_path: Path) -> None:
+    written = tiny.cifar10(tmp_path)
+    assert_holds(CIFAR10(str(tmp_path), verify_checksums=False), written)
+
+
+def test_cifar100_reads_the_official_layout(tmp_path: Path) -> None:
+    written = tiny.cifar100(tmp_path)
+    assert_holds(CIFAR100(str(tmp_path), verify_checksums=False), written)
+
+
+@pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
+def test_mnist_and_its_like_read_the_official_layout(kind: type[MNIST], tmp_path: Path) -> None:
+    written = tiny.mnist(tmp_path, name=kind.__name__)
+    assert_holds(kind(str(tmp_path), verify_checksums=False), written)
+
+
+def test_tiny_files_never_change(tmp_path: Path) -> None:
+    tiny.cifar10(tmp_path / "one")
+    tiny.cifar10(tmp_path / "two")
+
+    def digests(root: Path) -> dict[str, str]:
+        files = (root / "cifar-10-batches-py").iterdir()
+        return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in files}
+
+    assert len(digests(tmp_path / "one")) == 7
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_tiny_pickles_are_those_of_python_2(tmp_path: Path) -> None:
+    images, _ = tiny.cifar10(tmp_path)["test"]
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    with path.open("rb") as file:
+        content = pickle.load(file, encoding="bytes")
+    np.testing.assert_array_equal(content[b"data"], images.reshape(len(images), -1))
+
+
+def test_foreign_files_are_refused_by_their_checksum(tmp_path: Path) -> None:
+    tiny.cifar10(tmp_path)
+    with pytest.raises(UserError, match="md5 differs") as error:
+        CIFAR10(str(tmp_path)).load("train")
+    assert error.value.key == "data.dataset.init_args.root"
+    assert "data_batch_1" in error.value.found
+    assert "verify_checksums: false" in error.value.fix
+
+
+def test_a_short_mnist_is_refused(tmp_path: Path) -> None:
+    tiny.mnist(tmp_path)
+    with pytest.raises(UserError, match="hold 120 images, the official ones 60000"):
+        MNIST(str(tmp_path)).load("train")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "first"),
+    [
+        (CIFAR10, "cifar-10-batches-py/data_batch_1"),
+        (CIFAR100, "cifar-100-python/train"),
+        (MNIST, "MNIST/raw/train-images-idx3-ubyte"),
+        (FashionMNIST, "FashionMNIST/raw/train-images-idx3-ubyte"),
+    ],
+)
+def test_a_missing_folder_is_named(dataset: type[CIFAR10], first: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        dataset(str(tmp_path / "nowhere")).load("train")
+    assert error.value.key == "data.dataset.init_args.root"
+    assert str(tmp_path / "nowhere" / first) in error.value.found
+    assert "download: true" in error.value.fix
+    assert f"the folder that holds {first.split('/')[0]}" in error.value.fix
+    assert "\n" not in str(error.value)
+
+
+def test_one_missing_file_is_named(tmp_path: Path) -> None:
+    tiny.cifar10(tmp_path)
+    (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
+    with pytest.raises(UserError, match="data_batch_3, which is not there"):
+        CIFAR10(str(tmp_path), verify_checksums=False).load("test")
+
+
+def test_compressed_mnist_alone_does_not_do(tmp_path: Path) -> None:
+    tiny.mnist(tmp_path)
+    path = tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
+    path.rename(path.with_suffix(".gz"))
+    with pytest.raises(UserError, match="t10k-labels-idx1-ubyte, which is not there"):
+        MNIST(str(tmp_path), verify_checksums=False).load("train")
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    tiny.cifar10(tmp_path)
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_2"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot be read") as error:
+        CIFAR10(str(tmp_path), verify_checksums=False).load("train")
+    assert "\n" not in str(error.value)
+    tiny.mnist(tmp_path)
+    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot be read"):
+        MNIST(str(tmp_path), verify_checksums=False).load("train")
+
+
+def test_labels_of_another_data_set_are_refused(tmp_path: Path) -> None:
+    tiny.cifar10(tmp_path)
+    folder = tmp_path / "cifar-10-batches-py"
+    images, _ = tiny.samples(40, classes=10, shape=(3, 32, 32), seed=0)
+    content = {"labels": [10] * 40, "data": images.reshape(40, -1)}
+    (folder / "test_batch").write_bytes(tiny.python2_pickle(content))
+    with pytest.raises(UserError, match="class 10 where CIFAR10 has 10 classes"):
+        CIFAR10(str(tmp_path), verify_checksums=False).load("test")
+    content["labels"] = [1] * 39
+    (folder / "test_batch").write_bytes(tiny.python2_pickle(content))
+    with pytest.raises(UserError, match=r"\(40, 3, 32, 32\) pixels for 39 labels"):
+        CIFAR10(str(tmp_path), verify_checksums=False).load("test")
+
+
+def test_files_without_samples_are_refused(tmp_path: Path) -> None:
+    tiny.mnist(tmp_path, train=0)
+    with pytest.raises(UserError, match="cannot be read"):
+        MNIST(str(tmp_path), verify_checksums=False).load("train")
+
+
+def test_download_unpacks_a_local_archive(tmp_path: Path) -> None:
+    written = tiny.cifar10(tmp_path / "source")
+    (tmp_path / "root").mkdir()
+    packed = tmp_path / "root" / "cifar-10-python.tar.gz"
+    tiny.archive(tmp_path / "source" / "cifar-10-batches-py", packed)
+    dataset = CIFAR10(str(tmp_path / "root"), verify_checksums=False, download=True)
+    dataset.fetch()
+    assert (tmp_path / "root" / "cifar-10-batches-py" / "test_batch").is_file()
+    assert_holds(dataset, written)
+
+
+def test_a_failed_download_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", unreachable)
+    for dataset in (CIFAR10(str(tmp_path), download=True), MNIST(str(tmp_path), download=True)):
+        with pytest.raises(UserError, match="could not be fetched") as error:
+            dataset.fetch()
+        assert error.value.key == "data.dataset.init_args.download"
+        assert "no route to host" in error.value.found
+
+
+def test_nothing_is_fetched_unasked(tmp_path: Path) -> None:
+    MNIST(str(tmp_path)).fetch()
+    assert not list(tmp_path.iterdir())
+
+
+def test_presets_are_the_constants_of_the_papers() -> None:
+    heterofl = Transform((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), 4, True)
+    assert CIFAR10("x").transform == CIFAR10("x", preset="flexifed").transform == heterofl
+    fedbcd = CIFAR10("x", preset="fedbcd").transform
+    assert fedbcd == Transform((0.5,) * 3, (0.5,) * 3, crop_padding=4, flip=True)
+    dispfl = CIFAR10("x", preset="dispfl", augment=False).transform
+    assert (dispfl.crop_padding, dispfl.flip) == (0, False)
+    assert dispfl.std == (0.24703233, 0.24348505, 0.26158768)
+    assert CIFAR100("x").transform.mean == (0.5071, 0.4865, 0.4409)
+    assert MNIST("x").transform == Transform((0.1307,), (0.3081,))
+    with pytest.raises(UserError, match="CIFAR100 has no preset 'fedbcd'; choose one of dispfl"):
+        CIFAR100("x", preset="fedbcd")  # type: ignore[arg-type]
+
+
+def test_class_names_are_the_published_ones() -> None:
+    from torchvision.datasets import FashionMNIST as Reader
+
+    assert CIFAR10.classes[0] == "airplane"
+    assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100
+    assert list(CIFAR100.classes) == sorted(CIFAR100.classes)
+    assert list(FashionMNIST.classes) == Reader.classes
+    assert [d("x").num_classes for d in (MNIST, FashionMNIST, CIFAR10, CIFAR100)] == [
+        10,
+        10,
+        10,
+        100,
+    ]
+
+
+def test_the_network_is_out_of_reach() -> None:
+    with socket.socket() as remote, pytest.raises(RuntimeError, match="do not use the network"):
+        remote.connect(("192.0.2.1", 80))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as local:
+        local.connect(server.getsockname())

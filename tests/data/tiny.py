@@ -1,0 +1,110 @@
+"""Byte-deterministic tiny files in the layouts of the official data sets.
+
+Every class has a fixed template and its samples are that plus noise, so that training on them
+learns. The functions return what they wrote: of both splits the images (N, C, H, W) uint8 and the
+labels (N,) int64.
+"""
+
+import io
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Written = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def python2_pickle(value: Any) -> bytes:
+    """Pickled as by Python 2, like the published CIFAR files: text and bytes are its str."""
+    buffer = io.BytesIO()
+    pickler: Any = pickle._Pickler(buffer, protocol=2)  # the one in C cannot be taught
+
+    def save_str(_: Any, text: str | bytes) -> None:
+        data = text.encode("ascii") if isinstance(text, str) else text
+        short = len(data) < 256
+        head = b"U" + bytes([len(data)]) if short else b"T" + struct.pack("<i", len(data))
+        pickler.write(head + data)
+        pickler.memoize(text)
+
+    pickler.dispatch = {**pickler.dispatch, str: save_str, bytes: save_str}
+    pickler.dump(value)
+    return buffer.getvalue()
+
+
+def samples(
+    count: int, *, classes: int, shape: tuple[int, ...], seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images (count, *shape) uint8 and labels (count,), every class as often as any other (+-1)."""
+    templates = np.random.default_rng(classes).integers(40, 216, (classes, *shape))
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.arange(count) % classes)
+    noise = rng.integers(-30, 31, (count, *shape))
+    return (templates[labels] + noise).astype(np.uint8), labels
+
+
+def cifar10(root: Path, *, per_batch: int = 40) -> Written:
+    """ROOT/cifar-10-batches-py: five training batches, a test batch, batches.meta."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    x, y = samples(5 * per_batch, classes=10, shape=(3, 32, 32), seed=1)
+    test = samples(per_batch, classes=10, shape=(3, 32, 32), seed=2)
+    for number in range(1, 6):
+        part = slice((number - 1) * per_batch, number * per_batch)
+        _cifar_file(folder / f"data_batch_{number}", x[part], {"labels": y[part].tolist()})
+    _cifar_file(folder / "test_batch", test[0], {"labels": test[1].tolist()})
+    names = {"label_names": [f"thing {i}" for i in range(10)]}
+    (folder / "batches.meta").write_bytes(python2_pickle(names))
+    return {"train": (x, y), "test": test}
+
+
+def cifar100(root: Path, *, train: int = 200, test: int = 100) -> Written:
+    """ROOT/cifar-100-python: train, test, meta, with fine and coarse labels."""
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    written = {}
+    for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
+        x, y = samples(count, classes=100, shape=(3, 32, 32), seed=seed)
+        labels = {"fine_labels": y.tolist(), "coarse_labels": (y // 5).tolist()}
+        _cifar_file(folder / split, x, labels)
+        written[split] = (x, y)
+    names = {"fine_label_names": [f"fine {i}" for i in range(100)]}
+    (folder / "meta").write_bytes(python2_pickle(names))
+    return written
+
+
+def mnist(root: Path, *, name: str = "MNIST", train: int = 120, test: int = 60) -> Written:
+    """ROOT/<name>/raw: the four uncompressed idx files."""
+    folder = root / name / "raw"
+    folder.mkdir(parents=True)
+    written = {}
+    for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
+        x, y = samples(count, classes=10, shape=(1, 28, 28), seed=seed)
+        prefix = "train" if split == "train" else "t10k"
+        images = struct.pack(">IIII", 2051, count, 28, 28) + x.tobytes()
+        labels = struct.pack(">II", 2049, count) + y.astype(np.uint8).tobytes()
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(images)
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(labels)
+        written[split] = (x, y)
+    return written
+
+
+def archive(folder: Path, path: Path) -> None:
+    """Pack a folder as the published archives are, with no trace of when or by whom."""
+
+    def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.mtime = entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder, arcname=folder.name, filter=anonymous)
+
+
+def _cifar_file(path: Path, x: np.ndarray, labels: dict[str, list[int]]) -> None:
+    rows = x.reshape(len(x), -1)  # (N, 3072): all red values, all green ones, all blue ones
+    names = [f"{path.name}_{i}.png" for i in range(len(x))]
+    content = {"batch_label": path.name, **labels, "data": rows, "filenames": names}
+    path.write_bytes(python2_pickle(content))
