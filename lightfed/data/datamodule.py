@@ -1,6 +1,7 @@
 """The data of a run: both splits on the device, who owns what, and the batches of each client."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lightfed.data.partition import (
     check_personal_test,
     draw_partition,
 )
-from lightfed.data.resident import Batch, ResidentSplit
+from lightfed.data.resident import Batch, LastBatch, ResidentSplit, batch_sizes
 from lightfed.utils.errors import UserError
 
 
@@ -48,7 +49,7 @@ class FederatedDataModule(LightningDataModule):
         personal_test: PersonalTest = "match",
         train_fraction: float = 0.8,
         channels_last: bool = False,
-        drop_last: bool = False,
+        last_batch: LastBatch = "keep",
     ) -> None:
         """Describe the data of a run; nothing is loaded yet.
 
@@ -63,7 +64,8 @@ class FederatedDataModule(LightningDataModule):
                 of its classes.
             train_fraction: the part that is trained on with personal_test: split.
             channels_last: give images in that memory format, faster for convolutions.
-            drop_last: leave out the last batch of an epoch if it is smaller.
+            last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before if
+                it is a single sample, which BatchNorm cannot normalise.
         """
         super().__init__()
         for key, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
@@ -77,7 +79,7 @@ class FederatedDataModule(LightningDataModule):
         self.personal_test = personal_test
         self.train_fraction = train_fraction
         self.channels_last = channels_last
-        self.drop_last = drop_last
+        self.last_batch: LastBatch = last_batch
         self._prepared: tuple[int, int, torch.device] | None = None
 
     @property
@@ -90,7 +92,9 @@ class FederatedDataModule(LightningDataModule):
 
     @override
     def prepare_data(self) -> None:
-        self.dataset.fetch()
+        # Called on one rank: where it fails, all ranks find out in `setup`, and leave together.
+        with suppress(UserError):
+            self.dataset.fetch()
 
     @override
     def setup(self, stage: str) -> None:
@@ -137,7 +141,7 @@ class FederatedDataModule(LightningDataModule):
             return
         train, test = self.dataset.load("train"), self.dataset.load("test")
         self.partition_ = self._partition(train, test, clients=clients, seed=seed, folder=folder)
-        self._check_drop_last()
+        self._check_dropped()
         transform, last = self.dataset.transform, self.channels_last
         self.train = ResidentSplit(train, transform, device=device, channels_last=last, train=True)
         self.test = ResidentSplit(test, transform, device=device, channels_last=last, train=False)
@@ -151,8 +155,7 @@ class FederatedDataModule(LightningDataModule):
 
     def num_batches(self, client: int) -> int:
         """Training batches of one local epoch."""
-        samples = self.num_samples(client)
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        return len(batch_sizes(self.num_samples(client), self.batch_size, self.last_batch))
 
     def labels(self, client: int) -> Tensor:
         """The classes that a client trains on: int64, ascending, on the CPU."""
@@ -179,7 +182,7 @@ class FederatedDataModule(LightningDataModule):
             batch_size=self.batch_size,
             generator=augment,
             order=order,
-            drop_last=self.drop_last,
+            last_batch=self.last_batch,
             limit=limit,
         )
 
@@ -225,13 +228,13 @@ class FederatedDataModule(LightningDataModule):
         stored = Partition.load(path)
         return stored if stored.meta == drawn.meta else drawn
 
-    def _check_drop_last(self) -> None:
+    def _check_dropped(self) -> None:
         """Refuse what would let clients train on nothing."""
         sizes = np.diff(self.partition_.train_offsets)
-        if self.drop_last and sizes.min() < self.batch_size:
+        if self.last_batch == "drop" and sizes.min() < self.batch_size:
             raise UserError(
-                "data.drop_last",
+                "data.last_batch",
                 f"{int((sizes < self.batch_size).sum())} clients hold less than a batch of "
                 f"{self.batch_size} (the smallest {sizes.min()}) and would train on nothing",
-                "lower data.batch_size or set drop_last: false",
+                "lower data.batch_size or set last_batch: keep",
             )

@@ -5,6 +5,7 @@ epoch of a small client is one gather altogether, cut into views.
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,30 @@ from lightfed.data.crop import BorderedImages
 from lightfed.data.dataset import Samples, Transform
 
 Batch = tuple[Tensor, Tensor]
+LastBatch = Literal["keep", "drop", "join"]
 
 _MEBI = 1 << 20
 # Batches are gathered together up to this many bytes of float32: on a CPU what stays in its caches
 # (a larger gather was measured slower), on a GPU enough to make the launches few.
 _GATHER_BYTES = {"cpu": 2 * _MEBI, "cuda": 64 * _MEBI}
+
+
+def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[int]:
+    """Sizes of the batches of an epoch.
+
+    Args:
+        samples: of the client.
+        batch_size: of all batches but the last.
+        last_batch: keep a smaller last batch; drop it; or join it to the one before if it is a single
+            sample, which BatchNorm cannot normalise.
+    """
+    whole, rest = divmod(samples, batch_size)
+    sizes = [batch_size] * whole
+    if rest and last_batch == "join" and rest == 1 and whole:
+        sizes[-1] += 1
+    elif rest and last_batch != "drop":
+        sizes.append(rest)
+    return sizes
 
 
 class ResidentSplit:
@@ -110,7 +130,7 @@ class ResidentSplit:
         batch_size: int,
         generator: torch.Generator | None,
         order: torch.Generator | None,
-        drop_last: bool = False,
+        last_batch: LastBatch = "keep",
         limit: int | None = None,
     ) -> Iterator[Batch]:
         """One pass over the samples of an index, in batches.
@@ -120,10 +140,10 @@ class ResidentSplit:
 
         Args:
             index: (n,) of an integer type, on the CPU or the device.
-            batch_size: samples in a batch; the last one may be smaller.
+            batch_size: samples in a batch.
             generator: draws the augmentation; None for none.
             order: draws the order; None leaves it as it is.
-            drop_last: leave out a smaller last batch.
+            last_batch: keep a smaller last batch, drop it, or join it to the one before if it is a single sample.
             limit: at most this many batches.
 
         Returns:
@@ -132,29 +152,29 @@ class ResidentSplit:
         if order is not None:
             shuffled = torch.randperm(len(index), generator=order)
             index = index.index_select(0, shuffled.to(index.device))
-        count = len(index)
-        if drop_last:
-            count -= count % batch_size
-        if limit is not None:
-            count = min(count, limit * batch_size)
+        sizes = batch_sizes(len(index), batch_size, last_batch)[:limit]
+        count = sum(sizes)
         if count == 0:
             return iter(())
         draw = self._draw(count, generator)
         index = index[:count].to(self.device)
         y = self.y.index_select(0, index)
-        together = max(1, self._gather_bytes // (batch_size * self._sample_bytes)) * batch_size
-        if count <= together:
-            return zip(self._take(index, draw).split(batch_size), y.split(batch_size), strict=True)
-        return self._gathers(index, draw, y, batch_size=batch_size, together=together)
+        together = max(1, self._gather_bytes // (batch_size * self._sample_bytes))
+        if len(sizes) <= together:
+            return zip(self._take(index, draw).split(sizes), y.split(sizes), strict=True)
+        return self._gathers(index, draw, y, sizes=sizes, together=together)
 
     def _gathers(
-        self, index: Tensor, draw: Tensor | None, y: Tensor, *, batch_size: int, together: int
+        self, index: Tensor, draw: Tensor | None, y: Tensor, *, sizes: list[int], together: int
     ) -> Iterator[Batch]:
-        """The batches of a long epoch, `together` samples gathered at a time."""
-        for start in range(0, len(index), together):
-            part = slice(start, start + together)
+        """The batches of a long epoch, `together` of them gathered at a time."""
+        start = 0
+        for first in range(0, len(sizes), together):
+            group = sizes[first : first + together]
+            part = slice(start, start + sum(group))
             x = self._take(index[part], None if draw is None else draw[:, part])
-            yield from zip(x.split(batch_size), y[part].split(batch_size), strict=True)
+            yield from zip(x.split(group), y[part].split(group), strict=True)
+            start = part.stop
 
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
         """(3, count) on the CPU: top and left edge of each crop, and 1 for a mirrored sample."""

@@ -93,20 +93,20 @@ def test_the_generators_alone_decide_the_order() -> None:
     assert numbers(epoch(data, 2, seed=6)) != first
 
 
-def test_limit_and_drop_last() -> None:
-    data = prepared(clients=6, batch_size=8, drop_last=True)
+def test_limit_and_dropped_last_batch() -> None:
+    data = prepared(clients=6, batch_size=8, last_batch="drop")
     assert [len(y) for _, y in epoch(data, 0)] == [8, 8]
     assert data.num_batches(0) == 2
     limited = epoch(prepared(clients=6, batch_size=8), 0, limit=1)
     assert [len(y) for _, y in limited] == [8]
 
 
-def test_drop_last_may_not_leave_a_client_nothing() -> None:
+def test_dropping_may_not_leave_a_client_nothing() -> None:
     with pytest.raises(UserError) as error:
-        prepared(clients=6, batch_size=17, drop_last=True)
+        prepared(clients=6, batch_size=17, last_batch="drop")
     assert str(error.value) == (
-        "data.drop_last: 2 clients hold less than a batch of 17 (the smallest 16) and would train "
-        "on nothing; lower data.batch_size or set drop_last: false"
+        "data.last_batch: 2 clients hold less than a batch of 17 (the smallest 16) and would train "
+        "on nothing; lower data.batch_size or set last_batch: keep"
     )
 
 

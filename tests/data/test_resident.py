@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lightfed.data.dataset import Samples, Transform
-from lightfed.data.resident import ResidentSplit
+from lightfed.data.resident import LastBatch, ResidentSplit
 
 CPU = torch.device("cpu")
 COLOUR = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -146,22 +146,26 @@ def test_an_epoch_is_a_permutation_of_the_index() -> None:
     assert torch.equal(in_order[0][1], samples.y[10:45])
 
 
-def test_drop_last_and_limit() -> None:
+def test_last_batch_and_limit() -> None:
     split = ResidentSplit(images(50), COLOUR, device=CPU, train=True)
 
-    def sizes(count: int, *, drop_last: bool = False, limit: int | None = None) -> list[int]:
+    def sizes(count: int, *, last_batch: LastBatch = "keep", limit: int | None = None) -> list[int]:
         epoch = split.epoch(
             torch.arange(count),
             batch_size=8,
             generator=None,
             order=None,
-            drop_last=drop_last,
+            last_batch=last_batch,
             limit=limit,
         )
         return [len(y) for _, y in epoch]
 
-    assert sizes(20, drop_last=True) == [8, 8]
-    assert sizes(7, drop_last=True) == []
+    assert sizes(20, last_batch="drop") == [8, 8]
+    assert sizes(7, last_batch="drop") == []
+    assert sizes(17, last_batch="join") == [8, 9]
+    assert sizes(18, last_batch="join") == [8, 8, 2]
+    assert sizes(1, last_batch="join") == [1]
+    assert sizes(17, last_batch="join", limit=1) == [8]
     assert sizes(0) == []
     assert sizes(20, limit=2) == [8, 8]
     assert sizes(20, limit=5) == [8, 8, 4]
