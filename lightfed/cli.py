@@ -22,27 +22,30 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(report(arguments[1:]))
         _run(arguments, from_python=argv is not None)
     except UserError as error:
+        _leave()
         _fail(str(error))
+    _leave()
 
 
 def _run(arguments: list[str], *, from_python: bool) -> None:
-    from jsonargparse import ArgumentError
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
-    from lightfed.messages import one_line
 
     try:
         _command_line(arguments if from_python else None)
-    except ArgumentError as error:
-        _fail(one_line(str(error)))
-    except MisconfigurationException as error:
-        _fail(one_line(str(error)))
+    except (MisconfigurationException, RuntimeError) as error:
+        from lightfed.messages import lightning_error
+
+        told = lightning_error(error)
+        if told is None:
+            raise  # an error of the program
+        raise told from error
 
 
 def _command_line(arguments: list[str] | None) -> None:
     import logging
     import warnings
 
+    from jsonargparse import ArgumentError, Namespace
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -58,14 +61,25 @@ def _command_line(arguments: list[str] | None) -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", message=".*srun.*|.*treespec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
+    warnings.filterwarnings("ignore", message="Initializing zero-element tensors.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
     class SaveConfig(SaveConfigCallback):
         """The whole configuration, into the run folder."""
 
         @override
+        def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+            """Nothing yet: a refused checkpoint must leave its run's configuration alone."""
+
+        @override
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            if trainer.is_global_zero:
+                self.save_config(trainer, pl_module, "fit")
+
+        @override
         def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
             logger = getattr(trainer, "run_logger", None)
-            if stage == "fit" and logger is not None:
+            if logger is not None:
                 self.parser.save(
                     self.config, logger.folder / "config.yaml", skip_none=False, overwrite=True
                 )
@@ -96,8 +110,24 @@ def _command_line(arguments: list[str] | None) -> None:
             """Nothing is drawn from global random state."""
 
         @override
+        def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+            try:
+                super().parse_arguments(parser, args)
+            except (ArgumentError, UnicodeDecodeError) as error:
+                from lightfed.messages import explain
+
+                raise explain(str(error), sys.argv[1:] if args is None else args) from error
+
+        @override
+        def _parse_ckpt_path(self) -> None:
+            """Nothing: a checkpoint holds no configuration."""
+
+        @override
         def before_instantiate_classes(self) -> None:
             options = self.config[self.subcommand]
+            if not isinstance(options.trainer, Namespace):
+                found = f"{options.trainer} in place of keys"
+                raise UserError("trainer", found, "write keys below it, or leave it out")
             if options.trainer.name is None and options.config:
                 options.trainer.name = Path(str(options.config[-1])).stem
 
@@ -133,11 +163,17 @@ def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
     )
 
 
+def _leave() -> None:
+    """What all ranks have come to, an end or the same error: no collective is under way."""
+    if "torch" in sys.modules:
+        from lightfed.comm.collectives import leave
+
+        leave()
+
+
 def _fail(message: str) -> NoReturn:
     """One line from the first rank; every rank leaves with status 2."""
-    rank = next(
-        (os.environ[n] for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if n in os.environ), "0"
-    )
-    if rank == "0":
-        print(f"lightfed: error: {message}", file=sys.stderr)
+    names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
+    if all(os.environ.get(name, "0") == "0" for name in names):
+        print(f"lightfed: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(USAGE_ERROR)

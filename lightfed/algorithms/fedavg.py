@@ -80,7 +80,7 @@ class FedAvg(Algorithm):
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
         if self.statistics == "local":
             fed.load_parameters(self.model, client)
-            return fed.state(client).layout, fed.state(client).store.row(client)
+            return fed.state(client).layout, fed.row(client)
         return self.model.layout, self.model.row
 
 

@@ -39,16 +39,16 @@ class FedProx(FedAvg):
         if mu == 0:
             log.warning("FedProx with mu = 0 is FedAvg")
         self.mu = mu
-        self._anchor: dict[int, Tensor] = {}  # parameter -> its value in w_t
+        self._anchor: dict[int, Tensor] = {}  # address of a parameter -> its value in w_t
 
     @override
     def session_start(self, fed: Fleet, client: int, module: L.LightningModule) -> None:
         live = fed.state(client).live
         received = live.trainable_views(self.model.floats)
-        self._anchor = {id(p): w for p, w in zip(live.trainable, received, strict=True)}
+        self._anchor = {p.data_ptr(): w for p, w in zip(live.trainable, received, strict=True)}
 
     @override
     def local_gradient(self, params: list[Tensor], grads: list[Tensor]) -> None:
         # grad h_k = grad F_k + mu (w - w_t)
-        distance = torch._foreach_sub(params, [self._anchor[id(p)] for p in params])
+        distance = torch._foreach_sub(params, [self._anchor[p.data_ptr()] for p in params])
         torch._foreach_add_(grads, distance, alpha=self.mu)

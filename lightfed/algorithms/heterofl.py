@@ -13,6 +13,7 @@ Deviation: the static BatchNorm statistics are estimated on the training set in 
 augmentation, and only when the model is evaluated; the released code shuffles and augments, in every round.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -24,6 +25,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.client import ClientModule
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
@@ -136,7 +138,9 @@ class LogitMasks:
         self._absent: dict[int, Tensor | None] = {}
 
     def attach(self, module: L.LightningModule) -> None:
-        module.register_forward_hook(self._fill)
+        """Hook the network of a ClientModule, or a user's LightningModule, whose steps call `self(x)`."""
+        network = module.net if isinstance(module, ClientModule) else module
+        network.register_forward_hook(partial(self._fill, module))
 
     def hold(
         self,
@@ -153,7 +157,9 @@ class LogitMasks:
         absent[labels] = False
         self._absent[id(module)] = absent.to(device)
 
-    def _fill(self, module: torch.nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+    def _fill(
+        self, module: L.LightningModule, network: torch.nn.Module, inputs: Any, logits: Tensor
+    ) -> Tensor:
         absent = self._absent.get(id(module))
         return logits if absent is None else logits.masked_fill(absent, 0.0)
 

@@ -31,5 +31,4 @@ class Standalone(Algorithm):
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        state = fed.state(client)
-        return state.layout, state.store.row(client)
+        return fed.state(client).layout, fed.row(client)

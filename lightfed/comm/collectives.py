@@ -3,11 +3,25 @@
 World size 1, with or without a process group, is the same code path without communication.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from lightfed.utils.errors import UserError
+
+T = TypeVar("T")
+
+
+def leave() -> None:
+    """Close the connections to other ranks, with no collective under way.
+
+    Lightning closes NCCL's at exit, but not gloo's, whose threads may then abort the process.
+    """
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Ranks:
@@ -61,6 +75,20 @@ class Ranks:
         box = [obj]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, or its UserError, on every rank: no rank waits for one that failed."""
+        made: T | None = None
+        refused: UserError | None = None
+        if self.rank == 0:
+            try:
+                made = make()
+            except UserError as error:
+                refused = error
+        made, refused = self.broadcast((made, refused))
+        if refused is not None:
+            raise refused
+        return cast(T, made)
 
     def barrier(self) -> None:
         if self.world > 1:

@@ -8,6 +8,7 @@ the main file that names the tag replaces the old one in the same folder; shards
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,7 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: there is no such file, or it is no complete checkpoint.
     """
-    main = Path(path).resolve()  # ModelCheckpoint(save_last="link") makes links
-    if not main.is_file():
-        raise UserError("ckpt_path", f"no file {main}", "give the path of a .ckpt file, or `last`")
+    main = main_file(path).resolve()  # ModelCheckpoint(save_last="link") makes links
     checkpoint = _read(main)
     if not isinstance(checkpoint, dict) or SHARDS not in checkpoint:
         raise UserError(
@@ -80,6 +79,18 @@ def load(path: str | Path) -> dict[str, Any]:
     folder = shard_folder(main) / shards["tag"]
     checkpoint[CLIENTS] = [_read(folder / f"rank{r}.pt") for r in range(shards["ranks"])]
     return checkpoint
+
+
+def main_file(path: str | Path) -> Path:
+    """The main file of a checkpoint.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    main = Path(path)
+    if not main.is_file():
+        raise UserError("ckpt_path", f"no file {main}", "give the path of a .ckpt file, or `last`")
+    return main
 
 
 def remove(path: str | Path) -> None:
@@ -121,7 +132,7 @@ def _read(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises half a dozen types for a broken archive
-        reason = str(error).split("\n")[0]
+        reason = re.split(r"\n|\. ", str(error))[0]
         raise UserError(
             "ckpt_path", f"{path} cannot be read ({reason})", "give another checkpoint"
         ) from error

@@ -31,12 +31,12 @@ class ClientModule(L.LightningModule):
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        return F.cross_entropy(self(x), y)
+        return F.cross_entropy(self.net(x), y)
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         x, y = batch
-        logits = self(x)
+        logits = self.net(x)
         self.accuracy.update(logits, y)
         self.log("loss", F.cross_entropy(logits, y))
         self.log("accuracy", self.accuracy)

@@ -1,7 +1,7 @@
 """Cohorts: the clients that share one architecture, as configured and as they live on a rank."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -10,6 +10,7 @@ import lightning.pytorch as L
 import torch
 from torch import nn
 
+from lightfed.core._lightning import is_overridden
 from lightfed.core.client import ClientModule
 from lightfed.core.coverage import Coverage
 from lightfed.core.ledger import forward_flops
@@ -94,7 +95,10 @@ class Cohort:
             torch.default_generator.manual_seed(derive_seed(seed, "init", client=position))
             try:
                 module = self.model(**taken)
-            except (TypeError, ValueError) as error:
+            except UserError as error:
+                key = f"model.cohorts.{position}.model.init_args.{error.key}"
+                raise UserError(key, error.found, error.fix) from error
+            except (TypeError, ValueError, RuntimeError) as error:
                 raise UserError(
                     f"model.cohorts.{position}.model", str(error), "correct its init_args"
                 ) from error
@@ -102,6 +106,15 @@ class Cohort:
             _check_user_module(module, position)
             return module.float()
         return ClientModule(module, num_classes=data.num_classes).float()
+
+
+def cohort_names(cohorts: Sequence[Cohort]) -> list[str]:
+    """Names, levels or else positions; a second cohort of one name gets its position too."""
+    names: list[str] = []
+    for position, cohort in enumerate(cohorts):
+        name = cohort.name or cohort.level or str(position)
+        names.append(f"{name}-{position}" if name in names else name)
+    return names
 
 
 def _target(factory: Callable[[], nn.Module]) -> Any:
@@ -136,12 +149,39 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _check_user_module(module: L.LightningModule, position: int) -> None:
+    if not is_overridden("training_step", module):
+        raise UserError(
+            f"model.cohorts.{position}.model",
+            f"{type(module).__name__} has no training_step",
+            "define one that returns the loss of a batch",
+        )
     if not module.automatic_optimization:
         raise UserError(
             f"model.cohorts.{position}.model",
             f"{type(module).__name__} optimises manually",
             "set automatic_optimization = True and return the loss from training_step",
         )
+
+
+def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
+    """Forward FLOPs of a sample; refuses a model that cannot take one or misses the classes."""
+    if not isinstance(module, ClientModule) and not is_overridden("forward", module):
+        return 0.0  # Lightning asks for none; what its steps cost is not known
+    key, shape = f"model.cohorts.{position}.model", tuple(data.input_shape)
+    outputs: list[Any] = []
+    handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
+    try:
+        flops = forward_flops(module, torch.zeros(2, *shape))
+    except (RuntimeError, ValueError) as error:
+        found = f"it cannot take samples of shape {shape} ({error})"
+        raise UserError(key, found, "use a model, or init_args, that can") from error
+    finally:
+        handle.remove()
+    expected = (2, data.num_classes)
+    if isinstance(module, ClientModule) and tuple(outputs[0].shape) != expected:
+        found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
+        raise UserError(key, found, f"it must be {expected}, a number for each class")
+    return flops
 
 
 @dataclass(eq=False)
@@ -180,6 +220,7 @@ class CohortState:
         cohort: Cohort,
         data: DataSpec,
         *,
+        name: str,
         position: int,
         seed: int,
         device: torch.device,
@@ -191,6 +232,7 @@ class CohortState:
         Args:
             cohort: as configured.
             data: number of classes and shape of a sample.
+            name: in metrics and reports.
             position: among the cohorts; names the initial values.
             seed: of the run.
             device: of the rank.
@@ -202,12 +244,12 @@ class CohortState:
         layout = ModelLayout.of(module)
         live = LiveModule(module, layout)
         initial = live.row_of_module()
-        flops = forward_flops(module, torch.zeros(2, *data.input_shape))
+        flops = _flops(module, data, position)
         module.to(device)
         store = RowStore(layout, device=device, host=host_rows)
         return cls(
             cohort=cohort,
-            name=cohort.name or cohort.level or str(position),
+            name=name,
             layout=layout,
             live=live,
             initial=initial,

@@ -87,8 +87,9 @@ def leading_slices(
     """
     count = len(target.entries) if tensors is None else tensors
     if [e.name for e in target] != [e.name for e in source]:
-        unlike = {e.name for e in target} ^ {e.name for e in source}
-        raise ValueError(f"the models differ in {', '.join(sorted(unlike)) or 'order'}")
+        unlike = sorted({e.name for e in target} ^ {e.name for e in source})
+        more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
+        raise ValueError(f"the models differ in {', '.join(unlike[:3]) or 'order'}{more}")
     blocks: list[Block] = []
     label_blocks: list[Block] = []
     for wide, narrow in list(zip(target, source, strict=True))[:count]:
@@ -118,7 +119,7 @@ class Merge:
     """A coverage-weighted mean under way.
 
     `add` the rows of this rank's clients, `count` every client of the federation that takes part (from metadata,
-    the same on every rank), add up `partial` over the ranks, then `finish`.
+    the same on every rank), add up `partial` over the ranks, then `finish_`.
 
     Args:
         size: length of a target row, P.
@@ -169,22 +170,21 @@ class Merge:
         key = (coverage, labels if coverage.label_blocks else ())
         self._weights[key] = self._weights.get(key, 0.0) + weight
 
-    def finish(self, old: Tensor) -> Tensor:
-        """The mean where somebody covers, `old` elsewhere; a new row (P,) of the dtype of `old`."""
+    def finish_(self, row: Tensor) -> None:
+        """Put the mean into `row` (P,) where somebody covers; elsewhere it keeps its value."""
         weight = self._uniform_weight()
-        values = (
-            self.partial.double().mul_(self._total / FIXED_SCALE) if self._fixed else self.partial
-        )
+        values = self.partial
+        if self._fixed:
+            values = values.double().mul_(self._total / FIXED_SCALE)
         if weight is not None:
             # One weight for all covered elements, which are the leading `span`: no count row is needed.
             span = next(iter(self._weights))[0].span
-            new = old.clone()
-            new[:span] = values[:span].div_(weight)
-            return new
+            row[:span].copy_(values[:span].div_(weight))
+            return
         counts = self._count_row()
         covered = counts > 0
-        mean = values.div_(counts.masked_fill(~covered, 1.0)).to(old.dtype)
-        return torch.where(covered, mean, old)
+        mean = values.div_(counts.masked_fill_(~covered, 1.0)).to(row.dtype)
+        row.copy_(torch.where(covered, mean, row))
 
     def _uniform_weight(self) -> float | None:
         keys = list(self._weights)

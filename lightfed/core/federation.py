@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,28 +11,37 @@ import lightning.pytorch as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import override
 
 from lightfed.core import checkpoint as checkpoints
 from lightfed.core.algorithm import Algorithm
+from lightfed.core.checks import check_single_samples
 from lightfed.core.cohort import Cohort
 from lightfed.core.coverage import Accumulate
 from lightfed.core.evaluation import Evaluation, Jobs, Kind
 from lightfed.core.export import Exported, export
 from lightfed.core.fleet import Fleet, LocalWork, Waves
-from lightfed.core.local import OptimizerFactory, client_stepper, runtime_of
+from lightfed.core.local import (
+    OptimizerFactory,
+    ScheduleFactory,
+    client_stepper,
+    make_optimizer,
+    make_schedule,
+    runtime_of,
+    step_schedule,
+)
 from lightfed.core.runlog import software
 from lightfed.core.session import Report
 from lightfed.core.strategy import FederatedStrategy
 from lightfed.utils.errors import UserError
+from lightfed.utils.heap import trim_heap
 
 if TYPE_CHECKING:
     from lightfed.core.trainer import FederatedTrainer
 
 _FINGERPRINT = "lightfed_fingerprint"
 _LEDGER = "lightfed_ledger"
+_METRICS = "lightfed_round_metrics"  # of a round that is trained, but perhaps not yet validated
 
 
 class Federation(L.LightningModule):
@@ -48,7 +57,7 @@ class Federation(L.LightningModule):
         cohorts: list[Cohort],
         *,
         optimizer: OptimizerFactory | None = None,
-        lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+        lr_schedule: ScheduleFactory | None = None,
         fraction: float = 1.0,
         clients_per_round: int | None = None,
         local_epochs: int = 1,
@@ -84,6 +93,13 @@ class Federation(L.LightningModule):
             raise UserError("model.cohorts", "an empty list", "describe at least one: count, model")
         for position, cohort in enumerate(cohorts):
             cohort.check(position)
+        if eval_clients is not None and eval_clients < 1:
+            fix = "give at least 1, or leave personal out of model.evaluate"
+            raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
+        if optimizer is None and lr_schedule is not None:
+            found = "nothing to schedule: model.optimizer is not given"
+            fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
+            raise UserError("model.lr_schedule", found, fix)
         self.algorithm = algorithm
         self.cohorts = cohorts
         self.seed = seed
@@ -128,6 +144,7 @@ class Federation(L.LightningModule):
             accumulate=self._accumulate,
             host_rows=self._host_rows,
         )
+        check_single_samples(self.fleet, data)
         runtime = runtime_of(trainer)
         steppers = [
             client_stepper(state, i, self._optimizer, runtime, evaluated=bool(self._kinds))
@@ -158,17 +175,10 @@ class Federation(L.LightningModule):
         """The template of the clients' optimisers: its learning rate is the round's, and LearningRateMonitor shows it."""
         if self._optimizer is None:
             return []
-        optimizer = self._optimizer([nn.Parameter(torch.zeros(()))])
+        optimizer = make_optimizer(self._optimizer, [nn.Parameter(torch.zeros(()))])
         if self._lr_schedule is None:
             return optimizer
-        scheduler = self._lr_schedule(optimizer)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise UserError(
-                "model.lr_schedule",
-                "ReduceLROnPlateau",
-                "use a schedule that is a function of the round",
-            )
-        return [optimizer], [scheduler]
+        return [optimizer], [make_schedule(self._lr_schedule, optimizer)]
 
     @override
     def on_fit_start(self) -> None:
@@ -181,6 +191,7 @@ class Federation(L.LightningModule):
 
     @override
     def on_train_start(self) -> None:
+        trim_heap()
         trainer = self.federated_trainer
         if trainer.run_logger is not None:
             trainer.run_logger.start(self._environment(), finished_rounds=trainer.current_epoch)
@@ -222,33 +233,29 @@ class Federation(L.LightningModule):
         for config in self.federated_trainer.lr_scheduler_configs:
             while config.scheduler.last_epoch < t:
                 optimizers[0].step()  # the template has no gradient; torch wants this order
-                config.scheduler.step()  # type: ignore[call-arg]
+                step_schedule(config.scheduler)
         return float(optimizers[0].param_groups[0]["lr"])
 
     @override
     def on_train_epoch_end(self) -> None:
         # Before the checkpoint callbacks: a round whose checkpoint exists has its row on disk.
-        trainer = self.federated_trainer
-        metrics = self._round_metrics
-        self.log_dict(metrics, sync_dist=True, rank_zero_only=True)
-        if "train_loss" in metrics:
-            self.log(
-                "loss",
-                metrics["train_loss"],
-                prog_bar=True,
-                logger=False,
-                sync_dist=True,
-                rank_zero_only=True,
-            )
-        logger = trainer.run_logger
-        if logger is not None:
+        trainer, t = self.federated_trainer, self.federated_trainer.current_epoch
+        self._publish(self._round_metrics)
+        if "train_loss" in self._round_metrics:
+            trainer.progress_bar_metrics["loss"] = self._round_metrics["train_loss"]
+        for logger in trainer.loggers:
+            logger.log_metrics(self._round_metrics, step=t)
+        if trainer.run_logger is not None:
             # Of this run on this machine, outside the promise of equal bits.
-            local = {
-                "wire_bytes": self.fleet.ranks.take_wire_bytes(),
-                "seconds": time.monotonic() - self._round_started,
-            }
-            logger.log_metrics(metrics | local, trainer.current_epoch)
-            logger.end_round(trainer.current_epoch + 1)
+            sent = self.fleet.ranks.take_wire_bytes()
+            local = {"wire_bytes": sent, "seconds": time.monotonic() - self._round_started}
+            trainer.run_logger.log_metrics(local, t)
+            trainer.run_logger.end_round(t + 1)
+
+    def _publish(self, figures: dict[str, float]) -> None:
+        """To callbacks. Not by `self.log`, which costs a millisecond a figure; these are reduced already."""
+        values = torch.tensor(list(figures.values()), dtype=torch.float64).unbind()
+        self.trainer.callback_metrics.update(zip(figures, values, strict=True))
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -286,13 +293,17 @@ class Federation(L.LightningModule):
 
     def _finish_evaluation(self) -> None:
         figures, reports = self.evaluation.finish()
-        for name, value in figures.items():
-            headline = name in ("global/accuracy", "personal/accuracy")
-            self.log(name, value, prog_bar=headline, sync_dist=True, rank_zero_only=True)
-        logger = self.federated_trainer.run_logger
-        if logger is None or not self.trainer.state.fn == TrainerFn.FITTING:
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if not fitting:
+            self.log_dict(figures, sync_dist=True, rank_zero_only=True)
             return
-        logger.log_clients([self._client_row(report) for report in reports])
+        self._publish(figures)
+        self._round_metrics |= figures
+        shown = ("global/accuracy", "personal/accuracy")
+        self.trainer.progress_bar_metrics.update({k: figures[k] for k in shown if k in figures})
+        logger = self.federated_trainer.run_logger
+        if logger is not None:
+            logger.log_clients([self._client_row(report) for report in reports])
 
     def _client_row(self, report: Report) -> dict[str, float | int | str]:
         up, down, flops = self.fleet.ledger.totals[report.client].tolist()
@@ -329,6 +340,7 @@ class Federation(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[_FINGERPRINT] = self.fingerprint()
+        checkpoint[_METRICS] = self._round_metrics
         checkpoint[_LEDGER] = torch.from_numpy(self.fleet.ledger.totals.copy())
         rows = self.fleet.rows()
         if rows is not None:
@@ -344,6 +356,7 @@ class Federation(L.LightningModule):
                     f"a checkpoint of another federation: its {name} is {theirs.get(name)}, this run's is {value}",
                     "resume with the configuration it was made with (config.yaml in its run folder)",
                 )
+        self._round_metrics = checkpoint[_METRICS]
         self.fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
         self.fleet.load_rows(checkpoint[checkpoints.CLIENTS])
 

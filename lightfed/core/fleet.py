@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightfed.comm.collectives import Ranks
 from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.cohort import Cohort, CohortState, DataSpec
+from lightfed.core.cohort import Cohort, CohortState, DataSpec, cohort_names
 from lightfed.core.coverage import FIXED_LIMIT, Accumulate, Coverage, Merge, leading_slices, take
 from lightfed.core.ledger import Ledger
 from lightfed.core.optimizer import Stepper
@@ -36,11 +36,18 @@ Waves = Callable[[list[int], int, RunClient], list[PendingReport]]
 class ClientData(DataSpec, Protocol):
     """What the fleet asks of a data module."""
 
+    @property
+    def augments(self) -> bool: ...
     def num_samples(self, client: int) -> int: ...
     def labels(self, client: int) -> Tensor: ...
     def num_batches(self, client: int) -> int: ...
     def train_epoch(
-        self, client: int, *, order: torch.Generator, augment: torch.Generator, limit: int | None
+        self,
+        client: int,
+        *,
+        order: torch.Generator,
+        augment: torch.Generator | None,
+        limit: int | None,
     ) -> Iterator[Any]: ...
     def train_batches(self, batch_size: int) -> int: ...
     def train_batch(self, index: int, batch_size: int) -> Any: ...
@@ -93,6 +100,16 @@ class LocalWork:
         return total if self.limit is None else min(total, self.limit)
 
 
+@dataclass(frozen=True)
+class Message:
+    """What a server sent to a client on this rank, and the version of the model at that time."""
+
+    model: ServerModel
+    coverage: Coverage
+    buffers: bool
+    version: int
+
+
 class Fleet:
     """The clients, numbered 0 .. N-1 in the order of the cohorts.
 
@@ -132,18 +149,20 @@ class Fleet:
             CohortState.build(
                 cohort,
                 data,
+                name=name,
                 position=position,
                 seed=seed,
                 device=self.device,
                 host_rows=host_rows,
                 prepare=algorithm.prepare_module,
             )
-            for position, cohort in enumerate(cohorts)
+            for position, (cohort, name) in enumerate(zip(cohorts, cohort_names(cohorts), strict=True))
         ]
         self._home_cohort = np.repeat(np.arange(len(cohorts)), [c.count for c in cohorts])
         self._assigned: dict[int, int] = {}
         self._owner: dict[int, int] = {}
         self._usable: dict[int, bool] = {}
+        self._inbox: dict[int, Message] = {}
         self.metrics: dict[str, float] = {}
         self.lr: float | None = None
         self.runtime = Runtime()
@@ -188,6 +207,9 @@ class Fleet:
     def send(self, model: ServerModel, clients: Sequence[int], *, buffers: bool = True) -> None:
         """Copy the covered part of a server model into the clients' rows.
 
+        A row on the device is written when its session begins, or somebody looks at it: what has just been written
+        is in the cache when it is trained.
+
         Args:
             model: of the server.
             clients: receivers.
@@ -199,10 +221,9 @@ class Fleet:
             coverage = self._coverage(model, state, buffers=buffers)
             self.ledger.sent_down(client, self._bytes(coverage, state, buffers))
             if self._owner[client] == self.ranks.rank:
-                row = state.store.row(client)
-                take(model.floats, coverage, row.floats)
-                if buffers:
-                    row.integers.copy_(model.integers)
+                self._inbox[client] = Message(model, coverage, buffers, model.floats._version)
+                if state.staging is not None:
+                    self._deliver(client)
 
     def train(self, clients: Sequence[int], t: int) -> None:
         """Local training of every client, in waves; metrics are their means, weighted by samples.
@@ -241,6 +262,8 @@ class Fleet:
             weights: n_k, or 1 for all.
             buffers: merge buffers too; integer ones become the largest of the clients'.
         """
+        for client in list(self._inbox):
+            self._deliver(client)
         valid = [k for k in clients if self._usable.get(k, True)]
         for client in clients:
             state = self.state(client)
@@ -263,9 +286,10 @@ class Fleet:
                 row = state.store.row(client)
                 floats = row.floats.to(self.device, non_blocking=True)
                 merge.add(floats, coverage, weight=weight[client], labels=labels)
-                torch.maximum(integers, row.integers.to(self.device), out=integers)
+                if integers.numel():
+                    torch.maximum(integers, row.integers.to(self.device), out=integers)
         self.ranks.sum_(merge.partial)
-        into.floats.copy_(merge.finish(into.floats))
+        merge.finish_(into.floats)
         if buffers and integers.numel():
             into.integers.copy_(self.ranks.max_(integers))
 
@@ -282,10 +306,14 @@ class Fleet:
         """Those of the clients that lie on this rank, in order."""
         return [k for k in clients if self._owner[k] == self.ranks.rank]
 
+    def row(self, client: int) -> Row:
+        """The client's own row, where it is kept; the client lies on this rank."""
+        self._deliver(client)
+        return self.state(client).store.row(client)
+
     def bind(self, client: int) -> L.LightningModule:
         """The client's live module, bound to the client's own row; it lies on this rank."""
-        state = self.state(client)
-        module = state.live.bind(state.store.row(client))
+        module = self.state(client).live.bind(self.row(client))
         assert isinstance(module, L.LightningModule)
         return module
 
@@ -328,7 +356,7 @@ class Fleet:
         """A server's parameters, without buffers, into a client's row; no message, and nothing in the ledger."""
         state = self.state(client)
         coverage = self._coverage(model, state, buffers=False)
-        take(model.floats, coverage, state.store.row(client).floats)
+        take(model.floats, coverage, self.row(client).floats)
 
     def check_nested(self, model: ServerModel, state: CohortState) -> None:
         """Refuse a cohort whose rows do not fit into a server model.
@@ -353,7 +381,7 @@ class Fleet:
         """The rows of this rank's stateful clients, for a checkpoint; None if clients keep nothing."""
         if not self.algorithm.stateful:
             return None
-        rows = {k: self.state(k).store.row(k) for k in self.mine(range(self.clients))}
+        rows = {k: self.row(k) for k in self.mine(range(self.clients))}
         # Cloned: a view would be saved with the whole matrix behind it.
         return {
             k: [row.floats.cpu().clone(), row.integers.cpu().clone()] for k, row in rows.items()
@@ -365,8 +393,7 @@ class Fleet:
             return
         for shard in shards:
             for client in self.mine(sorted(shard)):
-                row = self.state(client).store.row(client)
-                row.copy_(Row(*shard[client]))
+                self.row(client).copy_(Row(*shard[client]))
 
     def open_round(self) -> None:
         """Forget the participants of the last round; the rows of stateless clients are free again."""
@@ -386,6 +413,17 @@ class Fleet:
         mine = self.mine(clients)
         for index, state in enumerate(self.cohorts):
             state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
+
+    def _deliver(self, client: int) -> None:
+        """Write what was sent to a client into its row."""
+        message = self._inbox.pop(client, None)
+        if message is None:
+            return
+        model, row = message.model, self.state(client).store.row(client)
+        assert model.floats._version == message.version, "the server model changed under way"
+        take(model.floats, message.coverage, row.floats)
+        if message.buffers and row.integers.numel():
+            row.integers.copy_(model.integers)
 
     def _cost(self, client: int) -> float:
         return self.data.num_samples(client) * max(self.state(client).flops, 1.0)
@@ -425,6 +463,7 @@ class Fleet:
         state = self.state(client)
         assert state.session is not None, "sessions are attached before the first round"
         row = self._fetch(client, mine)
+        state.live.bind(row)
         self.algorithm.session_start(self, client, state.module)
         per_epoch = self.data.num_batches(client)
         work = Work(
@@ -444,7 +483,7 @@ class Fleet:
         """The client's row on the device, and the next client's on its way."""
         state = self.state(client)
         if state.staging is None:
-            return state.store.row(client)
+            return self.row(client)
         row = state.staging.get(client)
         position = mine.index(client) + 1
         if position < len(mine) and (ahead := self.state(mine[position]).staging) is not None:
@@ -453,7 +492,7 @@ class Fleet:
 
     def _batches(self, client: int, t: int, left: int) -> Iterator[Any]:
         order = torch_generator(self.seed, "order", t, client)
-        augment = torch_generator(self.seed, "augment", t, client)
+        augment = torch_generator(self.seed, "augment", t, client) if self.data.augments else None
         while left > 0:
             before = left
             for batch in self.data.train_epoch(client, order=order, augment=augment, limit=left):
@@ -465,12 +504,12 @@ class Fleet:
         """Who is left out, and the round's means."""
         limit = FIXED_LIMIT if self.accumulate == "fixed" else math.inf
         for report in reports:
-            self._usable[report.client] = usable = report.peak < limit
+            self._usable[report.client] = usable = report.norm < limit
             if not usable:
                 log.warning(
-                    "round %d: the update of client %d is not finite (largest magnitude %g); "
+                    "round %d: the update of client %d is not finite (norm %g); "
                     "it is left out of the merge",
-                    t, report.client, report.peak,
+                    t, report.client, report.norm,
                 )  # fmt: skip
         good = [r for r in reports if self._usable[r.client]]
         self.metrics |= weighted_means(good)

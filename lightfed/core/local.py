@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.core._lightning import (
     _configure_optimizers,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from lightfed.core.trainer import FederatedTrainer
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 
 def runtime_of(trainer: "FederatedTrainer") -> Runtime:
@@ -67,9 +70,52 @@ def client_stepper(
         return _own_stepper(state, key, runtime), False
     if factory is None:
         raise UserError("model.optimizer", "nothing", "name one: class_path: torch.optim.SGD")
-    optimizer = factory(state.live.trainable)
+    if not state.live.trainable:
+        raise UserError(key, "it has no parameters to train", "use another model")
+    optimizer = make_optimizer(factory, state.live.trainable)
     scaler = runtime.scaler
     return make_stepper(optimizer, schedulers=[], clipping=runtime.clipping, scaler=scaler), True
+
+
+def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The configuration's optimiser.
+
+    Raises:
+        UserError: it refuses its arguments.
+    """
+    try:
+        return factory(parameters)
+    except (TypeError, ValueError) as error:
+        raise UserError("model.optimizer", str(error), "correct its init_args") from error
+
+
+def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler:
+    """The configuration's learning rate over rounds.
+
+    Raises:
+        UserError: it refuses its arguments, or is no function of the round.
+    """
+    try:
+        schedule = factory(optimizer)
+    except (TypeError, ValueError) as error:
+        raise UserError("model.lr_schedule", str(error), "correct its init_args") from error
+    if isinstance(schedule, ReduceLROnPlateau):
+        fix = "use a schedule that is a function of the round"
+        raise UserError("model.lr_schedule", "ReduceLROnPlateau", fix)
+    return schedule
+
+
+def step_schedule(schedule: Any) -> None:
+    """One round on.
+
+    Raises:
+        UserError: the schedule ends before the run, or cannot count its rounds.
+    """
+    try:
+        schedule.step()
+    except (ValueError, ZeroDivisionError) as error:
+        found = f"round {schedule.last_epoch + 1}: {error}"
+        raise UserError("model.lr_schedule", found, "correct its init_args") from error
 
 
 def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:
@@ -77,7 +123,11 @@ def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:
     if runtime.trainer is not None:
         module.trainer = runtime.trainer
     configured: Any = module.configure_optimizers()
-    optimizers, schedulers, monitor = _configure_optimizers(configured)
+    try:
+        optimizers, schedulers, monitor = _configure_optimizers(configured)
+    except MisconfigurationException as error:
+        found = f"a {type(configured).__name__} from configure_optimizers"
+        raise UserError(key, found, "return an optimizer, and with it a scheduler") from error
     if len(optimizers) != 1:
         found = f"{len(optimizers)} optimizers from configure_optimizers"
         raise UserError(key, found, "return exactly one")

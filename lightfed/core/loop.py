@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from lightfed.core.trainer import FederatedTrainer
 
 
+_WAVE_HOOKS = ("on_train_batch_start", "on_train_batch_end")
+
+
 class RoundLoop(_TrainingEpochLoop):
     """One round: the algorithm's `round`, whose training runs in waves, then validation.
 
@@ -65,36 +68,47 @@ class RoundLoop(_TrainingEpochLoop):
     def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[PendingReport]:
         self.batch_progress.reset_on_run()
         self.trainer.fit_loop.max_batches = waves
+        hooked = any(any(self._hooks(name)) for name in _WAVE_HOOKS)
         reports = []
         for wave in range(waves):
             client = mine[wave] if wave < len(mine) else None
-            report = self._wave(wave, client, run, last=wave == waves - 1)
+            self.batch_progress.is_last_batch = wave == waves - 1
+            report = self._wave(wave, client, run, hooked=hooked)
             if report is not None:
                 reports.append(report)
         return reports
 
     def _wave(
-        self, wave: int, client: int | None, run: RunClient, *, last: bool
+        self, wave: int, client: int | None, run: RunClient, *, hooked: bool
     ) -> PendingReport | None:
         """One session on this rank, or none, between the stock batch hooks."""
-        trainer, progress = self.trainer, self.batch_progress
-        progress.is_last_batch = last
+        progress, connector = self.batch_progress, self.trainer._logger_connector
         progress.increment_ready()
-        trainer._logger_connector.on_batch_start(client)
-        self._hook("on_train_batch_start", client, wave)
+        if hooked:
+            connector.on_batch_start(client)
+            self._call("on_train_batch_start", client, wave)
         progress.increment_started()
         report = None if client is None else run(client)
         progress.increment_processed()
-        self._hook("on_train_batch_end", report, client, wave)
-        trainer._logger_connector.on_batch_end()
+        if hooked:
+            self._call("on_train_batch_end", report, client, wave)
+            connector.on_batch_end()
         progress.increment_completed()
         return report
 
-    def _hook(self, name: str, *args: Any) -> None:
-        # Lightning calls every callback; with a hundred sessions a second, those that inherit an empty hook add up.
-        if any(is_overridden(name, callback, L.Callback) for callback in self.trainer.callbacks):
+    def _hooks(self, name: str) -> tuple[bool, bool]:
+        """Whether a callback, and whether the root module, has more than the empty hook.
+
+        Lightning calls them all; with a thousand sessions a second the empty ones add up.
+        """
+        callbacks = any(is_overridden(name, c, L.Callback) for c in self.trainer.callbacks)
+        return callbacks, is_overridden(name, self.trainer.federation)
+
+    def _call(self, name: str, *args: Any) -> None:
+        callbacks, module = self._hooks(name)
+        if callbacks:
             _call_callback_hooks(self.trainer, name, *args)
-        if is_overridden(name, self.trainer.federation):
+        if module:
             _call_lightning_module_hook(self.trainer, name, *args)
 
     def _validate(self) -> None:

@@ -6,7 +6,7 @@ object: gradients straight from autograd, a few foreach calls, the same bits as 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
+from torch.autograd.variable import Variable
 from torch.optim import SGD, Optimizer
 from typing_extensions import override
 
 Params = list[Tensor]
+# What torch.autograd.grad calls; a private name, held by a test and by the pinned torch.
+_run_backward = Variable._execution_engine.run_backward
 GradientHook = Callable[[Params, Params], None]
 
 
@@ -41,8 +44,13 @@ class Stepper(ABC):
     """Takes the loss of a batch to an updated row."""
 
     @abstractmethod
-    def reset(self, lr: float | None) -> None:
-        """A new session: no state; `lr` of the round, or None to keep the optimiser's own."""
+    def reset(self, lr: float | None, values: Params) -> None:
+        """A new session: no state.
+
+        Args:
+            lr: of the round; None keeps the optimiser's own.
+            values: the views of the row that the parameters are bound to.
+        """
 
     @abstractmethod
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
@@ -50,7 +58,8 @@ class Stepper(ABC):
 
         Args:
             loss: scalar.
-            hook: may change the gradients in place, given (parameters, gradients); before clipping.
+            hook: may change the gradients in place, given (values, gradients) of the parameters that the
+                loss depends on; before clipping.
         """
 
     def epoch_end(self) -> None:
@@ -58,66 +67,80 @@ class Stepper(ABC):
 
 
 class SGDStepper(Stepper):
-    """torch.optim.SGD on a list of tensors, bit for bit."""
+    """torch.optim.SGD on a list of tensors, bit for bit.
+
+    Gradients are taken of the module's parameters and applied to the views of the bound row that they alias: plain
+    tensors, which need no `no_grad`.
+    """
 
     def __init__(self, params: Params, group: dict[str, Any], clipping: Clipping | None) -> None:
-        self._params = params
+        self._inputs = tuple(params)
         self._lr: float = group["lr"]
         self._momentum: float = group["momentum"]
         self._dampening: float = group["dampening"]
         self._weight_decay: float = group["weight_decay"]
         self._nesterov: bool = group["nesterov"]
         self._clipping = clipping
-        self._buffers: dict[int, Tensor] = {}
+        self._values: Params = []
+        self._buffers: list[Tensor | None] = []
+        self._one = torch.ones((), device=params[0].device)
 
     @override
-    def reset(self, lr: float | None) -> None:
-        self._buffers.clear()
+    def reset(self, lr: float | None, values: Params) -> None:
+        self._values = values
+        self._buffers = [None] * len(values)
         if lr is not None:
             self._lr = lr
 
     @override
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
-        params = self._params
-        grads: Sequence[Tensor | None] = torch.autograd.grad(loss, params, allow_unused=True)
-        if any(g is None for g in grads):
-            # A parameter outside the graph is left alone, as by an optimiser that finds no gradient.
-            used = [(p, g) for p, g in zip(params, grads, strict=True) if g is not None]
-            params, grads = [p for p, _ in used], [g for _, g in used]
-        self._update(params, list(grads), hook)  # type: ignore[arg-type]
+        grads = self._gradients(loss)
+        # A parameter outside the graph is left alone, as by an optimiser that finds no gradient.
+        used = [i for i, grad in enumerate(grads) if grad is not None]
+        if len(used) == len(grads):
+            self._update(self._values, list(grads), used, hook)
+        else:
+            self._update([self._values[i] for i in used], [grads[i] for i in used], used, hook)
 
-    @torch.no_grad()
-    def _update(self, params: Params, grads: Params, hook: GradientHook | None) -> None:
+    def _gradients(self, loss: Tensor) -> tuple[Any, ...]:
+        """torch.autograd.grad without what it does in Python, a fifth of a small model's step."""
+        if self._one.dtype != loss.dtype:
+            self._one = self._one.to(loss.dtype)
+        scalar = loss if loss.dim() == 0 else loss.reshape(())
+        return _run_backward(
+            (scalar,), (self._one,), False, False, self._inputs, True, accumulate_grad=False
+        )
+
+    def _update(
+        self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
+    ) -> None:
         if hook is not None:
-            hook(params, grads)
+            hook(values, grads)
         if self._clipping is not None:
             self._clipping(grads)
         if self._weight_decay:
-            grads = list(torch._foreach_add(grads, params, alpha=self._weight_decay))
+            grads = list(torch._foreach_add(grads, values, alpha=self._weight_decay))
         if self._momentum:
-            grads = self._apply_momentum(params, grads)
-        torch._foreach_add_(params, grads, alpha=-self._lr)
+            buffers = self._accumulate(grads, used)
+            grads = (
+                list(torch._foreach_add(grads, buffers, alpha=self._momentum))
+                if self._nesterov
+                else buffers
+            )
+        torch._foreach_add_(values, grads, alpha=-self._lr)
 
-    def _apply_momentum(self, params: Params, grads: Params) -> Params:
-        fresh = {
-            id(p): g.clone()
-            for p, g in zip(params, grads, strict=True)
-            if id(p) not in self._buffers
-        }
-        old = [
-            (self._buffers[id(p)], g)
-            for p, g in zip(params, grads, strict=True)
-            if id(p) not in fresh
-        ]
+    def _accumulate(self, grads: Params, used: list[int]) -> Params:
+        """b <- momentum b + (1 - dampening) g; a buffer begins as its first gradient."""
+        old = [(b, g) for i, g in zip(used, grads, strict=True) if (b := self._buffers[i]) is not None]
         if old:
             buffers = [b for b, _ in old]
             torch._foreach_mul_(buffers, self._momentum)
             torch._foreach_add_(buffers, [g for _, g in old], alpha=1 - self._dampening)
-        self._buffers |= fresh
-        buffers = [self._buffers[id(p)] for p in params]
-        if self._nesterov:
-            return list(torch._foreach_add(grads, buffers, alpha=self._momentum))
-        return buffers
+        if len(old) < len(used):
+            for i, grad in zip(used, grads, strict=True):
+                if self._buffers[i] is None:
+                    self._buffers[i] = grad.clone()
+        return [b for i in used if (b := self._buffers[i]) is not None]
 
 
 class OptimizerStepper(Stepper):
@@ -149,7 +172,7 @@ class OptimizerStepper(Stepper):
         self._scaler: torch.amp.GradScaler | None = None
 
     @override
-    def reset(self, lr: float | None) -> None:
+    def reset(self, lr: float | None, values: Params) -> None:
         self._optimizer.state.clear()
         for group, initial in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(initial)

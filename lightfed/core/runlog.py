@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,14 @@ class RunLogger(Logger):
 
     def __init__(self, save_dir: str = "runs", name: str = "run") -> None:
         super().__init__()
-        if not name or Path(name).name != name:
-            raise UserError("trainer.logger.init_args.name", repr(name), "give a plain folder name")
+        check_name("trainer.logger.init_args.name", name)
         self._save_dir = Path(save_dir)
         self._base = name
         self._name: str | None = None
         self._resumed = False
         self._created = False
         self._started = False
+        self._missing: list[Path] = []  # folders above the run's that this run made, from inside
         self._rounds: dict[int, Row] = {}
         self._columns = ["round"]
         self._clients: list[Row] = []
@@ -70,20 +71,24 @@ class RunLogger(Logger):
     def claim(self, ranks: Ranks) -> None:
         """Settle on a folder, the same on every rank; idempotent."""
         if self._name is None:
-            self._name = ranks.broadcast(self._create() if ranks.rank == 0 else None)
+            self._name = ranks.first(self._create)
         if ranks.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
 
     def _create(self) -> str:
         """A folder of our own: mkdir fails where another run has just made it."""
-        self._save_dir.mkdir(parents=True, exist_ok=True)
+        self._missing = [p for p in (self._save_dir, *self._save_dir.parents) if not p.exists()]
         number = 1
         while True:
             name = self._base if number == 1 else f"{self._base}-{number}"
             try:
-                (self._save_dir / name).mkdir()
+                (self._save_dir / name).mkdir(parents=True)
             except FileExistsError:
                 number += 1
+            except OSError as error:
+                found = f"{self._save_dir / name} cannot be made ({error.strerror})"
+                fix = "name a folder that can be written to"
+                raise UserError("trainer.default_root_dir", found, fix) from error
             else:
                 self._created = True
                 return name
@@ -188,6 +193,9 @@ class RunLogger(Logger):
         """A run that failed before its first round leaves no folder."""
         if status == "failed" and self._created and not self._started:
             shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):  # another run may have begun in it
+                for folder in self._missing:
+                    folder.rmdir()
 
     @rank_zero_only
     def log_clients(self, rows: list[Row]) -> None:
@@ -227,6 +235,16 @@ class RunLogger(Logger):
             if mode == "w":
                 writer.writeheader()
             writer.writerows(rows)
+
+
+def check_name(key: str, name: str) -> None:
+    """Refuse a name that is no plain folder name.
+
+    Raises:
+        UserError: naming the key.
+    """
+    if name in ("", "..") or Path(name).name != name or "\0" in name:
+        raise UserError(key, repr(name), "give a plain folder name")
 
 
 def _read(path: Path, rounds: int) -> list[Row]:

@@ -94,7 +94,9 @@ class LiveModule:
         self._split = [(e.offset, e.numel, e.shape) for e in layout.floats]
         self._row: Row | None = None
         self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        self.trainable = [p for p in module.parameters() if p.requires_grad]
+        parameters = list(module.parameters())
+        self._trainable = [i for i, p in enumerate(parameters) if p.requires_grad]
+        self.trainable = [parameters[i] for i in self._trainable]
 
     def row_of_module(self) -> Row:
         """A copy of the module's present values as a row of its own."""
@@ -123,9 +125,8 @@ class LiveModule:
 
     def trainable_views(self, floats: Tensor) -> list[Tensor]:
         """The views of a row that correspond to `trainable`."""
-        views = self.views(floats)[: self.layout.parameters]
-        tensors = self._tensors[: self.layout.parameters]
-        return [v for v, p in zip(views, tensors, strict=True) if p.requires_grad]
+        views = self.views(floats)
+        return [views[i] for i in self._trainable]
 
     def bind(self, row: Row) -> nn.Module:
         """Point the module at `row`: training writes into it."""
@@ -135,6 +136,10 @@ class LiveModule:
             tensor.copy_(self.layout.integers.view(row.integers, entry))
         self._row = row
         return self.module
+
+    def is_bound_to(self, row: Row) -> bool:
+        """Whether the module was last bound to this row."""
+        return self._row is row
 
     def unbind(self) -> None:
         """Write integer buffers back; float state is in the row already."""

@@ -1,8 +1,6 @@
 """The one long-lived Trainer of a federation."""
 
-import ctypes
 import os
-import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,11 +13,20 @@ from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
 from lightfed.core._lightning import _PATH, _SignalConnector
+from lightfed.core.checkpoint import main_file
+from lightfed.core.flags import (
+    check_at_least_one,
+    check_clipping,
+    check_devices,
+    check_limit,
+    check_rounds,
+)
 from lightfed.core.loop import FederatedLoop
 from lightfed.core.progress import RoundProgressBar
-from lightfed.core.runlog import RunLogger
+from lightfed.core.runlog import RunLogger, check_name
 from lightfed.core.strategy import FederatedStrategy
 from lightfed.utils.errors import UserError
+from lightfed.utils.heap import keep_heap
 
 if TYPE_CHECKING:
     from lightfed.core.federation import Federation
@@ -107,14 +114,21 @@ class FederatedTrainer(L.Trainer):
             num_threads: Torch threads of a rank on the CPU; more than one is slower when the cores are shared.
         """
         self._deferred_checkpoints: list[tuple[_PATH, bool | None, Any]] = []
-        if isinstance(limit_train_batches, float) and not 0 <= limit_train_batches <= 1:
-            raise UserError(
-                "trainer.limit_train_batches",
-                f"{limit_train_batches} is no share",
-                "give a float in [0, 1] or a whole number of batches",
-            )
-        _check_positive("trainer.num_threads", num_threads)
-        _check_positive("trainer.check_val_every_n_epoch", check_val_every_n_epoch)
+        if name is not None:
+            check_name("trainer.name", name)
+        check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
+        check_at_least_one(
+            {
+                "num_threads": num_threads,
+                "num_nodes": num_nodes,
+                "check_val_every_n_epoch": check_val_every_n_epoch,
+            }
+        )
+        check_limit("limit_train_batches", limit_train_batches, least=1)
+        check_limit("limit_val_batches", limit_val_batches, least=0)
+        check_limit("limit_test_batches", limit_test_batches, least=0)
+        check_clipping(gradient_clip_val)
+        check_devices(accelerator, devices)
         torch.set_num_threads(num_threads)
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # or Lightning's launcher sets another
         keep_heap()
@@ -209,7 +223,7 @@ class FederatedTrainer(L.Trainer):
         super().fit(
             model,
             datamodule=datamodule or train_dataloaders,
-            ckpt_path=self._resolve(ckpt_path),
+            ckpt_path=self._resolve(ckpt_path, fresh=True),
         )
 
     @override
@@ -271,13 +285,30 @@ class FederatedTrainer(L.Trainer):
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)  # type: ignore[attr-defined]
         print(datamodule.partition_.table())  # type: ignore[attr-defined]
 
-    def _resolve(self, ckpt_path: _PATH | None) -> _PATH | None:
+    def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
+        """The file of a checkpoint; `fresh` where `last` may mean a run that starts.
+
+        Raises:
+            UserError: there is no such checkpoint.
+        """
         logger = self.run_logger
-        if logger is None or ckpt_path is None:
+        if ckpt_path is None:
+            return None
+        if ckpt_path == "best" and any(c.best_model_path for c in self._model_checkpoints()):
             return ckpt_path
-        if ckpt_path == "last":
-            return logger.resume_newest()
-        return logger.resume_from(ckpt_path) if ckpt_path != "best" else ckpt_path
+        if ckpt_path != "last":
+            main = main_file(ckpt_path)
+            return main if logger is None else logger.resume_from(main)
+        if logger is None:
+            return ckpt_path  # Lightning looks into the folders of the checkpoint callbacks
+        newest = logger.resume_newest()
+        if newest is None and not fresh:
+            found = "`last`, but no run of this name has a checkpoint"
+            raise UserError("ckpt_path", found, "give the path of a .ckpt file")
+        return newest
+
+    def _model_checkpoints(self) -> list[ModelCheckpoint]:
+        return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
 
     @override
     def save_checkpoint(
@@ -329,21 +360,3 @@ def _with_defaults(
             )
         )
     return given
-
-
-def _check_positive(key: str, value: int) -> None:
-    if value < 1:
-        raise UserError(key, str(value), "give at least 1")
-
-
-def keep_heap() -> None:
-    """Ask glibc to keep freed memory: returning the heap after every batch costs a tenth and more of a CPU round."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
-        return
-    m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
-    libc.mallopt(m_mmap_threshold, 1 << 30)
-    libc.mallopt(m_trim_threshold, 1 << 30)
-    libc.mallopt(m_top_pad, 64 << 20)

@@ -148,6 +148,12 @@ class FederatedDataModule(LightningDataModule):
         self._union = torch.from_numpy(np.unique(self.partition_.train_index))
         self._prepared = (clients, seed, device)
 
+    @property
+    def augments(self) -> bool:
+        """Whether training batches are cropped or flipped at random."""
+        transform = self.dataset.transform
+        return bool(transform.crop_padding or transform.flip)
+
     def num_samples(self, client: int) -> int:
         """Training samples of a client, n_k."""
         offsets = self.partition_.train_offsets
@@ -166,7 +172,7 @@ class FederatedDataModule(LightningDataModule):
         client: int,
         *,
         order: torch.Generator,
-        augment: torch.Generator,
+        augment: torch.Generator | None,
         limit: int | None = None,
     ) -> Iterator[Batch]:
         """One pass over a client's training samples in random order.
@@ -174,7 +180,7 @@ class FederatedDataModule(LightningDataModule):
         Args:
             client: whose samples.
             order: draws the order.
-            augment: draws crops and flips, where the data set has them.
+            augment: draws crops and flips; None for none.
             limit: at most this many batches.
         """
         return self.train.epoch(

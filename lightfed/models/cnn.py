@@ -59,7 +59,7 @@ class Conv(nn.Module):
 
 
 class SimpleCNN(nn.Module):
-    """Two blocks of conv3x3, ReLU, max-pool, then a hidden linear layer and a linear classifier.
+    """Two blocks of conv3x3, max-pool, ReLU, then a hidden linear layer and a linear classifier.
 
     Args:
         num_classes: C.
@@ -82,7 +82,8 @@ class SimpleCNN(nn.Module):
         widths = [input_shape[0], *(ceil(width * rate) for width in channels)]
         layers: list[nn.Module] = []
         for inputs, outputs in zip(widths, widths[1:], strict=False):
-            layers += [nn.Conv2d(inputs, outputs, 3, 1, 1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+            # Pooling first: the same values and gradients, a quarter of the work for the ReLU.
+            layers += [nn.Conv2d(inputs, outputs, 3, 1, 1), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
         self.features = nn.Sequential(*layers)
         with torch.no_grad():
             flat = prod(self.features(torch.zeros(1, *input_shape)).shape)

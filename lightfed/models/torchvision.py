@@ -19,11 +19,8 @@ class Torchvision(nn.Module):
         from torchvision import models
 
         if name not in models.list_models():
-            raise UserError(
-                "model.cohorts",
-                f"torchvision has no model {name!r}",
-                "see torchvision.models.list_models()",
-            )
+            found = f"torchvision has no model {name!r}"
+            raise UserError("name", found, "see torchvision.models.list_models()")
         self.net = models.get_model(name, num_classes=num_classes)
 
     @override

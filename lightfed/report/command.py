@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from lightfed.report.compare import compare
 from lightfed.report.page import build
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="lightfed report",
         description="Make the pictures and the page of a run folder, or compare several of them.",
     )
@@ -52,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
         help="compare experiments: runs that differ in the seed alone share a line, mean +- std",
     )
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, as every command does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError("report", message, "see lightfed report --help")
 
 
 def _refuse_idle_flags(asked: argparse.Namespace) -> None:

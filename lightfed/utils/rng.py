@@ -21,5 +21,7 @@ def torch_generator(seed: int, purpose: str, round: int = -1, client: int = -1) 
     return torch.Generator().manual_seed(derive_seed(seed, purpose, round, client))
 
 
-def numpy_generator(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
+def numpy_generator(
+    seed: int, purpose: str, round: int = -1, client: int = -1
+) -> np.random.Generator:
     return np.random.default_rng(derive_seed(seed, purpose, round, client))

@@ -74,11 +74,20 @@ def test_what_cannot_be_made_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_no_folder_at_all_is_told_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([])
-    assert caught.value.code == 2
-    assert "usage: lightfed report" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], "the following arguments are required: RUN"),
+        (["p", "--nope"], "unrecognized arguments: --nope"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_too(
+    words: list[str], found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        main(words)
+    assert str(caught.value) == f"report: {found}; see lightfed report --help"
+    assert capsys.readouterr().err == ""
 
 
 def test_a_report_needs_no_torch_and_no_global_pyplot(tmp_path: Path) -> None:

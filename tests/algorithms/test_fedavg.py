@@ -1,0 +1,244 @@
+"""Federated averaging worked out by hand: two clients, two weights, one step."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.core.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.small import Line, data_of, fit, fleet_of, random_data, run_round, server_row
+
+RATE = 0.5
+
+
+def line_data() -> FederatedDataModule:
+    """Client 0: one sample. Client 1: three. Targets are the labels."""
+    x = torch.tensor([[1.0, 2.0], [1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])
+    y = torch.tensor([1, 2, 3, 1])
+    return data_of(x, y, [[0], [1, 2, 3]])
+
+
+# From w = 0 the gradient of half the squared error is -sum y x:
+# client 0: -(1, 2); client 1: -(2 + 2, 3) = -(4, 3). A step of size 1/2:
+W_0, W_1 = (0.5, 1.0), (2.0, 1.5)
+
+
+def weights_of(fleet: Fleet) -> list[float]:
+    assert isinstance(fleet.algorithm, FedAvg)
+    return fleet.algorithm.model.floats[:2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares"), [("samples", (1 / 4, 3 / 4)), ("uniform", (1 / 2, 1 / 2))]
+)
+def test_one_step_by_hand(weights: Any, shares: tuple[float, float]) -> None:
+    optimizer = partial(SGD, lr=RATE)
+    fleet = fleet_of([Cohort(2, Line)], FedAvg(weights), line_data(), optimizer=optimizer)
+    metrics = run_round(fleet, 0)
+    # Every number is a small multiple of 1/16, exact in float32.
+    assert weights_of(fleet) == [
+        shares[0] * a + shares[1] * b for a, b in zip(W_0, W_1, strict=True)
+    ]
+    # Half the squared error at w = 0: 1/2; (4 + 9 + 1) / 2 = 7, a mean over one and three samples.
+    assert metrics["train_loss"] == (1 * 0.5 + 3 * 7.0) / 4
+    assert (metrics["participants"], metrics["excluded"]) == (2.0, 0.0)
+
+
+def test_the_second_round_starts_from_the_mean() -> None:
+    optimizer = partial(SGD, lr=RATE)
+    fleet = fleet_of([Cohort(2, Line)], FedAvg(), line_data(), optimizer=optimizer)
+    run_round(fleet, 0)
+    w = weights_of(fleet)
+    run_round(fleet, 1)
+    data = fleet.data.dataset.load("train")  # type: ignore[attr-defined]
+    new = torch.zeros(2)
+    for part, share in (([0], 0.25), ([1, 2, 3], 0.75)):
+        x, y = data.x[part], data.y[part]
+        gradient = x.T @ (x @ torch.tensor(w) - y)
+        new += share * (torch.tensor(w) - RATE * gradient)
+    assert weights_of(fleet) == pytest.approx(new.tolist(), rel=1e-6)
+
+
+class Levels(nn.Module):
+    """Notes in buffers what it was given: the mean of the last batch, and counts of its samples."""
+
+    level: Tensor
+    count: Tensor
+    lowest: Tensor
+
+    def __init__(self, num_classes: int = 2, input_shape: tuple[int, ...] = (2,)) -> None:
+        super().__init__()
+        self.head = nn.Linear(input_shape[0], num_classes)
+        self.register_buffer("level", torch.tensor(9.0))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("lowest", torch.tensor(-100))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.level.copy_(x.detach().mean())
+            self.count += len(x)
+            self.lowest.copy_(-torch.tensor(len(x)))
+        return self.head(x)
+
+
+def levels_data() -> FederatedDataModule:
+    """Client 0: one sample of ones; client 1: three of fives."""
+    x = torch.tensor([1.0, 5.0, 5.0, 5.0])[:, None].repeat(1, 2)
+    return data_of(x, torch.tensor([0, 1, 0, 1]), [[0], [1, 2, 3]])
+
+
+def buffers_of(fleet: Fleet, client: int | None = None) -> tuple[float, int, int]:
+    """Level, count and lowest of a client's row, or of the server."""
+    assert isinstance(fleet.algorithm, FedAvg)
+    model, state = fleet.algorithm.model, fleet.cohorts[0]
+    row = model.row if client is None else fleet.row(client)
+    floats, integers = (
+        state.layout.floats.views(row.floats),
+        state.layout.integers.views(row.integers),
+    )
+    names = "net.level", "net.count", "net.lowest"
+    return float(floats[names[0]]), int(integers[names[1]]), int(integers[names[2]])
+
+
+@pytest.mark.parametrize(("weights", "level"), [("samples", (1 + 3 * 5) / 4), ("uniform", 3.0)])
+def test_averaged_buffers_are_means_and_the_largest_integers(weights: Any, level: float) -> None:
+    fleet = fleet_of([Cohort(2, Levels)], FedAvg(weights), levels_data())
+    run_round(fleet, 0)
+    assert buffers_of(fleet)[:2] == (level, 3)
+    run_round(fleet, 1)
+    assert buffers_of(fleet)[:2] == (level, 6)  # the client that has seen most counts on
+
+
+def test_the_largest_integer_may_be_below_zero() -> None:
+    fleet = fleet_of([Cohort(2, Levels)], FedAvg(), levels_data())
+    run_round(fleet, 0)
+    assert buffers_of(fleet)[2] == -1  # of -1 and -3
+
+
+def test_local_buffers_never_travel() -> None:
+    fleet = fleet_of([Cohort(2, Levels)], FedAvg(buffers="local"), levels_data())
+    for t in range(2):
+        run_round(fleet, t)
+    assert buffers_of(fleet, 0) == (1.0, 2, -1)
+    assert buffers_of(fleet, 1) == (5.0, 6, -3)
+    assert buffers_of(fleet) == (9.0, 0, -100)  # as it was built
+    first, second = (fleet.cohorts[0].layout.floats.views(_row(fleet, k)) for k in (0, 1))
+    assert not torch.equal(first["net.head.weight"], second["net.head.weight"])
+
+
+def test_a_client_keeps_its_buffers_while_others_train() -> None:
+    algorithm = FedAvg(buffers="local")
+    fleet = fleet_of([Cohort(2, Levels)], algorithm, levels_data(), clients_per_round=1)
+    trained = [0, 0]
+    for t in range(6):
+        trained[fleet.participants(t)[0]] += 1
+        run_round(fleet, t)
+    assert min(trained) > 0
+    assert buffers_of(fleet, 0)[1] == 1 * trained[0]
+    assert buffers_of(fleet, 1)[1] == 3 * trained[1]
+
+
+def _row(fleet: Fleet, client: int) -> Tensor:
+    return fleet.row(client).floats
+
+
+def test_a_client_is_evaluated_with_the_servers_weights_and_its_own_buffers() -> None:
+    fleet = fleet_of([Cohort(2, Levels)], FedAvg(buffers="local"), levels_data())
+    run_round(fleet, 0)
+    assert isinstance(fleet.algorithm, FedAvg)
+    assert fleet.algorithm.evaluated(fleet, None) is None
+    server = fleet.cohorts[0].layout.floats.views(fleet.algorithm.model.floats)
+    for client, level in ((0, 1.0), (1, 5.0)):
+        module = fleet.algorithm.evaluated(fleet, client)
+        assert module is not None
+        state = module.state_dict()
+        assert torch.equal(state["net.head.weight"], server["net.head.weight"])
+        assert float(state["net.level"]) == level
+        layout, row = fleet.algorithm.client_row(fleet, client)
+        assert float(layout.floats.views(row.floats)["net.level"]) == level
+
+
+class Normed(nn.Module):
+    def __init__(self, num_classes: int = 2, input_shape: tuple[int, ...] = (2,)) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(input_shape[0])
+        self.head = nn.Linear(input_shape[0], num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))
+
+
+def test_running_statistics_are_averaged_by_hand() -> None:
+    data = random_data([4, 12], batch_size=100)
+    fleet = fleet_of([Cohort(2, Normed)], FedAvg(), data)
+    run_round(fleet, 0)
+    assert isinstance(fleet.algorithm, FedAvg)
+    model = fleet.algorithm.model
+    x = data.dataset.load("train").x
+    means, variances = ([getattr(p, f)(0) for p in (x[:4], x[4:])] for f in ("mean", "var"))
+    views = model.layout.floats.views(model.floats)
+    for name, start, (one, other) in (
+        ("running_mean", 0.0, means), ("running_var", 1.0, variances),
+    ):  # fmt: skip
+        # Momentum .1: .9 x start + .1 x batch, then a quarter and three quarters of that.
+        expected = 0.9 * start + 0.1 * (0.25 * one + 0.75 * other)
+        assert torch.allclose(views[f"net.norm.{name}"], expected, atol=1e-6), name
+    tracked = model.layout.integers.views(model.integers)["net.norm.num_batches_tracked"]
+    assert tracked.item() == 1
+
+
+def test_dropped_statistics_leave_batch_normalisation() -> None:
+    data = random_data([4, 12])
+    fleet = fleet_of([Cohort(2, Normed)], FedAvg(buffers="drop"), data)
+    run_round(fleet, 0)
+    state = fleet.cohorts[0]
+    assert [e.name for e in state.layout.floats] == [
+        "net.norm.weight", "net.norm.bias", "net.head.weight", "net.head.bias",
+    ]  # fmt: skip
+    assert state.layout.integers.size == 0
+    module = fleet.algorithm.evaluated(fleet, None)
+    assert module is not None
+    module.eval()
+    x = data.dataset.load("test").x
+    net = module.get_submodule("net")
+    assert isinstance(net, Normed)
+    normal = F.batch_norm(x, None, None, net.norm.weight, net.norm.bias, training=True)
+    assert torch.equal(module(x), net.head(normal))
+
+
+def test_clients_that_do_not_take_part_do_not_count() -> None:
+    fleet = fleet_of([Cohort(2, Line)], FedAvg(), line_data(), clients_per_round=1)
+    (chosen,) = fleet.participants(0)
+    run_round(fleet, 0)
+    assert weights_of(fleet) == list((W_0, W_1)[chosen])
+    drawn = {tuple(fleet.participants(t)) for t in range(30)}
+    assert drawn == {(0,), (1,)}
+
+
+def test_cohorts_of_different_shapes_are_refused() -> None:
+    cohorts = [Cohort(1, partial(MLP, hidden=(4,)), name="x"), Cohort(1, MLP, name="y")]
+    with pytest.raises(UserError, match=r"model\.cohorts: cohorts x and y have different"):
+        fleet_of(cohorts, FedAvg(), random_data([3, 3]))
+
+
+def test_cohorts_of_one_shape_are_one_federation(tmp_path: Path) -> None:
+    rows = []
+    for cohorts in ([Cohort(3, MLP)], [Cohort(1, MLP), Cohort(2, MLP)]):
+        model = Federation(FedAvg(), cohorts, optimizer=partial(SGD, lr=0.1))
+        fit(model, random_data([5, 3, 4]), tmp_path, rounds=2)
+        rows.append(server_row(model))
+    assert torch.equal(*rows)

@@ -1,0 +1,163 @@
+"""Local training and static statistics of HeteroFL's released code (golden/heterofl)."""
+
+import json
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.optim import SGD
+
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.core.cohort import Cohort, CohortState
+from lightfed.core.session import Work
+from lightfed.models.cnn import Conv
+from tests.small import GOLDEN, data_of, fleet_of
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / "heterofl/local_and_sbn.json").read_text())[name]
+    return found
+
+
+def load_row(state: CohortState, row: Tensor, tensors: dict[str, Tensor], prefix: str) -> None:
+    for name, view in state.layout.floats.views(row).items():
+        view.copy_(tensors[f"{prefix}/{name.removeprefix('net.')}"])
+
+
+class Local:
+    """A client of level c with labels 1 and 3, as recorded."""
+
+    def __init__(self) -> None:
+        self.settings = settings_of("local_conv_c")
+        self.tensors = load_file(GOLDEN / "heterofl/local_conv_c.safetensors")
+        x, y = self.tensors["x"], self.tensors["y"]
+        size = self.settings["batch"]
+        self.batches = list(zip(x.split(size), y.split(size), strict=True))
+        model = partial(Conv, hidden=self.settings["hidden"])
+        data = data_of(x, y, [[0], range(1, len(y))], classes=6)
+        optimizer = partial(
+            SGD, lr=self.settings["lr"], momentum=self.settings["momentum"],
+            weight_decay=self.settings["weight_decay"],
+        )  # fmt: skip
+        cohorts = [Cohort(1, model, level="a"), Cohort(1, model, level="c")]
+        self.fleet = fleet_of(
+            cohorts, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
+        )
+        assert data.labels(1).tolist() == self.settings["labels"]
+        self.state = self.fleet.cohorts[1]
+        self.fleet.send(self.fleet.algorithm.model, [1])  # type: ignore[arg-type]
+        self.row = self.fleet.row(1)
+        load_row(self.state, self.row.floats, self.tensors, "init")
+
+    def module(self, *, masked: bool) -> L.LightningModule:
+        """The client's module on its recorded weights."""
+        module = self.fleet.bind(1)
+        assert isinstance(self.fleet.algorithm, HeteroFL)
+        if masked:
+            self.fleet.algorithm.session_start(self.fleet, 1, module)
+        return module.train()
+
+
+def assert_close(found: Tensor, expected: Tensor, bound: float) -> None:
+    """The released code sums in float32, in orders of its own."""
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= bound
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_forward_pass_is_the_released_codes(masked: bool) -> None:
+    local = Local()
+    x, y = local.batches[0]
+    scores = local.module(masked=masked)(x)
+    recorded = "fwd_train_masked" if masked else "fwd_train_nomask"
+    assert_close(scores, local.tensors[f"{recorded}/score"], 1e-5)
+    assert_close(F.cross_entropy(scores, y), local.tensors[f"{recorded}/loss"], 1e-5)
+    absent = [label for label in range(6) if label not in local.settings["labels"]]
+    assert (not scores[:, absent].any()) == masked
+
+
+def test_in_evaluation_the_scaler_is_off_and_batches_normalise_themselves() -> None:
+    local = Local()
+    module = local.module(masked=False).eval()
+    assert_close(module(local.batches[0][0]), local.tensors["fwd_eval_nomask/score"], 1e-5)
+
+
+def test_the_gradients_are_the_released_codes() -> None:
+    local = Local()
+    module = local.module(masked=True)
+    loss = module.training_step(local.batches[0], 0)
+    names, parameters = zip(*module.named_parameters(), strict=True)
+    assert isinstance(loss, Tensor)
+    for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
+        recorded = local.tensors[f"grad_train_masked/{name.removeprefix('net.')}"]
+        assert_close(gradient, recorded, 1e-5)
+
+
+def test_a_local_session_is_the_released_codes() -> None:
+    local = Local()
+    start = local.row.floats.clone()
+    local.module(masked=True)
+    batches = local.batches * local.settings["local_epochs"]
+    work = Work(1, batches, len(local.batches), lr=None, seed=0, hook=None)
+    assert local.state.session is not None
+    local.state.session.train(local.row, work)
+    for name, value in local.state.layout.floats.views(local.row.floats).items():
+        # Six steps with momentum and clipping: the bound of the golden files' own re-derivation.
+        assert_close(value, local.tensors[f"after_local/{name.removeprefix('net.')}"], 1e-4)
+    assert (local.row.floats - start).abs().max() > 1e-2
+
+
+class Static:
+    """The global model, whose statistics are estimated on 37 samples in batches of ten."""
+
+    def __init__(self) -> None:
+        settings = settings_of("sbn_conv")
+        self.tensors = load_file(GOLDEN / "heterofl/sbn_conv.safetensors")
+        x, y = self.tensors["x"], self.tensors["y"]
+        held = [i for i, label in enumerate(y.tolist()) if label in (1, 4)]
+        rest = [i for i in range(len(y)) if i not in held]
+        model = partial(Conv, hidden=settings["hidden"])
+        self.algorithm = HeteroFL(statistics_batch_size=settings["batch"])
+        data = data_of(x, y, [rest, held], classes=6)
+        self.fleet = fleet_of([Cohort(2, model, level="a")], self.algorithm, data)
+        load_row(self.fleet.cohorts[0], self.algorithm.model.floats, self.tensors, "params")
+        self.algorithm.evaluation_start(self.fleet)
+
+    def module(self, client: int | None) -> L.LightningModule:
+        module = self.algorithm.evaluated(self.fleet, client)
+        assert module is not None
+        assert not module.training
+        return module
+
+
+def test_static_statistics_are_the_released_codes() -> None:
+    static = Static()
+    state = static.module(None).state_dict()
+    checked = [n for n in static.tensors if n.startswith("sbn/") and "running" in n]
+    assert len(checked) == 8
+    for name in checked:
+        assert_close(state[f"net.{name.removeprefix('sbn/')}"], static.tensors[name], 1e-5)
+
+
+@torch.no_grad()
+def test_evaluation_is_the_released_codes() -> None:
+    static = Static()
+    x, y = static.tensors["x"][:12], static.tensors["y"][:12]
+    scores = static.module(None)(x)
+    assert_close(scores, static.tensors["eval/score"], 1e-5)
+    assert_close(F.cross_entropy(scores, y), static.tensors["eval/loss"], 1e-5)
+    assert_close(static.module(1)(x), static.tensors["eval_masked_1_4/score"], 1e-5)
+
+
+def test_evaluation_leaves_the_server_as_it_was() -> None:
+    static = Static()
+    before = static.algorithm.model.floats.clone()
+    static.module(None)(static.tensors["x"])
+    static.algorithm.evaluation_start(static.fleet)
+    assert torch.equal(static.algorithm.model.floats, before)
+    assert not any("running" in name for name in static.algorithm.state_dict())

@@ -1,0 +1,221 @@
+"""HeteroFL: its identities, what is covered, who trains which level."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.core.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.models.cnn import Conv
+from lightfed.utils.errors import UserError
+from tests.small import data_of, fit, fleet_of, run_round, server_row
+
+conv = partial(Conv, hidden=(6, 8))
+
+
+def images(sizes: list[int], *, classes: int = 3, own: bool = False) -> FederatedDataModule:
+    """Random images; every client holds all classes, or with `own` client k the class k alone."""
+    rng = torch.Generator().manual_seed(2)
+    count = sum(sizes)
+    y = torch.arange(count) % classes
+    if own:
+        y = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    parts = [range(s, s + n) for s, n in zip(starts, sizes, strict=True)]
+    x = torch.randn(count, 1, 4, 4, generator=rng)
+    return data_of(x, y, parts, classes=classes, batch_size=3)
+
+
+def model_of(fleet: Fleet) -> dict[str, Tensor]:
+    assert isinstance(fleet.algorithm, HeteroFL | FedAvg)
+    model = fleet.algorithm.model
+    return {k: v.clone() for k, v in model.layout.floats.views(model.floats).items()}
+
+
+@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
+@pytest.mark.parametrize("mask", [True, False])
+def test_full_width_and_all_labels_are_fedavg(mask: bool, accumulate: Any, tmp_path: Path) -> None:
+    """Of clients that count alike and drop statistics."""
+    algorithms: list[Algorithm] = [HeteroFL(mask=mask), FedAvg("uniform", buffers="drop")]
+    rows = []
+    for algorithm in algorithms:
+        federation = Federation(
+            algorithm, [Cohort(4, conv, level="a")], optimizer=partial(SGD, lr=0.1, momentum=0.9),
+            fraction=0.6, local_epochs=2, accumulate=accumulate, evaluate=["personal"],
+        )  # fmt: skip
+        fit(federation, images([6, 9, 5, 7]), tmp_path, rounds=3, gradient_clip_val=1.0)
+        rows.append(server_row(federation))
+    assert torch.equal(*rows)
+
+
+def test_labels_that_are_not_held_are_not_fedavg() -> None:
+    """Guards the test above: the same federation with a class a client is another one."""
+    rows = []
+    algorithms: list[Algorithm] = [HeteroFL(), FedAvg("uniform", buffers="drop")]
+    for algorithm in algorithms:
+        data = images([6, 9, 5], own=True)
+        fleet = fleet_of([Cohort(3, conv, level="a")], algorithm, data)
+        run_round(fleet, 0)
+        rows.append(model_of(fleet))
+    for name, value in rows[0].items():
+        assert not torch.equal(value, rows[1][name]), name
+
+
+def two_levels(*, mask: bool = True) -> tuple[Fleet, dict[str, Tensor], dict[str, Tensor]]:
+    """The server before and after a narrow client trains alone; each client has one label."""
+
+    class Narrow(HeteroFL):
+        def round(self, fed: Fleet, t: int) -> None:
+            fed.send(self.model, [1])
+            fed.train([1], t)
+            fed.merge([1], into=self.model, weights=self.weights)
+
+    cohorts = [Cohort(1, conv, level="a"), Cohort(1, conv, rate=0.5)]
+    # Weight decay changes every row of the client's model, also those of labels it does not hold.
+    optimizer = partial(SGD, lr=0.1, weight_decay=0.5)
+    fleet = fleet_of(cohorts, Narrow(mask=mask), images([6, 6], own=True), optimizer=optimizer)
+    before = model_of(fleet)
+    run_round(fleet, 0)
+    return fleet, before, model_of(fleet)
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_elements_that_nobody_covers_keep_their_value(mask: bool) -> None:
+    fleet, before, after = two_levels(mask=mask)
+    narrow = {e.name: e.shape for e in fleet.cohorts[1].layout.floats}
+    output = fleet.cohorts[0].output_layer(3)
+    assert output
+    for name, old in before.items():
+        covered = torch.zeros(old.shape, dtype=torch.bool)
+        covered[tuple(slice(n) for n in narrow[name])] = True
+        if name in output:
+            covered[[0, 2]] = False  # the client holds label 1 alone
+        assert torch.equal(after[name][~covered], old[~covered]), name
+        assert not torch.equal(after[name][covered], old[covered]), name
+
+
+def test_a_narrow_client_is_sent_the_leading_channels() -> None:
+    fleet, before, _ = two_levels()
+    row = fleet.algorithm.client_row(fleet, 1)
+    for name, value in row[0].floats.views(row[1].floats).items():
+        expected = model_of(fleet)[name][tuple(slice(n) for n in value.shape)]
+        assert torch.equal(value, expected), name
+    assert {len(v) for n, v in before.items() if n == "net.blocks.0.weight"} == {6}
+    assert row[0].floats.views(row[1].floats)["net.blocks.0.weight"].shape == (3, 1, 3, 3)
+
+
+def test_the_widest_cohort_comes_first() -> None:
+    cohorts = [Cohort(1, conv, level="c"), Cohort(1, conv, level="b")]
+    with pytest.raises(UserError, match=r"cohorts\.0\.rate: 0\.25, while another cohort has 0\.5"):
+        fleet_of(cohorts, HeteroFL(), images([6, 6]))
+
+
+def test_models_that_do_not_nest_are_refused() -> None:
+    cohorts = [Cohort(1, conv, level="a"), Cohort(1, partial(Conv, hidden=(8, 4)), rate=1.0)]
+    with pytest.raises(UserError, match="cohort 1 does not fit into the server model"):
+        fleet_of(cohorts, HeteroFL(), images([6, 6]))
+
+
+LEVELS = {"a": 2, "b": 3, "e": 5}
+
+
+def dynamic_fleet(seed: int = 0) -> Fleet:
+    cohorts = [Cohort(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
+    return fleet_of(cohorts, HeteroFL("dynamic"), images([3] * 10), seed=seed)
+
+
+def test_levels_are_drawn_with_the_cohorts_shares() -> None:
+    fleet = dynamic_fleet()
+    assert isinstance(fleet.algorithm, HeteroFL)
+    draws = 4000
+    counts = Counter(fleet.algorithm.draw_level(fleet, m, t) for m in range(10) for t in range(400))
+    for level, share in enumerate((0.2, 0.3, 0.5)):
+        deviation = (draws * share * (1 - share)) ** 0.5
+        assert abs(counts[level] - draws * share) < 4 * deviation
+
+
+def test_levels_are_drawn_anew_for_every_round_by_the_seed() -> None:
+    fleet, again, other = dynamic_fleet(), dynamic_fleet(), dynamic_fleet(seed=1)
+    draws = []
+    for fed in (fleet, again, other):
+        assert isinstance(fed.algorithm, HeteroFL)
+        draws.append([[fed.algorithm.draw_level(fed, m, t) for m in range(10)] for t in range(5)])
+    assert draws[0] == draws[1] != draws[2]
+    assert len({tuple(levels) for levels in draws[0]}) == 5
+    for t in range(2):
+        run_round(fleet, t)
+        assert [fleet.cohort_of(m) for m in range(10)] == draws[0][t]
+        assert [fleet.home_cohort(m) for m in range(10)] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
+
+
+def test_fixed_levels_follow_the_cohorts() -> None:
+    cohorts = [Cohort(1, conv, level="a"), Cohort(2, conv, level="b")]
+    fleet = fleet_of(cohorts, HeteroFL(), images([6, 6, 6]))
+    run_round(fleet, 0)
+    assert [fleet.cohort_of(m) for m in range(3)] == [0, 1, 1]
+
+
+class Flat(nn.Module):
+    """BatchNorm on vectors, which has no variance of a single sample."""
+
+    def __init__(self, num_classes: int = 3, rate: float = 1.0) -> None:
+        super().__init__()
+        width = int(8 * rate)
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(16, width), nn.BatchNorm1d(width), nn.Linear(width, num_classes)
+        )
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_a_last_batch_of_one_sample_does_not_end_the_run() -> None:
+    algorithm = HeteroFL(statistics_batch_size=5)
+    cohorts = [Cohort(1, Flat, level="a"), Cohort(1, Flat, level="b")]
+    fleet = fleet_of(cohorts, algorithm, images([6, 5]))
+    algorithm.evaluation_start(fleet)
+    module = algorithm.evaluated(fleet, None)
+    assert module is not None
+    state = module.state_dict()
+    assert state["net.layers.2.running_var"].isfinite().all()
+
+
+class Dropping(Conv):
+    """A convolutional network with dropout before its normalisation."""
+
+    def __init__(self, num_classes: int = 3, rate: float = 1.0) -> None:
+        super().__init__(num_classes, (1, 4, 4), hidden=(6, 8), rate=rate)
+        self.blocks.insert(1, nn.Dropout(0.5))
+
+
+def test_statistics_do_not_depend_on_global_random_state() -> None:
+    algorithm = HeteroFL(statistics_batch_size=4)
+    fleet = fleet_of([Cohort(2, Dropping, level="a")], algorithm, images([6, 6]))
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        algorithm.evaluation_start(fleet)
+        module = algorithm.evaluated(fleet, None)
+        assert module is not None
+        found.append({k: v.clone() for k, v in module.state_dict().items() if "running" in k})
+    assert len(found[0]) == 4
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
+
+
+def test_statistics_need_two_samples_a_batch() -> None:
+    with pytest.raises(UserError, match="statistics_batch_size: 1; give at least 2"):
+        HeteroFL(statistics_batch_size=1)

@@ -1,0 +1,139 @@
+"""A client whose training breaks is named and left out; the others do not notice."""
+
+import logging
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.models.mlp import MLP
+from tests.small import Line, data_of, fit, fleet_of, random_data, run_round, server_row
+
+SIZES = [6, 4, 9, 5]
+BROKEN = 2
+mlp = partial(MLP, hidden=(6,))
+
+
+def broken_data(value: float = math.nan, **settings: Any) -> FederatedDataModule:
+    """One feature of one sample of one client is not a number."""
+    clean = random_data(SIZES, batch_size=3, **settings)
+    x, y = clean.dataset.load("train").x, clean.dataset.load("train").y
+    test = x.clone(), y
+    x[sum(SIZES[:BROKEN]) + 1, 0] = value
+    starts = [sum(SIZES[:k]) for k in range(len(SIZES))]
+    parts = [range(s, s + n) for s, n in zip(starts, SIZES, strict=True)]
+    return data_of(x, y, parts, test=test, batch_size=3)
+
+
+def rows_of(
+    algorithm: Algorithm, cohorts: list[Cohort], *, sampled: bool, accumulate: str
+) -> tuple[Tensor, dict[str, float]]:
+    fleet = fleet_of(
+        cohorts, algorithm, broken_data(), optimizer=partial(SGD, lr=0.1, momentum=0.9),
+        accumulate=accumulate,
+    )  # fmt: skip
+    if not sampled:
+        others = [k for k in range(len(SIZES)) if k != BROKEN]
+        fleet.participants = lambda t: others  # type: ignore[method-assign]
+    for t in range(2):
+        metrics = run_round(fleet, t)
+    assert isinstance(algorithm, FedAvg | HeteroFL)
+    return algorithm.model.floats, metrics
+
+
+@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
+@pytest.mark.parametrize(
+    ("algorithm", "cohorts"),
+    [
+        (partial(FedAvg, "uniform"), [Cohort(4, mlp)]),
+        (FedAvg, [Cohort(4, mlp)]),
+        (HeteroFL, [Cohort(2, mlp, level="a"), Cohort(2, mlp, level="b")]),
+    ],
+)
+def test_the_others_train_as_if_the_broken_client_had_not_been_drawn(
+    algorithm: Any, cohorts: list[Cohort], accumulate: str
+) -> None:
+    with_it, metrics = rows_of(algorithm(), cohorts, sampled=True, accumulate=accumulate)
+    without, others = rows_of(algorithm(), cohorts, sampled=False, accumulate=accumulate)
+    assert with_it.isfinite().all()
+    assert torch.equal(with_it, without)
+    assert (metrics["participants"], metrics["excluded"]) == (4.0, 1.0)
+    assert (others["participants"], others["excluded"]) == (3.0, 0.0)
+    assert metrics["train_loss"] == others["train_loss"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+def test_a_run_with_a_broken_client_stays_finite_and_names_it(
+    value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation(FedAvg(), [Cohort(4, mlp)], optimizer=partial(SGD, lr=0.1))
+    with caplog.at_level(logging.WARNING, logger="lightfed"):
+        trainer = fit(federation, broken_data(value), tmp_path, rounds=2)
+    assert server_row(federation).isfinite().all()
+    assert trainer.callback_metrics["excluded"] == 1.0
+    assert all(math.isfinite(v) for v in trainer.callback_metrics.values())
+    named = [r.message for r in caplog.records if "not finite" in r.message]
+    assert len(named) == 2
+    assert all(f"client {BROKEN}" in message for message in named)
+
+
+def test_if_all_break_the_server_stays_as_it_is() -> None:
+    data = data_of(torch.full((4, 2), math.nan), torch.tensor([1, 2, 3, 1]), [[0, 1], [2, 3]])
+    algorithm = FedAvg()
+    fleet = fleet_of([Cohort(2, Line)], algorithm, data)
+    before = algorithm.model.floats.clone()
+    metrics = run_round(fleet, 0)
+    assert torch.equal(algorithm.model.floats, before)
+    assert metrics["excluded"] == 2.0
+    assert "train_loss" not in metrics
+
+
+class Fragile(nn.Module):
+    """Breaks on the samples of one client as long as the test says so."""
+
+    broken = True
+
+    def __init__(self, num_classes: int = 2, input_shape: tuple[int, ...] = (2,)) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(input_shape[0])
+        self.head = nn.Linear(input_shape[0], num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        breaks = self.training and Fragile.broken and float(x.max()) > 50.0
+        return self.head(self.norm(x * math.nan if breaks else x))
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "drop"])
+def test_a_client_is_back_when_it_has_recovered(buffers: Any) -> None:
+    """It is left out of the round's merges, not for good."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [99.0, 1.0], [5.0, 99.0]])
+    data = data_of(x, torch.tensor([0, 1, 0, 1]), [[0, 1], [2, 3]])
+    fleet = fleet_of([Cohort(2, Fragile)], FedAvg(buffers=buffers), data)
+    Fragile.broken = True
+    assert run_round(fleet, 0)["excluded"] == 1.0
+    Fragile.broken = False
+    assert run_round(fleet, 1)["excluded"] == 0.0
+
+
+def test_values_beyond_fixed_point_are_left_out_and_float64_takes_them() -> None:
+    for accumulate, excluded in (("float64", 0.0), ("fixed", 1.0)):
+        x = torch.tensor([[1.0, 0.0], [40.0, 0.0]])
+        data = data_of(x, torch.tensor([1, 2000]), [[0], [1]], classes=2001)
+        fleet = fleet_of([Cohort(2, Line)], FedAvg(), data, accumulate=accumulate)
+        # w = 1/2 x 2000 x 40 = 4e4, which two more steps multiply by -799 each; 2^22 is about 4e6.
+        assert run_round(fleet, 0)["excluded"] == 0.0
+        fleet.work = type(fleet.work)(epochs=2)
+        assert run_round(fleet, 1)["excluded"] == excluded

@@ -1,0 +1,126 @@
+"""The other side: the same rounds by the public interface, with hooks, log and run folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+from workloads import BATCH_SIZE, CLASSES, LEARNING_RATE, SEED, Workload
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.core.trainer import FederatedTrainer
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.partitioner import Partitioner
+
+ENDLESS = 1_000_000_000
+
+
+class Pool(Dataset):
+    """The samples of a workload."""
+
+    classes = tuple(map(str, range(CLASSES)))
+    synthetic = True
+
+    def __init__(self, workload: Workload) -> None:
+        self.input_shape = workload.input_shape
+        self._workload = workload
+
+    @property
+    @override
+    def transform(self) -> Transform:
+        channels = self.input_shape[0] if len(self.input_shape) == 3 else 1
+        return Transform(mean=(0.0,) * channels, std=(1.0,) * channels)
+
+    @override
+    def load(self, split: Split) -> Samples:
+        # Nothing is evaluated: the test split is there because a data set has one.
+        return Samples(
+            *self._workload.samples(split, self._workload.pool if split == "train" else 10)
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Windows(Partitioner):
+    """Every client owns a window on the pool."""
+
+    workload: Workload
+
+    @override
+    def split(
+        self,
+        labels: np.ndarray,
+        *,
+        clients: int,
+        num_classes: int,
+        rng: np.random.Generator,
+        groups: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
+        return self.workload.windows(clients)
+
+
+class Pace(Callback):
+    """Calls `between` before a round, when all work on the round before is done; None ends the run.
+
+    Args:
+        between: the number of rounds to run until it is called again, or None.
+    """
+
+    def __init__(self, between: Callable[[], int | None]) -> None:
+        self._between = between
+        self._left = 0
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._left == 0:
+            rounds = self._between()
+            trainer.should_stop = rounds is None
+            self._left = rounds or 1
+        self._left -= 1
+
+
+def build(
+    workload: Workload, folder: str, callback: Callback
+) -> tuple[FederatedTrainer, Federation, FederatedDataModule]:
+    """A run of the workload, ready to fit.
+
+    Args:
+        workload: what is trained.
+        folder: for the run folder.
+        callback: ends the run.
+    """
+    federation = Federation(
+        FedAvg(),
+        [Cohort(workload.clients, workload.network)],
+        optimizer=partial(torch.optim.SGD, lr=LEARNING_RATE),
+        clients_per_round=workload.per_round,
+        evaluate=(),
+        export=(),
+        seed=SEED,
+    )
+    data = FederatedDataModule(
+        Pool(workload), Windows(workload), batch_size=BATCH_SIZE, channels_last=True
+    )
+    trainer = FederatedTrainer(
+        name=workload.name,
+        max_epochs=ENDLESS,
+        accelerator="cpu",
+        callbacks=callback,
+        limit_val_batches=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=folder,
+    )
+    return trainer, federation, data
+
+
+def global_model(federation: Federation) -> Any:
+    """The server's model, in a module."""
+    return federation.algorithm.evaluated(federation.fleet, None)

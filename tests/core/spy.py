@@ -1,0 +1,90 @@
+"""A small federation whose hooks and steps are written down, for the tests of the loop."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.core.client import ClientModule
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.core.trainer import FederatedTrainer
+from lightfed.models.mlp import MLP
+from tests.small import random_data, server_row
+
+SIZES = (6, 9, 3, 5)
+
+# Every hook that a callback can have for training and validation, in no order.
+HOOKS = (
+    "setup", "teardown", "on_fit_start", "on_fit_end", "on_sanity_check_start", "on_train_start",
+    "on_train_end", "on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start",
+    "on_train_batch_end", "on_validation_start", "on_validation_end", "on_validation_epoch_start",
+    "on_validation_epoch_end", "on_validation_batch_start", "on_validation_batch_end",
+    "on_save_checkpoint", "on_load_checkpoint",
+)  # fmt: skip
+
+
+class Spy(Callback):
+    """Writes down the hooks that are called, and what the counters say at `on_train_epoch_end`.
+
+    Args:
+        watch: what else to write down, by hook: called with the trainer.
+    """
+
+    def __init__(self, **watch: Callable[[FederatedTrainer], Any]) -> None:
+        self.calls: list[str] = []
+        self.seen: list[Any] = []
+        for name in HOOKS:
+            setattr(self, name, partial(self._called, name, watch.get(name)))
+
+    def _called(
+        self, name: str, watch: Callable[..., Any] | None, trainer: Any, *_: Any, **__: Any
+    ) -> None:
+        self.calls.append(name)
+        if watch is not None:
+            self.seen.append(watch(trainer))
+
+
+class Counting(ClientModule):
+    """A classifier that counts its training steps over all clients."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        net = MLP(num_classes, input_shape, hidden=(6,), dropout=0.2)
+        super().__init__(net, num_classes=num_classes)
+        self.steps = 0
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+
+def federation(**settings: Any) -> Federation:
+    algorithm = settings.pop("algorithm", None) or FedAvg()
+    optimizer = partial(SGD, lr=0.2, momentum=0.9)
+    settings = {"optimizer": optimizer, "fraction": 0.7, **settings}
+    return Federation(algorithm, [Cohort(len(SIZES), Counting)], **settings)
+
+
+def data(**settings: Any) -> Any:
+    return random_data(SIZES, **({"batch_size": 2} | settings))
+
+
+def state_of(model: Federation) -> dict[str, Any]:
+    """All that a round leaves behind: server, clients' rows, ledger."""
+    rows = model.fleet.rows() or {}
+    state: dict[str, Any] = {"ledger": model.fleet.ledger.totals.tolist()}
+    if not rows:
+        state["server"] = server_row(model).tolist()
+    return state | {f"client {k}": [t.tolist() for t in row] for k, row in rows.items()}
+
+
+def lr_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """.2, .1, .05, ..."""
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)

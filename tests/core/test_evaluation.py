@@ -1,0 +1,190 @@
+"""The figures of an evaluation against sums made by hand."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.standalone import Standalone
+from lightfed.core.cohort import Cohort
+from lightfed.core.evaluation import GLOBAL, Evaluation
+from lightfed.core.federation import Federation
+from lightfed.core.fleet import Fleet, weighted_means
+from lightfed.core.session import Report
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.models.mlp import MLP
+from tests.small import data_of, fit, fleet_of, random_data
+
+CLIENTS = 12
+
+
+class Score(L.LightningModule):
+    """Its score on a sample is the sample's first feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1] * self.w
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return 0.0 * self(batch[0]).sum()
+
+    @override
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        score = self(batch[0]).mean()
+        self.log("score", score)
+        self.log("loss", -score)
+
+
+def scored(values: list[float], *, eval_batch_size: int = 2) -> FederatedDataModule:
+    """Client k is trained and tested on k + 1 samples of class k, all of the k-th value."""
+    sizes = [k + 1 for k in range(len(values))]
+    y = torch.repeat_interleave(torch.arange(len(values)), torch.tensor(sizes))
+    x = torch.tensor(values)[y][:, None]
+    starts = [sum(sizes[:k]) for k in range(len(values))]
+    parts = [range(s, s + n) for s, n in zip(starts, sizes, strict=True)]
+    data = data_of(x, y, parts, eval_batch_size=eval_batch_size)
+    data.personal_test = "labels"  # all test samples of a client's classes
+    return data
+
+
+def evaluate(
+    fleet: Fleet, data: FederatedDataModule, **settings: Any
+) -> tuple[dict[str, float], list[Report]]:
+    options: dict[str, Any] = {"kinds": ("global", "personal"), "clients": None} | settings
+    evaluation = Evaluation(fleet, data, **options)
+    evaluation.start()
+    for job in evaluation.jobs:
+        evaluation.run(job)
+    return evaluation.finish()
+
+
+VALUES = [0.5, 0.25, 1.0, 0.75, 0.0, 0.5, 0.25, 1.0, 0.125, 0.5, 0.75, 0.375]
+
+
+def fleet_and_data(cohorts: list[Cohort]) -> tuple[Fleet, FederatedDataModule]:
+    data = scored(VALUES)
+    return fleet_of(cohorts, FedAvg(), data), data
+
+
+def test_personal_figures_count_every_client_once() -> None:
+    figures, reports = evaluate(*fleet_and_data([Cohort(CLIENTS, Score)]), kinds=("personal",))
+    assert [(r.client, r.samples, r.metrics["score"]) for r in reports] == [
+        (k, k + 1, value) for k, value in enumerate(VALUES)
+    ]
+    mean = sum(VALUES) / CLIENTS
+    deviation = (sum((v - mean) ** 2 for v in VALUES) / CLIENTS) ** 0.5
+    worst = (0.0 + 0.125) / 2  # a tenth of 12 clients, rounded up
+    assert figures == {
+        "personal/score": pytest.approx(mean, rel=1e-12),
+        "personal/score_std": pytest.approx(deviation, rel=1e-12),
+        "personal/score_worst10": worst,
+        "personal/loss": pytest.approx(-mean, rel=1e-12),
+    }
+
+
+def test_cohorts_have_figures_of_their_own() -> None:
+    cohorts = [Cohort(4, Score, name="wide"), Cohort(5, Score, level="c"), Cohort(3, Score)]
+    figures, _ = evaluate(*fleet_and_data(cohorts), kinds=("personal",))
+    assert figures["personal/score/wide"] == sum(VALUES[:4]) / 4
+    assert figures["personal/score/c"] == sum(VALUES[4:9]) / 5
+    assert figures["personal/score/2"] == sum(VALUES[9:]) / 3
+    assert not any(name.startswith("personal/loss/") for name in figures)
+
+
+def test_the_global_figure_counts_every_sample_once() -> None:
+    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    figures, reports = evaluate(fleet, data, kinds=("global",))
+    samples = CLIENTS * (CLIENTS + 1) // 2
+    mean = sum((k + 1) * v for k, v in enumerate(VALUES)) / samples
+    # Batches of two samples: quarters and eighths, exact in float32.
+    assert figures == {"global/score": mean, "global/loss": -mean}
+    assert reports == []
+
+
+def test_a_share_of_the_clients_is_drawn_once() -> None:
+    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    evaluations = [Evaluation(fleet, data, kinds=("personal",), clients=5) for _ in range(2)]
+    chosen = list(evaluations[0].jobs)
+    assert len(chosen) == len(evaluations[0].jobs) == 5
+    assert chosen == sorted(set(chosen)) == list(evaluations[1].jobs)
+    other = fleet_of([Cohort(CLIENTS, Score)], FedAvg(), data, seed=1)
+    assert list(Evaluation(other, data, kinds=("personal",), clients=5).jobs) != chosen
+    figures, reports = evaluate(fleet, data, kinds=("personal",), clients=5)
+    assert [r.client for r in reports] == chosen
+    assert figures["personal/score"] == pytest.approx(sum(VALUES[k] for k in chosen) / 5)
+
+
+@pytest.mark.parametrize("clients", [None, CLIENTS, 99])
+def test_all_clients_are_evaluated_by_default(clients: int | None) -> None:
+    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    jobs = Evaluation(fleet, data, kinds=("global", "personal"), clients=clients).jobs
+    assert list(jobs) == [GLOBAL, *range(CLIENTS)]
+
+
+def test_without_a_server_there_is_no_global_figure() -> None:
+    data = scored(VALUES)
+    fleet = fleet_of([Cohort(CLIENTS, Score)], Standalone(), data)
+    figures, reports = evaluate(fleet, data)
+    assert len(reports) == CLIENTS
+    assert {name.split("/")[0] for name in figures} == {"personal"}
+
+
+def test_an_evaluation_starts_from_nothing() -> None:
+    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    evaluation = Evaluation(fleet, data, kinds=("personal",), clients=None)
+    for _ in range(2):
+        evaluation.start()
+        for job in evaluation.jobs:
+            evaluation.run(job)
+        assert len(evaluation.finish()[1]) == CLIENTS
+
+
+def test_clients_without_a_test_sample_have_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    whole = data.test_batches
+    monkeypatch.setattr(data, "test_batches", lambda k: iter(()) if k == 4 else whole(k))
+    figures, reports = evaluate(fleet, data, kinds=("personal",))
+    assert [r.client for r in reports] == [k for k in range(CLIENTS) if k != 4]
+    assert figures["personal/score"] == pytest.approx((sum(VALUES) - VALUES[4]) / (CLIENTS - 1))
+
+
+@pytest.mark.parametrize("eval_batch_size", [1, 7, 23, 1000])
+def test_batches_of_any_size_give_the_mean_over_the_whole_test_set(
+    eval_batch_size: int, tmp_path: Path
+) -> None:
+    data = random_data([9, 14], batch_size=4, eval_batch_size=eval_batch_size)
+    optimizer = partial(SGD, lr=0.1)
+    model = Federation(FedAvg(), [Cohort(2, partial(MLP, hidden=(5,)))], optimizer=optimizer)
+    trainer = fit(model, data, tmp_path, rounds=2)
+    metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
+    module = model.fleet.bind_model(model.algorithm.model)  # type: ignore[arg-type]
+    module.eval()
+    test = data.dataset.load("test")
+    with torch.no_grad():
+        logits = module(test.x)
+    assert metrics["global/loss"] == pytest.approx(float(F.cross_entropy(logits, test.y)), rel=1e-5)
+    hits = int((logits.argmax(1) == test.y).sum())
+    assert metrics["global/accuracy"] == pytest.approx(hits / 23, abs=1e-6)
+
+
+def test_weighted_means_leave_out_what_a_report_does_not_have() -> None:
+    reports = [
+        Report(0, 2, metrics={"loss": 1.0, "accuracy": 0.5}),
+        Report(1, 6, metrics={"loss": 3.0}),
+        Report(2, 0, metrics={"accuracy": 9.0, "never": 1.0}),
+    ]
+    assert weighted_means(reports) == {"loss": 2.5, "accuracy": 0.5}
+    assert weighted_means([]) == {}

@@ -1,0 +1,74 @@
+"""What the Trainer's flags may be: with two GPUs, and at the edges of what is allowed."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from lightfed.core.flags import check_clipping, check_devices, check_limit, check_rounds
+from lightfed.utils.errors import UserError
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("devices", [1, 2, -1, "2", "-1", "0, 1", "1,", [1], "auto"])
+def test_gpus_are_counted_or_picked(devices: Any) -> None:
+    for accelerator in ("gpu", "cuda", "auto"):
+        check_devices(accelerator, devices)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "message"),
+    [
+        ("gpu", 3, "trainer.devices: 3 ranks on 2 GPUs; give at most 2"),
+        ("auto", 0, "trainer.devices: 0 ranks; give at least 1"),
+        ("cuda", "all", "trainer.devices: 'all'; give the number of ranks on this node"),
+        ("cpu", [1], "trainer.devices: [1]; give a number: CPU ranks have no index"),
+        ("cpu", "0,1", "trainer.devices: '0,1'; give the number of ranks on this node"),
+        ("tpu", 1, "trainer.accelerator: 'tpu'; choose one of auto, cpu, gpu, cuda"),
+    ],
+)
+def test_devices_that_are_not_there(accelerator: str, devices: Any, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_devices(accelerator, devices)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("devices", [1, 64, "8", "auto"])
+def test_ranks_on_the_cpu_are_any_number(devices: Any) -> None:
+    check_devices("cpu", devices)
+
+
+def test_limits_at_their_edges() -> None:
+    for value in (None, 1, 10**6, 0.001, 1.0):
+        check_limit("limit_train_batches", value, least=1)
+    for value in (None, 0, 0.0, 1.0):
+        check_limit("limit_val_batches", value, least=0)
+    for value in (0, 0.0, -0.5, 1.001, float("nan")):
+        with pytest.raises(UserError, match=r"^trainer\.limit_train_batches: "):
+            check_limit("limit_train_batches", value, least=1)
+
+
+def test_clipping_at_its_edges() -> None:
+    for value in (None, 0.0, 1e-9, float("inf")):
+        check_clipping(value)
+    with pytest.raises(UserError, match=r"^trainer\.gradient_clip_val: nan; "):
+        check_clipping(float("nan"))
+
+
+@pytest.mark.parametrize("duration", [None, "00:00:00:01", timedelta(hours=1), {"minutes": 3}])
+def test_lengths_of_a_run(duration: Any) -> None:
+    check_rounds(max_epochs=-1, max_steps=1, max_time=duration)
+
+
+@pytest.mark.parametrize("duration", ["1 h", timedelta(0), {"moons": 1}, "00:00:00:00"])
+def test_times_that_are_none(duration: Any) -> None:
+    with pytest.raises(UserError, match=r"^trainer\.max_time: "):
+        check_rounds(max_epochs=1, max_steps=-1, max_time=duration)

@@ -1,0 +1,216 @@
+"""Who takes part, how much a session is, and what a cohort is refused for."""
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.comm.collectives import Ranks
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet, LocalWork
+from lightfed.core.local import client_stepper
+from lightfed.core.session import Runtime
+from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.small import CPU, fleet_of, random_data, run_round
+
+mlp = partial(MLP, hidden=(6,), dropout=0.2)
+
+
+def fleet(clients: int, *, seed: int = 0, **work: Any) -> Fleet:
+    return fleet_of([Cohort(clients, mlp)], FedAvg(), random_data([3] * clients), seed=seed, **work)
+
+
+@pytest.mark.parametrize(
+    ("work", "count"),
+    [
+        ({}, 10), ({"fraction": 0.3}, 3), ({"fraction": 0.31}, 4), ({"fraction": 0.01}, 1),
+        ({"clients_per_round": 7}, 7), ({"clients_per_round": 10}, 10),
+    ],
+)  # fmt: skip
+def test_so_many_clients_take_part(work: dict[str, Any], count: int) -> None:
+    fed = fleet(10, **work)
+    for t in range(20):
+        chosen = fed.participants(t)
+        assert chosen == sorted(set(chosen))
+        assert len(chosen) == count
+        assert set(chosen) <= set(range(10))
+
+
+def test_participants_are_drawn_uniformly_for_every_round_by_the_seed() -> None:
+    fed, again, other = (
+        fleet(10, fraction=0.3),
+        fleet(10, fraction=0.3),
+        fleet(10, seed=1, fraction=0.3),
+    )
+    draws = [tuple(fed.participants(t)) for t in range(1000)]
+    assert draws == [tuple(again.participants(t)) for t in range(1000)]
+    assert draws != [tuple(other.participants(t)) for t in range(1000)]
+    counts = Counter(k for chosen in draws for k in chosen)
+    deviation = (1000 * 0.3 * 0.7) ** 0.5
+    assert all(abs(counts[k] - 300) < 4 * deviation for k in range(10))
+    assert len(set(draws)) > 100  # of 120 sets of three
+
+
+@pytest.mark.parametrize(
+    ("work", "per_epoch", "batches"),
+    [
+        (LocalWork(), 7, 7), (LocalWork(epochs=3), 7, 21), (LocalWork(steps=5), 7, 5),
+        (LocalWork(epochs=3, limit=4), 7, 4), (LocalWork(epochs=2, limit=0.5), 7, 7),
+        (LocalWork(steps=1, limit=0.1), 7, 1),
+    ],
+)  # fmt: skip
+def test_a_session_has_so_many_batches(work: LocalWork, per_epoch: int, batches: int) -> None:
+    assert work.batches(per_epoch) == batches
+
+
+@pytest.mark.parametrize(
+    ("work", "key"),
+    [
+        ({"fraction": 0.0}, "model.fraction"), ({"fraction": 1.5}, "model.fraction"),
+        ({"clients_per_round": 0}, "model.clients_per_round"),
+        ({"clients_per_round": 11}, "model.clients_per_round"),
+        ({"clients_per_round": 2, "fraction": 0.5}, "model.clients_per_round"),
+        ({"epochs": 0}, "model.local_epochs"), ({"steps": 0}, "model.local_steps"),
+    ],
+)  # fmt: skip
+def test_work_that_cannot_be_is_refused(work: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        LocalWork(**work).check(10)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("cohort", "key"),
+    [
+        (Cohort(0, mlp), "count"),
+        (Cohort(1, mlp, rate=0.0), "rate"), (Cohort(1, mlp, rate=2.0), "rate"),
+        (Cohort(1, mlp, rate=0.5, level="b"), "rate"), (Cohort(1, nn.Linear(2, 2)), "model"),
+    ],
+)  # fmt: skip
+def test_cohorts_that_cannot_be_are_refused(cohort: Cohort, key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        cohort.check(3)
+    assert caught.value.key == f"model.cohorts.3.{key}"
+
+
+def build(model: Any, *, position: int = 0, seed: int = 0, **settings: Any) -> L.LightningModule:
+    data = random_data([6])
+    return Cohort(1, model, **settings).build(data, position=position, seed=seed)
+
+
+def test_a_model_is_given_what_it_takes() -> None:
+    net = build(mlp, rate=0.5).net
+    assert isinstance(net, MLP)
+    assert [m.weight.shape for m in net.layers if isinstance(m, nn.Linear)] == [(3, 4), (3, 3)]
+    assert isinstance(build(partial(nn.Linear, 4, 3)).net, nn.Linear)  # takes none of it
+
+
+def test_what_is_linked_from_the_data_may_not_be_written_otherwise() -> None:
+    with pytest.raises(UserError, match=r"cohorts\.0\.model\.init_args\.num_classes: 7"):
+        build(partial(MLP, num_classes=7))
+    build(partial(MLP, num_classes=3, input_shape=[4]))
+
+
+def test_a_models_own_complaint_names_its_cohort() -> None:
+    with pytest.raises(UserError, match=r"model\.cohorts\.2\.model: .*unexpected keyword"):
+        build(partial(MLP, widht=3), position=2)  # type: ignore[call-arg]
+
+
+def test_initial_values_follow_the_seed_and_the_position_alone() -> None:
+    torch.manual_seed(1)
+    one = build(mlp).state_dict()
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    again = build(mlp).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    name = "net.layers.1.weight"
+    assert torch.equal(one[name], again[name])
+    assert not torch.equal(one[name], build(mlp, position=1).state_dict()[name])
+    assert not torch.equal(one[name], build(mlp, seed=1).state_dict()[name])
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, partial(FedAvg, buffers="local"), HeteroFL])
+def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
+    servers = []
+    for host in (False, True):
+        data = random_data([5, 3, 9, 4, 6], batch_size=2)
+        data.prepare(clients=5, seed=0, device=CPU, folder=None)
+        fed = Fleet([Cohort(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
+        optimizer = partial(SGD, lr=0.1, momentum=0.9)
+        stepper = client_stepper(fed.cohorts[0], 0, optimizer, Runtime(), evaluated=False)
+        fed.attach(Runtime(), [stepper])
+        for t in range(2):
+            run_round(fed, t)
+        assert isinstance(fed.algorithm, FedAvg | HeteroFL)
+        servers.append(fed.algorithm.model.floats)
+    assert torch.equal(*servers)
+
+
+def test_one_rank_needs_no_process_group() -> None:
+    ranks = Ranks(CPU)
+    tensor = torch.arange(3)
+    assert torch.equal(ranks.sum_(tensor), tensor)
+    assert torch.equal(ranks.max_(tensor), tensor)
+    assert ranks.gather([1, 2]) == [1, 2]
+    assert ranks.broadcast("x") == "x"
+    assert (ranks.any(True), ranks.any(False)) == (True, False)
+    ranks.barrier()
+    assert ranks.take_wire_bytes() == 0.0
+
+
+def served(clients: int) -> tuple[Fleet, FedAvg]:
+    algorithm = FedAvg()
+    data = random_data([3] * clients, features=3)
+    fed = fleet_of([Cohort(clients, partial(nn.BatchNorm1d, 3))], algorithm, data)
+    return fed, algorithm
+
+
+def values_of(fed: Fleet, client: int) -> dict[str, float]:
+    views = fed.cohorts[0].layout.floats.views(fed.row(client).floats)
+    return {name.removeprefix("net."): float(view.mean()) for name, view in views.items()}
+
+
+def test_what_is_sent_later_is_added_to_what_was_sent_before() -> None:
+    """Everything of one model, then the parameters of another."""
+    fed, algorithm = served(1)
+    other = fed.new_model()
+    algorithm.model.floats.fill_(1.0)
+    other.floats.fill_(2.0)
+    fed.open_round()
+    fed.send(algorithm.model, [0])
+    fed.send(other, [0], buffers=False)
+    assert values_of(fed, 0) == {
+        "weight": 2.0, "bias": 2.0, "running_mean": 1.0, "running_var": 1.0,
+    }  # fmt: skip
+
+
+def test_a_client_has_what_the_model_was_when_it_was_sent() -> None:
+    fed, algorithm = served(2)
+    algorithm.model.floats.fill_(1.0)
+    fed.open_round()
+    fed.send(algorithm.model, [0, 1])
+    fed.row(0).floats.fill_(5.0)
+    fed.merge([0], into=algorithm.model)
+    assert algorithm.model.floats[0] == 5.0
+    assert values_of(fed, 1)["weight"] == 1.0
+
+
+def test_a_client_that_did_not_train_does_not_trouble_the_next_round() -> None:
+    """Sent to in one round, which is then given up; the next round has other participants."""
+    fed, algorithm = served(3)
+    fed.open_round()
+    fed.send(algorithm.model, [0, 1])
+    fed.close_round()
+    fed.open_round()
+    fed.send(algorithm.model, [2])
+    fed.train([2], 1)
+    fed.merge([2], into=algorithm.model)
+    assert torch.equal(algorithm.model.floats, fed.row(2).floats)

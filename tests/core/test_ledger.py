@@ -1,0 +1,130 @@
+"""Bytes and FLOPs against sums made by hand."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.standalone import Standalone
+from lightfed.core.cohort import Cohort
+from lightfed.core.ledger import Ledger, forward_flops
+from lightfed.models.cnn import Conv
+from lightfed.models.mlp import MLP
+from tests.small import data_of, fleet_of, random_data, run_round
+
+FLOAT, INTEGER = 4, 8  # bytes
+
+mlp = partial(MLP, hidden=(8,))  # 4 -> 8 -> 3
+MLP_PARAMETERS = 4 * 8 + 8 + 8 * 3 + 3
+MLP_FLOPS = 2 * (4 * 8 + 8 * 3)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 3)
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x))
+
+
+def test_flops_of_a_linear_layer() -> None:
+    assert forward_flops(nn.Linear(7, 5), torch.zeros(2, 7)) == 2 * 7 * 5
+
+
+def test_flops_of_a_convolution() -> None:
+    # 6 x 4 places of the output, each 3 x 3 x 2 products for each of 5 channels.
+    conv = nn.Conv2d(2, 5, 3, padding=1, stride=(1, 2))
+    assert forward_flops(conv, torch.zeros(2, 2, 6, 8)) == 2 * (3 * 3 * 2 * 5) * (6 * 4)
+
+
+def test_counting_leaves_the_module_as_it_was() -> None:
+    net = Normed()
+    net.train()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    forward_flops(net, torch.ones(2, 4))
+    assert net.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_round_of_fedavg_by_hand() -> None:
+    data = random_data([6, 9, 3, 5], batch_size=4)
+    fed = fleet_of([Cohort(4, mlp)], FedAvg(), data, clients_per_round=2, epochs=3)
+    chosen = fed.participants(0)
+    sums = run_round(fed, 0)
+    samples = {k: 3 * (6, 9, 3, 5)[k] for k in chosen}
+    assert sums["bytes_down"] == sums["bytes_up"] == 2 * FLOAT * MLP_PARAMETERS
+    # Backward costs twice the forward pass.
+    assert sums["flops"] == 3 * MLP_FLOPS * sum(samples.values())
+    for client in range(4):
+        expected = [FLOAT * MLP_PARAMETERS] * 2 + [3 * MLP_FLOPS * samples.get(client, 0)]
+        assert fed.ledger.totals[client].tolist() == (expected if client in chosen else [0.0] * 3)
+
+
+def test_totals_add_up_over_rounds_and_sums_start_anew() -> None:
+    data = random_data([6, 9, 3, 5], batch_size=4)
+    fed = fleet_of([Cohort(4, mlp)], FedAvg(), data, fraction=0.5)
+    sums = [run_round(fed, t) for t in range(5)]
+    for name, column in (("bytes_up", 0), ("bytes_down", 1), ("flops", 2)):
+        assert sum(s[name] for s in sums) == fed.ledger.totals[:, column].sum()
+        assert sums[0]["bytes_up"] == sums[4]["bytes_up"] == 2 * FLOAT * MLP_PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("buffers", "sent"),
+    [
+        ("average", FLOAT * (4 + 4 + 12 + 3 + 4 + 4) + INTEGER * 1),
+        ("local", FLOAT * (4 + 4 + 12 + 3)),
+        ("drop", FLOAT * (4 + 4 + 12 + 3)),
+    ],
+)
+def test_buffers_cost_what_is_sent_of_them(buffers: str, sent: int) -> None:
+    algorithm = FedAvg(buffers=buffers)  # type: ignore[arg-type]
+    fed = fleet_of([Cohort(2, Normed)], algorithm, random_data([6, 6]))
+    sums = run_round(fed, 0)
+    assert (sums["bytes_up"], sums["bytes_down"]) == (2 * sent, 2 * sent)
+
+
+def test_a_level_of_heterofl_pays_for_its_own_slice() -> None:
+    hidden = (8, 12)
+    model = partial(Conv, hidden=hidden)
+    x, y = torch.zeros(6, 1, 4, 4), torch.arange(6) % 3
+    data = data_of(x, y, [range(0, 3), range(3, 6)])
+    fed = fleet_of([Cohort(1, model, level="a"), Cohort(1, model, level="c")], HeteroFL(), data)
+    run_round(fed, 0)
+
+    def parameters(one: int, two: int) -> int:
+        convolutions = (9 * one + one) + (9 * one * two + two)
+        return convolutions + 2 * one + 2 * two + (3 * two + 3)
+
+    def flops(one: int, two: int) -> int:
+        return 2 * (9 * one * 16 + 9 * one * two * 4 + two * 3)  # on 4 x 4, then on 2 x 2 pixels
+
+    for client, widths in enumerate([(8, 12), (2, 3)]):
+        up, down, work = fed.ledger.totals[client].tolist()
+        assert up == down == FLOAT * parameters(*widths)
+        assert work == 3 * flops(*widths) * 3
+
+
+def test_nothing_is_sent_without_an_exchange() -> None:
+    fed = fleet_of([Cohort(2, mlp)], Standalone(), random_data([6, 6]))
+    sums = run_round(fed, 0)
+    assert (sums["bytes_up"], sums["bytes_down"]) == (0.0, 0.0)
+    assert sums["flops"] == 3 * MLP_FLOPS * 12
+
+
+def test_a_ledger_keeps_clients_apart() -> None:
+    ledger = Ledger(3)
+    ledger.sent_up(1, 10)
+    ledger.sent_down(1, 4)
+    ledger.sent_up(2, 1)
+    ledger.computed(0, 7)
+    assert ledger.close_round() == {"bytes_up": 11.0, "bytes_down": 4.0, "flops": 7.0}
+    assert ledger.close_round() == {"bytes_up": 0.0, "bytes_down": 0.0, "flops": 0.0}
+    assert ledger.totals.tolist() == [[0.0, 0.0, 7.0], [10.0, 4.0, 0.0], [1.0, 0.0, 0.0]]

@@ -1,0 +1,130 @@
+"""Steppers against the optimisers of torch, bit for bit."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from lightfed.core.optimizer import Clipping, OptimizerStepper, SGDStepper
+from tests.core.steps import Net, assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
+
+SGDS = {
+    "plain": {},
+    "weight_decay": {"weight_decay": 0.01},
+    "momentum": {"momentum": 0.9},
+    "dampening": {"momentum": 0.9, "dampening": 0.4},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "all": {"momentum": 0.8, "weight_decay": 5e-4, "nesterov": True},
+    "all_dampened": {"momentum": 0.8, "weight_decay": 5e-4, "dampening": 0.1},
+}
+
+
+@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("settings", SGDS.values(), ids=SGDS)
+def test_the_sgd_stepper_is_torchs_sgd(settings: dict[str, Any], unused: bool) -> None:
+    net, twin = net_of(), net_of()
+    stepper = make(SGD(net.parameters(), lr=0.05, **settings))
+    assert isinstance(stepper, SGDStepper)
+    reset(stepper, net)
+    run_stepper(net, stepper, 6, unused=unused)
+    run_torch(twin, SGD(twin.parameters(), lr=0.05, **settings), 6, unused=unused)
+    assert_equal(net, twin)
+
+
+CLIPS = {
+    "norm": lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.7),
+    "value": lambda net: nn.utils.clip_grad_value_(net.parameters(), 0.7),
+}
+
+
+@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9, weight_decay=1e-3), Adam])
+@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("algorithm", CLIPS)
+def test_clipping_is_torchs(algorithm: str, unused: bool, build: Callable[..., Optimizer]) -> None:
+    net, twin, free = net_of(), net_of(), net_of()
+    stepper = make(build(net.parameters(), lr=0.05), clipping=Clipping(0.7, algorithm))
+    reset(stepper, net)
+    run_stepper(net, stepper, 4, unused=unused)
+    clip = partial(CLIPS[algorithm], twin)
+    run_torch(twin, build(twin.parameters(), lr=0.05), 4, clip=clip, unused=unused)
+    assert_equal(net, twin)
+    run_torch(free, build(free.parameters(), lr=0.05), 4, unused=unused)
+    assert not torch.equal(free.head.weight, net.head.weight)  # the limit was reached
+
+
+def test_small_gradients_are_not_clipped() -> None:
+    grads = [torch.tensor([0.3, -0.4]), torch.tensor([0.0])]
+    Clipping(1.0)(grads)
+    assert grads[0].tolist() == torch.tensor([0.3, -0.4]).tolist()
+    Clipping(0.25)(grads)
+    assert torch.linalg.vector_norm(grads[0]).item() == pytest.approx(0.25, rel=1e-4)
+
+
+def test_parameters_that_need_no_gradient_are_left_alone() -> None:
+    """`SGD(self.parameters())` over a module with a frozen part is what users write."""
+    net, twin = net_of(), net_of()
+    for model in (net, twin):
+        model.body.requires_grad_(False)
+    stepper = make(SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1))
+    reset(stepper, net)
+    run_stepper(net, stepper, 3)
+    run_torch(twin, SGD(twin.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1), 3)
+    assert_equal(net, twin)
+
+
+@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9), partial(SGD, maximize=True), Adam])
+def test_the_hook_changes_gradients_before_clipping(build: Callable[..., Optimizer]) -> None:
+    net, twin = net_of(), net_of()
+    anchor = [torch.full_like(p, 0.5) for p in net.parameters()]
+    stepper = make(build(net.parameters(), lr=0.05), clipping=Clipping(0.7))
+    reset(stepper, net)
+
+    def hook(params: list[Tensor], grads: list[Tensor]) -> None:
+        for p, g, a in zip(params, grads, anchor, strict=True):
+            g.add_(p - a, alpha=3.0)
+
+    optimizer = build(twin.parameters(), lr=0.05)
+    for step in range(3):
+        stepper.step(loss_of(net, step), hook)
+        optimizer.zero_grad()
+        loss_of(twin, step).backward()
+        hook(list(twin.parameters()), [p.grad for p in twin.parameters() if p.grad is not None])
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.7)
+        optimizer.step()
+    assert_equal(net, twin)
+
+
+@pytest.mark.parametrize(
+    ("build", "plain"),
+    [
+        (SGD, True),
+        (partial(SGD, momentum=0.9, nesterov=True), True),
+        (partial(SGD, maximize=True), False),
+        (partial(SGD, fused=True), False),
+        (Adam, False),
+    ],
+)
+def test_only_plain_sgd_skips_the_optimizer(build: Callable[..., Optimizer], plain: bool) -> None:
+    net = net_of()
+    assert isinstance(make(build(net.parameters(), lr=0.1)), SGDStepper) == plain
+
+
+def test_groups_with_settings_of_their_own_go_through_the_optimizer() -> None:
+    net, twin = net_of(), net_of()
+
+    def groups(model: Net) -> list[dict[str, Any]]:
+        return [
+            {"params": model.body.parameters(), "lr": 0.01},
+            {"params": [*model.side.parameters(), *model.head.parameters()], "momentum": 0.9},
+        ]
+
+    stepper = make(SGD(groups(net), lr=0.05))
+    assert isinstance(stepper, OptimizerStepper)
+    reset(stepper, net)
+    run_stepper(net, stepper, 3)
+    run_torch(twin, SGD(groups(twin), lr=0.05), 3)
+    assert_equal(net, twin)

@@ -1,0 +1,73 @@
+"""Padding of every row stays zero, whatever core does to the row: kernels count on it."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.standalone import Standalone
+from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.core.local import OptimizerFactory
+from lightfed.models.cnn import Conv
+from tests.small import data_of, fleet_of, run_round
+
+SGD_PLAIN = partial(SGD, lr=0.1)
+SGD_FULL = partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
+
+
+def fleet(algorithm: Algorithm, optimizer: OptimizerFactory, accumulate: str, levels: str) -> Fleet:
+    rng = torch.Generator().manual_seed(1)
+    x, y = torch.randn(24, 1, 4, 4, generator=rng), torch.arange(24) % 3
+    data = data_of(x, y, [range(0, 12), range(12, 24)], batch_size=5)
+    # 33 and 3 channels: tensors that end anywhere in their last 32 elements.
+    model = partial(Conv, hidden=(33, 3))
+    cohorts = [Cohort(2 // len(levels), model, level=level) for level in levels]  # type: ignore[arg-type]
+    return fleet_of(
+        cohorts, algorithm, data, optimizer=optimizer, accumulate=accumulate, clip=1.0, epochs=2
+    )
+
+
+def padding(row: Tensor, live: Tensor) -> Tensor:
+    return row.masked_select(~live)
+
+
+@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
+@pytest.mark.parametrize("optimizer", [SGD_PLAIN, SGD_FULL, partial(Adam, lr=0.1)])
+@pytest.mark.parametrize(
+    ("algorithm", "levels"),
+    [
+        (FedAvg, "a"),
+        (partial(FedAvg, buffers="local"), "a"),
+        (partial(FedProx, mu=0.5), "a"),
+        (HeteroFL, "ac"),
+        (Standalone, "ac"),
+    ],
+)
+def test_a_round_leaves_padding_zero(
+    algorithm: Callable[[], Algorithm], levels: str, optimizer: OptimizerFactory, accumulate: str
+) -> None:
+    fed = fleet(algorithm(), optimizer, accumulate, levels)
+    for t in range(2):
+        run_round(fed, t)
+    models = [m for m in fed.algorithm.modules() if isinstance(m, ServerModel)]
+    trained = [(state.layout, fed.row(k)) for k in range(2) for state in [fed.state(k)]]
+    for layout, row in [*((m.layout, m.row) for m in models), *trained]:
+        assert row.floats.any()
+        assert not padding(row.floats, layout.floats.live()).any()
+        assert not padding(row.integers, layout.integers.live()).any()
+
+
+def test_a_row_taken_for_export_has_zero_padding() -> None:
+    fed = fleet(HeteroFL(), SGD_FULL, "float64", "ac")
+    run_round(fed, 0)
+    for client in range(2):
+        layout, row = fed.algorithm.client_row(fed, client)
+        assert not padding(row.floats, layout.floats.live()).any()

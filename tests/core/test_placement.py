@@ -1,0 +1,57 @@
+"""Clients to ranks: longest first, by hand and against the best there is."""
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightfed.core.placement import place
+
+
+def makespan(costs: dict[int, float], owner: dict[int, int], ranks: int) -> float:
+    return max(sum(c for k, c in costs.items() if owner[k] == rank) for rank in range(ranks))
+
+
+def test_one_rank_takes_all() -> None:
+    assert place({4: 1.0, 2: 9.0}, ranks=1) == {4: 0, 2: 0}
+
+
+def test_the_longest_go_first_to_the_emptiest_rank() -> None:
+    # 9 | 7, then 6 joins the 7, 5 the 9, 2 the 13 of rank 1, and 1 the 14 of rank 0.
+    costs = {0: 5.0, 1: 9.0, 2: 7.0, 3: 6.0, 4: 2.0, 5: 1.0}
+    assert place(costs, ranks=2) == {1: 0, 2: 1, 3: 1, 0: 0, 4: 1, 5: 0}
+
+
+def test_ties_go_to_the_lower_client_and_the_lower_rank() -> None:
+    assert place(dict.fromkeys([7, 3, 5, 1], 1.0), ranks=3) == {1: 0, 3: 1, 5: 2, 7: 0}
+
+
+def test_more_ranks_than_clients_leave_ranks_idle() -> None:
+    assert place({0: 1.0, 1: 2.0}, ranks=4) == {1: 0, 0: 1}
+
+
+_costs = st.dictionaries(st.integers(0, 20), st.integers(1, 50).map(float), min_size=1, max_size=7)
+
+
+@settings(max_examples=60)
+@given(_costs, st.integers(1, 3), st.randoms(use_true_random=False))
+def test_the_answer_depends_on_the_costs_alone(
+    costs: dict[int, float], ranks: int, rng: object
+) -> None:
+    items = list(costs.items())
+    rng.shuffle(items)  # type: ignore[attr-defined]
+    assert place(dict(items), ranks=ranks) == place(costs, ranks=ranks)
+
+
+@settings(max_examples=60)
+@given(_costs, st.integers(1, 3))
+def test_no_placement_is_much_better(costs: dict[int, float], ranks: int) -> None:
+    owner = place(costs, ranks=ranks)
+    assert set(owner) == set(costs)
+    assert set(owner.values()) <= set(range(ranks))
+    every = (
+        dict(zip(costs, ways, strict=True)) for ways in product(range(ranks), repeat=len(costs))
+    )
+    best = min(makespan(costs, other, ranks) for other in every)
+    # Graham's bound for longest processing time first.
+    assert makespan(costs, owner, ranks) <= (4 / 3 - 1 / (3 * ranks)) * best + 1e-9

@@ -1,0 +1,314 @@
+"""Configurations with one mistake each, and what has to be said of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+import yaml  # type: ignore[import-untyped]
+from torch import Tensor, nn
+from typing_extensions import override
+
+BASE = """
+trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
+model:
+  algorithm: HeteroFL
+  cohorts:
+  - {count: 1, level: a, model: {class_path: Conv, init_args: {hidden: [4]}}}
+  - {count: 2, level: b, model: {class_path: Conv, init_args: {hidden: [4]}}}
+  optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
+data:
+  dataset: Digits
+  partition: {class_path: Dirichlet, init_args: {alpha: 0.5}}
+"""
+HERE = __name__
+GONE = object()  # an edit that takes a key away
+
+
+class Linear(L.LightningModule):
+    """A client of a user's own, that lacks what the others define."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1))
+
+
+class Unvalidated(Linear):
+    @override
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0]).sum()
+
+
+class Manual(Unvalidated):
+    automatic_optimization = False
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__(num_classes)
+        self.automatic_optimization = False
+
+
+class TwoOptimizers(Unvalidated):
+    @override
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Nothing: it never comes to that."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
+@dataclass
+class Case:
+    """A mistake.
+
+    Attributes:
+        key: that the error names.
+        fragment: that it holds.
+        edits: of the base configuration, by dotted key.
+        words: behind the configuration on the command line.
+        text: in place of the whole configuration.
+        command: the sub-command.
+    """
+
+    key: str
+    fragment: str
+    edits: Mapping[str, Any] = field(default_factory=dict)
+    words: Sequence[str] = ()
+    text: str | None = None
+    command: str = "fit"
+
+    def write(self, folder: Path) -> list[str]:
+        """The configuration into a folder; the command line."""
+        (folder / "bad.yaml").write_text(self.text if self.text is not None else edited(self.edits))
+        return [self.command, "--config", "bad.yaml", *self.words]
+
+
+def edited(edits: Mapping[str, Any]) -> str:
+    config = yaml.safe_load(BASE)
+    for key, value in edits.items():
+        *path, last = (int(step) if step.isdigit() else step for step in key.split("."))
+        node = config
+        for step in path:
+            node = node[step]
+        if value is GONE:
+            del node[last]
+        else:
+            node[last] = value
+    return str(yaml.safe_dump(config))
+
+
+def of_class(path: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": path, "init_args": arguments}
+
+
+def one_cohort(model: Any) -> dict[str, Any]:
+    return {"model.algorithm": "FedAvg", "model.cohorts": [{"count": 2, "model": model}]}
+
+
+def hidden(*widths: int) -> dict[str, Any]:
+    return {f"model.cohorts.{i}.model.init_args.hidden": list(widths) for i in range(2)}
+
+
+def edit(key: str, value: Any, fragment: str, *, named: str = "") -> Case:
+    """A wrong value at a key, which the error names (or `named`)."""
+    return Case(named or key, fragment, {key: value})
+
+
+MODEL = "model.cohorts.1.model"
+PARTITION = "data.partition.init_args"
+
+UNKNOWN_KEYS = [
+    edit("trainr", {"max_epochs": 1}, "mean trainer.max_epochs?", named="trainr.max_epochs"),
+    edit("trainer.max_epoch", 3, "did you mean trainer.max_epochs?"),
+    edit("model.fractoin", 0.5, "did you mean model.fraction?"),
+    edit("data.batchsize", 8, "did you mean data.batch_size?"),
+    edit("data.zzz", 8, "no such key; see lightfed fit --help"),
+    edit("trainer.val_check_interval", 3, "use trainer.check_val_every_n_epoch"),
+    edit("trainer.log_every_n_steps", 3, "written once a round"),
+    edit("seed_everything", 3, "use model.seed"),
+    edit("fit", {"trainer": {"max_epochs": 1}}, "write trainer.max_epochs at", named="fit.trainer"),
+    edit("model.class_path", "Federation", "right below model"),
+    edit("model.cohorts.1.cuont", 3, "did you mean count?"),
+    edit(f"{MODEL}.init_args.widht", 3, "no such argument of Conv; known: num_classes"),
+    edit(f"{MODEL}.hidden", [3], "move it below init_args"),
+    edit(f"{PARTITION}.alhpa", 3, "did you mean alpha?"),
+    edit("model.optimizer.init_args.lrr", 3, "no such argument of SGD"),
+    edit("model.optimizer.lr", 3, "beside class_path; move it below init_args"),
+    Case("trainer.accumulate_grad_batches", "data.batch_size",
+         words=["--trainer.accumulate_grad_batches=2"]),
+    Case("model.algorithm.init_args.msk", "mask", words=["--model.algorithm.msk", "true"]),
+    Case("model.cohorts.0.count", "in the configuration", words=["--model.cohorts.0.count", "3"]),
+    edit("trainer.callbacks", [of_class("Timer"), of_class("EarlyStopping", monitr="x")],
+          "did you mean monitor?", named="trainer.callbacks.1.init_args.monitr"),
+]  # fmt: skip
+
+WRONG_VALUES = [
+    edit("trainer", None, "write keys below it"),
+    edit("trainer.max_epochs", "many", "many; give a whole number"),
+    edit("trainer.max_epochs", 1.5, "1.5; give a whole number"),
+    edit("trainer.precision", "half", "half; give one of 32, 32-true, bf16-mixed, 16-mixed"),
+    edit("trainer.strategy", "ddp", "ddp; give"),
+    edit("trainer.limit_train_batches", "all", "give a whole number or a number or null"),
+    edit("model.store", "disk", "disk; give one of device, host"),
+    edit("model.evaluate", ["globl"], "each one of global, personal"),
+    edit("model.cohorts", 3, "3; give a list, each a mapping with count, model"),
+    edit("model.cohorts.1", "wide", "wide; give a mapping with count, model"),
+    edit("model.cohorts.1.level", "z", "z; give one of a, b, c, d, e or null"),
+    edit("model.cohorts.1.count", "two", "two; give a whole number"),
+    edit("model.cohorts.1.rate", "half", "half; give a number or null"),
+    edit(f"{MODEL}.init_args.norm", "batch", "batch; give one of bn, in, ln, gn, none"),
+    edit(f"{MODEL}.init_args.hidden", "wide", "a list, each a whole number"),
+    edit(f"{PARTITION}.alpha", "high", "high; give a number"),
+    Case("model.optimizer.init_args.lr", "abc; give a nu", words=["--model.optimizer.lr", "abc"]),
+    Case("trainer.max_epochs", "many; give a whole number", words=["--trainer.max_epochs", "many"]),
+]  # fmt: skip
+
+NO_CLASSES = [
+    edit("model.algorithm", "FedAvgg", "known: FedAvg, FedProx, HeteroFL, Standalone"),
+    edit("model.algorithm", of_class("HeteroFLL"), "did you mean HeteroFL?"),
+    edit("model.algorithm", "lightfed.algorithms.nothing.FedAvg", "did you mean FedAvg?"),
+    edit("model.algorithm", "torch.optim.SGD", "torch.optim.SGD is no Algorithm"),
+    edit("model.algorithm", {"mask": True}, "give it a class_path; known: FedAvg"),
+    edit("model.algorithm", "lightfed.core.algorithm.Algorithm", "is abstract; known: FedAvg"),
+    edit("data.dataset", "Digitz", "did you mean Digits?"),
+    edit("data.partition", of_class("Dirichlett"), "did you mean Dirichlet?"),
+    edit("model.optimizer", of_class("torch.optim.SGDD"), "did you mean SGD?"),
+    edit("model.optimizer", {"lr": 0.1}, "names no class; give it a class_path"),
+    edit(MODEL, of_class("Convv"), "did you mean Conv? known: Conv, MLP, SimpleCNN, Torchvision"),
+    edit(MODEL, of_class("collections.OrderedDict"), "collections.OrderedDict is no Module"),
+    edit("model.lr_schedule", of_class("torch.optim.SGD", lr=0.1), "SGD is no LRScheduler"),
+    edit("trainer.callbacks", [of_class("EarlyStoping")], "did you mean EarlyStopping?",
+          named="trainer.callbacks.0"),
+]  # fmt: skip
+
+MISSING = [
+    edit("model.algorithm", "FedProx", "is not given; give a number",
+          named="model.algorithm.init_args.mu"),
+    edit("data.partition", "Dirichlet", "is not given; give a number", named=f"{PARTITION}.alpha"),
+    edit("model.cohorts.1.count", GONE, "is not given; give a whole number"),
+    edit(MODEL, GONE, "is not given; name one of Conv"),
+    edit("data.dataset", GONE, "is not given; name one of CIFAR10, CIFAR100, Digits"),
+    edit("data", GONE, "is not given, nor data.partition;", named="data.dataset"),
+    edit("model.optimizer", GONE, "class_path: torch.optim.SGD"),
+]  # fmt: skip
+
+FILES = [
+    Case("--config", "line 2", text="trainer: {max_epochs: 1\nmodel: ["),
+    Case("--config", "it holds no keys", text=""),
+    Case("--config", "it holds no keys", text="- 1\n- 2\n"),
+    Case("--config", "does not exist", words=["--config", "nowhere.yaml"]),
+    Case("--config", "not a file", words=["--config", "runs"]),
+    Case("--config", "utf-8", words=["--config", "binary"]),
+    Case("--config", "no value; write one after it", words=["--config"]),
+    Case("--trainer.max_epochs", "no value", words=["--trainer.max_epochs"]),
+    Case("extra", "write options as --key value", words=["extra"]),
+    Case("lightfed train", "known: fit, validate, test, partition", command="train"),
+]
+
+FEDERATIONS = [
+    edit("model.cohorts", [], "an empty list"),
+    edit("model.cohorts.1.count", 0, "0 clients; give at least 1"),
+    Case("model.cohorts.1.rate", "1.5 is outside (0, 1]",
+         {"model.cohorts.1.level": GONE, "model.cohorts.1.rate": 1.5}),
+    edit("model.cohorts.1.rate", 0.5, "both rate 0.5 and level b are given; keep one"),
+    edit(MODEL, of_class("torchvision.models.resnet18"), "a built ResNet; name a class"),
+    edit("model.fraction", 0, "0.0 is outside (0, 1]"),
+    edit("model.fraction", 2, "2.0 is outside (0, 1]"),
+    edit("model.clients_per_round", 9, "9 of 3 clients"),
+    edit("model.local_epochs", 0, "give at least 1"),
+    edit("model.local_steps", 0, "give at least 1"),
+    edit("model.eval_clients", 0, "leave personal out of model.evaluate"),
+    edit("model.algorithm", of_class("FedProx", mu=-1), "-1.0; give a proximal weight of 0 or more",
+          named="model.algorithm.init_args.mu"),
+    edit("model.algorithm", of_class("HeteroFL", statistics_batch_size=1), "give at least 2",
+          named="model.algorithm.init_args.statistics_batch_size"),
+    edit("model.algorithm", "FedAvg", "FedAvg needs one for all", named="model.cohorts"),
+    Case("model.cohorts.0.rate", "put the widest cohort first",
+         {"model.cohorts.0.level": "b", "model.cohorts.1.level": "a"}),
+    edit(f"{MODEL}.init_args.hidden", [4, 4], "cohort b does not fit", named="model.cohorts"),
+    edit(f"{MODEL}.init_args.num_classes", 7, "7, where the run has 10"),
+    edit(f"{MODEL}.init_args.hidden", [-8], "negative dimension", named=MODEL),
+    edit(f"{MODEL}.init_args", {"hidden": [6], "norm": "gn"}, "divisible", named=MODEL),
+    Case("model.cohorts.0.model", "samples of shape (1, 8, 8) (Given input size: (4x1x1)",
+         hidden(4, 4, 4, 4, 4)),
+    Case("model.cohorts.0.model", "samples of shape (1, 8, 8)", hidden(0)),
+    Case("model.cohorts.0.model", "(2, 64); it must be (2, 10)",
+         one_cohort(of_class("torch.nn.Flatten"))),
+    Case("model.cohorts.0.model.init_args.name", "no model 'resnet181'",
+         one_cohort(of_class("Torchvision", name="resnet181"))),
+    Case("model.cohorts.0.model", "expected input[2, 1, 8, 8] to have 3 channels",
+         one_cohort(of_class("Torchvision", name="resnet18"))),
+    Case("model.cohorts.0.model", "has no training_step", one_cohort(of_class(f"{HERE}.Linear"))),
+    Case("model.cohorts.0.model", "validation_step", one_cohort(of_class(f"{HERE}.Unvalidated"))),
+    Case("model.cohorts.0.model", "optimises manually", one_cohort(of_class(f"{HERE}.Manual"))),
+    Case("model.cohorts.0.model", "2 optimizers", one_cohort(of_class(f"{HERE}.TwoOptimizers"))),
+    edit("model.optimizer.init_args.lr", -1, "learning rate: -1.0", named="model.optimizer"),
+    Case("model.lr_schedule", "model.optimizer is not given",
+         {"model.optimizer": GONE, "model.lr_schedule": of_class("StepLR", step_size=1)}),
+    edit("model.lr_schedule", of_class("OneCycleLR", max_lr=0.1), "total_steps"),
+    edit("model.lr_schedule", of_class("torch.optim.lr_scheduler.ReduceLROnPlateau"),
+          "a function of the round"),
+]  # fmt: skip
+
+FLAGS = [
+    edit("trainer.name", "a/b", "'a/b'; give a plain folder name"),
+    edit("trainer.name", "..", "'..'; give a plain folder name"),
+    edit("trainer.default_root_dir", "bad.yaml", "Not a directory"),
+    edit("trainer.max_epochs", 0, "0 rounds"),
+    edit("trainer.max_epochs", -2, "-2 rounds; give at least 1, or -1 for no limit"),
+    edit("trainer.max_steps", 0, "0 rounds"),
+    edit("trainer.max_time", "soon", "soon; write days:hours:minutes:seconds"),
+    edit("trainer.max_time", "00:00:00:00", "give some time"),
+    edit("trainer.accelerator", "tpuu", "choose one of auto, cpu, gpu"),
+    edit("trainer.devices", 0, "0 ranks; give at least 1"),
+    edit("trainer.devices", "abc", "'abc'; give the number of ranks"),
+    edit("trainer.devices", [0], "CPU ranks have no index"),
+    edit("trainer.num_nodes", 0, "0; give at least 1"),
+    edit("trainer.num_threads", 0, "0; give at least 1"),
+    edit("trainer.check_val_every_n_epoch", 0, "0; give at least 1"),
+    edit("trainer.gradient_clip_val", -1, "-1.0; give a limit above 0"),
+    edit("trainer.limit_train_batches", 1.5, "1.5 is no share"),
+    edit("trainer.limit_train_batches", 0, "0 batches; give at least 1"),
+    edit("trainer.limit_val_batches", -1, "-1 batches; give at least 0"),
+    edit("trainer.callbacks", [of_class("EarlyStopping", monitor="global/loss")] * 2, "keep one"),
+    edit("trainer.profiler", "stopwatch", "can only be one of ['simple'"),
+]
+
+DATA = [
+    edit("data.batch_size", 0, "0; give at least 1"),
+    edit("data.train_fraction", 2, "2.0; give a number between 0 and 1"),
+    edit(f"{PARTITION}.alpha", 0, "0.0 is not a concentration"),
+    edit(f"{PARTITION}.min_size", 1000, "needs 3000 samples, the training set has 1437"),
+    edit("data.partition", of_class("Classes", per_client=11), "the training set has 10",
+          named=f"{PARTITION}.per_client"),
+    edit("model.cohorts.1.count", 2000, "need a sample each", named="data.partition"),
+    edit("data.dataset", of_class("MNIST", root="nowhere"), "nowhere/MNIST/raw/train-images",
+          named="data.dataset.init_args.root"),
+    edit("data.dataset", of_class("MNIST", root="corrupt"), "cannot be read",
+          named="data.dataset.init_args.root"),
+    edit("data.dataset", of_class("Digits", image_size=0), "0 pixels",
+          named="data.dataset.init_args.image_size"),
+    Case("data.last_batch", "a single sample", {"data.batch_size": 4, **hidden(4, 4, 4, 4)}),
+    Case("data.batch_size", "single samples", {"data.batch_size": 1, **hidden(4, 4, 4, 4)}),
+    Case(f"{PARTITION}.min_size", "needs 3000 samples", {f"{PARTITION}.min_size": 1000},
+         command="partition"),
+]  # fmt: skip
+
+CHECKPOINTS = [
+    Case("ckpt_path", "no file nowhere.ckpt", words=["--ckpt_path", "nowhere.ckpt"]),
+    Case("ckpt_path", "no file runs", words=["--ckpt_path", "runs"]),
+    Case("ckpt_path", "no file best", words=["--ckpt_path", "best"]),
+    Case("ckpt_path", "cannot be read", words=["--ckpt_path", "truncated.ckpt"]),
+    Case("ckpt_path", "not written by lightfed", words=["--ckpt_path", "foreign.ckpt"]),
+    Case("ckpt_path", "no run of this name has a checkpoint", words=["--ckpt_path", "last"],
+         command="test"),
+]  # fmt: skip
+
+ALL = [*UNKNOWN_KEYS, *WRONG_VALUES, *NO_CLASSES, *MISSING, *FILES, *FEDERATIONS, *FLAGS, *DATA]
+ALL += CHECKPOINTS

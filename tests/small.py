@@ -1,0 +1,192 @@
+"""Federations small enough to follow by hand: data made in the test, models of a few parameters."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.comm.collectives import Ranks
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.core.fleet import Fleet, LocalWork
+from lightfed.core.local import OptimizerFactory, client_stepper
+from lightfed.core.optimizer import Clipping
+from lightfed.core.runlog import RunLogger
+from lightfed.core.session import Runtime
+from lightfed.core.trainer import FederatedTrainer
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.partitioner import Partitioner
+
+CPU = torch.device("cpu")
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Tensors(Dataset):
+    """The tensors of a test as a data set; batches hold them unchanged."""
+
+    def __init__(self, x: Tensor, y: Tensor, *, classes: int, test: tuple[Tensor, Tensor]) -> None:
+        self._splits = {"train": Samples(x, y), "test": Samples(*test)}
+        self.classes = tuple(str(label) for label in range(classes))
+        self.input_shape = tuple(x.shape[1:])
+
+    @property
+    @override
+    def transform(self) -> Transform:
+        channels = self.input_shape[0] if len(self.input_shape) == 3 else 1
+        return Transform((0.0,) * channels, (1.0,) * channels)
+
+    @override
+    def load(self, split: Split) -> Samples:
+        return self._splits[split]
+
+
+class Given(Partitioner):
+    """Every client gets exactly the samples that the test names."""
+
+    def __init__(self, *parts: Sequence[int]) -> None:
+        self.parts = [list(part) for part in parts]
+
+    @override
+    def split(
+        self,
+        labels: np.ndarray,
+        *,
+        clients: int,
+        num_classes: int,
+        rng: np.random.Generator,
+        groups: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
+        assert clients == len(self.parts)
+        return [np.array(sorted(part)) for part in self.parts]
+
+
+def data_of(
+    x: Tensor,
+    y: Tensor,
+    parts: Sequence[Sequence[int]],
+    *,
+    classes: int | None = None,
+    test: tuple[Tensor, Tensor] | None = None,
+    batch_size: int = 1000,
+    eval_batch_size: int = 1000,
+) -> FederatedDataModule:
+    """A data module over given tensors; without a test split, the training split is that too."""
+    number = int(y.max()) + 1 if classes is None else classes
+    dataset = Tensors(x, y, classes=number, test=test or (x, y))
+    return FederatedDataModule(
+        dataset, Given(*parts), batch_size=batch_size, eval_batch_size=eval_batch_size
+    )
+
+
+def random_data(
+    sizes: Sequence[int], *, classes: int = 3, features: int = 4, seed: int = 0, **settings: Any
+) -> FederatedDataModule:
+    """Clients with so many random samples each; every client of three or more has all classes."""
+    rng = torch.Generator().manual_seed(seed)
+    bounds = np.cumsum([0, *sizes])
+    y = torch.cat([torch.arange(size) % classes for size in sizes])
+    x = torch.randn(len(y), features, generator=rng) + y[:, None]
+    parts = [range(a, b) for a, b in pairwise(bounds)]
+    return data_of(x, y, parts, classes=classes, **settings)
+
+
+class Line(L.LightningModule):
+    """y = w x; half the summed squared error, whose gradient is the sum of (w x - y) x."""
+
+    def __init__(self, start: Sequence[float] = (0.0, 0.0)) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(start))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        return ((self(x) - y) ** 2).sum() / 2
+
+    @override
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        x, y = batch
+        self.log("error", ((self(x) - y) ** 2).mean())
+
+
+SGD_HALF = partial(SGD, lr=0.5)
+
+
+def fleet_of(
+    cohorts: list[Cohort],
+    algorithm: Algorithm,
+    data: FederatedDataModule,
+    *,
+    optimizer: OptimizerFactory = SGD_HALF,
+    clip: float | None = None,
+    seed: int = 0,
+    accumulate: Any = "float64",
+    **work: Any,
+) -> Fleet:
+    """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
+    data.prepare(clients=sum(c.count for c in cohorts), seed=seed, device=CPU, folder=None)
+    fleet = Fleet(
+        cohorts, algorithm, data, ranks=Ranks(CPU), work=LocalWork(**work), seed=seed,
+        accumulate=accumulate,
+    )  # fmt: skip
+    runtime = Runtime(clipping=Clipping(clip) if clip else None)
+    steppers = [
+        client_stepper(state, i, optimizer, runtime, evaluated=False)
+        for i, state in enumerate(fleet.cohorts)
+    ]
+    fleet.attach(runtime, steppers)
+    return fleet
+
+
+def run_round(fleet: Fleet, t: int) -> dict[str, float]:
+    """One round of the fleet's algorithm; its metrics."""
+    fleet.open_round()
+    fleet.algorithm.round(fleet, t)
+    return fleet.close_round()
+
+
+def quiet() -> None:
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+
+
+def fit(
+    federation: Federation,
+    data: FederatedDataModule,
+    folder: Path,
+    *,
+    rounds: int = 1,
+    ckpt_path: Any = None,
+    **flags: Any,
+) -> FederatedTrainer:
+    """The whole program but the command line; the run folder is `folder`/run."""
+    quiet()
+    flags = {"logger": RunLogger(str(folder), "run")} | flags
+    trainer = FederatedTrainer(
+        max_epochs=rounds, accelerator="cpu", enable_progress_bar=False, **flags
+    )
+    trainer.fit(federation, datamodule=data, ckpt_path=ckpt_path)
+    return trainer
+
+
+def server_row(federation: Federation) -> Tensor:
+    """(P,) a copy of the floats of the only server model."""
+    rows = [v for k, v in federation.state_dict().items() if k.endswith("model.floats")]
+    assert len(rows) == 1
+    return rows[0].clone()

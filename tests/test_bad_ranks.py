@@ -1,0 +1,105 @@
+"""With several ranks an error is still one line; all leave with status 2, and none hangs."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lightfed.cli import USAGE_ERROR, main
+from tests.mistakes import PARTITION, Case, edit
+
+TWO_RANKS = ["--trainer.devices", "2"]
+IMPOSSIBLE = edit(f"{PARTITION}.min_size", 1000, "")
+LONELY = edit("model.cohorts", [{"count": 1, "model": {"class_path": "Conv"}}], "")
+SECONDS = 120  # for what takes about ten
+
+# Where Lightning would launch the ranks itself, and where a launcher such as torchrun has done so.
+LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
+LAUNCHER |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
+
+
+def _start(words: list[str], folder: Path, **variables: str) -> "subprocess.Popen[str]":
+    inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
+    return subprocess.Popen(
+        [sys.executable, "-m", "lightfed", *words],
+        cwd=folder,
+        env=inherited | {"OMP_NUM_THREADS": "1"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _group_is_gone(leader: int) -> bool:
+    """Whether the last process of a session has ended; waits for those on their way out."""
+    limit = time.monotonic() + SECONDS
+    while time.monotonic() < limit:
+        try:
+            os.killpg(leader, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_ranks_that_lightning_launches_leave_together(tmp_path: Path) -> None:
+    process = _start([*IMPOSSIBLE.write(tmp_path), *TWO_RANKS], tmp_path)
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == USAGE_ERROR, errors
+    assert len(errors.splitlines()) == 1, errors
+    assert errors.startswith(f"lightfed: error: {PARTITION}.min_size: 3 clients x min_size 1000")
+    assert _group_is_gone(process.pid)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("case", "line"),
+    [
+        (edit("model.fractoin", 0.5, ""), "model.fractoin: no such key"),
+        (LONELY, "trainer.devices: 2 ranks for 1 clients; use at most one rank a client"),
+        # Only the first rank makes folders: the second one has to hear of it.
+        (
+            edit("trainer.default_root_dir", "bad.yaml", ""),
+            "trainer.default_root_dir: bad.yaml/bad",
+        ),
+    ],
+    ids=["by the parser", "by every rank", "by one rank"],
+)
+def test_ranks_of_a_launcher_leave_with_the_same_status(
+    case: Case, line: str, tmp_path: Path
+) -> None:
+    words = [*case.write(tmp_path), *TWO_RANKS]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared |= {"TORCHELASTIC_RUN_ID": "two-ranks"}
+    processes = [
+        _start(words, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
+    assert [process.returncode for process in processes] == [USAGE_ERROR, USAGE_ERROR], errors
+    assert len(errors[0].splitlines()) == 1, errors
+    assert errors[0].startswith(f"lightfed: error: {line}")
+    assert errors[1] == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+@pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"])
+def test_other_ranks_are_silent(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(SystemExit) as left:
+        main(["report", "nowhere"])
+    assert left.value.code == USAGE_ERROR
+    assert capsys.readouterr().err == ""
