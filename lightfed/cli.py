@@ -1,4 +1,7 @@
-"""The command `lightfed`: LightningCLI over a FederatedTrainer, with errors of one line and exit status 2."""
+"""The command `lightfed`.
+
+LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
+"""
 
 import os
 import sys
@@ -154,8 +157,8 @@ def _command_line(arguments: list[str] | None) -> None:
 
 def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
     description = (
-        "Train federations of heterogeneous clients. `lightfed report RUN [RUN ...]` makes the page of a run "
-        "folder or compares several."
+        "Train federations of heterogeneous clients. `lightfed report RUN [RUN ...]` makes the "
+        "page of a run folder or compares several."
     )
     options = {"exit_on_error": False}
     return {"prog": "lightfed", "description": description, **options} | dict.fromkeys(

@@ -1,4 +1,7 @@
-"""Rows and offsets: kernels for the aggregation of heterogeneous models. Knows torch and Triton, nothing of lightfed."""
+"""Rows and offsets: kernels for the aggregation of heterogeneous models.
+
+Knows torch and Triton, nothing of lightfed.
+"""
 
 from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
 

@@ -1,7 +1,8 @@
 """The flat row: all tensors of a model back to back in one contiguous vector.
 
-Invariants, relied on by every kernel: a tensor starts at a multiple of 32 elements (a 32-bit mask word never
-straddles two tensors; 128-byte lines in float32), the row length is a multiple of 32, and padding is zero, always.
+Invariants, relied on by every kernel: a tensor starts at a multiple of 32 elements (a 32-bit mask
+word never straddles two tensors; 128-byte lines in float32), the row length is a multiple of 32,
+and padding is zero, always.
 """
 
 from collections.abc import Iterable, Iterator
@@ -85,5 +86,5 @@ class Layout:
         return live
 
     def span(self, count: int) -> int:
-        """Length of the leading part of a row that holds the first `count` entries, a multiple of 32."""
+        """Length of the leading part of a row that holds the first `count` entries."""
         return self.entries[count].offset if count < len(self.entries) else self.size

@@ -1,10 +1,10 @@
 """Federated averaging.
 
-McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
-Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
+McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of Deep Networks
+from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
-Algorithm 1 of the paper, with BatchNorm buffers averaged like weights, which the paper, having none, leaves open;
-`buffers` offers the other two readings.
+Algorithm 1 of the paper, with BatchNorm buffers averaged like weights, which the paper, having
+none, leaves open; `buffers` offers the other two readings.
 """
 
 from typing import Literal
@@ -33,8 +33,9 @@ class FedAvg(Algorithm):
 
         Args:
             weights: By the number of samples (n_k / n), or uniform.
-            buffers: BatchNorm statistics: `average` them like weights; keep them `local`, where they never travel
-                and the server has none; or `drop` them, that is normalise by the batch in training and evaluation.
+            buffers: BatchNorm statistics: `average` them like weights; keep them `local`, where
+                they never travel and the server has none; or `drop` them, that is normalise by the
+                batch in training and evaluation.
         """
         super().__init__()
         self.weights: Weights = weights

@@ -1,10 +1,11 @@
 """FedProx: federated averaging with a proximal term in the clients' objective.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. MLSys 2020.
-https://arxiv.org/abs/1812.06127
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. MLSys
+2020. https://arxiv.org/abs/1812.06127
 
-The inexactness of the paper's gamma-inexact solutions is the number of local epochs or steps, as in its experiments.
-The proximal gradient is added before clipping: clipping acts on the gradient of the local objective.
+The inexactness of the paper's gamma-inexact solutions is the number of local epochs or steps, as in
+its experiments. The proximal gradient is added before clipping: clipping acts on the gradient of
+the local objective.
 """
 
 import logging

@@ -1,16 +1,18 @@
 """HeteroFL: clients of different width train leading slices of one global model.
 
-Diao, Ding, Tarokh: HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients.
-ICLR 2021. https://arxiv.org/abs/2010.01264
+Diao, Ding, Tarokh: HeteroFL: Computation and Communication Efficient Federated Learning for
+Heterogeneous Clients. ICLR 2021. https://arxiv.org/abs/2010.01264
 
-A client of rate r owns the leading ceil(r d) channels of every hidden layer. The server averages every element over
-the clients that own it and keeps the old value where nobody does. Settled by the released code where the paper is
-silent: averages are uniform by default, not weighted by samples; a client contributes only those rows of the output
-layer whose labels it holds, also without the mask in its loss; clients draw their level anew for every round in the
-dynamic setting.
+A client of rate r owns the leading ceil(r d) channels of every hidden layer. The server averages
+every element over the clients that own it and keeps the old value where nobody does. Settled by the
+released code where the paper is
+silent: averages are uniform by default, not weighted by samples; a client contributes only those
+rows of the output layer whose labels it holds, also without the mask in its loss; clients draw
+their level anew for every round in the dynamic setting.
 
-Deviation: the static BatchNorm statistics are estimated on the training set in a fixed order and without
-augmentation, and only when the model is evaluated; the released code shuffles and augments, in every round.
+Deviation: the static BatchNorm statistics are estimated on the training set in a fixed order and
+without augmentation, and only when the model is evaluated; the released code shuffles and augments,
+in every round.
 """
 
 from functools import partial
@@ -27,9 +29,10 @@ from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.client import ClientModule
 from lightfed.core.fleet import Fleet, Weights
+from lightfed.core.session import seed_default_generators
 from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
-from lightfed.utils.rng import numpy_generator
+from lightfed.utils.rng import derive_seed, numpy_generator
 
 
 class HeteroFL(Algorithm):
@@ -48,11 +51,13 @@ class HeteroFL(Algorithm):
         """The paper's switches.
 
         Args:
-            assignment: A client keeps the level of its cohort, or draws one for every round with the cohorts' shares
-                as probabilities.
-            mask: Masked cross-entropy: logits of labels that a client does not hold are set to zero (section 3.3).
+            assignment: A client keeps the level of its cohort, or draws one for every round with
+                the cohorts' shares as probabilities.
+            mask: Masked cross-entropy: logits of labels that a client does not hold are set to zero
+                (section 3.3).
             weights: Of the clients in the average: uniform as in the paper, or by samples.
-            statistics_batch_size: Batch size of the pass that estimates BatchNorm statistics for evaluation.
+            statistics_batch_size: Batch size of the pass that estimates BatchNorm statistics for
+                evaluation.
         """
         super().__init__()
         if statistics_batch_size < 2:
@@ -66,7 +71,8 @@ class HeteroFL(Algorithm):
         self.weights: Weights = weights
         self.statistics_batch_size = statistics_batch_size
         self._hooks = LogitMasks()
-        # Not registered: it shares the server's row and carries statistics, neither of which is server state.
+        # Not registered: it shares the server's row and carries statistics, neither of which is
+        # server state.
         self._evaluation: list[EvaluationModel] = []
 
     @override
@@ -95,7 +101,8 @@ class HeteroFL(Algorithm):
             fed.assign({m: self.draw_level(fed, m, t) for m in clients})
         fed.send(self.model, clients)  # W_m <- W_g[:d_m, :k_m]
         fed.train(clients, t)  # masked cross-entropy, scaler
-        # W_g <- W^P u (W^{P-1} \ W^P) u ... u (W^1 \ W^2): every element is the mean over the clients that own it
+        # W_g <- W^P u (W^{P-1} \ W^P) u ... u (W^1 \ W^2): every element is the mean over the
+        # clients that own it
         fed.merge(clients, into=self.model, weights=self.weights)
 
     def draw_level(self, fed: Fleet, client: int, t: int) -> int:
@@ -116,7 +123,7 @@ class HeteroFL(Algorithm):
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        """The global model; for a client with the logits of labels that it does not hold set to zero."""
+        """The global model; for a client, logits of labels that it does not hold are zero."""
         module = self._evaluation[0].module
         if self.mask:
             labels = None if client is None else fed.data.labels(client)
@@ -129,16 +136,17 @@ class HeteroFL(Algorithm):
 
 
 class LogitMasks:
-    """Forward hooks that set the logits of labels outside a client's data to zero, as the released code does.
+    """Forward hooks that set the logits of labels outside a client's data to zero.
 
-    Zero and not minus infinity: absent classes still add exp(0) to the softmax denominator, but get no gradient.
+    Zero and not minus infinity: absent classes still add exp(0) to the softmax denominator, but get
+    no gradient.
     """
 
     def __init__(self) -> None:
         self._absent: dict[int, Tensor | None] = {}
 
     def attach(self, module: L.LightningModule) -> None:
-        """Hook the network of a ClientModule, or a user's LightningModule, whose steps call `self(x)`."""
+        """Hook a ClientModule's network, or a user's module, whose steps call `self(x)`."""
         network = module.net if isinstance(module, ClientModule) else module
         network.register_forward_hook(partial(self._fill, module))
 
@@ -165,7 +173,7 @@ class LogitMasks:
 
 
 class EvaluationModel:
-    """The global model with BatchNorm statistics, re-estimated on the union of the training data (section 3.3).
+    """The global model with BatchNorm statistics of the union of the training data (section 3.3).
 
     Args:
         fed: whose first cohort's architecture it has.
@@ -177,7 +185,8 @@ class EvaluationModel:
         self.module = state.cohort.build(fed.data, position=0, seed=fed.seed).to(fed.device)
         self._norms = [part for part in self.module.modules() if isinstance(part, _BatchNorm)]
         for norm in self._norms:
-            # The statistics of one batch at a time: those of the batches are averaged in float64 below.
+            # The statistics of one batch at a time: those of the batches are averaged in float64
+            # below.
             norm.momentum = 1.0
             norm.track_running_stats = True
             if norm.running_mean is None:
@@ -192,9 +201,12 @@ class EvaluationModel:
 
     @torch.no_grad()
     def estimate(self, fed: Fleet, model: ServerModel, batch_size: int) -> None:
-        """Load the global weights; average the statistics of all training batches, split over the ranks.
+        """Load the global weights.
 
-        The cumulative average: every batch counts alike, a short last one too; variances are unbiased.
+        Average the statistics of all training batches, split over the ranks.
+
+        The cumulative average: every batch counts alike, a short last one too; variances are
+        unbiased.
         """
         own = dict(self.module.named_parameters())
         for name, value in model.layout.floats.views(model.floats).items():
@@ -208,6 +220,8 @@ class EvaluationModel:
         )
         for index in range(fed.ranks.rank, batches, fed.ranks.world):
             x, _ = fed.data.train_batch(index, batch_size)
+            # Dropout is on, as in training; its draws are named by the batch.
+            seed_default_generators(derive_seed(fed.seed, "statistics", client=index), fed.device)
             self.module(x)
             total += torch.cat([s for n in self._norms for s in (n.running_mean, n.running_var)])  # type: ignore[misc]
         means = (fed.ranks.sum_(total) / batches).float()

@@ -1,7 +1,9 @@
-"""Standalone: every client trains alone on its own data. The floor that federated learning has to beat.
+"""Standalone: every client trains alone on its own data.
 
-No exchange, so clients keep their rows from round to round; the optimiser is fresh in every round, as in the
-federated methods it is compared with. All clients of a cohort start from the same values.
+The floor that federated learning has to beat.
+
+No exchange, so clients keep their rows from round to round; the optimiser is fresh in every round,
+as in the federated methods it is compared with. All clients of a cohort start from the same values.
 """
 
 import lightning.pytorch as L

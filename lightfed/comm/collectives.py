@@ -28,8 +28,8 @@ class Ranks:
     """The ranks of a run, as one object that counts the bytes it moves.
 
     Attributes:
-        wire_bytes: sent by this rank since the last `take_wire_bytes`, counting an all-reduce of b bytes over W ranks
-            as 2 (W - 1) / W b (ring or recursive halving).
+        wire_bytes: sent by this rank since the last `take_wire_bytes`, counting an all-reduce of b
+            bytes over W ranks as 2 (W - 1) / W b (ring or recursive halving).
     """
 
     def __init__(self, device: torch.device) -> None:

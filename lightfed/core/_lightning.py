@@ -1,6 +1,7 @@
 """The only file that imports private Lightning names.
 
-They were read in lightning 2.6; `pyproject.toml` pins 2.6.x, and a missing name fails here, at import, by name.
+They were read in lightning 2.6; `pyproject.toml` pins 2.6.x, and a missing name fails here, at
+import, by name.
 """
 
 from lightning.fabric.utilities.data import sized_len

@@ -33,13 +33,14 @@ class ServerModel(nn.Module):
 class Algorithm(nn.Module, ABC):
     """A federated algorithm: its `round` reads as the paper's pseudo-code.
 
-    The server state is what the algorithm registers: `ServerModel`s and buffers. It is the same on every rank, and
-    with the clients' rows of a `stateful` algorithm and the counters it is the whole checkpoint. An algorithm never
-    names a rank, a device or a collective.
+    The server state is what the algorithm registers: `ServerModel`s and buffers. It is the same on
+    every rank, and with the clients' rows of a `stateful` algorithm and the counters it is the
+    whole checkpoint. An algorithm never names a rank, a device or a collective.
 
     Attributes:
         stateful: clients keep their rows from round to round.
-        label_rows: a client's row covers only the class-label rows of the labels it holds (HeteroFL).
+        label_rows: a client's row covers only the class-label rows of the labels it holds
+            (HeteroFL).
     """
 
     stateful: bool = False
@@ -74,4 +75,7 @@ class Algorithm(nn.Module, ABC):
 
     @abstractmethod
     def client_row(self, fed: "Fleet", client: int) -> tuple[ModelLayout, Row]:
-        """The weights that a client would deploy, for export; a stateful client lies on this rank."""
+        """The weights that a client would deploy, for export.
+
+        A stateful client lies on this rank.
+        """

@@ -1,10 +1,12 @@
 """Checkpoints: one main file, one shard of client rows a rank, committed by one `os.replace`.
 
     last.ckpt                      server state, counters, callbacks: tensors and primitives only
-    last.ckpt.shards/<tag>/rank0.pt   the rows of the stateful clients that lie on rank 0, keyed by client
+    last.ckpt.shards/<tag>/rank0.pt   the rows of the stateful clients that lie on rank 0, keyed by
+    client
 
-A reader sees the old checkpoint or the new one, never a mixture: shards of a new tag are written and flushed before
-the main file that names the tag replaces the old one in the same folder; shards of other tags are removed after it.
+A reader sees the old checkpoint or the new one, never a mixture: shards of a new tag are written
+and flushed before the main file that names the tag replaces the old one in the same folder; shards
+of other tags are removed after it.
 """
 
 import os
@@ -33,7 +35,8 @@ def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks) -> None:
     """Write a checkpoint; called by every rank.
 
     Args:
-        checkpoint: as dumped by Lightning; the rows of this rank's clients under `CLIENTS`, on stateful runs.
+        checkpoint: as dumped by Lightning; the rows of this rank's clients under `CLIENTS`, on
+            stateful runs.
         path: of the main file; rank 0's is used.
         ranks: of the run.
     """
@@ -62,7 +65,8 @@ def load(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint with all its shards; any number of ranks may read it.
 
     Returns:
-        the main file's content, and under `CLIENTS` a list of the shards, their tensors mapped, not read.
+        the main file's content, and under `CLIENTS` a list of the shards, their tensors mapped, not
+        read.
 
     Raises:
         UserError: there is no such file, or it is no complete checkpoint.
@@ -105,7 +109,9 @@ def shard_folder(main: Path) -> Path:
 
 
 def write_atomically(path: Path, write: Any) -> None:
-    """Make `path` whole or not at all: a temporary file beside it, flushed to disk, then renamed over it.
+    """Make `path` whole or not at all.
+
+    A temporary file beside it, flushed to disk, then renamed over it.
 
     Args:
         path: the target.

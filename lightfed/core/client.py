@@ -1,4 +1,7 @@
-"""A network as a client: any LightningModule is one, and `ClientModule` makes one of any classifier."""
+"""A network as a client.
+
+Any LightningModule is one, and `ClientModule` makes one of any classifier.
+"""
 
 import lightning.pytorch as L
 import torch.nn.functional as F

@@ -22,7 +22,10 @@ from lightfed.utils.rng import derive_seed
 
 
 class DataSpec(Protocol):
-    """What a model has to know of the data: given to its constructor where it takes the argument."""
+    """What a model has to know of the data.
+
+    Given to its constructor where it takes the argument.
+    """
 
     @property
     def num_classes(self) -> int: ...
@@ -38,10 +41,15 @@ class Cohort:
     count: int
     """Number of clients in the cohort."""
     model: Callable[[], nn.Module]
-    """Network, or LightningModule, of these clients: `num_classes`, `input_shape` and `rate` are given to it where its
+    """Network, or LightningModule, of these clients.
+
+    `num_classes`, `input_shape` and `rate` are given to it where its
     constructor takes them."""
     rate: float | None = None
-    """Width of the model relative to the full one, in (0, 1]; handed to the model. 1 if neither rate nor level is set."""
+    """Width of the model relative to the full one, in (0, 1].
+
+    Handed to the model. 1 if neither rate nor level is set.
+    """
     level: Literal["a", "b", "c", "d", "e"] | None = None
     """Short for the rates 1, 1/2, 1/4, 1/8, 1/16, and the cohort's name in reports."""
     name: str | None = None
@@ -80,7 +88,9 @@ class Cohort:
             )
 
     def build(self, data: DataSpec, *, position: int, seed: int) -> L.LightningModule:
-        """Build the cohort's module on the CPU; its initial values are a function of (seed, position).
+        """Build the cohort's module on the CPU.
+
+        Its initial values are a function of (seed, position).
 
         Raises:
             UserError: the model's constructor refuses its arguments.
@@ -172,6 +182,8 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
     try:
         flops = forward_flops(module, torch.zeros(2, *shape))
+    except NotImplementedError:
+        return 0.0
     except (RuntimeError, ValueError) as error:
         found = f"it cannot take samples of shape {shape} ({error})"
         raise UserError(key, found, "use a model, or init_args, that can") from error
@@ -227,7 +239,7 @@ class CohortState:
         host_rows: bool,
         prepare: Callable[[L.LightningModule], None],
     ) -> "CohortState":
-        """Build the cohort's module on the CPU, so that its values do not depend on the device, and move it.
+        """Build the cohort's module on the CPU, where its values are the same for all, and move it.
 
         Args:
             cohort: as configured.
@@ -276,7 +288,10 @@ class CohortState:
         return module
 
     def output_layer(self, num_classes: int) -> tuple[str, ...]:
-        """Names of the tensors whose rows are class labels: those of the last layer with `num_classes` rows."""
+        """Names of the tensors whose rows are class labels.
+
+        Those of the last layer with `num_classes` rows.
+        """
         found: tuple[str, ...] = ()
         for name, module in self.module.named_modules():
             weight = getattr(module, "weight", None)

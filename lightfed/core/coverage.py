@@ -1,11 +1,12 @@
 """What covers what: `take` a client's part of a layout, `merge` many parts back into it.
 
-    out[e] = sum_k a_k c_k[e] w_k[e] / sum_k a_k c_k[e];   elements nobody covers keep their old value
+    out[e] = sum_k a_k c_k[e] w_k[e] / sum_k a_k c_k[e];   elements nobody covers keep their old
+    value
 
-Widths, depths and label rows are all coverages. The sums are order-free: float64 over integer weights is exact
-unless the addends of one element span more than about 2^18 in magnitude, and `fixed` sums 64-bit integers, which is
-exact always; so the result does not depend on how clients lie on ranks. Counts follow from metadata and are never
-communicated.
+Widths, depths and label rows are all coverages. The sums are order-free: float64 over integer
+weights is exact unless the addends of one element span more than about 2^18 in magnitude, and
+`fixed` sums 64-bit integers, which is exact always; so the result does not depend on how clients
+lie on ranks. Counts follow from metadata and are never communicated.
 """
 
 from collections.abc import Sequence
@@ -19,14 +20,17 @@ from torch import Tensor
 
 Accumulate = Literal["float64", "fixed"]
 
-# Fixed point: a weighted mean in units of 2^-40, that is |values| below 2^22 with a resolution of 9e-13.
+# Fixed point: a weighted mean in units of 2^-40, that is |values| below 2^22 with a resolution of
+# 9e-13.
 FIXED_SCALE = 2.0**40
 FIXED_LIMIT = 2.0**22
 
 
 @dataclass(frozen=True)
 class Block:
-    """One tensor that is covered by its leading slice: `target[:s0, :s1, ...]` is the source tensor.
+    """One tensor that is covered by its leading slice.
+
+    `target[:s0, :s1, ...]` is the source tensor.
 
     Attributes:
         target, source: (offset, shape) of the tensor in either layout.
@@ -57,7 +61,8 @@ class Coverage:
     Attributes:
         identity: both layouts are equal: one vector operation over the leading `span` elements.
         blocks: otherwise, one per tensor.
-        label_blocks: the tensors whose rows are class labels; a source may be restricted to some of them.
+        label_blocks: the tensors whose rows are class labels; a source may be restricted to some of
+            them.
     """
 
     span: int
@@ -74,11 +79,12 @@ class Coverage:
 def leading_slices(
     target: Layout, source: Layout, *, label_rows: Sequence[str] = (), tensors: int | None = None
 ) -> Coverage:
-    """The coverage of a narrower model that owns the leading channels of every tensor (HeteroFL, section 3.2).
+    """The coverage of a model that owns the leading channels of every tensor (HeteroFL, 3.2).
 
     Args:
         target: the layout that is merged into.
-        source: the layout of the client's row; the same tensors in the same order, no dimension larger.
+        source: the layout of the client's row; the same tensors in the same order, no dimension
+            larger.
         label_rows: names of tensors whose first dimension is the class label.
         tensors: only the first so many entries are covered (all by default).
 
@@ -118,8 +124,8 @@ def take(target_row: Tensor, coverage: Coverage, out: Tensor) -> Tensor:
 class Merge:
     """A coverage-weighted mean under way.
 
-    `add` the rows of this rank's clients, `count` every client of the federation that takes part (from metadata,
-    the same on every rank), add up `partial` over the ranks, then `finish_`.
+    `add` the rows of this rank's clients, `count` every client of the federation that takes part
+    (from metadata, the same on every rank), add up `partial` over the ranks, then `finish_`.
 
     Args:
         size: length of a target row, P.
@@ -136,13 +142,14 @@ class Merge:
         self._fixed = accumulate == "fixed"
         self._total = total
         self._size = size
-        # (coverage, labels) -> weight of the clients that have it; labels as a tuple, () = unrestricted
+        # (coverage, labels) -> weight of the clients that have it; labels as a tuple, () =
+        # unrestricted
         self._weights: dict[tuple[Coverage, tuple[int, ...]], float] = {}
 
     def add(
         self, row: Tensor, coverage: Coverage, *, weight: float, labels: tuple[int, ...] = ()
     ) -> None:
-        """Add a client's row; with `fixed`, every value of it is below `FIXED_LIMIT` (the caller leaves others out)."""
+        """Add a client's row; with `fixed`, the caller leaves rows beyond `FIXED_LIMIT` out."""
         if coverage.identity:
             self._add(self.partial[: coverage.span], row[: coverage.span], weight)
             return
@@ -177,7 +184,8 @@ class Merge:
         if self._fixed:
             values = values.double().mul_(self._total / FIXED_SCALE)
         if weight is not None:
-            # One weight for all covered elements, which are the leading `span`: no count row is needed.
+            # One weight for all covered elements, which are the leading `span`: no count row is
+            # needed.
             span = next(iter(self._weights))[0].span
             row[:span].copy_(values[:span].div_(weight))
             return

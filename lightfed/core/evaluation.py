@@ -1,7 +1,8 @@
 """Evaluation, personalised and global, split over the ranks; one gather an evaluation.
 
-A job is one client's own test split, or a rank's share of the global test set. The global test set is cut into
-the same batches on any number of ranks, and means are taken over them in order, so the figures do not depend on it.
+A job is one client's own test split, or a rank's share of the global test set. The global test set
+is cut into the same batches on any number of ranks, and means are taken over them in order, so the
+figures do not depend on it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,10 @@ IDLE = -2
 
 
 class Jobs:
-    """The jobs of a rank, as Lightning wants a data loader; a plain list would be a collection of loaders."""
+    """The jobs of a rank, as Lightning wants a data loader.
+
+    A plain list would be a collection of loaders.
+    """
 
     def __init__(self, jobs: list[int]) -> None:
         self._jobs = jobs
@@ -70,7 +74,10 @@ class Evaluation:
         return sorted(rng.choice(self._fleet.clients, count, replace=False, shuffle=False).tolist())
 
     def _spread(self, clients: list[int]) -> list[int]:
-        """This rank's jobs, as many on every rank: Lightning's loop steps must match, so short ranks idle at the end."""
+        """This rank's jobs, as many on every rank.
+
+        Lightning's loop steps must match, so short ranks idle at the end.
+        """
         world, rank = self._fleet.ranks.world, self._fleet.ranks.rank
         if self._fleet.algorithm.stateful:
             shares = [[k for k in clients if self._fleet.home(k) == r] for r in range(world)]
@@ -118,7 +125,10 @@ class Evaluation:
         return figures | self._personal_figures(personal), personal
 
     def _personal_figures(self, reports: list[Report]) -> dict[str, float]:
-        """Over clients, each counting once: mean, standard deviation, mean of the worst tenth, mean by cohort."""
+        """Over clients, each counting once.
+
+        Mean, standard deviation, mean of the worst tenth, mean by cohort.
+        """
         figures: dict[str, float] = {}
         names = sorted({name for report in reports for name in report.metrics})
         for name in names:

@@ -15,7 +15,10 @@ Exported = Literal["server", "clients"]
 
 
 def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
-    """A row by its tensors' names, as the network's own state dict: without the prefix of `ClientModule`."""
+    """A row by its tensors' names, as the network's own state dict.
+
+    Without the prefix of `ClientModule`.
+    """
     named = layout.floats.views(row.floats) | layout.integers.views(row.integers)
     return {
         name.removeprefix("net."): tensor.detach().cpu().clone() for name, tensor in named.items()
@@ -23,7 +26,10 @@ def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
 
 
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
-    """Write `server.safetensors` (one file a server model) and `client<k>.safetensors`; each rank its share."""
+    """Write `server.safetensors` (one file a server model) and `client<k>.safetensors`.
+
+    Each rank its share.
+    """
     if "server" in kinds and fleet.ranks.rank == 0:
         for name, module in fleet.algorithm.named_modules():
             if isinstance(module, ServerModel):

@@ -1,4 +1,7 @@
-"""The root LightningModule: what a configuration says of a federation, and where Lightning's hooks meet it."""
+"""The root LightningModule.
+
+What a configuration says of a federation, and where Lightning's hooks meet it.
+"""
 
 import hashlib
 import json
@@ -47,8 +50,8 @@ _METRICS = "lightfed_round_metrics"  # of a round that is trained, but perhaps n
 class Federation(L.LightningModule):
     """A federation: an algorithm and cohorts of clients.
 
-    Registered sub-modules are server state only, replicated on every rank. Client modules and rows live in the
-    `Fleet`, which is made in `setup`, when the ranks are up and the data is split.
+    Registered sub-modules are server state only, replicated on every rank. Client modules and rows
+    live in the `Fleet`, which is made in `setup`, when the ranks are up and the data is split.
     """
 
     def __init__(
@@ -74,18 +77,20 @@ class Federation(L.LightningModule):
         Args:
             algorithm: The federated algorithm.
             cohorts: The clients, one item an architecture.
-            optimizer: Of local training, fresh for every session. Leave it out where the clients' modules have a
-                configure_optimizers of their own.
+            optimizer: Of local training, fresh for every session. Leave it out where the clients'
+                modules have a configure_optimizers of their own.
             lr_schedule: Learning rate over rounds: a torch scheduler, stepped once a round.
             fraction: Of the clients that take part in a round.
             clients_per_round: Number of clients that take part in a round, instead of fraction.
             local_epochs: Epochs of a session.
             local_steps: Steps of a session, instead of local_epochs.
-            evaluate: Which evaluations: global (the server's model), personal (each client on its own test split).
+            evaluate: Which evaluations: global (the server's model), personal (each client on its
+                own test split).
             eval_clients: Evaluate only so many clients, drawn once; all by default.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
             store: Keep client rows on the device, or in pinned host memory where they do not fit.
-            export: Which weights the run folder gets as safetensors in the end: of the server, of every client.
+            export: Which weights the run folder gets as safetensors in the end: of the server, of
+                every client.
             seed: Of everything that is drawn.
         """
         super().__init__()
@@ -172,7 +177,10 @@ class Federation(L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        """The template of the clients' optimisers: its learning rate is the round's, and LearningRateMonitor shows it."""
+        """The template of the clients' optimisers.
+
+        Its learning rate is the round's, and LearningRateMonitor shows it.
+        """
         if self._optimizer is None:
             return []
         optimizer = make_optimizer(self._optimizer, [nn.Parameter(torch.zeros(()))])
@@ -220,21 +228,20 @@ class Federation(L.LightningModule):
         """One round of the algorithm; called by the loop."""
         self._round_started = time.monotonic()
         self.fleet.waves = waves
-        self.fleet.lr = self._learning_rate(t)
         self.fleet.open_round()
         self.algorithm.round(self.fleet, t)
         self._round_metrics = self.fleet.close_round()
 
-    def _learning_rate(self, t: int) -> float | None:
-        """Of round t: the schedule is brought to t, so that a resumed run has the same."""
+    def set_learning_rate(self, t: int) -> None:
+        """Of round t, before its hooks: the schedule is brought to t, in a resumed run too."""
         optimizers = self.federated_trainer.optimizers
         if not optimizers:
-            return None
+            return
         for config in self.federated_trainer.lr_scheduler_configs:
             while config.scheduler.last_epoch < t:
                 optimizers[0].step()  # the template has no gradient; torch wants this order
                 step_schedule(config.scheduler)
-        return float(optimizers[0].param_groups[0]["lr"])
+        self.fleet.lr = float(optimizers[0].param_groups[0]["lr"])
 
     @override
     def on_train_epoch_end(self) -> None:
@@ -253,7 +260,10 @@ class Federation(L.LightningModule):
             trainer.run_logger.end_round(t + 1)
 
     def _publish(self, figures: dict[str, float]) -> None:
-        """To callbacks. Not by `self.log`, which costs a millisecond a figure; these are reduced already."""
+        """To callbacks. Not by `self.log`, which costs a millisecond a figure.
+
+        These are reduced already.
+        """
         values = torch.tensor(list(figures.values()), dtype=torch.float64).unbind()
         self.trainer.callback_metrics.update(zip(figures, values, strict=True))
 
@@ -353,8 +363,9 @@ class Federation(L.LightningModule):
             if theirs.get(name) != value:
                 raise UserError(
                     "ckpt_path",
-                    f"a checkpoint of another federation: its {name} is {theirs.get(name)}, this run's is {value}",
-                    "resume with the configuration it was made with (config.yaml in its run folder)",
+                    f"a checkpoint of another federation: its {name} is {theirs.get(name)}, "
+                    f"this run's is {value}",
+                    "resume with the configuration it was made with: config.yaml in its run folder",
                 )
         self._round_metrics = checkpoint[_METRICS]
         self.fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()

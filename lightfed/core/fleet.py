@@ -1,6 +1,7 @@
 """The clients of a federation as an algorithm sees them: participants, send, train, merge.
 
-Every rank runs the same algorithm on its own Fleet and holds its share of the clients; the words below hide which.
+Every rank runs the same algorithm on its own Fleet and holds its share of the clients; the words
+below hide which.
 """
 
 import logging
@@ -58,7 +59,8 @@ class LocalWork:
     """How much a session trains, and how its clients are drawn.
 
     Attributes:
-        fraction: of the clients that take part in a round (ceil), unless `clients_per_round` is set.
+        fraction: of the clients that take part in a round (ceil), unless `clients_per_round` is
+            set.
         clients_per_round: how many take part.
         epochs: local epochs of a session.
         steps: local steps instead of epochs.
@@ -156,7 +158,9 @@ class Fleet:
                 host_rows=host_rows,
                 prepare=algorithm.prepare_module,
             )
-            for position, (cohort, name) in enumerate(zip(cohorts, cohort_names(cohorts), strict=True))
+            for position, (cohort, name) in enumerate(
+                zip(cohorts, cohort_names(cohorts), strict=True)
+            )
         ]
         self._home_cohort = np.repeat(np.arange(len(cohorts)), [c.count for c in cohorts])
         self._assigned: dict[int, int] = {}
@@ -194,7 +198,10 @@ class Fleet:
         return sorted(rng.choice(self.clients, count, replace=False, shuffle=False).tolist())
 
     def assign(self, cohorts: Mapping[int, int]) -> None:
-        """Put clients into other cohorts for this round (HeteroFL's dynamic levels); stateless algorithms only."""
+        """Put clients into other cohorts for this round (HeteroFL's dynamic levels).
+
+        Stateless algorithms only.
+        """
         assert not self.algorithm.stateful, "a client that keeps its row cannot change its shape"
         self._assigned = dict(cohorts)
 
@@ -207,8 +214,8 @@ class Fleet:
     def send(self, model: ServerModel, clients: Sequence[int], *, buffers: bool = True) -> None:
         """Copy the covered part of a server model into the clients' rows.
 
-        A row on the device is written when its session begins, or somebody looks at it: what has just been written
-        is in the cache when it is trained.
+        A row on the device is written when its session begins, or somebody looks at it: what has
+        just been written is in the cache when it is trained.
 
         Args:
             model: of the server.
@@ -221,6 +228,7 @@ class Fleet:
             coverage = self._coverage(model, state, buffers=buffers)
             self.ledger.sent_down(client, self._bytes(coverage, state, buffers))
             if self._owner[client] == self.ranks.rank:
+                self._deliver(client)  # what was sent before, and may cover more
                 self._inbox[client] = Message(model, coverage, buffers, model.floats._version)
                 if state.staging is not None:
                     self._deliver(client)
@@ -276,7 +284,7 @@ class Fleet:
         }
         total = sum(weight.values())
         merge = Merge(into.layout.size, total=total, accumulate=self.accumulate, device=self.device)
-        integers = torch.zeros_like(into.integers)
+        integers = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
         for client in valid:
             state = self.state(client)
             coverage = self._coverage(into, state, buffers=buffers)
@@ -353,7 +361,10 @@ class Fleet:
         return self._owner[client]
 
     def load_parameters(self, model: ServerModel, client: int) -> None:
-        """A server's parameters, without buffers, into a client's row; no message, and nothing in the ledger."""
+        """A server's parameters, without buffers, into a client's row.
+
+        No message, and nothing in the ledger.
+        """
         state = self.state(client)
         coverage = self._coverage(model, state, buffers=False)
         take(model.floats, coverage, self.row(client).floats)
@@ -367,7 +378,7 @@ class Fleet:
         self._coverage(model, state, buffers=True)
 
     def covered_row(self, model: ServerModel, client: int) -> Row:
-        """The part of a server model that a client covers, as a row of its own in the client's configured layout."""
+        """The part of a server model that a client covers, as a row in the client's own layout."""
         state = self.cohorts[self.home_cohort(client)]
         row = Row(
             state.initial.floats.to(self.device, copy=True),
@@ -378,7 +389,10 @@ class Fleet:
         return row
 
     def rows(self) -> dict[int, list[Tensor]] | None:
-        """The rows of this rank's stateful clients, for a checkpoint; None if clients keep nothing."""
+        """The rows of this rank's stateful clients, for a checkpoint.
+
+        None if clients keep nothing.
+        """
         if not self.algorithm.stateful:
             return None
         rows = {k: self.row(k) for k in self.mine(range(self.clients))}
@@ -396,10 +410,14 @@ class Fleet:
                 self.row(client).copy_(Row(*shard[client]))
 
     def open_round(self) -> None:
-        """Forget the participants of the last round; the rows of stateless clients are free again."""
+        """Forget the participants of the last round.
+
+        The rows of stateless clients are free again.
+        """
         self.metrics, self._assigned, self._usable = {}, {}, {}
         if not self.algorithm.stateful:
             self._owner = {}
+            self._inbox.clear()
 
     def close_round(self) -> dict[str, float]:
         """The round's metrics and sums, the same on every rank."""
@@ -500,15 +518,21 @@ class Fleet:
                 yield batch
             assert left < before, f"client {client} has no batch"
 
+    def _start_anew(self, client: int) -> None:
+        """Give a stateful client its initial row: from what is not finite there is no way back."""
+        if self.algorithm.stateful and self._owner[client] == self.ranks.rank:
+            self.row(client).copy_(self.state(client).initial)
+
     def _judge(self, reports: list[Report], t: int) -> None:
         """Who is left out, and the round's means."""
         limit = FIXED_LIMIT if self.accumulate == "fixed" else math.inf
         for report in reports:
             self._usable[report.client] = usable = report.norm < limit
             if not usable:
+                self._start_anew(report.client)
                 log.warning(
                     "round %d: the update of client %d is not finite (norm %g); "
-                    "it is left out of the merge",
+                    "it is left out of the merge, and a client that keeps its row starts anew",
                     t, report.client, report.norm,
                 )  # fmt: skip
         good = [r for r in reports if self._usable[r.client]]

@@ -1,7 +1,8 @@
 """What a federation costs: bytes up and down and FLOPs, per client and round.
 
-Client bytes are the encoded size of what a client sends and receives under the algorithm, whatever rank it lies on:
-part of the bit promise. Bytes between ranks are a property of the placement and outside it.
+Client bytes are the encoded size of what a client sends and receives under the algorithm, whatever
+rank it lies on: part of the bit promise. Bytes between ranks are a property of the placement and
+outside it.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +14,10 @@ from torch import nn
 
 @dataclass
 class Ledger:
-    """Running totals per client (clients, 3): bytes up, bytes down, FLOPs; and the sums of the round under way."""
+    """Running totals per client (clients, 3): bytes up, bytes down, FLOPs.
+
+    And the sums of the round under way.
+    """
 
     clients: int
     totals: np.ndarray = field(init=False)

@@ -1,4 +1,7 @@
-"""What the Trainer and the configuration give to local sessions: precision, clipping, optimisers."""
+"""What the Trainer and the configuration give to local sessions.
+
+Precision, clipping, optimisers.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -37,7 +40,9 @@ def runtime_of(trainer: "FederatedTrainer") -> Runtime:
     return Runtime(
         trainer=trainer,
         forward_context=plugin.forward_context if mixed else None,
-        clipping=Clipping(float(limit), algorithm.value if algorithm else "norm") if limit else None,
+        clipping=Clipping(float(limit), algorithm.value if algorithm else "norm")
+        if limit
+        else None,
         scaler=partial(torch.amp.GradScaler, trainer.strategy.root_device.type) if scaled else None,
     )
 
@@ -136,5 +141,9 @@ def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:
         found = "a ReduceLROnPlateau scheduler"
         raise UserError(key, found, "a session has no metric to monitor; use a schedule of steps")
     return make_stepper(
-        optimizers[0], schedulers=configs, clipping=runtime.clipping, scaler=runtime.scaler
+        optimizers[0],
+        schedulers=configs,
+        clipping=runtime.clipping,
+        scaler=runtime.scaler,
+        trainable=state.live.trainable,
     )

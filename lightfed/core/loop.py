@@ -1,8 +1,10 @@
-"""The fit loop of a federation: an "epoch" is a round, a "batch" is a wave of sessions, one on every rank.
+"""The fit loop of a federation.
 
-A wave count follows from the participants, so it is the same on every rank without communication, and every stock
-callback that talks to other ranks from a batch hook stays in step. Firing batch hooks per local step would hang as
-soon as two ranks have different numbers of batches.
+An "epoch" is a round, a "batch" is a wave of sessions, one on every rank.
+
+A wave count follows from the participants, so it is the same on every rank without communication,
+and every stock callback that talks to other ranks from a batch hook stays in step. Firing batch
+hooks per local step would hang as soon as two ranks have different numbers of batches.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -48,12 +50,18 @@ class RoundLoop(_TrainingEpochLoop):
     def global_step(self) -> int:
         return self._server_steps
 
+    @property
+    def round_index(self) -> int:
+        """T of the round under way."""
+        return self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+
     @override
     def run(self, data_fetcher: Any = None) -> None:
-        t: int = self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+        t = self.round_index
         self._batches_that_stepped = t
         federation: Federation = self.trainer.federation
-        # A checkpoint written while round t was being validated comes back here with the server already updated.
+        # A checkpoint written while round t was being validated comes back here with the server
+        # already updated.
         if self._server_steps == t:
             self.in_round = True
             federation.run_round(t, self._waves)
@@ -122,7 +130,7 @@ class RoundLoop(_TrainingEpochLoop):
 
     @override
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
-        """Nothing: a round sets its own learning rate (`Federation.run_round`), so a resumed run has the same."""
+        """Nothing: a round sets its own learning rate, so that a resumed run has the same."""
 
     @override
     def on_save_checkpoint(self) -> dict[str, Any]:
@@ -153,6 +161,11 @@ class FederatedLoop(_FitLoop):
         self.epoch_loop = RoundLoop(trainer, min_steps, max_steps)
 
     @override
+    def _iteration_based_training(self) -> bool:
+        # A step is a round: with max_steps, too, the epoch counter is the one to resume from.
+        return False
+
+    @override
     def setup_data(self) -> None:
         if self.trainer.limit_train_batches == 0:
             return
@@ -168,6 +181,7 @@ class FederatedLoop(_FitLoop):
             return
         if not self.restarted_on_epoch_start:
             self.epoch_progress.increment_ready()
+        self.trainer.federation.set_learning_rate(self.epoch_loop.round_index)
         _call_callback_hooks(self.trainer, "on_train_epoch_start")
         _call_lightning_module_hook(self.trainer, "on_train_epoch_start")
         self.epoch_progress.increment_started()

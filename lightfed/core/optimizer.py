@@ -1,12 +1,14 @@
 """One optimiser step of a local session, as lean as the optimiser allows.
 
-An optimiser is made once per live module; a fresh one for every session (in the papers momentum never survives a
-round) is the same object with its state cleared. Plain SGD, the optimiser of every paper here, skips the optimiser
-object: gradients straight from autograd, a few foreach calls, the same bits as torch.optim.SGD at half its cost.
+An optimiser is made once per live module; a fresh one for every session (in the papers momentum
+never survives a round) is the same object with its state cleared. Plain SGD, the optimiser of every
+paper here, skips the optimiser
+object: gradients straight from autograd, a few foreach calls, the same bits as torch.optim.SGD at
+half its cost.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -58,19 +60,19 @@ class Stepper(ABC):
 
         Args:
             loss: scalar.
-            hook: may change the gradients in place, given (values, gradients) of the parameters that the
-                loss depends on; before clipping.
+            hook: may change the gradients in place, given (values, gradients) of the parameters
+                that the loss depends on; before clipping.
         """
 
-    def epoch_end(self) -> None:
+    def epoch_end(self) -> None:  # noqa: B027 - few steppers care
         """A local epoch is over."""
 
 
 class SGDStepper(Stepper):
     """torch.optim.SGD on a list of tensors, bit for bit.
 
-    Gradients are taken of the module's parameters and applied to the views of the bound row that they alias: plain
-    tensors, which need no `no_grad`.
+    Gradients are taken of the module's parameters and applied to the views of the bound row that
+    they alias: plain tensors, which need no `no_grad`.
     """
 
     def __init__(self, params: Params, group: dict[str, Any], clipping: Clipping | None) -> None:
@@ -130,8 +132,10 @@ class SGDStepper(Stepper):
         torch._foreach_add_(values, grads, alpha=-self._lr)
 
     def _accumulate(self, grads: Params, used: list[int]) -> Params:
-        """b <- momentum b + (1 - dampening) g; a buffer begins as its first gradient."""
-        old = [(b, g) for i, g in zip(used, grads, strict=True) if (b := self._buffers[i]) is not None]
+        """B <- momentum b + (1 - dampening) g; a buffer begins as its first gradient."""
+        old = [
+            (b, g) for i, g in zip(used, grads, strict=True) if (b := self._buffers[i]) is not None
+        ]
         if old:
             buffers = [b for b, _ in old]
             torch._foreach_mul_(buffers, self._momentum)
@@ -144,12 +148,13 @@ class SGDStepper(Stepper):
 
 
 class OptimizerStepper(Stepper):
-    """Any torch optimiser, with its schedulers and, for 16-mixed, a gradient scaler of the session's own.
+    """Any torch optimiser, with its schedulers and a loss scaler of the session's own.
 
     Args:
         optimizer: over the live module's parameters.
         schedulers: stepped after every batch or epoch, as their interval says.
-        scaler: makes a fresh GradScaler; one shared by all clients would depend on how they lie on ranks.
+        scaler: makes a fresh GradScaler; one shared by all clients would depend on how they lie on
+            ranks.
     """
 
     def __init__(
@@ -163,23 +168,25 @@ class OptimizerStepper(Stepper):
         self._optimizer = optimizer
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._groups = [
-            {k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups
+            {k: deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups
         ]
         self._schedulers = schedulers
         self._scheduler_states = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
         self._clipping = clipping
         self._make_scaler = scaler
+        self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
         self._scaler: torch.amp.GradScaler | None = None
 
     @override
     def reset(self, lr: float | None, values: Params) -> None:
         self._optimizer.state.clear()
         for group, initial in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.update(initial)
+            group.update(deepcopy(initial))
             if lr is not None:
                 group["lr"] = lr
         for config, state in zip(self._schedulers, self._scheduler_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
+        self._counts = {"step": 0, "epoch": 0}
         self._scaler = self._make_scaler() if self._make_scaler else None
 
     @override
@@ -202,8 +209,9 @@ class OptimizerStepper(Stepper):
         self._schedule("epoch")
 
     def _schedule(self, interval: str) -> None:
+        self._counts[interval] += 1
         for config in self._schedulers:
-            if config.interval == interval:
+            if config.interval == interval and self._counts[interval] % config.frequency == 0:
                 config.scheduler.step()  # type: ignore[call-arg]
 
     @torch.no_grad()
@@ -222,14 +230,25 @@ def make_stepper(
     schedulers: list[LRSchedulerConfig],
     clipping: Clipping | None,
     scaler: Callable[[], torch.amp.GradScaler] | None,
+    trainable: Sequence[Tensor] | None = None,
 ) -> Stepper:
-    """The leanest stepper that does exactly what `optimizer` would."""
+    """The leanest stepper that does exactly what `optimizer` would.
+
+    Args:
+        optimizer: over parameters of the live module.
+        schedulers: of the optimizer.
+        clipping: of gradients.
+        scaler: makes a loss scaler.
+        trainable: the live module's, where the optimizer may have others or another order.
+    """
     group = optimizer.param_groups[0]
     plain = (
         type(optimizer) is SGD
         and len(optimizer.param_groups) == 1
         and not schedulers
         and scaler is None
+        and all(p.requires_grad for p in group["params"])
+        and (trainable is None or [id(p) for p in trainable] == [id(p) for p in group["params"]])
         and not any(group.get(k) for k in ("maximize", "differentiable", "fused"))
         and not isinstance(group["lr"], Tensor)
     )

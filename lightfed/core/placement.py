@@ -12,7 +12,8 @@ def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
         ranks: world size.
 
     Returns:
-        client -> rank. Ties go to the lower client and the lower rank, so the answer is a function of its arguments.
+        client -> rank. Ties go to the lower client and the lower rank, so the answer is a function
+        of its arguments.
     """
     if ranks == 1:
         return dict.fromkeys(costs, 0)

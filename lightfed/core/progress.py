@@ -1,4 +1,4 @@
-"""Rounds, sessions and time left, in one line of a terminal or one line every so often of a log file."""
+"""Rounds, sessions and time left: one line of a terminal, or lines of a log file."""
 
 import time
 from typing import Any

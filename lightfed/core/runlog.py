@@ -1,4 +1,7 @@
-"""The run folder as a Lightning logger: metrics.csv, clients.csv, environment.json, and where checkpoints go."""
+"""The run folder as a Lightning logger.
+
+Metrics.csv, clients.csv, environment.json, and where checkpoints go.
+"""
 
 import csv
 import io
@@ -35,7 +38,9 @@ Row = dict[str, float | int | str]
 
 
 class RunLogger(Logger):
-    """Writes `<save_dir>/<name>/`; a name that is taken gets a number, so that nothing is ever overwritten.
+    """Writes `<save_dir>/<name>/`.
+
+    A name that is taken gets a number, so that nothing is ever overwritten.
 
     Rows are keyed by round: a round that is replayed after a restart replaces its row.
 
@@ -57,11 +62,16 @@ class RunLogger(Logger):
         self._rounds: dict[int, Row] = {}
         self._columns = ["round"]
         self._clients: list[Row] = []
+        self._ended = 0  # rounds whose rows are on disk
+        self._written: list[str] = []  # columns of the file on disk
 
     # Which folder.
 
     def rename(self, name: str) -> None:
-        """Another base name, before the run starts; for a command line that knows the configuration's name."""
+        """Another base name, before the run starts.
+
+        For a command line that knows the configuration's name.
+        """
         self._base = name
 
     @property
@@ -94,19 +104,28 @@ class RunLogger(Logger):
                 return name
 
     def resume_newest(self) -> Path | None:
-        """last.ckpt of the newest run of this name, in whose folder the run then goes on; None if there is none."""
+        """last.ckpt of the newest run of this name, in whose folder the run then goes on.
+
+        None if there is none.
+        """
         runs = [
             path
             for path in self._save_dir.glob("*/checkpoints/last.ckpt")
-            if self._is_of_this_name(path.parents[1].name)
+            if self._is_of_this_name(path.parents[1])
         ]
         if not runs:
             return None
         return self.resume_from(max(runs, key=lambda path: path.stat().st_mtime_ns))
 
-    def _is_of_this_name(self, folder: str) -> bool:
+    def _is_of_this_name(self, path: Path) -> bool:
+        folder = path.name
+        told = path / "environment.json"
+        if told.is_file() and json.loads(told.read_text()).get("name") != self._base:
+            return False
         rest = folder.removeprefix(self._base)
-        return folder.startswith(self._base) and (not rest or (rest[1:].isdigit() and rest[0] == "-"))
+        return folder.startswith(self._base) and (
+            not rest or (rest[1:].isdigit() and rest[0] == "-")
+        )
 
     def resume_from(self, ckpt_path: Any) -> Path:
         """Go on in the folder of a checkpoint, if it lies in one of `save_dir`."""
@@ -155,7 +174,10 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def start(self, environment: Mapping[str, Any], *, finished_rounds: int) -> None:
-        """Write environment.json; keep the rows of the rounds that a resumed run does not repeat."""
+        """Write environment.json.
+
+        Keep the rows of the rounds that a resumed run does not repeat.
+        """
         self._started = True
         content = json.dumps({"name": self._base, **environment}, indent=1, default=str) + "\n"
         write_atomically(self.folder / "environment.json", lambda f: f.write(content.encode()))
@@ -166,6 +188,7 @@ class RunLogger(Logger):
             self._add_columns(row)
         self._clients = _read(self.folder / "clients.csv", finished_rounds) if self._resumed else []
         if rounds:
+            self._ended = max(self._rounds)
             self._write_all()
         if self._clients:
             self._write_clients("w", self._clients)
@@ -181,10 +204,10 @@ class RunLogger(Logger):
         """Merge into the row of round `step` + 1."""
         number = (step or 0) + 1
         row = self._rounds.setdefault(number, {"round": number})
-        row.update({k: v for k, v in metrics.items() if k != "epoch"})
-        known = len(self._columns)
-        self._add_columns(row)
-        if len(self._columns) > known and len(self._rounds) > 1:
+        new = {k: v for k, v in metrics.items() if k != "epoch" and row.get(k) != v}
+        row.update(new)
+        self._add_columns(new)
+        if new and number <= self._ended:  # a callback's figure, after the round was written
             self._write_all()
 
     @override
@@ -208,13 +231,14 @@ class RunLogger(Logger):
     def end_round(self, number: int) -> None:
         """Put the finished round's row on disk."""
         if number in self._rounds:
-            if len(self._rounds) == 1:
+            self._ended = number
+            if self._written != self._columns:
                 self._write_all()
             else:
                 with (self.folder / "metrics.csv").open("a", newline="") as file:
                     self._writer(file).writerow(self._rounds[number])
 
-    def _add_columns(self, row: Row) -> None:
+    def _add_columns(self, row: Mapping[str, Any]) -> None:
         self._columns += [key for key in row if key not in self._columns]
 
     def _writer(self, file: Any) -> "csv.DictWriter[str]":
@@ -224,7 +248,8 @@ class RunLogger(Logger):
         text = io.StringIO()
         writer = self._writer(text)
         writer.writeheader()
-        writer.writerows(self._rounds[n] for n in sorted(self._rounds))
+        writer.writerows(self._rounds[n] for n in sorted(self._rounds) if n <= self._ended)
+        self._written = list(self._columns)
         write_atomically(self.folder / "metrics.csv", lambda f: f.write(text.getvalue().encode()))
 
     def _write_clients(self, mode: str, rows: list[Row]) -> None:
@@ -248,7 +273,10 @@ def check_name(key: str, name: str) -> None:
 
 
 def _read(path: Path, rounds: int) -> list[Row]:
-    """Whole rows of the first `rounds` rounds; the torn last line of a killed run is none of them."""
+    """Whole rows of the first `rounds` rounds.
+
+    The torn last line of a killed run is none of them.
+    """
     if not path.is_file():
         return []
     with path.open(newline="") as file:

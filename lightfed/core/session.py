@@ -1,7 +1,7 @@
 """A session: one client's local training in one round, without a Trainer of its own.
 
-Lightning's inner loops cost three to four times a bare torch loop on small models; this one is a bare loop with
-precision, clipping, schedulers and `self.log` around it.
+Lightning's inner loops cost three to four times a bare torch loop on small models; this one is a
+bare loop with precision, clipping, schedulers and `self.log` around it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +63,10 @@ class Work:
 
 
 class LogBook:
-    """Stands in for `self.log` of a client's module: sample-weighted means, no collective, no synchronisation."""
+    """Stands in for `self.log` of a client's module.
+
+    Sample-weighted means, no collective, no synchronisation.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
@@ -72,7 +75,10 @@ class LogBook:
         self.batch_size = 1
 
     def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-        """Lightning's `self.log`; arguments about steps, bars and ranks mean nothing inside a session."""
+        """Lightning's `self.log`.
+
+        Arguments about steps, bars and ranks mean nothing inside a session.
+        """
         if isinstance(value, Metric):
             self._metrics[name] = value
             return
@@ -172,7 +178,7 @@ class LocalSession:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
-        """Metrics of the module, as it is bound now, over some batches, by its `validation_step`."""
+        """Metrics of the module, as it is bound now, by its `validation_step`."""
         samples = 0
         for index, data in enumerate(batches):
             self._log.batch_size = size = batch_size(data)
@@ -185,7 +191,10 @@ class LocalSession:
 
 @dataclass
 class PendingReport:
-    """A report whose numbers may still be on the device; `resolve` waits for them, once for a whole round."""
+    """A report whose numbers may still be on the device.
+
+    `resolve` waits for them, once for a whole round.
+    """
 
     client: int
     losses: list[Tensor]
@@ -226,7 +235,10 @@ def batch_size(batch: Any) -> int:
 
 
 def _loss(output: Any) -> Tensor | None:
-    """What Lightning allows a `training_step` to return: a loss, {"loss": ...}, or None to skip the batch."""
+    """What Lightning allows a `training_step` to return.
+
+    A loss, {"loss": ...}, or None to skip the batch.
+    """
     if isinstance(output, dict):
         return output["loss"]
     return output

@@ -6,7 +6,9 @@ from lightfed.core.store import Row, RowStore
 
 
 class Staging:
-    """Two device rows through which a cohort's host rows pass: one trains while the next is on its way.
+    """Two device rows through which a cohort's host rows pass.
+
+    One trains while the next is on its way.
 
     On CUDA the copies run on a stream of their own; elsewhere they are plain copies, the same path.
     """

@@ -1,9 +1,10 @@
 """Flat rows and the live modules bound to them.
 
-A client's whole float state is one row: parameters first, then float buffers, so that "the parameters" is the
-leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) cannot live in a float row; they have an
-int64 row of their own. One live module per cohort and rank; a session binds it to a client's row, which costs
-microseconds, where building a module costs a hundred milliseconds.
+A client's whole float state is one row: parameters first, then float buffers, so that "the
+parameters" is the leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) cannot
+live in a float row; they have an int64 row of their own. One live module per cohort and rank; a
+session binds it to a client's row, which costs microseconds, where building a module costs a
+hundred milliseconds.
 """
 
 from dataclasses import dataclass
@@ -81,8 +82,9 @@ class Row:
 class LiveModule:
     """The one module of a cohort on this rank; `bind` points it at a row.
 
-    Parameters and float buffers become views of the row. Views of recently bound rows are kept, as rows of a store
-    are few and long-lived on a rank; integer buffers are copied in by `bind` and out by `unbind`.
+    Parameters and float buffers become views of the row. Views of recently bound rows are kept, as
+    rows of a store are few and long-lived on a rank; integer buffers are copied in by `bind` and
+    out by `unbind`.
     """
 
     def __init__(self, module: nn.Module, layout: ModelLayout) -> None:
@@ -93,10 +95,21 @@ class LiveModule:
         self._integers = [(floats[entry.name], entry) for entry in layout.integers]
         self._split = [(e.offset, e.numel, e.shape) for e in layout.floats]
         self._row: Row | None = None
+        self._homes = self._buffer_homes()
         self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
         parameters = list(module.parameters())
         self._trainable = [i for i, p in enumerate(parameters) if p.requires_grad]
         self.trainable = [parameters[i] for i in self._trainable]
+
+    def _buffer_homes(self) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
+        """Of every float buffer: the buffers of its own module, its name there, the tensor."""
+        modules = dict(self.module.named_modules())
+        homes = []
+        for entry, tensor in zip(self.layout.floats, self._tensors, strict=True):
+            path, _, name = entry.name.rpartition(".")
+            if name in modules[path]._buffers:
+                homes.append((modules[path]._buffers, name, tensor))
+        return homes
 
     def row_of_module(self) -> Row:
         """A copy of the module's present values as a row of its own."""
@@ -108,14 +121,18 @@ class LiveModule:
         return row
 
     def views(self, floats: Tensor) -> list[Tensor]:
-        """The tensors of a float row in layout order; kept, because cutting them is most of the cost of binding."""
+        """The tensors of a float row in layout order.
+
+        Kept, because cutting them is most of the cost of binding.
+        """
         key = floats.data_ptr()
         kept = self._views.get(key)
         if kept is None or kept[0].shape != floats.shape or kept[0].dtype != floats.dtype:
             if len(self._views) >= 256:
                 self._views.clear()
             views = [floats[o : o + n].view(shape) for o, n, shape in self._split]
-            # The row itself is held too: while the entry lives, its address cannot be handed out again.
+            # The row itself is held too: while the entry lives, its address cannot be handed out
+            # again.
             kept = self._views[key] = (floats, views)
         return kept[1]
 
@@ -142,8 +159,13 @@ class LiveModule:
         return self._row is row
 
     def unbind(self) -> None:
-        """Write integer buffers back; float state is in the row already."""
+        """Write integer and replaced buffers back; other float state is in the row already."""
         assert self._row is not None, "unbind without bind"
+        for buffers, name, tensor in self._homes:
+            placed = buffers[name]
+            if placed is not None and placed is not tensor:  # the module has assigned a new one
+                tensor.copy_(placed)
+                buffers[name] = tensor
         for tensor, entry in self._integers:
             self.layout.integers.view(self._row.integers, entry).copy_(tensor)
         self._row = None
@@ -152,14 +174,15 @@ class LiveModule:
 class RowStore:
     """Rows of the clients of one cohort that live on this rank, as one (slots, P) matrix.
 
-    Stateless algorithms open a slot for each participant of a round and reuse them all in the next; stateful ones
-    (`keep`) give a client its slot once and for all. Memory is proportional to the clients of this rank, never to
-    the registered ones.
+    Stateless algorithms open a slot for each participant of a round and reuse them all in the next;
+    stateful ones (`keep`) give a client its slot once and for all. Memory is proportional to the
+    clients of this rank, never to the registered ones.
 
     Args:
         layout: of the cohort.
         device: where training happens.
-        host: keep the rows in (pinned) host memory and stage them through device rows, see `staged`.
+        host: keep the rows in (pinned) host memory and stage them through device rows, see
+            `staged`.
     """
 
     def __init__(self, layout: ModelLayout, *, device: torch.device, host: bool) -> None:
@@ -176,9 +199,12 @@ class RowStore:
         return self.layout.floats.new_row(slots, device=self._place, pin_memory=self._pin)
 
     def open(self, clients: list[int], *, keep: bool) -> bool:
-        """Give every client a slot; True if the matrix has moved, so that old views are no longer of this store.
+        """Give every client a slot.
 
-        A slot's contents are undefined until written, unless the client held it before and `keep` is set.
+        True if the matrix has moved, so that old views are no longer of this store.
+
+        A slot's contents are undefined until written, unless the client held it before and `keep`
+        is set.
         """
         if not keep:
             self.slots.clear()

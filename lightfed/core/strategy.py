@@ -1,4 +1,7 @@
-"""Ranks for a federation: Lightning's launchers and process groups, no DDP wrap, sharded atomic checkpoints."""
+"""Ranks for a federation.
+
+Lightning's launchers and process groups, no DDP wrap, sharded atomic checkpoints.
+"""
 
 from typing import Any
 
@@ -14,9 +17,12 @@ from lightfed.core.runlog import RunLogger
 
 
 class FederatedStrategy(DDPStrategy):
-    """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; every rank trains clients of its own.
+    """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL.
 
-    Server state is equal on all ranks because all compute it alike, so nothing is wrapped and nothing broadcast.
+    Every rank trains clients of its own.
+
+    Server state is equal on all ranks because all compute it alike, so nothing is wrapped and
+    nothing broadcast.
     """
 
     strategy_name = "federated"

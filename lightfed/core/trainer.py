@@ -37,8 +37,9 @@ Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
 class FederatedTrainer(L.Trainer):
     """A Trainer whose epochs are rounds.
 
-    It has exactly those of Lightning's flags that mean something for a federation: a flag that would silently do
-    nothing does not exist here. One optimiser step a batch and one model under DDP are what the others are about.
+    It has exactly those of Lightning's flags that mean something for a federation: a flag that
+    would silently do nothing does not exist here. One optimiser step a batch and one model under
+    DDP are what the others are about.
     """
 
     fit_loop: FederatedLoop
@@ -82,8 +83,8 @@ class FederatedTrainer(L.Trainer):
         """Flags of the run.
 
         Args:
-            name: Of the run: its folder is <default_root_dir>/<name>, with a number where that is taken. The command
-                line takes the name of the configuration file.
+            name: Of the run: its folder is <default_root_dir>/<name>, with a number where that is
+                taken. The command line takes the name of the configuration file.
             max_epochs: Rounds.
             min_epochs: Rounds before a callback may stop the run.
             max_steps: Server updates; -1 for no limit.
@@ -111,7 +112,8 @@ class FederatedTrainer(L.Trainer):
             detect_anomaly: Check every backward for nan.
             plugins: Lightning plugins.
             default_root_dir: Where run folders are made.
-            num_threads: Torch threads of a rank on the CPU; more than one is slower when the cores are shared.
+            num_threads: Torch threads of a rank on the CPU; more than one is slower when the cores
+            are shared.
         """
         self._deferred_checkpoints: list[tuple[_PATH, bool | None, Any]] = []
         if name is not None:
@@ -130,7 +132,9 @@ class FederatedTrainer(L.Trainer):
         check_clipping(gradient_clip_val)
         check_devices(accelerator, devices)
         torch.set_num_threads(num_threads)
-        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # or Lightning's launcher sets another
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", str(num_threads)
+        )  # or Lightning's launcher sets another
         keep_heap()
         if logger is True:
             logger = False if fast_dev_run else RunLogger(default_root_dir, name or "run")
@@ -216,8 +220,8 @@ class FederatedTrainer(L.Trainer):
             train_dataloaders: the data module, in Lightning's second position.
             val_dataloaders: none: the data module knows the clients' test sets.
             datamodule: the FederatedDataModule.
-            ckpt_path: a checkpoint to go on from; `last` for the newest run of this name, or a fresh start if there
-                is none yet.
+            ckpt_path: a checkpoint to go on from; `last` for the newest run of this name, or a
+                fresh start if there is none yet.
             weights_only: checkpoints are always loaded as tensors and primitives.
         """
         super().fit(
@@ -278,7 +282,8 @@ class FederatedTrainer(L.Trainer):
         """Draw the split of the data over the clients and print it; trains nothing.
 
         Args:
-            model: the Federation; its cohorts say how many clients there are, its seed names the draw.
+            model: the Federation; its cohorts say how many clients there are, its seed names the
+                draw.
             datamodule: the FederatedDataModule.
         """
         clients, seed = model.num_clients, model.seed
@@ -314,7 +319,7 @@ class FederatedTrainer(L.Trainer):
     def save_checkpoint(
         self, filepath: _PATH, weights_only: bool | None = None, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint; one that is asked for within a round is written when the round is over."""
+        """Write a checkpoint; one asked for within a round is written when the round is over."""
         if self.state.fn is not None and self.fit_loop.epoch_loop.in_round:
             self._deferred_checkpoints.append((filepath, weights_only, storage_options))
             return
@@ -330,8 +335,9 @@ class FederatedTrainer(L.Trainer):
 class _FlagSignals(_SignalConnector):
     """Leaves signals alone.
 
-    Lightning's handlers save and broadcast inside the handler, which deadlocks as soon as a signal meets a rank in a
-    collective. The state of the last round is on disk at any moment, so a plain death loses one round at most.
+    Lightning's handlers save and broadcast inside the handler, which deadlocks as soon as a signal
+    meets a rank in a collective. The state of the last round is on disk at any moment, so a plain
+    death loses one round at most.
     """
 
     @override
@@ -343,6 +349,10 @@ class _FlagSignals(_SignalConnector):
         pass
 
 
+class LastCheckpoint(ModelCheckpoint):
+    """The default checkpoint: a type of its own, so that its state is not that of a user's."""
+
+
 def _with_defaults(
     callbacks: list[Callback] | Callback | None, *, progress: bool, checkpoint: bool
 ) -> list[Callback]:
@@ -352,7 +362,7 @@ def _with_defaults(
     if checkpoint and not any(isinstance(c, ModelCheckpoint) and c.save_last for c in given):
         # A file named "last" after every round; save_last would write it only beside another one.
         given.append(
-            ModelCheckpoint(
+            LastCheckpoint(
                 filename="last",
                 every_n_epochs=1,
                 save_on_train_epoch_end=True,

@@ -64,8 +64,8 @@ class FederatedDataModule(LightningDataModule):
                 of its classes.
             train_fraction: the part that is trained on with personal_test: split.
             channels_last: give images in that memory format, faster for convolutions.
-            last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before if
-                it is a single sample, which BatchNorm cannot normalise.
+            last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before
+                if it is a single sample, which BatchNorm cannot normalise.
         """
         super().__init__()
         for key, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
@@ -207,8 +207,12 @@ class FederatedDataModule(LightningDataModule):
         return self.test.span(i * self.eval_batch_size, (i + 1) * self.eval_batch_size)
 
     def train_batches(self, batch_size: int) -> int:
-        """How many batches the training samples of all clients together have."""
-        return -(-len(self._union) // batch_size)
+        """How many batches the training samples of all clients together have.
+
+        A lone last sample is left out: batch statistics, which these batches are for, need two.
+        """
+        whole, rest = divmod(len(self._union), batch_size)
+        return whole + (rest > 1 or (rest == 1 and whole == 0))
 
     def train_batch(self, i: int, batch_size: int) -> Batch:
         """Batch i of the training samples of all clients, each sample once, not augmented."""

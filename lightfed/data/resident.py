@@ -29,8 +29,8 @@ def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[in
     Args:
         samples: of the client.
         batch_size: of all batches but the last.
-        last_batch: keep a smaller last batch; drop it; or join it to the one before if it is a single
-            sample, which BatchNorm cannot normalise.
+        last_batch: keep a smaller last batch; drop it; or join it to the one before if it is a
+            single sample, which BatchNorm cannot normalise.
     """
     whole, rest = divmod(samples, batch_size)
     sizes = [batch_size] * whole
@@ -143,7 +143,8 @@ class ResidentSplit:
             batch_size: samples in a batch.
             generator: draws the augmentation; None for none.
             order: draws the order; None leaves it as it is.
-            last_batch: keep a smaller last batch, drop it, or join it to the one before if it is a single sample.
+            last_batch: keep a smaller last batch, drop it, or join it to the one before if it is a
+                single sample.
             limit: at most this many batches.
 
         Returns:
@@ -210,7 +211,9 @@ class ResidentSplit:
 
 
 def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    return torch.split_with_sizes(samples, sizes)  # Tensor.split takes ten times as long to say the same
+    return torch.split_with_sizes(
+        samples, sizes
+    )  # Tensor.split takes ten times as long to say the same
 
 
 def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Convolutional networks of the papers' smaller experiments."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil, prod
 from typing import Literal
 
@@ -14,9 +15,12 @@ Norm = Literal["bn", "in", "ln", "gn", "none"]
 
 
 class Conv(nn.Module):
-    """HeteroFL's convolutional model: blocks of conv3x3, Scaler, norm, ReLU, max-pool; global average; linear.
+    """HeteroFL's convolutional model: blocks of conv3x3, Scaler, norm, ReLU, max-pool.
 
-    The last block has no pooling. Diao et al. 2021, released code (`conv`); 1,556,874 parameters on MNIST at rate 1.
+    Global average; linear.
+
+    The last block has no pooling. Diao et al. 2021, released code (`conv`); 1,556,874 parameters on
+    MNIST at rate 1.
 
     Args:
         num_classes: C.
@@ -40,7 +44,7 @@ class Conv(nn.Module):
         super().__init__()
         channels = [input_shape[0], *(ceil(width * rate) for width in hidden)]
         blocks: list[nn.Module] = []
-        for inputs, outputs in zip(channels, channels[1:], strict=False):
+        for inputs, outputs in pairwise(channels):
             blocks += [nn.Conv2d(inputs, outputs, 3, 1, 1)]
             blocks += [Scaler(rate) if scaler else nn.Identity()]
             blocks += [make_norm(norm, outputs), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
@@ -81,7 +85,7 @@ class SimpleCNN(nn.Module):
         super().__init__()
         widths = [input_shape[0], *(ceil(width * rate) for width in channels)]
         layers: list[nn.Module] = []
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             # Pooling first: the same values and gradients, a quarter of the work for the ReLU.
             layers += [nn.Conv2d(inputs, outputs, 3, 1, 1), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
         self.features = nn.Sequential(*layers)

@@ -1,6 +1,7 @@
 """Multilayer perceptron."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil, prod
 
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ class MLP(nn.Module):
         super().__init__()
         widths = [prod(input_shape), *(ceil(width * rate) for width in hidden)]
         layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
             if dropout:
                 layers.append(nn.Dropout(dropout))

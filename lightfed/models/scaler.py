@@ -5,7 +5,9 @@ from typing_extensions import override
 
 
 class Scaler(nn.Module):
-    """x / rate in training, x in evaluation: narrow and wide models give activations of one magnitude (section 3.3).
+    """x / rate in training, x in evaluation.
+
+    Narrow and wide models give activations of one magnitude (section 3.3).
 
     Args:
         rate: width ratio of the model.

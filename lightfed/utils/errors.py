@@ -1,4 +1,4 @@
-"""The one error that a user can cause, printed by the command line as one line with exit status 2."""
+"""The one error that a user can cause: printed as one line, exit status 2."""
 
 
 class UserError(ValueError):

@@ -7,7 +7,10 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
 
 
 def keep_heap() -> None:
-    """Ask glibc to keep freed memory; giving it back after every batch costs a tenth of a CPU round."""
+    """Ask glibc to keep freed memory.
+
+    Giving it back after every batch costs a tenth of a CPU round.
+    """
     libc = _glibc()
     if libc is not None:
         libc.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes

@@ -1,7 +1,7 @@
 """Named randomness: every draw comes from a generator seeded by (seed, purpose, round, client).
 
-Nothing in lightfed reads global random state, so no random state is in a checkpoint, and what a client draws
-does not depend on the rank that trains it or on what was drawn before.
+Nothing in lightfed reads global random state, so no random state is in a checkpoint, and what a
+client draws does not depend on the rank that trains it or on what was drawn before.
 """
 
 import hashlib
@@ -11,7 +11,10 @@ import torch
 
 
 def derive_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> int:
-    """A 63-bit seed that is a pure function of its name; -1 stands for "not bound to a round (client)"."""
+    """A 63-bit seed that is a pure function of its name.
+
+    -1 stands for "not bound to a round (client)".
+    """
     name = f"{seed}/{purpose}/{round}/{client}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 

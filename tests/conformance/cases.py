@@ -1,7 +1,7 @@
 """The federations of the conformance kit. A new algorithm enters by one line in `CASES`.
 
-Uneven clients, dropout, BatchNorm statistics, a rank without a participant: what tends to break the promise that a
-result does not depend on how many ranks computed it.
+Uneven clients, dropout, BatchNorm statistics, a rank without a participant: what tends to break the
+promise that a result does not depend on how many ranks computed it.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,10 @@ class Case:
         ]
 
     def federation_of(self, seed: int = 0) -> Federation:
-        settings = {"optimizer": partial(SGD, lr=0.1, momentum=0.9), "fraction": 0.4} | self.federation
+        settings = {
+            "optimizer": partial(SGD, lr=0.1, momentum=0.9),
+            "fraction": 0.4,
+        } | self.federation
         return Federation(self.algorithm(), self.cohorts(), seed=seed, **settings)
 
 

@@ -1,8 +1,8 @@
 """Kill a job at ten moments, resume it on another number of ranks, compare bits.
 
-`python -m tests.conformance.killer FOLDER`: one warm process that forks the ranks of every job, so that a start
-costs milliseconds. Half of the deaths come at a random moment, half in the middle of writing a checkpoint, at a
-random byte of a random file of it.
+`python -m tests.conformance.killer FOLDER`: one warm process that forks the ranks of every job, so
+that a start costs milliseconds. Half of the deaths come at a random moment, half in the middle of
+writing a checkpoint, at a random byte of a random file of it.
 """
 
 import json
@@ -26,7 +26,10 @@ NAMES = ("standalone", "heterofl", "fedavg_local_statistics")
 
 
 def start_job(name: str, folder: Path, ranks: int, before: Callable[[], None]) -> list[int]:
-    """Fork the ranks of a job into a process group of their own; rank 0 leaves its digest in the folder."""
+    """Fork the ranks of a job into a process group of their own.
+
+    Rank 0 leaves its digest in the folder.
+    """
     port = str(free_port())
     pids: list[int] = []
     for rank in range(ranks):
@@ -36,9 +39,7 @@ def start_job(name: str, folder: Path, ranks: int, before: Callable[[], None]) -
             os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
             before()
-            result = digest(
-                *fit(CASES[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks)
-            )
+            result = digest(*fit(CASES[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
             if rank == 0:
                 (folder / "digest.json").write_text(json.dumps(result))
             os._exit(0)
@@ -49,11 +50,11 @@ def start_job(name: str, folder: Path, ranks: int, before: Callable[[], None]) -
 
 def wait(pids: list[int]) -> bool:
     """Whether all ranks ended well."""
-    return all([os.waitpid(pid, 0)[1] == 0 for pid in pids])
+    return not any(status for _, status in [os.waitpid(pid, 0) for pid in pids])
 
 
 def kill_in_write(number: int, share: float) -> None:
-    """Make the `number`-th file of this rank's checkpoints the death of the whole job, part-written."""
+    """Make the `number`-th file of this rank's checkpoints the death of the job, part-written."""
     written = 0
     whole = checkpoint.write_atomically
 
@@ -75,7 +76,9 @@ def kill_in_write(number: int, share: float) -> None:
     checkpoint.write_atomically = torn
 
 
-def one_kill(draw: random.Random, name: str, folder: Path, seconds: float, in_write: bool) -> dict[str, object]:
+def one_kill(
+    draw: random.Random, name: str, folder: Path, seconds: float, in_write: bool
+) -> dict[str, object]:
     ranks, later = draw.sample([1, 2, 3], 2)
     number, share = draw.randrange(1, ROUNDS + 1), draw.random()
     before: Callable[[], None] = lambda: None  # noqa: E731

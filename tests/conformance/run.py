@@ -1,4 +1,7 @@
-"""Fit a case and take its digest: everything that must not depend on ranks, restarts or the machine's mood."""
+"""Fit a case and take its digest.
+
+Everything that must not depend on ranks, restarts or the machine's mood.
+"""
 
 import hashlib
 import logging
@@ -40,7 +43,10 @@ def fit(
 
 
 def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
-    """Server state, the rows that clients hold after the last round, metrics; the same on every rank."""
+    """Server state, the rows that clients hold after the last round, metrics.
+
+    The same on every rank.
+    """
     fleet = federation.fleet
     rows = fleet.ranks.gather(
         [

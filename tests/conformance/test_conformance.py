@@ -1,4 +1,4 @@
-"""The kit: (d) any number of ranks gives the same bits, (e) a stopped and resumed run is the run that never stopped."""
+"""The kit: (d) any number of ranks, (e) and a stopped and resumed run, give the same bits."""
 
 import json
 import os
@@ -23,7 +23,12 @@ def free_port() -> int:
 
 def start_ranks(command: list[str], ranks: int) -> list[subprocess.Popen[str]]:
     """Processes as Lightning finds them when somebody else has started them."""
-    base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    base = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     base |= {"NODE_RANK": "0", "WORLD_SIZE": str(ranks)}
     return [
         subprocess.Popen(
@@ -57,5 +62,7 @@ def test_any_number_of_ranks_gives_the_same_bits(name: str, world: int, digests:
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", CASES)
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(name: str, world: int, digests: Digests) -> None:
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(
+    name: str, world: int, digests: Digests
+) -> None:
     assert digests[world][name]["resumed"] == digests[world][name]["straight"]
