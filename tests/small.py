@@ -19,12 +19,13 @@ from lightfed.comm.collectives import Ranks
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet, LocalWork
+from lightfed.core.fleet import Fleet
 from lightfed.core.local import OptimizerFactory, client_stepper
 from lightfed.core.optimizer import Clipping
 from lightfed.core.runlog import RunLogger
 from lightfed.core.session import Runtime
 from lightfed.core.trainer import FederatedTrainer
+from lightfed.core.work import LocalWork
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partitioner import Partitioner

@@ -10,8 +10,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from lightfed.core.fleet import ClientData, Fleet, weighted_means
-from lightfed.core.session import Report
+from lightfed.core.fleet import Fleet
+from lightfed.core.session import Report, weighted_means
+from lightfed.core.work import ClientData
 from lightfed.utils.rng import numpy_generator
 
 Kind = Literal["global", "personal"]

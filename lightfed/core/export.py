@@ -36,9 +36,9 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
                 suffix = "" if name == "model" else f"-{name}"
                 _save(state_dict(module.layout, module.row), folder / f"server{suffix}.safetensors")
     if "clients" in kinds:
-        for client in range(fleet.ranks.rank, fleet.clients, fleet.ranks.world):
-            if fleet.algorithm.stateful and fleet.home(client) != fleet.ranks.rank:
-                continue
+        rank, world = fleet.ranks.rank, fleet.ranks.world
+        share = range(rank, fleet.clients, world)
+        for client in fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else share:
             layout, row = fleet.algorithm.client_row(fleet, client)
             _save(state_dict(layout, row), folder / f"client{client}.safetensors")
 

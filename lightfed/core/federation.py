@@ -23,7 +23,7 @@ from lightfed.core.cohort import Cohort
 from lightfed.core.coverage import Accumulate
 from lightfed.core.evaluation import Evaluation, Jobs, Kind
 from lightfed.core.export import Exported, export
-from lightfed.core.fleet import Fleet, LocalWork, Waves
+from lightfed.core.fleet import Fleet, Waves
 from lightfed.core.local import (
     OptimizerFactory,
     ScheduleFactory,
@@ -36,6 +36,7 @@ from lightfed.core.local import (
 from lightfed.core.runlog import software
 from lightfed.core.session import Report
 from lightfed.core.strategy import FederatedStrategy
+from lightfed.core.work import LocalWork
 from lightfed.utils.errors import UserError
 from lightfed.utils.heap import trim_heap
 

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import lightning.pytorch as L
 import numpy as np
@@ -17,13 +17,21 @@ from torch import Tensor
 
 from lightfed.comm.collectives import Ranks
 from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.cohort import Cohort, CohortState, DataSpec, cohort_names
+from lightfed.core.cohort import Cohort, CohortState, cohort_names
 from lightfed.core.coverage import FIXED_LIMIT, Accumulate, Coverage, Merge, leading_slices, take
 from lightfed.core.ledger import Ledger
 from lightfed.core.optimizer import Stepper
 from lightfed.core.placement import place
-from lightfed.core.session import LocalSession, PendingReport, Report, Runtime, Work
+from lightfed.core.session import (
+    LocalSession,
+    PendingReport,
+    Report,
+    Runtime,
+    Work,
+    weighted_means,
+)
 from lightfed.core.store import Row
+from lightfed.core.work import ClientData, LocalWork
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator, torch_generator
 
@@ -32,74 +40,6 @@ log = logging.getLogger(__name__)
 Weights = Literal["samples", "uniform"]
 RunClient = Callable[[int], PendingReport]
 Waves = Callable[[list[int], int, RunClient], list[PendingReport]]
-
-
-class ClientData(DataSpec, Protocol):
-    """What the fleet asks of a data module."""
-
-    @property
-    def augments(self) -> bool: ...
-    def num_samples(self, client: int) -> int: ...
-    def labels(self, client: int) -> Tensor: ...
-    def num_batches(self, client: int) -> int: ...
-    def train_epoch(
-        self,
-        client: int,
-        *,
-        order: torch.Generator,
-        augment: torch.Generator | None,
-        limit: int | None,
-    ) -> Iterator[Any]: ...
-    def train_batches(self, batch_size: int) -> int: ...
-    def train_batch(self, index: int, batch_size: int) -> Any: ...
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """How much a session trains, and how its clients are drawn.
-
-    Attributes:
-        fraction: of the clients that take part in a round (ceil), unless `clients_per_round` is
-            set.
-        clients_per_round: how many take part.
-        epochs: local epochs of a session.
-        steps: local steps instead of epochs.
-        limit: at most so many batches a session (int), or such a share of them (float).
-    """
-
-    fraction: float = 1.0
-    clients_per_round: int | None = None
-    epochs: int = 1
-    steps: int | None = None
-    limit: int | float | None = None
-
-    def check(self, clients: int) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            UserError: naming the key.
-        """
-        count = self.clients_per_round
-        if not 0 < self.fraction <= 1:
-            fix = "give the share of clients in a round"
-            raise UserError("model.fraction", f"{self.fraction} is outside (0, 1]", fix)
-        if count is not None and not 1 <= count <= clients:
-            fix = "give a number from 1 to that"
-            raise UserError("model.clients_per_round", f"{count} of {clients} clients", fix)
-        if count is not None and self.fraction != 1.0:
-            found = f"{count}, and fraction {self.fraction} too"
-            raise UserError("model.clients_per_round", found, "give one of the two")
-        if self.epochs < 1:
-            raise UserError("model.local_epochs", str(self.epochs), "give at least 1")
-        if self.steps is not None and self.steps < 1:
-            raise UserError("model.local_steps", str(self.steps), "give at least 1")
-
-    def batches(self, per_epoch: int) -> int:
-        """Batches of a session whose client has `per_epoch` of them in an epoch."""
-        total = self.steps if self.steps is not None else self.epochs * per_epoch
-        if isinstance(self.limit, float):
-            return max(1, int(total * self.limit))
-        return total if self.limit is None else min(total, self.limit)
 
 
 @dataclass(frozen=True)
@@ -539,14 +479,3 @@ class Fleet:
         self.metrics |= weighted_means(good)
         self.metrics["participants"] = float(len(reports))
         self.metrics["excluded"] = float(len(reports) - len(good))
-
-
-def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
-    """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for report in reports:
-        for name, value in report.metrics.items():
-            sums[name] = sums.get(name, 0.0) + value * report.samples
-            counts[name] = counts.get(name, 0) + report.samples
-    return {name: total / counts[name] for name, total in sums.items() if counts[name]}

@@ -85,5 +85,6 @@ CASES = {
     "fedprox": Case(partial(FedProx, mu=0.1), _mlp, trainer={"gradient_clip_val": 1.0}),
     "heterofl": Case(HeteroFL, _conv, "abcde", federation={"fraction": 0.7}),
     "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
+    "heterofl_dropout": Case(HeteroFL, _mlp, "ace"),
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip

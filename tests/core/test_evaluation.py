@@ -17,8 +17,8 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.core.cohort import Cohort
 from lightfed.core.evaluation import GLOBAL, Evaluation
 from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet, weighted_means
-from lightfed.core.session import Report
+from lightfed.core.fleet import Fleet
+from lightfed.core.session import Report, weighted_means
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.models.mlp import MLP
 from tests.small import data_of, fit, fleet_of, random_data

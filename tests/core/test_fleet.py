@@ -14,9 +14,10 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.comm.collectives import Ranks
 from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet, LocalWork
+from lightfed.core.fleet import Fleet
 from lightfed.core.local import client_stepper
 from lightfed.core.session import Runtime
+from lightfed.core.work import LocalWork
 from lightfed.models.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import CPU, fleet_of, random_data, run_round
