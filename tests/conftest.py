@@ -4,6 +4,7 @@ import ipaddress
 import socket
 from typing import Any
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -36,3 +37,12 @@ def _guarded_connect_ex(sock: socket.socket, address: Any) -> int:
 
 socket.socket.connect = _guarded_connect  # type: ignore[assignment, method-assign]
 socket.socket.connect_ex = _guarded_connect_ex  # type: ignore[assignment, method-assign]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there is no CUDA device, tests that need one say so, even if they are asked for."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -4,7 +4,6 @@ They were read in lightning 2.6; `pyproject.toml` pins 2.6.x, and a missing name
 import, by name.
 """
 
-from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
@@ -26,5 +25,4 @@ __all__ = [
     "_configure_optimizers",
     "_configure_schedulers_automatic_opt",
     "is_overridden",
-    "sized_len",
 ]

@@ -193,7 +193,6 @@ class Federation(L.LightningModule):
     def on_fit_start(self) -> None:
         trainer = self.federated_trainer
         logger = trainer.run_logger
-        self._sizes: dict[int, int] = {}
         if logger is None or not trainer.is_global_zero:
             return
         trainer.datamodule.partition_.save(logger.folder / "partition.npz")

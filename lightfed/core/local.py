@@ -3,10 +3,12 @@
 Precision, clipping, optimisers.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -26,6 +28,8 @@ from lightfed.utils.errors import UserError
 
 if TYPE_CHECKING:
     from lightfed.core.trainer import FederatedTrainer
+
+log = logging.getLogger(__name__)
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
@@ -71,6 +75,7 @@ def client_stepper(
     if evaluated and not is_overridden("validation_step", module):
         found = f"{type(module).__name__} has no validation_step"
         raise UserError(key, found, "define one, or set model.evaluate: []")
+    _warn_of_hooks(module)
     if is_overridden("configure_optimizers", module):
         return _own_stepper(state, key, runtime), False
     if factory is None:
@@ -121,6 +126,36 @@ def step_schedule(schedule: Any) -> None:
     except (ValueError, ZeroDivisionError) as error:
         found = f"round {schedule.last_epoch + 1}: {error}"
         raise UserError("model.lr_schedule", found, "correct its init_args") from error
+
+
+# Lightning calls them in its own loops; a session does not.
+_UNCALLED = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+    "on_validation_epoch_end",
+)
+
+
+def _warn_of_hooks(module: L.LightningModule) -> None:
+    """Say which of a module's hooks a client does not have."""
+    uncalled = [name for name in _UNCALLED if is_overridden(name, module)]
+    if uncalled:
+        log.warning(
+            "%s: a session calls training_step, validation_step, configure_optimizers and "
+            "self.log, but not %s", type(module).__name__, ", ".join(uncalled),
+        )  # fmt: skip
 
 
 def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:

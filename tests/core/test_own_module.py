@@ -158,3 +158,17 @@ def test_a_module_needs_no_forward() -> None:
     # One step of 1/2 against the sample itself.
     weight = fleet.cohorts[0].layout.floats.views(before - fleet.row(0).floats)["net.weight"]
     assert weight.flatten().tolist() == pytest.approx([0.5, -1.0, 0.25], rel=1e-5)
+
+
+def test_hooks_that_a_session_does_not_call_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Hooked(Two):
+        @override
+        def on_after_backward(self) -> None:
+            raise AssertionError("a session has called it")
+
+    with caplog.at_level("WARNING", logger="lightfed.core.local"):
+        module = partial(Hooked, lambda model: SGD(model.parameters(), lr=0.1))
+        fed = fleet_of([Cohort(1, module)], Standalone(), one_sample())
+        run_round(fed, 0)
+    assert "Hooked: a session calls training_step" in caplog.text
+    assert caplog.text.rstrip().endswith("but not on_after_backward")
