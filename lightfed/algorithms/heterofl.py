@@ -113,6 +113,7 @@ class HeteroFL(Algorithm):
     @override
     def session_start(self, fed: Fleet, client: int, module: L.LightningModule) -> None:
         if self.mask:
+            self._hooks.check(module)
             self._hooks.hold(module, fed.data.labels(client), fed.data.num_classes, fed.device)
 
     @override
@@ -144,11 +145,23 @@ class LogitMasks:
 
     def __init__(self) -> None:
         self._absent: dict[int, Tensor | None] = {}
+        self._filled: set[int] = set()  # modules whose masks have been used
 
     def attach(self, module: L.LightningModule) -> None:
         """Hook a ClientModule's network, or a user's module, whose steps call `self(x)`."""
         network = module.net if isinstance(module, ClientModule) else module
         network.register_forward_hook(partial(self._fill, module))
+
+    def check(self, module: L.LightningModule) -> None:
+        """Refuse a module whose last session was to be masked, but never came by the hook.
+
+        Raises:
+            UserError: naming the module.
+        """
+        if self._absent.get(id(module)) is not None and id(module) not in self._filled:
+            found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
+            fix = "call it there, or set mask: false"
+            raise UserError("model.algorithm.init_args.mask", found, fix)
 
     def hold(
         self,
@@ -169,7 +182,10 @@ class LogitMasks:
         self, module: L.LightningModule, network: torch.nn.Module, inputs: Any, logits: Tensor
     ) -> Tensor:
         absent = self._absent.get(id(module))
-        return logits if absent is None else logits.masked_fill(absent, 0.0)
+        if absent is None:
+            return logits
+        self._filled.add(id(module))
+        return logits.masked_fill(absent, 0.0)
 
 
 class EvaluationModel:

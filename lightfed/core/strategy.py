@@ -3,6 +3,8 @@
 Lightning's launchers and process groups, no DDP wrap, sharded atomic checkpoints.
 """
 
+import atexit
+from functools import cache
 from typing import Any
 
 import lightning.pytorch as L
@@ -10,16 +12,19 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from lightfed.comm.collectives import Ranks
+from lightfed.comm.collectives import Ranks, leave
 from lightfed.core import checkpoint
 from lightfed.core._lightning import _PATH
 from lightfed.core.runlog import RunLogger
 
 
-class FederatedStrategy(DDPStrategy):
-    """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL.
+@cache
+def _leave_at_exit() -> None:
+    atexit.register(leave)
 
-    Every rank trains clients of its own.
+
+class FederatedStrategy(DDPStrategy):
+    """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; each trains clients of its own.
 
     Server state is equal on all ranks because all compute it alike, so nothing is wrapped and
     nothing broadcast.
@@ -30,15 +35,14 @@ class FederatedStrategy(DDPStrategy):
     @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return {
-            "num_replicas": 1,
-            "rank": 0,
-        }  # an injected sampler must not split what the federation has split
+        # An injected sampler must not split what the federation has split.
+        return {"num_replicas": 1, "rank": 0}
 
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
         self.ranks = Ranks(self.root_device)
+        _leave_at_exit()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
