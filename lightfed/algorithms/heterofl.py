@@ -4,11 +4,10 @@ Diao, Ding, Tarokh: HeteroFL: Computation and Communication Efficient Federated 
 Heterogeneous Clients. ICLR 2021. https://arxiv.org/abs/2010.01264
 
 A client of rate r owns the leading ceil(r d) channels of every hidden layer. The server averages
-every element over the clients that own it and keeps the old value where nobody does. Settled by the
-released code where the paper is
-silent: averages are uniform by default, not weighted by samples; a client contributes only those
-rows of the output layer whose labels it holds, also without the mask in its loss; clients draw
-their level anew for every round in the dynamic setting.
+every element over the clients that own it and keeps the old value where nobody does. The released
+code settles what the paper leaves open: averages are uniform by default, not weighted by samples; a
+client contributes only those rows of the output layer whose labels it holds, also without the mask
+in its loss; clients draw their level anew for every round in the dynamic setting.
 
 Deviation: the static BatchNorm statistics are estimated on the training set in a fixed order and
 without augmentation, and only when the model is evaluated; the released code shuffles and augments,
