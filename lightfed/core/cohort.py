@@ -254,8 +254,7 @@ class CohortState:
         module = cohort.build(data, position=position, seed=seed)
         prepare(module)
         layout = ModelLayout.of(module)
-        live = LiveModule(module, layout)
-        initial = live.row_of_module()
+        initial = LiveModule(module, layout).row_of_module()
         flops = _flops(module, data, position)
         module.to(device)
         store = RowStore(layout, device=device, host=host_rows)
@@ -263,7 +262,7 @@ class CohortState:
             cohort=cohort,
             name=name,
             layout=layout,
-            live=live,
+            live=LiveModule(module, layout),  # made after the move, which replaces buffers
             initial=initial,
             store=store,
             staging=Staging(store) if host_rows else None,
