@@ -470,6 +470,7 @@ class Fleet:
             self._usable[report.client] = usable = report.norm < limit
             if not usable:
                 self._start_anew(report.client)
+            if not usable and self.ranks.rank == 0:
                 log.warning(
                     "round %d: the update of client %d is not finite (norm %g); "
                     "it is left out of the merge, and a client that keeps its row starts anew",
