@@ -11,7 +11,7 @@ in its loss; clients draw their level anew for every round in the dynamic settin
 
 Deviation: the static BatchNorm statistics are estimated on the training set in a fixed order and
 without augmentation, and only when the model is evaluated; the released code shuffles and augments,
-in every round.
+in every round. A last batch of one sample is left out of them: it has no variance.
 """
 
 from functools import partial
@@ -212,7 +212,6 @@ class EvaluationModel:
         if masks is not None:
             masks.attach(self.module)
             masks.hold(self.module, None, fed.data.num_classes, fed.device)
-        self._names = {e.name for e in state.layout.floats}
 
     @torch.no_grad()
     def estimate(self, fed: Fleet, model: ServerModel, batch_size: int) -> None:

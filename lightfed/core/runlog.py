@@ -67,17 +67,6 @@ class RunLogger(Logger):
 
     # Which folder.
 
-    def rename(self, name: str) -> None:
-        """Another base name, before the run starts.
-
-        For a command line that knows the configuration's name.
-        """
-        self._base = name
-
-    @property
-    def base_name(self) -> str:
-        return self._base
-
     def claim(self, ranks: Ranks) -> None:
         """Settle on a folder, the same on every rank; idempotent."""
         if self._name is None:

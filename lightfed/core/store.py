@@ -48,11 +48,6 @@ class ModelLayout:
         return self.floats.size
 
     @property
-    def parameter_span(self) -> int:
-        """Length of the leading part of a row that holds the parameters."""
-        return self.floats.span(self.parameters)
-
-    @property
     def parameter_numel(self) -> int:
         return sum(entry.numel for entry in self.floats.entries[: self.parameters])
 

@@ -57,13 +57,6 @@ def test_a_logger_claims_one_folder(tmp_path: Path) -> None:
     assert Path(logger.log_dir) == tmp_path / "x"
 
 
-def test_another_base_name_counts_from_there(tmp_path: Path) -> None:
-    logger = RunLogger(str(tmp_path))
-    logger.rename("other")
-    logger.claim(Ranks(CPU))
-    assert logger.name == logger.base_name == "other"
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "..", "/runs"])
 def test_a_name_is_a_plain_folder_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trainer\.logger\.init_args\.name"):

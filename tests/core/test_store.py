@@ -85,7 +85,7 @@ def test_a_layout_has_parameters_first_then_float_buffers_and_integers_apart() -
     ]  # fmt: skip
     assert [e.name for e in layout.integers] == ["seen", "norm.num_batches_tracked"]
     assert layout.parameters == 6
-    assert layout.parameter_span == layout.floats.entries[6].offset
+    assert layout.floats.span(layout.parameters) == layout.floats.entries[6].offset
     assert layout.parameter_numel == 12 + 4 + 4 + 4 + 8 + 2
     assert layout.size == 8 * 32  # no tensor has more than 32 elements
 
