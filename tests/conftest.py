@@ -1,6 +1,7 @@
 """For all tests: one thread, and no network but the loopback device."""
 
 import ipaddress
+import os
 import socket
 from typing import Any
 
@@ -8,6 +9,10 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Kernels are interpreted where they cannot be compiled; Triton looks when it is first imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _connect, _connect_ex = socket.socket.connect, socket.socket.connect_ex
 

@@ -88,3 +88,7 @@ class Layout:
     def span(self, count: int) -> int:
         """Length of the leading part of a row that holds the first `count` entries."""
         return self.entries[count].offset if count < len(self.entries) else self.size
+
+    def leading(self, count: int) -> "Layout":
+        """The layout of the leading part of a row that holds the first `count` entries."""
+        return Layout(self.entries[:count], self.span(count))

@@ -90,8 +90,8 @@ class HeteroFL(Algorithm):
                 "put the widest cohort first: its model is the global one",
             )
         self.model = fed.new_model()  # W_g
-        for state in fed.cohorts:
-            fed.check_nested(self.model, state)
+        for cohort in range(len(fed.cohorts)):
+            fed.check_nested(self.model, cohort)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

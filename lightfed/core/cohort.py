@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -12,7 +12,6 @@ from torch import nn
 
 from lightfed.core._lightning import is_overridden
 from lightfed.core.client import ClientModule
-from lightfed.core.coverage import Coverage
 from lightfed.core.ledger import forward_flops
 from lightfed.core.session import LocalSession
 from lightfed.core.staging import Staging
@@ -211,7 +210,6 @@ class CohortState:
         flops: forward FLOPs of a sample.
         session: trains and evaluates; attached by `Fleet.attach`.
         takes_lr: its optimiser takes the round's learning rate.
-        coverages: of server models, by (layout, with buffers).
     """
 
     cohort: Cohort
@@ -224,7 +222,6 @@ class CohortState:
     flops: float
     session: LocalSession | None = None
     takes_lr: bool = True
-    coverages: dict[tuple[int, bool], Coverage] = field(default_factory=dict)
 
     @classmethod
     def build(

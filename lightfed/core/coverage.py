@@ -1,230 +1,171 @@
-"""What covers what: `take` a client's part of a layout, `merge` many parts back into it.
+"""What the cohorts cover of a server model: `take` a client's part, `merge` many parts back.
 
     out[e] = sum_k a_k c_k[e] w_k[e] / sum_k a_k c_k[e];   elements nobody covers keep their old
     value
 
-Widths, depths and label rows are all coverages. The sums are order-free: float64 over integer
-weights is exact unless the addends of one element span more than about 2^18 in magnitude, and
-`fixed` sums 64-bit integers, which is exact always; so the result does not depend on how clients
-lie on ranks. Counts follow from metadata and are never communicated.
+Widths, depths and label rows are all coverages; the tables and sums are those of lightfed_kernels.
+The sums are order-free: float64 over integer weights is exact unless the addends of one element
+span more than about 2^18 in magnitude, and `fixed` sums 64-bit integers, which is exact always; so
+the result does not depend on how clients lie on ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
-from lightfed_kernels import Layout
+from lightfed_kernels import (
+    Layout,
+    Members,
+    SliceTable,
+    slice_finish_,
+    slice_merge_,
+    slice_sum,
+    slice_take_,
+)
 from torch import Tensor
 
 Accumulate = Literal["float64", "fixed"]
 
-# Fixed point: a weighted mean in units of 2^-40, that is |values| below 2^22 with a resolution of
-# 9e-13.
-FIXED_SCALE = 2.0**40
-FIXED_LIMIT = 2.0**22
-
-
-@dataclass(frozen=True)
-class Block:
-    """One tensor that is covered by its leading slice.
-
-    `target[:s0, :s1, ...]` is the source tensor.
-
-    Attributes:
-        target, source: (offset, shape) of the tensor in either layout.
-    """
-
-    target: tuple[int, tuple[int, ...]]
-    source: tuple[int, tuple[int, ...]]
-    name: str
-
-    def target_view(self, row: Tensor) -> Tensor:
-        """The covered part of the target tensor, shaped like the source tensor."""
-        offset, shape = self.target
-        view = row[offset : offset + _numel(shape)].view(shape)
-        for dim, size in enumerate(self.source[1]):
-            if size != shape[dim]:
-                view = view.narrow(dim, 0, size)
-        return view
-
-    def source_view(self, row: Tensor) -> Tensor:
-        offset, shape = self.source
-        return row[offset : offset + _numel(shape)].view(shape)
+# Rows that are moved to the device at a time, of those that are kept in host memory.
+HOST_ROWS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """Which elements of a target layout a source row covers.
+    """What rows of several layouts cover of a target layout.
 
     Attributes:
-        identity: both layouts are equal: one vector operation over the leading `span` elements.
-        blocks: otherwise, one per tensor.
-        label_blocks: the tensors whose rows are class labels; a source may be restricted to some of
-            them.
+        target: as given.
+        table: of the sources that fit.
+        levels: position of a source -> its level in the table.
+        elements: position of a source -> elements that it covers, padding left out.
+        unfit: position of a source -> why its rows are no slices of the target's.
     """
 
-    span: int
-    identity: bool
-    blocks: tuple[Block, ...] = ()
-    label_blocks: tuple[Block, ...] = ()
+    target: Layout
+    table: SliceTable
+    levels: Mapping[int, int]
+    elements: Mapping[int, int]
+    unfit: Mapping[int, str]
 
-    @cached_property
-    def elements(self) -> int:
-        """Covered elements, padding left out."""
-        return sum(_numel(b.source[1]) for b in (*self.blocks, *self.label_blocks))
+    @classmethod
+    def build(
+        cls,
+        target: Layout,
+        sources: Sequence[Layout],
+        *,
+        label_rows: Sequence[str] = (),
+        tensors: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "Coverage":
+        """Relate layouts whose tensors are leading slices of the target's (HeteroFL, 3.2).
+
+        Args:
+            target: the layout that is merged into.
+            sources: of the cohorts.
+            label_rows: names of tensors whose first dimension is the class label.
+            tensors: only the first so many entries are covered (all by default).
+            device: of the rows.
+
+        Raises:
+            ValueError: none of the sources fits; says why the first does not.
+        """
+        count = len(target.entries) if tensors is None else tensors
+        why = {k: _why_unfit(target, source) for k, source in enumerate(sources)}
+        fit = [k for k, reason in why.items() if reason is None]
+        unfit = {k: reason for k, reason in why.items() if reason is not None}
+        if not fit:
+            raise ValueError(unfit[0])
+        kept = target.leading(count)
+        table = SliceTable.build(
+            kept,
+            [sources[k].leading(count) for k in fit],
+            label_rows=[name for name in label_rows if any(e.name == name for e in kept)],
+            device=device,
+        )
+        return cls(
+            target,
+            table,
+            levels={k: level for level, k in enumerate(fit)},
+            elements={k: sources[k].leading(count).numel for k in fit},
+            unfit=unfit,
+        )
+
+    def take(self, row: Tensor, source: int, out: Tensor) -> Tensor:
+        """Copy the part of the target's `row` (P,) that a source covers into `out`: "send" on rows.
+
+        The rows may lie on different devices.
+        """
+        level = self.levels[source]
+        part = out[: self.table.sources[level].size]
+        here = part.to(row.device)
+        slice_take_(row[: self.table.target.size], [here], self.table, [level])
+        if here is not part:
+            part.copy_(here, non_blocking=True)
+        return out
+
+    def merge_(
+        self,
+        row: Tensor,
+        sources: Sequence[int],
+        rows: Mapping[int, Tensor],
+        *,
+        weights: Sequence[float],
+        labels: Sequence[Sequence[int] | None] | None = None,
+        accumulate: Accumulate = "float64",
+        sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Put the coverage-weighted mean of clients' rows into the target's `row` (P,).
+
+        Args:
+            row: elements nobody covers keep their value.
+            sources: of every client of the merge, the position of its layout.
+            rows: position of a client of this rank among all -> its row, on whatever device.
+            weights: a_k of every client.
+            labels: of every client, where only rows of its labels count; None for all.
+            accumulate: how sums are held; with `fixed`, |values| are below `FIXED_LIMIT`.
+            sum_over_ranks: adds a tensor up in place over the ranks; None where there is one.
+        """
+        covered = row[: self.table.target.size]
+        fixed = accumulate == "fixed"
+
+        def members(local: Sequence[int]) -> Members:
+            levels = [self.levels[k] for k in sources]
+            own = labels if self.table.num_labels else None
+            return Members.build(self.table, levels, weights=weights, labels=own, local=local)
+
+        def part(local: Sequence[int], among: Members) -> list[Tensor]:
+            sized = zip(local, among.sizes, strict=True)
+            return [rows[k][:size].to(row.device, non_blocking=True) for k, size in sized]
+
+        mine = sorted(rows)
+        away = any(rows[k].device != row.device for k in mine)
+        if sum_over_ranks is None and not away:
+            everybody = members(mine)
+            slice_merge_(covered, part(mine, everybody), everybody, fixed=fixed)
+            return
+        step = HOST_ROWS if away else max(len(mine), 1)
+        batches = [mine[i : i + step] for i in range(0, len(mine), step)] or [[]]
+        among = members(batches[0])
+        sums = slice_sum(part(batches[0], among), among, fixed=fixed)
+        for batch in batches[1:]:
+            among = members(batch)
+            sums += slice_sum(part(batch, among), among, fixed=fixed)
+        if sum_over_ranks is not None:
+            sum_over_ranks(sums)
+        slice_finish_(covered, sums, among)
 
 
-def leading_slices(
-    target: Layout, source: Layout, *, label_rows: Sequence[str] = (), tensors: int | None = None
-) -> Coverage:
-    """The coverage of a model that owns the leading channels of every tensor (HeteroFL, 3.2).
-
-    Args:
-        target: the layout that is merged into.
-        source: the layout of the client's row; the same tensors in the same order, no dimension
-            larger.
-        label_rows: names of tensors whose first dimension is the class label.
-        tensors: only the first so many entries are covered (all by default).
-
-    Raises:
-        ValueError: the layouts do not nest; names the tensor.
-    """
-    count = len(target.entries) if tensors is None else tensors
+def _why_unfit(target: Layout, source: Layout) -> str | None:
+    """What keeps a layout from being made of leading slices of the target's tensors."""
     if [e.name for e in target] != [e.name for e in source]:
         unlike = sorted({e.name for e in target} ^ {e.name for e in source})
         more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
-        raise ValueError(f"the models differ in {', '.join(unlike[:3]) or 'order'}{more}")
-    blocks: list[Block] = []
-    label_blocks: list[Block] = []
-    for wide, narrow in list(zip(target, source, strict=True))[:count]:
+        return f"the models differ in {', '.join(unlike[:3]) or 'order'}{more}"
+    for wide, narrow in zip(target, source, strict=True):
         if len(wide.shape) != len(narrow.shape) or any(
             n > w for n, w in zip(narrow.shape, wide.shape, strict=True)
         ):
-            raise ValueError(
-                f"{wide.name} is {list(narrow.shape)}, which is no slice of {list(wide.shape)}"
-            )
-        block = Block((wide.offset, wide.shape), (narrow.offset, narrow.shape), wide.name)
-        (label_blocks if wide.name in label_rows else blocks).append(block)
-    identity = target == source and not label_blocks  # blocks are kept for the ledger
-    return Coverage(target.span(count), identity, tuple(blocks), tuple(label_blocks))
-
-
-def take(target_row: Tensor, coverage: Coverage, out: Tensor) -> Tensor:
-    """Copy the covered part of `target_row` (P,) into the client's row `out`: "send" on rows."""
-    if coverage.identity:
-        out[: coverage.span].copy_(target_row[: coverage.span], non_blocking=True)
-        return out
-    for block in (*coverage.blocks, *coverage.label_blocks):
-        block.source_view(out).copy_(block.target_view(target_row), non_blocking=True)
-    return out
-
-
-class Merge:
-    """A coverage-weighted mean under way.
-
-    `add` the rows of this rank's clients, `count` every client of the federation that takes part
-    (from metadata, the same on every rank), add up `partial` over the ranks, then `finish_`.
-
-    Args:
-        size: length of a target row, P.
-        total: the sum of the weights of all clients of the merge; `fixed` scales by it.
-        accumulate: how partial sums are held.
-        device: of the rows.
-    """
-
-    def __init__(
-        self, size: int, *, total: float, accumulate: Accumulate, device: torch.device
-    ) -> None:
-        dtype = torch.float64 if accumulate == "float64" else torch.int64
-        self.partial = torch.zeros(size, dtype=dtype, device=device)
-        self._fixed = accumulate == "fixed"
-        self._total = total
-        self._size = size
-        # (coverage, labels) -> weight of the clients that have it; labels as a tuple, () =
-        # unrestricted
-        self._weights: dict[tuple[Coverage, tuple[int, ...]], float] = {}
-
-    def add(
-        self, row: Tensor, coverage: Coverage, *, weight: float, labels: tuple[int, ...] = ()
-    ) -> None:
-        """Add a client's row; with `fixed`, the caller leaves rows beyond `FIXED_LIMIT` out."""
-        if coverage.identity:
-            self._add(self.partial[: coverage.span], row[: coverage.span], weight)
-            return
-        for block in coverage.blocks:
-            self._add(block.target_view(self.partial), block.source_view(row), weight)
-        index = _label_index(labels, row.device)
-        for block in coverage.label_blocks:
-            target, source = block.target_view(self.partial), block.source_view(row)
-            if labels:
-                part = target.index_select(0, index)
-                self._add(part, source.index_select(0, index), weight)
-                target.index_copy_(0, index, part)
-            else:
-                self._add(target, source, weight)
-
-    def _add(self, target: Tensor, source: Tensor, weight: float) -> None:
-        if not self._fixed:
-            target.add_(source, alpha=weight)
-            return
-        scaled = source.double().mul_(weight * (FIXED_SCALE / self._total)).round_()
-        target.add_(scaled.to(torch.int64))
-
-    def count(self, coverage: Coverage, *, weight: float, labels: tuple[int, ...] = ()) -> None:
-        """Say that a client, of whatever rank, takes part with this coverage and weight."""
-        key = (coverage, labels if coverage.label_blocks else ())
-        self._weights[key] = self._weights.get(key, 0.0) + weight
-
-    def finish_(self, row: Tensor) -> None:
-        """Put the mean into `row` (P,) where somebody covers; elsewhere it keeps its value."""
-        weight = self._uniform_weight()
-        values = self.partial
-        if self._fixed:
-            values = values.double().mul_(self._total / FIXED_SCALE)
-        if weight is not None:
-            # One weight for all covered elements, which are the leading `span`: no count row is
-            # needed.
-            span = next(iter(self._weights))[0].span
-            row[:span].copy_(values[:span].div_(weight))
-            return
-        counts = self._count_row()
-        covered = counts > 0
-        mean = values.div_(counts.masked_fill_(~covered, 1.0)).to(row.dtype)
-        row.copy_(torch.where(covered, mean, row))
-
-    def _uniform_weight(self) -> float | None:
-        keys = list(self._weights)
-        if len(keys) == 1 and keys[0][0].identity:
-            return self._weights[keys[0]]
-        return None
-
-    def _count_row(self) -> Tensor:
-        counts = torch.zeros(self._size, dtype=torch.float64, device=self.partial.device)
-        for (coverage, labels), weight in self._weights.items():
-            if coverage.identity:
-                counts[: coverage.span] += weight
-                continue
-            for block in coverage.blocks:
-                block.target_view(counts).add_(weight)
-            for block in coverage.label_blocks:
-                view = block.target_view(counts)
-                if labels:
-                    index = _label_index(labels, counts.device)
-                    view.index_add_(0, index, torch.full_like(view[: len(labels)], weight))
-                else:
-                    view.add_(weight)
-        return counts
-
-
-@lru_cache(maxsize=4096)
-def _label_index(labels: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(labels, dtype=torch.int64, device=device)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    numel = 1
-    for size in shape:
-        numel *= size
-    return numel
+            return f"{wide.name} is {list(narrow.shape)}, which is no slice of {list(wide.shape)}"
+    return None

@@ -13,12 +13,13 @@ from typing import Any, Literal
 import lightning.pytorch as L
 import numpy as np
 import torch
+from lightfed_kernels import FIXED_LIMIT
 from torch import Tensor
 
 from lightfed.comm.collectives import Ranks
 from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.cohort import Cohort, CohortState, cohort_names
-from lightfed.core.coverage import FIXED_LIMIT, Accumulate, Coverage, Merge, leading_slices, take
+from lightfed.core.coverage import Accumulate, Coverage
 from lightfed.core.ledger import Ledger
 from lightfed.core.optimizer import Stepper
 from lightfed.core.placement import place
@@ -47,7 +48,6 @@ class Message:
     """What a server sent to a client on this rank, and the version of the model at that time."""
 
     model: ServerModel
-    coverage: Coverage
     buffers: bool
     version: int
 
@@ -107,6 +107,8 @@ class Fleet:
         self._owner: dict[int, int] = {}
         self._usable: dict[int, bool] = {}
         self._inbox: dict[int, Message] = {}
+        # By the server model's layout, which a coverage holds on to, and whether buffers travel.
+        self._coverages: dict[tuple[int, bool], Coverage] = {}
         self.metrics: dict[str, float] = {}
         self.lr: float | None = None
         self.runtime = Runtime()
@@ -165,11 +167,10 @@ class Fleet:
         self._open(clients)
         for client in clients:
             state = self.state(client)
-            coverage = self._coverage(model, state, buffers=buffers)
-            self.ledger.sent_down(client, self._bytes(coverage, state, buffers))
+            self.ledger.sent_down(client, self._bytes(model, client, buffers))
             if self._owner[client] == self.ranks.rank:
                 self._deliver(client)  # what was sent before, and may cover more
-                self._inbox[client] = Message(model, coverage, buffers, model.floats._version)
+                self._inbox[client] = Message(model, buffers, model.floats._version)
                 if state.staging is not None:
                     self._deliver(client)
 
@@ -214,32 +215,32 @@ class Fleet:
             self._deliver(client)
         valid = [k for k in clients if self._usable.get(k, True)]
         for client in clients:
-            state = self.state(client)
-            coverage = self._coverage(into, state, buffers=buffers)
-            self.ledger.sent_up(client, self._bytes(coverage, state, buffers))
+            self.ledger.sent_up(client, self._bytes(into, client, buffers))
         if not valid:
             return
-        weight = {
-            k: float(self.data.num_samples(k)) if weights == "samples" else 1.0 for k in valid
+        coverage = self._coverage(into, buffers=buffers)
+        labels = [self._labels(k) for k in valid] if coverage.table.num_labels else None
+        rows = {
+            i: self.state(k).store.row(k)
+            for i, k in enumerate(valid)
+            if self._owner[k] == self.ranks.rank
         }
-        total = sum(weight.values())
-        merge = Merge(into.layout.size, total=total, accumulate=self.accumulate, device=self.device)
-        integers = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
-        for client in valid:
-            state = self.state(client)
-            coverage = self._coverage(into, state, buffers=buffers)
-            labels = self._labels(client) if coverage.label_blocks else ()
-            merge.count(coverage, weight=weight[client], labels=labels)
-            if self._owner[client] == self.ranks.rank:
-                row = state.store.row(client)
-                floats = row.floats.to(self.device, non_blocking=True)
-                merge.add(floats, coverage, weight=weight[client], labels=labels)
-                if integers.numel():
-                    torch.maximum(integers, row.integers.to(self.device), out=integers)
-        self.ranks.sum_(merge.partial)
-        merge.finish_(into.floats)
-        if buffers and integers.numel():
-            into.integers.copy_(self.ranks.max_(integers))
+        coverage.merge_(
+            into.floats,
+            [self.cohort_of(k) for k in valid],
+            {i: row.floats for i, row in rows.items()},
+            weights=[
+                float(self.data.num_samples(k)) if weights == "samples" else 1.0 for k in valid
+            ],
+            labels=labels,
+            accumulate=self.accumulate,
+            sum_over_ranks=self.ranks.sum_ if self.ranks.world > 1 else None,
+        )
+        if buffers and into.integers.numel():
+            largest = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
+            for row in rows.values():
+                torch.maximum(largest, row.integers.to(self.device), out=largest)
+            into.integers.copy_(self.ranks.max_(largest))
 
     # What the rest of core, and tests, ask.
 
@@ -305,26 +306,26 @@ class Fleet:
 
         No message, and nothing in the ledger.
         """
-        state = self.state(client)
-        coverage = self._coverage(model, state, buffers=False)
-        take(model.floats, coverage, self.row(client).floats)
+        coverage = self._fitting(model, self.cohort_of(client), buffers=False)
+        coverage.take(model.floats, self.cohort_of(client), self.row(client).floats)
 
-    def check_nested(self, model: ServerModel, state: CohortState) -> None:
+    def check_nested(self, model: ServerModel, cohort: int) -> None:
         """Refuse a cohort whose rows do not fit into a server model.
 
         Raises:
             UserError: names the cohort and the layer.
         """
-        self._coverage(model, state, buffers=True)
+        self._fitting(model, cohort, buffers=True)
 
     def covered_row(self, model: ServerModel, client: int) -> Row:
         """The part of a server model that a client covers, as a row in the client's own layout."""
-        state = self.cohorts[self.home_cohort(client)]
+        cohort = self.home_cohort(client)
+        state = self.cohorts[cohort]
         row = Row(
             state.initial.floats.to(self.device, copy=True),
             state.initial.integers.to(self.device, copy=True),
         )
-        take(model.floats, self._coverage(model, state, buffers=True), row.floats)
+        self._fitting(model, cohort, buffers=True).take(model.floats, cohort, row.floats)
         row.integers.copy_(model.integers)
         return row
 
@@ -379,39 +380,46 @@ class Fleet:
             return
         model, row = message.model, self.state(client).store.row(client)
         assert model.floats._version == message.version, "the server model changed under way"
-        take(model.floats, message.coverage, row.floats)
+        cohort = self.cohort_of(client)
+        coverage = self._fitting(model, cohort, buffers=message.buffers)
+        coverage.take(model.floats, cohort, row.floats)
         if message.buffers and row.integers.numel():
             row.integers.copy_(model.integers)
 
     def _cost(self, client: int) -> float:
         return self.data.num_samples(client) * max(self.state(client).flops, 1.0)
 
-    def _coverage(self, model: ServerModel, state: CohortState, *, buffers: bool) -> Coverage:
-        key = (id(model), buffers)
-        coverage = state.coverages.get(key)
+    def _coverage(self, model: ServerModel, *, buffers: bool) -> Coverage:
+        """What the cohorts cover of a server model."""
+        layout = model.layout.floats
+        coverage = self._coverages.get((id(layout), buffers))
         if coverage is None:
-            coverage = state.coverages[key] = self._nest(model, state, buffers)
+            rows = self.cohorts[0].output_layer(self.data.num_classes)
+            coverage = self._coverages[id(layout), buffers] = Coverage.build(
+                layout,
+                [state.layout.floats for state in self.cohorts],
+                label_rows=rows if self.algorithm.label_rows else (),
+                tensors=None if buffers else model.layout.parameters,
+                device=self.device,
+            )
         return coverage
 
-    def _nest(self, model: ServerModel, state: CohortState, buffers: bool) -> Coverage:
-        labels = self.algorithm.label_rows
-        try:
-            return leading_slices(
-                model.layout.floats,
-                state.layout.floats,
-                label_rows=state.output_layer(self.data.num_classes) if labels else (),
-                tensors=None if buffers else model.layout.parameters,
-            )
-        except ValueError as error:
+    def _fitting(self, model: ServerModel, cohort: int, *, buffers: bool) -> Coverage:
+        """The coverage of a server model, of which the cohort's rows are slices."""
+        coverage = self._coverage(model, buffers=buffers)
+        if cohort in coverage.unfit:
             raise UserError(
                 "model.cohorts",
-                f"cohort {state.name} does not fit into the server model: {error}",
+                f"cohort {self.cohorts[cohort].name} does not fit into the server model: "
+                f"{coverage.unfit[cohort]}",
                 f"use models that {type(self.algorithm).__name__} can nest",
-            ) from error
+            )
+        return coverage
 
-    def _bytes(self, coverage: Coverage, state: CohortState, buffers: bool) -> float:
-        integers = state.layout.integers.numel if buffers else 0
-        return 4 * coverage.elements + 8 * integers
+    def _bytes(self, model: ServerModel, client: int, buffers: bool) -> float:
+        cohort = self.cohort_of(client)
+        integers = self.cohorts[cohort].layout.integers.numel if buffers else 0
+        return 4 * self._fitting(model, cohort, buffers=buffers).elements[cohort] + 8 * integers
 
     def _labels(self, client: int) -> tuple[int, ...]:
         return tuple(self.data.labels(client).tolist())

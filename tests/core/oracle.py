@@ -1,5 +1,6 @@
 """The merge of `lightfed.core.coverage` as a loop over elements, and random cases for it."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.core.coverage import Coverage, Merge, leading_slices
+from lightfed.core.coverage import Accumulate, Coverage
 
 Shape = tuple[int, ...]
 
@@ -22,14 +23,12 @@ class Part:
         row: (P_k,).
         weight: a_k.
         labels: that it holds; () for all.
-        coverage: of the server's layout.
     """
 
     layout: Layout
     row: Tensor
     weight: float
     labels: tuple[int, ...]
-    coverage: Coverage
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,31 @@ def merged(case: Case) -> tuple[Tensor, Tensor]:
     return out, weights
 
 
-def finish(merge: Merge, old: Tensor) -> Tensor:
-    """What the server's row becomes."""
-    row = old.clone()
-    merge.finish_(row)
+def coverage_of(case: Case) -> Coverage:
+    """Every client's layout is a source of its own."""
+    layouts = [part.layout for part in case.parts]
+    return Coverage.build(case.target, layouts, label_rows=case.label_rows)
+
+
+def merge(
+    case: Case,
+    accumulate: Accumulate = "float64",
+    *,
+    mine: Sequence[int] | None = None,
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """What the server's row becomes, on a rank with these clients (all by default)."""
+    row = case.old.clone()
+    everybody = list(range(len(case.parts)))
+    coverage_of(case).merge_(
+        row,
+        everybody,
+        {k: case.parts[k].row for k in (everybody if mine is None else mine)},
+        weights=[part.weight for part in case.parts],
+        labels=[part.labels or None for part in case.parts],
+        accumulate=accumulate,
+        sum_over_ranks=sum_over_ranks,
+    )
     return row
 
 
@@ -113,8 +133,7 @@ def _part(draw: st.DrawFn, target: Layout, label_rows: tuple[str, ...], weight: 
     labels: tuple[int, ...] = ()
     if rows and draw(st.booleans()):
         labels = tuple(sorted(draw(st.sets(st.integers(0, rows - 1), min_size=1))))
-    coverage = leading_slices(target, layout, label_rows=label_rows)
-    return Part(layout, _row(draw, layout), weight, labels, coverage)
+    return Part(layout, _row(draw, layout), weight, labels)
 
 
 def _row(draw: st.DrawFn, layout: Layout) -> Tensor:

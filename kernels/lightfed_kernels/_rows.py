@@ -1,0 +1,146 @@
+"""Rows as every operation takes them: checked once, and as a table of addresses for a kernel.
+
+`rows` is a matrix (clients, P), or a sequence of rows (P,), or of both; in memory the elements of a
+row are adjacent and start at a multiple of 16 bytes, which is what lets a kernel move 16 at a time.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightfed_kernels.layout import ALIGNMENT
+
+Rows = Tensor | Sequence[Tensor]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+# CUDA's limit of a grid's first dimension.
+MAX_PROGRAMS = 2**31 - 1
+
+
+def as_list(rows: Rows) -> list[Tensor]:
+    """Matrices and rows, as an operator takes them."""
+    return [rows] if isinstance(rows, Tensor) else list(rows)
+
+
+def each_row(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The rows (P,) of matrices and rows."""
+    out: list[Tensor] = []
+    for tensor in tensors:
+        out.extend(tensor.unbind(0) if tensor.dim() == 2 else (tensor,))
+    return out
+
+
+def count_rows(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in tensors)
+
+
+def check_row(name: str, row: Tensor, *, size: int | None = None) -> None:
+    """A row (P,) or matrix of rows (clients, P), and P where it is known.
+
+    Raises:
+        ValueError: names the argument, what was found and what is allowed.
+        TypeError: of an unsupported dtype.
+    """
+    if row.dtype not in DTYPES:
+        raise TypeError(
+            f"{name}: {_short(row.dtype)} rows; {', '.join(map(_short, DTYPES))} are supported"
+        )
+    check_elements(name, row)
+    if size is not None and row.shape[-1] != size:
+        raise ValueError(f"{name}: rows of {row.shape[-1]} elements; {size} are needed")
+    if row.shape[-1] % ALIGNMENT:
+        raise ValueError(
+            f"{name}: rows of {row.shape[-1]} elements; the length of a row is a multiple of "
+            f"{ALIGNMENT} (Layout pads it)"
+        )
+
+
+def check_elements(name: str, tensor: Tensor) -> None:
+    """One or two dimensions, the elements of a row adjacent."""
+    if tensor.dim() not in (1, 2):
+        raise ValueError(f"{name}: {tensor.dim()} dimensions; a row has 1, a matrix of rows 2")
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: elements of a row lie {tensor.stride(-1)} apart; rows are contiguous"
+        )
+
+
+def check_rows(name: str, tensors: Sequence[Tensor], *, size: int | None = None) -> None:
+    """`check_row` of each, and one dtype for all."""
+    for position, tensor in enumerate(tensors):
+        check_row(name if len(tensors) == 1 else f"{name}[{position}]", tensor, size=size)
+        if tensor.dtype != tensors[0].dtype:
+            raise TypeError(
+                f"{name}[{position}]: {_short(tensor.dtype)} beside {_short(tensors[0].dtype)}; "
+                "the rows of a call have one dtype"
+            )
+
+
+def check_words(name: str, words: Tensor, *, size: int) -> None:
+    """Packed masks (W,) or (clients, W) of rows of `size` elements."""
+    if words.dtype != torch.int32:
+        raise TypeError(f"{name}: {_short(words.dtype)}; packed masks are int32 words")
+    check_elements(name, words)
+    if words.shape[-1] * ALIGNMENT != size:
+        raise ValueError(
+            f"{name}: {words.shape[-1]} words; {size // ALIGNMENT} are needed for rows of {size}"
+        )
+
+
+def check_one_device(**tensors: Tensor | Sequence[Tensor] | None) -> torch.device:
+    """All arguments lie on one device, which is returned."""
+    first: tuple[str, torch.device] | None = None
+    for name, given in tensors.items():
+        several = () if given is None else (given,) if isinstance(given, Tensor) else given
+        for tensor in several:
+            if first is None:
+                first = (name, tensor.device)
+            elif tensor.device != first[1]:
+                raise ValueError(
+                    f"{name}: on {tensor.device}, but {first[0]} is on {first[1]}; "
+                    "the tensors of a call lie on one device"
+                )
+    assert first is not None
+    return first[1]
+
+
+def addresses(name: str, tensors: Iterable[Tensor]) -> np.ndarray:
+    """(rows,) int64: where every row begins.
+
+    Raises:
+        ValueError: a row does not start at a multiple of 16 bytes.
+    """
+    parts = [
+        tensor.data_ptr()
+        + np.arange(tensor.shape[0] if tensor.dim() == 2 else 1, dtype=np.int64)
+        * (tensor.stride(0) * tensor.element_size() if tensor.dim() == 2 else 0)
+        for tensor in tensors
+    ]
+    table = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    if (table % 16).any():
+        row = int(np.flatnonzero(table % 16)[0])
+        raise ValueError(
+            f"{name}: row {row} starts {table[row] % 16} bytes past a multiple of 16; "
+            f"cut rows at multiples of {ALIGNMENT} elements"
+        )
+    return table
+
+
+def to_device(table: np.ndarray, device: torch.device) -> Tensor:
+    """A small table, on the device; the host does not wait for it."""
+    return torch.from_numpy(np.ascontiguousarray(table)).to(device, non_blocking=True)
+
+
+def check_grid(name: str, programs: int) -> None:
+    if programs > MAX_PROGRAMS:
+        raise ValueError(
+            f"{name}: {programs} programs in one launch; {MAX_PROGRAMS} are possible: "
+            "split the columns or the receivers"
+        )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,236 @@
+"""The torch path of the slice operations, on views, in pieces that stay in a CPU's cache."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Elements of a piece: half a MiB of float64 sums, so that the interpreter costs little of it.
+CHUNK = 65536
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of one tensor: rows [a0, a1) and columns [c0, c1) of its axes (A, B, C)."""
+
+    offset: int
+    axes: tuple[int, int, int]
+    labelled: bool
+    a0: int
+    a1: int
+    c0: int
+    c1: int
+    sources: list[list[int]]  # of every level: offset, a, b, c
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.a1 - self.a0, self.axes[1], self.c1 - self.c0
+
+    def of(self, row: Tensor) -> Tensor:
+        """This part of a row of the target."""
+        a, b, c = self.axes
+        view = row[self.offset : self.offset + a * b * c].view(a, b, c)
+        return view[self.a0 : self.a1, :, self.c0 : self.c1]
+
+    def covered(self, source: list[int]) -> tuple[slice, slice, slice] | None:
+        """What a level covers, in the piece's own places; None if nothing."""
+        _, a, b, c = source
+        a, c = min(a, self.a1) - self.a0, min(c, self.c1) - self.c0
+        return (slice(0, a), slice(0, b), slice(0, c)) if a > 0 and b > 0 and c > 0 else None
+
+    def source(self, row: Tensor, source: list[int]) -> Tensor:
+        """What a client's row has of this part."""
+        offset, a, b, c = source
+        view = row[offset : offset + a * b * c].view(a, b, c)
+        return view[self.a0 : self.a1, :, self.c0 : self.c1]
+
+
+def _pieces(tensors: Tensor, levels: Tensor, chunk: int) -> Iterator[_Piece]:
+    sources = levels.transpose(0, 1).tolist()
+    for (offset, a, b, c, labelled), own in zip(tensors.tolist(), sources, strict=True):
+        if a * b * c == 0:
+            continue
+        columns = chunk if a * b == 1 else c
+        rows = a if labelled else max(1, chunk // (b * columns))
+        for a0 in range(0, a, rows):
+            for c0 in range(0, c, columns):
+                a1, c1 = min(a0 + rows, a), min(c0 + columns, c)
+                yield _Piece(offset, (a, b, c), bool(labelled), a0, a1, c0, c1, own)
+
+
+def _chunk(device: torch.device) -> int:
+    """On an accelerator pieces would only be launches."""
+    return CHUNK if device.type == "cpu" else 2**62
+
+
+def merge_torch(
+    out: Tensor,
+    rows: Sequence[Tensor],
+    tensors: Tensor,
+    levels: Tensor,
+    first: Tensor,
+    totals: Tensor,
+    label_words: Tensor,
+    label_totals: Tensor,
+    weights: Tensor,
+    *,
+    fixed: bool,
+) -> None:
+    local = _Local(rows, first, weights, label_words)
+    counts = _Counts(totals, label_totals)
+    scratch = torch.empty(0, dtype=torch.int64 if fixed else torch.float64, device=out.device)
+    for piece in _pieces(tensors, levels, _chunk(out.device)):
+        if not counts.covers(piece):
+            continue
+        size = int(np.prod(piece.shape))
+        if scratch.numel() < size:
+            scratch.resize_(size)
+        sums = scratch[:size].view(piece.shape).zero_()
+        local.add(piece, sums)
+        counts.finish(piece, sums, piece.of(out))
+
+
+def sum_torch(
+    partial: Tensor,
+    rows: Sequence[Tensor],
+    tensors: Tensor,
+    levels: Tensor,
+    first: Tensor,
+    label_words: Tensor,
+    weights: Tensor,
+) -> None:
+    local = _Local(rows, first, weights, label_words)
+    for piece in _pieces(tensors, levels, _chunk(partial.device)):
+        local.add(piece, piece.of(partial))
+
+
+def finish_torch(
+    out: Tensor,
+    partial: Tensor,
+    tensors: Tensor,
+    levels: Tensor,
+    totals: Tensor,
+    label_totals: Tensor,
+) -> None:
+    counts = _Counts(totals, label_totals)
+    for piece in _pieces(tensors, levels, _chunk(out.device)):
+        if counts.covers(piece):
+            counts.finish(piece, piece.of(partial), piece.of(out))
+
+
+def take_torch(
+    row: Tensor, outs: Sequence[Tensor], tensors: Tensor, levels: Tensor, first: Tensor
+) -> None:
+    starts = first.tolist()
+    present = [level for level in range(len(starts) - 1) if starts[level] < starts[level + 1]]
+    # One client: whole tensors, as every element is read once.
+    chunk = _chunk(row.device) if len(outs) > 1 else 2**62
+    used = levels[present]
+    for piece in _pieces(tensors, used, chunk):
+        for level, source in zip(present, piece.sources, strict=True):
+            where = piece.covered(source)
+            if where is not None:
+                values = piece.of(row)[where]
+                for out in outs[starts[level] : starts[level + 1]]:
+                    piece.source(out, source).copy_(values)
+
+
+class _Local:
+    """The clients whose rows are at hand, by level."""
+
+    def __init__(
+        self, rows: Sequence[Tensor], first: Tensor, weights: Tensor, label_words: Tensor
+    ) -> None:
+        starts, scales = first.tolist(), weights.tolist()
+        self.labels = [_label_index(words) for words in label_words]
+        self.levels = [
+            [(k, rows[k], scales[k]) for k in range(begin, end)]
+            for begin, end in pairwise(starts)
+        ]
+
+    def add(self, piece: _Piece, sums: Tensor) -> None:
+        """Add a_m x_m of every client m, wide levels first."""
+        for source, clients in zip(piece.sources, self.levels, strict=True):
+            where = piece.covered(source)
+            if where is None or not clients:
+                continue
+            part = sums[where]
+            for k, row, scale in clients:
+                values = piece.source(row, source)
+                if piece.labelled:
+                    index = self.labels[k][: int((self.labels[k] < part.shape[0]).sum())]
+                    part.index_add_(0, index, _scaled(values.index_select(0, index), scale, part))
+                elif part.dtype == torch.int64:
+                    part.add_(_scaled(values, scale, part))
+                else:
+                    part.add_(values, alpha=scale)
+
+
+def _scaled(values: Tensor, scale: float, like: Tensor) -> Tensor:
+    scaled = values.double() * scale
+    return scaled.round_().to(torch.int64) if like.dtype == torch.int64 else scaled
+
+
+def _label_index(words: Tensor) -> Tensor:
+    """The labels of a client, ascending."""
+    bits = words[:, None] >> torch.arange(32, dtype=torch.int32, device=words.device) & 1
+    return bits.flatten().nonzero().flatten()
+
+
+class _Counts:
+    """The weight that covers an element, of the clients of all processes."""
+
+    def __init__(self, totals: Tensor, label_totals: Tensor) -> None:
+        *self.totals, self.unit = totals.tolist()
+        self.label_totals = label_totals
+
+    def covers(self, piece: _Piece) -> bool:
+        return any(
+            total > 0.0 and piece.covered(source) is not None
+            for source, total in zip(piece.sources, self.totals, strict=True)
+        )
+
+    def finish(self, piece: _Piece, sums: Tensor, out: Tensor) -> None:
+        """Out = sums / weight where somebody covers."""
+        mean = sums.double() * self.unit if sums.dtype == torch.int64 else sums
+        weight = self._uniform(piece)
+        if weight is not None:
+            out.copy_(mean.div_(weight) if mean is not sums else mean / weight)
+            return
+        weights = self._weights(piece, out.device)
+        if bool((weights > 0).all()):
+            out.copy_(mean / weights)
+            return
+        covered = weights > 0
+        mean = mean / weights.masked_fill_(~covered, 1.0)
+        out.copy_(torch.where(covered, mean.to(out.dtype), out))
+
+    def _uniform(self, piece: _Piece) -> float | None:
+        """The weight of all elements of a piece, where it is one."""
+        if piece.labelled:
+            return None
+        whole = tuple(slice(0, size) for size in piece.shape)
+        weight = 0.0
+        for source, total in zip(piece.sources, self.totals, strict=True):
+            where = piece.covered(source)
+            if where is not None and total > 0.0:
+                if where != whole:
+                    return None
+                weight += total
+        return weight
+
+    def _weights(self, piece: _Piece, device: torch.device) -> Tensor:
+        weights = torch.zeros(piece.shape, dtype=torch.float64, device=device)
+        for level, (source, total) in enumerate(zip(piece.sources, self.totals, strict=True)):
+            where = piece.covered(source)
+            if where is None or total == 0.0:
+                continue
+            part = weights[where]
+            if piece.labelled:
+                part += self.label_totals[level, : part.shape[0], None, None]
+            else:
+                part += total
+        return weights

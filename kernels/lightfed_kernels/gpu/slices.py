@@ -1,0 +1,320 @@
+"""Kernels of the slice operations: one launch over the tiles of all tensors of the target.
+
+A program owns one tile of one tensor of the target, a rectangle of rows (A x B) and columns (C),
+and is the only one to write there; it goes over the clients in a fixed order. No atomics: the same
+bits every time. Tensors with groups, with labels or of odd sizes have a second launch, as their
+elements do not move 16 bytes at a time.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from lightfed_kernels._rows import addresses, to_device
+from lightfed_kernels.slices import TILE
+from torch import Tensor
+
+MERGE: tl.constexpr = tl.constexpr(0)
+SUM: tl.constexpr = tl.constexpr(1)
+FINISH: tl.constexpr = tl.constexpr(2)
+
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
+
+# Elements that fill 16 bytes.
+_VECTOR = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 2}
+
+
+@triton.jit
+def _lanes(tile_ptr, TILE: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.constexpr):
+    """A tile's first row and column, and every lane's row and column from there."""
+    shift = (tl.load(tile_ptr + 3) & 65535).to(tl.int32)
+    row, column = tl.load(tile_ptr + 1).to(tl.int32), tl.load(tile_ptr + 2)
+    lane = tl.arange(0, TILE)
+    r, q = lane >> shift, lane & ((1 << shift) - 1)
+    if FLAT:
+        column = tl.multiple_of(column, VECTOR)
+        r = tl.max_constancy(r, VECTOR)
+        q = tl.multiple_of(tl.max_contiguous(q, VECTOR), VECTOR)
+    return row, column, r, q
+
+
+@triton.jit
+def _within(row, column, r, q, about_ptr, n_b, FLAT: tl.constexpr, VECTOR: tl.constexpr):
+    """Where a tile lies in a row, of the target or of a client, and which of its lanes are there.
+
+    Args:
+        row, column, r, q: of the tile, see _lanes.
+        about_ptr: offset, a, b, c: the row has the leading (a, b, c) of the tensor's axes there.
+        n_b: size of the middle axis in the target.
+        FLAT: n_b is 1, and all sizes are multiples of VECTOR.
+
+    Returns:
+        int64 scalar, int32 places of the lanes behind it, and which lanes are there.
+    """
+    offset = tl.multiple_of(tl.load(about_ptr), 32)
+    a, b = tl.load(about_ptr + 1).to(tl.int32), tl.load(about_ptr + 2)
+    c = tl.load(about_ptr + 3)
+    if FLAT:
+        c = tl.multiple_of(c, VECTOR)
+    # Tiles of several rows are of tensors whose places within a tile fit into 32 bits; in tiles of
+    # one, what is left of the row may be longer, but only whether it ends matters.
+    columns = tl.minimum(c - column, 1 << 30).to(tl.int32)
+    if FLAT:
+        base = offset + row * c + column
+        there = tl.max_constancy((r < a - row) & (q < columns), VECTOR)
+        place = tl.multiple_of(tl.max_contiguous(r * c.to(tl.int32) + q, VECTOR), VECTOR)
+    else:
+        first = row // n_b
+        base = offset + first * b * c + column
+        inner = row - first * n_b + r
+        i = inner // n_b
+        j = inner - i * n_b
+        there = (i < a - first) & (j < b.to(tl.int32)) & (q < columns)
+        place = (i * b.to(tl.int32) + j) * c.to(tl.int32) + q
+    return base, place, there
+
+
+@triton.jit
+def _nearest(x):
+    """The nearest whole number, ties to even; from 2^51 on, a float64 is at most half from one."""
+    big = 6755399441055744.0  # 1.5 * 2^52
+    return tl.where(tl.abs(x) < 2251799813685248.0, (x + big) - big, x)
+
+
+@triton.jit(do_not_specialize=["n_tensors", "n_levels", "n_words", "n_labels"])
+def merge_kernel(
+    out_ptr,
+    partial_ptr,
+    rows_ptr,
+    tiles_ptr,
+    tensors_ptr,
+    n_tensors,
+    levels_ptr,
+    n_levels,
+    first_ptr,
+    totals_ptr,
+    words_ptr,
+    n_words,
+    label_totals_ptr,
+    n_labels,
+    weights_ptr,
+    TYPE: tl.constexpr,
+    MODE: tl.constexpr,
+    FIXED: tl.constexpr,
+    TILE: tl.constexpr,
+    FLAT: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e], the sum alone, or the rest of it.
+
+    Args:
+        rows_ptr: addresses of the clients' rows, wide levels first.
+        tiles_ptr: (N, 4), tensors_ptr: (T, 5), levels_ptr: (L, T, 4); see SliceTable.
+        first_ptr: (L + 1,) where the clients of a level begin.
+        totals_ptr: (L + 1,) weights of all clients of a level; last, the unit of fixed-point sums.
+        words_ptr: (clients, n_words) labels that a client holds.
+        label_totals_ptr: (L, n_labels) weights of all clients of a level with a label.
+        weights_ptr: a_m.
+        MODE: MERGE, SUM (writes partial), or FINISH (reads partial).
+        FLAT: the tiles are of tensors without groups and labels, and all sizes there are multiples
+            of VECTOR, the elements that fill 16 bytes.
+    """
+    tile_ptr = tiles_ptr + tl.program_id(0).to(tl.int64) * 4
+    tensor, reach = tl.load(tile_ptr), (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
+    row, column, r, q = _lanes(tile_ptr, TILE, FLAT, VECTOR)
+    about_ptr = tensors_ptr + tensor * 5
+    n_b, labelled = tl.load(about_ptr + 2).to(tl.int32), tl.load(about_ptr + 4) != 0
+    base, place, inside = _within(row, column, r, q, about_ptr, n_b, FLAT, VECTOR)
+    label = 0
+    if not FLAT:
+        label = (row + r) // n_b
+
+    SUMS: tl.constexpr = tl.int64 if FIXED else tl.float64
+    sums = tl.zeros([TILE], SUMS)
+    weight = tl.zeros([TILE], tl.float64)
+    if MODE != SUM:
+        # A load that never happens gives both accumulators one layout; without it the compiler
+        # counts in another and converts through shared memory.
+        never = tl.load(out_ptr + base + place, mask=inside & (reach < 0), other=0.0)
+        weight = never.to(tl.float64)
+    for level in range(reach):
+        source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
+        begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
+        if MODE != FINISH:
+            first, end = tl.load(first_ptr + level), tl.load(first_ptr + level + 1)
+            for client in tl.range(first, end, loop_unroll_factor=2 if FLAT else 1):
+                held = there
+                if not FLAT:
+                    word_ptr = words_ptr + client * n_words + (label >> 5)
+                    word = tl.load(word_ptr, mask=there & labelled, other=-1)
+                    held = there & (((word >> (label & 31)) & 1) != 0)
+                x_ptr = tl.multiple_of(tl.load(rows_ptr + client).to(tl.pointer_type(TYPE)), 16)
+                x = tl.load(x_ptr + begin + where, mask=held, other=0.0)
+                if TYPE == tl.bfloat16:
+                    x = x.to(tl.float32)
+                x = x.to(tl.float64) * tl.load(weights_ptr + client)
+                if FIXED:
+                    x = _nearest(x)
+                # What is not held was not loaded: 0, times a finite weight.
+                sums += x.to(SUMS)
+        if MODE != SUM:
+            total = tl.load(totals_ptr + level)
+            if FLAT:
+                weight += tl.where(there, total, 0.0)
+            else:
+                label_ptr = label_totals_ptr + level * n_labels + label
+                of_label = tl.load(label_ptr, mask=there & labelled, other=0.0)
+                weight += tl.where(there, tl.where(labelled, of_label, total), 0.0)
+
+    if MODE == SUM:
+        tl.store(partial_ptr + base + place, sums, mask=inside)
+    else:
+        if MODE == FINISH:
+            sums = tl.load(partial_ptr + base + place, mask=inside, other=0)
+        covered = inside & (weight > 0.0)
+        if FLAT:
+            covered = tl.max_constancy(covered, VECTOR)
+        mean = sums.to(tl.float64)
+        if FIXED:
+            mean = mean * tl.load(totals_ptr + n_levels)
+        mean = mean / tl.where(covered, weight, 1.0)
+        if TYPE == tl.bfloat16:
+            mean = mean.to(tl.float32)
+        tl.store(out_ptr + base + place, mean.to(TYPE), mask=covered)
+
+
+@triton.jit(do_not_specialize=["n_tensors"])
+def take_kernel(
+    row_ptr,
+    outs_ptr,
+    tiles_ptr,
+    tensors_ptr,
+    n_tensors,
+    levels_ptr,
+    first_ptr,
+    TYPE: tl.constexpr,
+    TILE: tl.constexpr,
+    FLAT: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """x_m[s] = row[e]: a tile is read once and written to every client that covers it."""
+    tile_ptr = tiles_ptr + tl.program_id(0).to(tl.int64) * 4
+    tensor, reach = tl.load(tile_ptr), (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
+    row, column, r, q = _lanes(tile_ptr, TILE, FLAT, VECTOR)
+    about_ptr = tensors_ptr + tensor * 5
+    n_b = tl.load(about_ptr + 2).to(tl.int32)
+    base, place, inside = _within(row, column, r, q, about_ptr, n_b, FLAT, VECTOR)
+    x = tl.load(row_ptr + base + place, mask=inside, other=0.0)
+    for level in range(reach):
+        source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
+        begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
+        for client in range(tl.load(first_ptr + level), tl.load(first_ptr + level + 1)):
+            out_ptr = tl.multiple_of(tl.load(outs_ptr + client).to(tl.pointer_type(TYPE)), 16)
+            tl.store(out_ptr + begin + where, x, mask=there)
+
+
+def merge(
+    out: Tensor,
+    rows: Sequence[Tensor],
+    tiles: tuple[Tensor, Tensor],
+    tensors: Tensor,
+    levels: Tensor,
+    first: Tensor,
+    totals: Tensor,
+    label_words: Tensor,
+    label_totals: Tensor,
+    weights: Tensor,
+    *,
+    fixed: bool,
+) -> None:
+    tables = (tensors, levels, first, totals, label_words, label_totals, weights)
+    _merge(MERGE, out, out, rows, tiles, *tables, fixed=fixed)
+
+
+def sum_(
+    partial: Tensor,
+    rows: Sequence[Tensor],
+    tiles: tuple[Tensor, Tensor],
+    tensors: Tensor,
+    levels: Tensor,
+    first: Tensor,
+    totals: Tensor,
+    label_words: Tensor,
+    label_totals: Tensor,
+    weights: Tensor,
+) -> None:
+    tables = (tensors, levels, first, totals, label_words, label_totals, weights)
+    _merge(SUM, rows[0], partial, rows, tiles, *tables, fixed=partial.dtype == torch.int64)
+
+
+def finish(
+    out: Tensor,
+    partial: Tensor,
+    tiles: tuple[Tensor, Tensor],
+    tensors: Tensor,
+    levels: Tensor,
+    first: Tensor,
+    totals: Tensor,
+    label_words: Tensor,
+    label_totals: Tensor,
+) -> None:
+    tables = (tensors, levels, first, totals, label_words, label_totals, totals)
+    _merge(FINISH, out, partial, (), tiles, *tables, fixed=partial.dtype == torch.int64)
+
+
+def _merge(
+    mode: tl.constexpr,
+    out: Tensor,
+    partial: Tensor,
+    rows: Sequence[Tensor],
+    tiles: tuple[Tensor, Tensor],
+    tensors: Tensor,
+    levels: Tensor,
+    first: Tensor,
+    totals: Tensor,
+    label_words: Tensor,
+    label_totals: Tensor,
+    weights: Tensor,
+    *,
+    fixed: bool,
+) -> None:
+    table = to_device(addresses("rows", rows), tensors.device)
+    addresses("out", [out, partial])
+    for work, flat in zip(tiles, (True, False), strict=True):
+        if len(work):
+            merge_kernel[(len(work),)](
+                out, partial, table, work, tensors, tensors.shape[0], levels, levels.shape[0],
+                first, totals, label_words, label_words.shape[1], label_totals,
+                label_totals.shape[1], weights, MODE=mode, FIXED=fixed, **_constants(out, flat),
+            )  # fmt: skip
+
+
+def take(
+    row: Tensor,
+    outs: Sequence[Tensor],
+    tiles: tuple[Tensor, Tensor],
+    tensors: Tensor,
+    levels: Tensor,
+    first: Tensor,
+) -> None:
+    table = to_device(addresses("outs", outs), tensors.device)
+    addresses("row", [row])
+    for work, flat in zip(tiles, (True, False), strict=True):
+        if len(work):
+            take_kernel[(len(work),)](
+                row, table, work, tensors, tensors.shape[0], levels, first, **_constants(row, flat)
+            )
+
+
+def _constants(row: Tensor, flat: bool) -> dict[str, Any]:
+    vector = _VECTOR[row.dtype]
+    return {
+        "TYPE": _TYPES[row.dtype],
+        "TILE": TILE,
+        "FLAT": flat,
+        "VECTOR": vector,
+        # 16 bytes a thread; two elements where they do not move together.
+        "num_warps": TILE // (32 * vector if flat else 64),
+    }

@@ -1,0 +1,28 @@
+"""The implementations that a contract is tested on."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+# name -> (LIGHTFED_KERNELS, device)
+BACKENDS = {"torch": ("torch", "cpu"), "interpreter": ("triton", "cpu"), "cuda": ("auto", "cuda")}
+
+
+@pytest.fixture(
+    params=[
+        "torch",
+        pytest.param(
+            "interpreter",
+            marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here"),
+        ),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The device of a test's tensors; the operations run on the backend under test."""
+    choice, device = BACKENDS[request.param]
+    monkeypatch.setenv("LIGHTFED_KERNELS", choice)
+    return torch.device(device)

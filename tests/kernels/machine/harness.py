@@ -1,0 +1,143 @@
+"""Compile kernels for sm_90 without a GPU and read what the compiler says of the machine code.
+
+    python -m tests.kernels.machine.harness
+
+prints one JSON object, case name -> report. It runs in a process of its own: under
+TRITON_INTERPRET=1 there is nothing to compile.
+"""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PARTS = ("masked_mean", "masks", "select", "slices", "rows")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant of a kernel, and what its machine code has to be like.
+
+    Attributes:
+        name: unique.
+        kernel: `module:function` under lightfed_kernels.gpu.
+        signature: the type of every argument as Triton writes it (`*fp32`, `i64`); constants left
+            out.
+        constants: the values of the tl.constexpr arguments; fp32, bf16 and fp64 stand for types.
+        aligned: arguments that are multiples of 16 (addresses in bytes, integers in units).
+        registers: at most so many a thread.
+        shared: at most so many bytes of shared memory.
+        wide_loads: at least so many 16-byte loads, and as many `wide_stores`.
+        atomics: whether it may have atomic operations.
+    """
+
+    name: str
+    kernel: str
+    signature: dict[str, str]
+    constants: dict[str, Any] = field(default_factory=dict)
+    aligned: tuple[str, ...] = ()
+    warps: int = 4
+    registers: int = 64
+    shared: int = 0
+    wide_loads: int = 0
+    wide_stores: int = 0
+    atomics: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the compiler made of a case: per thread, in bytes, or as counts of instructions."""
+
+    registers: int
+    stack: int
+    local: int
+    shared: int
+    wide_loads: int
+    wide_stores: int
+    atomics: int
+
+
+def cases() -> list[Case]:
+    found: list[Case] = []
+    for part in PARTS:
+        found.extend(importlib.import_module(f"tests.kernels.machine.{part}").CASES)
+    assert len({case.name for case in found}) == len(found)
+    return found
+
+
+def compile_case(case: Case) -> Report:
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, name = case.kernel.split(":")
+    function = getattr(importlib.import_module(f"lightfed_kernels.gpu.{module}"), name)
+    order = list(function.arg_names)
+    signature = {a: case.signature.get(a, "constexpr") for a in order}
+    constants = {a for a, kind in signature.items() if kind == "constexpr"}
+    assert constants == set(case.constants), f"{case.name}: {constants ^ set(case.constants)}"
+    attributes = {(order.index(a),): [["tt.divisibility", 16]] for a in case.aligned}
+    types = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp64": tl.float64}
+    values = {a: types.get(v, v) for a, v in case.constants.items()}
+    source = ASTSource(function, signature, constexprs=values, attrs=attributes)
+    options = {"num_warps": case.warps}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return _read(compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata.shared)
+
+
+def _read(cubin: bytes, ptx: str, shared: int) -> Report:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        usage = subprocess.run(
+            [_cuobjdump(), "--dump-resource-usage", str(path)],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+    found = dict(re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage))
+    # As the ptx says: 16 bytes are four 32-bit or two 64-bit registers (bf16 travels in pairs).
+    wide = r"[\w.:]*\.(?:v4\.[bf]32|v2\.[bf]64)"
+    return Report(
+        registers=int(found["REG"]),
+        stack=int(found["STACK"]),
+        local=int(found["LOCAL"]),
+        shared=shared,
+        wide_loads=len(re.findall(rf"\bld\.global{wide}", ptx)),
+        wide_stores=len(re.findall(rf"\bst\.global{wide}", ptx)),
+        atomics=len(re.findall(r"\b(?:atom|red)\.", ptx)),
+    )
+
+
+def _cuobjdump() -> str:
+    import triton
+
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
+
+
+@cache
+def reports() -> dict[str, Report]:
+    """The reports of all cases, compiled by a child process."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_INTERPRET")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.machine.harness"],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {name: Report(**report) for name, report in json.loads(done.stdout).items()}
+
+
+def main() -> None:
+    only = sys.argv[1:]
+    found = [c for c in cases() if not only or any(part in c.name for part in only)]
+    print(json.dumps({case.name: compile_case(case).__dict__ for case in found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
