@@ -4,8 +4,18 @@ Knows torch and Triton, nothing of lightfed.
 """
 
 from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
+from lightfed_kernels.masked_mean import masked_mean, masked_mean_expression
+from lightfed_kernels.masks import (
+    apply_mask_,
+    compress,
+    expand,
+    pack_mask,
+    popcount,
+    unpack_mask,
+)
 from lightfed_kernels.members import FIXED_LIMIT, FIXED_SCALE, Members
 from lightfed_kernels.merge import slice_finish_, slice_merge_, slice_sum, slice_take_
+from lightfed_kernels.neighbours import Neighbours
 from lightfed_kernels.slices import SliceTable
 
 __all__ = [
@@ -15,9 +25,18 @@ __all__ = [
     "Entry",
     "Layout",
     "Members",
+    "Neighbours",
     "SliceTable",
+    "apply_mask_",
+    "compress",
+    "expand",
+    "masked_mean",
+    "masked_mean_expression",
+    "pack_mask",
+    "popcount",
     "slice_finish_",
     "slice_merge_",
     "slice_sum",
     "slice_take_",
+    "unpack_mask",
 ]

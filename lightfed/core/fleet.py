@@ -19,8 +19,9 @@ from torch import Tensor
 from lightfed.comm.collectives import Ranks
 from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.cohort import Cohort, CohortState, cohort_names
-from lightfed.core.coverage import Accumulate, Coverage
+from lightfed.core.coverage import Accumulate
 from lightfed.core.ledger import Ledger
+from lightfed.core.nesting import Nesting
 from lightfed.core.optimizer import Stepper
 from lightfed.core.placement import place
 from lightfed.core.session import (
@@ -33,7 +34,6 @@ from lightfed.core.session import (
 )
 from lightfed.core.store import Row
 from lightfed.core.work import ClientData, LocalWork
-from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator, torch_generator
 
 log = logging.getLogger(__name__)
@@ -107,8 +107,9 @@ class Fleet:
         self._owner: dict[int, int] = {}
         self._usable: dict[int, bool] = {}
         self._inbox: dict[int, Message] = {}
-        # By the server model's layout, which a coverage holds on to, and whether buffers travel.
-        self._coverages: dict[tuple[int, bool], Coverage] = {}
+        self._nesting = Nesting(
+            self.cohorts, algorithm, num_classes=data.num_classes, device=self.device
+        )
         self.metrics: dict[str, float] = {}
         self.lr: float | None = None
         self.runtime = Runtime()
@@ -167,7 +168,9 @@ class Fleet:
         self._open(clients)
         for client in clients:
             state = self.state(client)
-            self.ledger.sent_down(client, self._bytes(model, client, buffers))
+            self.ledger.sent_down(
+                client, self._nesting.bytes(model, self.cohort_of(client), buffers=buffers)
+            )
             if self._owner[client] == self.ranks.rank:
                 self._deliver(client)  # what was sent before, and may cover more
                 self._inbox[client] = Message(model, buffers, model.floats._version)
@@ -215,10 +218,12 @@ class Fleet:
             self._deliver(client)
         valid = [k for k in clients if self._usable.get(k, True)]
         for client in clients:
-            self.ledger.sent_up(client, self._bytes(into, client, buffers))
+            self.ledger.sent_up(
+                client, self._nesting.bytes(into, self.cohort_of(client), buffers=buffers)
+            )
         if not valid:
             return
-        coverage = self._coverage(into, buffers=buffers)
+        coverage = self._nesting.coverage(into, buffers=buffers)
         labels = [self._labels(k) for k in valid] if coverage.table.num_labels else None
         rows = {
             i: self.state(k).store.row(k)
@@ -306,7 +311,7 @@ class Fleet:
 
         No message, and nothing in the ledger.
         """
-        coverage = self._fitting(model, self.cohort_of(client), buffers=False)
+        coverage = self._nesting.fitting(model, self.cohort_of(client), buffers=False)
         coverage.take(model.floats, self.cohort_of(client), self.row(client).floats)
 
     def check_nested(self, model: ServerModel, cohort: int) -> None:
@@ -315,7 +320,7 @@ class Fleet:
         Raises:
             UserError: names the cohort and the layer.
         """
-        self._fitting(model, cohort, buffers=True)
+        self._nesting.fitting(model, cohort, buffers=True)
 
     def covered_row(self, model: ServerModel, client: int) -> Row:
         """The part of a server model that a client covers, as a row in the client's own layout."""
@@ -325,7 +330,7 @@ class Fleet:
             state.initial.floats.to(self.device, copy=True),
             state.initial.integers.to(self.device, copy=True),
         )
-        self._fitting(model, cohort, buffers=True).take(model.floats, cohort, row.floats)
+        self._nesting.fitting(model, cohort, buffers=True).take(model.floats, cohort, row.floats)
         row.integers.copy_(model.integers)
         return row
 
@@ -381,45 +386,13 @@ class Fleet:
         model, row = message.model, self.state(client).store.row(client)
         assert model.floats._version == message.version, "the server model changed under way"
         cohort = self.cohort_of(client)
-        coverage = self._fitting(model, cohort, buffers=message.buffers)
+        coverage = self._nesting.fitting(model, cohort, buffers=message.buffers)
         coverage.take(model.floats, cohort, row.floats)
         if message.buffers and row.integers.numel():
             row.integers.copy_(model.integers)
 
     def _cost(self, client: int) -> float:
         return self.data.num_samples(client) * max(self.state(client).flops, 1.0)
-
-    def _coverage(self, model: ServerModel, *, buffers: bool) -> Coverage:
-        """What the cohorts cover of a server model."""
-        layout = model.layout.floats
-        coverage = self._coverages.get((id(layout), buffers))
-        if coverage is None:
-            rows = self.cohorts[0].output_layer(self.data.num_classes)
-            coverage = self._coverages[id(layout), buffers] = Coverage.build(
-                layout,
-                [state.layout.floats for state in self.cohorts],
-                label_rows=rows if self.algorithm.label_rows else (),
-                tensors=None if buffers else model.layout.parameters,
-                device=self.device,
-            )
-        return coverage
-
-    def _fitting(self, model: ServerModel, cohort: int, *, buffers: bool) -> Coverage:
-        """The coverage of a server model, of which the cohort's rows are slices."""
-        coverage = self._coverage(model, buffers=buffers)
-        if cohort in coverage.unfit:
-            raise UserError(
-                "model.cohorts",
-                f"cohort {self.cohorts[cohort].name} does not fit into the server model: "
-                f"{coverage.unfit[cohort]}",
-                f"use models that {type(self.algorithm).__name__} can nest",
-            )
-        return coverage
-
-    def _bytes(self, model: ServerModel, client: int, buffers: bool) -> float:
-        cohort = self.cohort_of(client)
-        integers = self.cohorts[cohort].layout.integers.numel if buffers else 0
-        return 4 * self._fitting(model, cohort, buffers=buffers).elements[cohort] + 8 * integers
 
     def _labels(self, client: int) -> tuple[int, ...]:
         return tuple(self.data.labels(client).tolist())

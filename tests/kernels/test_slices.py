@@ -16,7 +16,10 @@ from lightfed_kernels import (
     slice_sum,
     slice_take_,
 )
+from lightfed_kernels._dispatch import backend
+from lightfed_kernels.merge import _merge, _take
 from lightfed_kernels.reference import slices as reference
+from lightfed_kernels.slices import TILE
 from torch import Tensor
 
 from tests.kernels.backends import INTERPRETED
@@ -129,10 +132,10 @@ def test_the_same_bits_twice(device: torch.device, case: SliceCase, fixed: bool)
 @given(case=slice_cases(), fixed=st.booleans())
 def test_kernel_and_torch_path_have_the_same_bits(case: SliceCase, fixed: bool) -> None:
     cpu, found = torch.device("cpu"), {}
-    for backend in ("torch", "triton"):
+    for choice in ("torch", "triton"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("LIGHTFED_KERNELS", backend)
-            found[backend] = merged(case, torch.float32, cpu, fixed)
+            patch.setenv("LIGHTFED_KERNELS", choice)
+            found[choice] = merged(case, torch.float32, cpu, fixed)
     assert torch.equal(found["torch"], found["triton"])
 
 
@@ -150,18 +153,20 @@ def filled(layout: Layout, value: float, device: torch.device) -> Tensor:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_where_it_is(device: torch.device, value: float) -> None:
-    # In the old row where nobody covers, and in label rows that the client does not hold.
-    out, row = filled(WIDE, value, device), filled(SLIM, 1.0, device)
-    SLIM.views(row)["head"][3] = value
-    SLIM.views(row)["b"][3] = value
-    slice_merge_(out, [row], Members.build(table_of(device, SLIM), [0], labels=[[0, 4]]))
+    # In the old row where nobody covers, and in label rows that one client does not hold, while
+    # the other does.
+    out, rows = filled(WIDE, value, device), [filled(SLIM, 1.0, device) for _ in range(2)]
+    SLIM.views(rows[0])["head"][2:4] = value
+    SLIM.views(rows[0])["b"][2:4] = value
+    members = Members.build(table_of(device, SLIM), [0, 0], labels=[[0, 4], [3]])
+    slice_merge_(out, rows, members)
     found = WIDE.views(out.cpu())
     covered = {name: view.isfinite() for name, view in found.items()}
     assert covered["w"][:3, :20].all()
     assert covered["w"].sum() == 60
-    assert covered["head"][[0, 4], :20].all()
-    assert covered["head"].sum() == 40
-    assert covered["b"].tolist() == [True, False, False, False, True]
+    assert covered["head"][[0, 3, 4], :20].all()
+    assert covered["head"].sum() == 60
+    assert covered["b"].tolist() == [True, False, False, True, True]
     assert all((view[covered[name]] == 1.0).all() for name, view in found.items())
 
 
@@ -234,11 +239,22 @@ def test_rows_longer_than_two_to_the_31(device: torch.device) -> None:
     assert (own["w"] == 9.0).all()
 
 
-def test_a_tensor_longer_than_two_to_the_31_is_cut_into_64_bit_tiles() -> None:
+def test_the_last_tile_of_a_tensor_longer_than_two_to_the_31(device: torch.device) -> None:
     size = 2**31 + 1024
     layout = Layout.build([("x", (size,))])
-    table = SliceTable.build(layout, [layout])
-    flat, rest = table.tiles(torch.float32, 0)
+    table = SliceTable.build(layout, [layout], device=device)
+    flat, rest = table.tiles(torch.bfloat16, 0)
     assert len(rest) == 0
-    assert len(flat) == -(-size // 512)
-    assert int(flat[-1, 2]) == size - 512
+    assert len(flat) == size // TILE
+    if backend(flat) == "torch":
+        return  # it knows no tiles, and would go through 8 GiB
+    members = Members.build(table, [0, 0])
+    out, row = (torch.empty(size, dtype=torch.bfloat16, device=device) for _ in range(2))
+    out[-2 * TILE :], row[-2 * TILE :] = 5.0, 3.0
+    tables = (table.tensors, table.levels, members.first, members.totals)
+    labels = (members.label_words, members.label_totals)
+    _merge(out, [row, row], flat[-1:], rest, *tables, *labels, members.weights, False)
+    assert out[-2 * TILE :].tolist() == [5.0] * TILE + [3.0] * TILE
+    row[-TILE:] = 0.0
+    _take(out, [row, row], flat[-1:], rest, table.tensors, table.levels, members.first)
+    assert row[-2 * TILE :].tolist() == [3.0] * 2 * TILE

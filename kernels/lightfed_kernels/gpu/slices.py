@@ -12,15 +12,15 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from lightfed_kernels._rows import addresses, to_device
-from lightfed_kernels.slices import TILE
 from torch import Tensor
+
+from lightfed_kernels._rows import addresses, to_device
+from lightfed_kernels.gpu.masks import TYPES, on_device
+from lightfed_kernels.slices import TILE
 
 MERGE: tl.constexpr = tl.constexpr(0)
 SUM: tl.constexpr = tl.constexpr(1)
 FINISH: tl.constexpr = tl.constexpr(2)
-
-_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
 
 # Elements that fill 16 bytes.
 _VECTOR = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 2}
@@ -284,11 +284,12 @@ def _merge(
     addresses("out", [out, partial])
     for work, flat in zip(tiles, (True, False), strict=True):
         if len(work):
-            merge_kernel[(len(work),)](
-                out, partial, table, work, tensors, tensors.shape[0], levels, levels.shape[0],
-                first, totals, label_words, label_words.shape[1], label_totals,
-                label_totals.shape[1], weights, MODE=mode, FIXED=fixed, **_constants(out, flat),
-            )  # fmt: skip
+            with on_device(out):
+                merge_kernel[(len(work),)](
+                    out, partial, table, work, tensors, tensors.shape[0], levels, levels.shape[0],
+                    first, totals, label_words, label_words.shape[1], label_totals,
+                    label_totals.shape[1], weights, MODE=mode, FIXED=fixed, **_constants(out, flat),
+                )  # fmt: skip
 
 
 def take(
@@ -303,15 +304,17 @@ def take(
     addresses("row", [row])
     for work, flat in zip(tiles, (True, False), strict=True):
         if len(work):
-            take_kernel[(len(work),)](
-                row, table, work, tensors, tensors.shape[0], levels, first, **_constants(row, flat)
-            )
+            with on_device(row):
+                take_kernel[(len(work),)](
+                    row, table, work, tensors, tensors.shape[0], levels, first,
+                    **_constants(row, flat),
+                )  # fmt: skip
 
 
 def _constants(row: Tensor, flat: bool) -> dict[str, Any]:
     vector = _VECTOR[row.dtype]
     return {
-        "TYPE": _TYPES[row.dtype],
+        "TYPE": TYPES[row.dtype],
         "TILE": TILE,
         "FLAT": flat,
         "VECTOR": vector,

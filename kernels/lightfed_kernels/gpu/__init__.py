@@ -1,0 +1,1 @@
+"""Triton kernels, one module an operation; imported at the first launch."""

@@ -1,0 +1,224 @@
+"""Means over neighbours, element by element over those that cover the element (DisPFL, My-1, My-2).
+
+    out[r, e] = sum_k w_k m_k[e] x_k[e] / sum_k w_k m_k[e]      k in the neighbours of r, in order
+
+where m_k[e] is 1 if sender k covers element e. DisPFL, algorithm 1, line 7, counts the masks that
+the senders trained with and keeps what the receiver's own mask covers; My-2 divides by the number
+of neighbours instead. Without masks it is the plain weighted mean.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightfed_kernels import _dispatch, _rows
+from lightfed_kernels._masked_mean_cpu import by_chunks
+from lightfed_kernels.layout import ALIGNMENT
+from lightfed_kernels.neighbours import Neighbours
+
+Over = Literal["covered", "neighbours"]
+
+
+def masked_mean(
+    rows: _rows.Rows,
+    neighbours: Neighbours,
+    *,
+    masks: _rows.Rows | None = None,
+    receivers: Tensor | None = None,
+    over: Over = "covered",
+    out: Tensor | None = None,
+) -> Tensor:
+    """The mean of every receiver's neighbours, (R, P); 0 where nobody covers.
+
+        out[r, e] = c_r[e] ? sum_k w_k m_k[e] x_k[e] / d : 0
+        d = sum_k w_k m_k[e]  (over="covered")   or   sum_k w_k  (over="neighbours")
+
+    What a row holds where its mask is 0 has no influence, be it NaN; a NaN that is covered shows.
+    float32 and bfloat16 rows are summed in float32, float64 rows in float64, in the order of the
+    lists, by one owner per element: the result does not depend on the backend but for the rounding
+    of weighted products.
+
+    Args:
+        rows: x, (senders, P) or a sequence of rows; columns may be cut at multiples of 32.
+        neighbours: those of every receiver, and their weights w.
+        masks: m, packed words of 32 bits, (senders, P / 32) or a sequence; None covers everything.
+        receivers: c, packed words (R, P / 32): what a receiver keeps; None keeps everything.
+        over: whether the sum is divided by the weights that cover an element, or by all.
+        out: (R, P), where to put the result; it may be a block of columns of a larger matrix and
+            must not share memory with `rows`.
+
+    Raises:
+        ValueError: shapes, devices or alignments that do not fit.
+        TypeError: of an unsupported dtype, or dtypes that differ.
+    """
+    row_list = _rows.as_list(rows)
+    mask_list = [] if masks is None else _rows.as_list(masks)
+    if over not in ("covered", "neighbours"):
+        raise ValueError(f"over: {over!r} is not one of covered, neighbours")
+    _check_senders("rows", row_list, neighbours)
+    like = row_list[0] if row_list else out
+    if like is None:
+        raise ValueError("rows: none; a matrix (0, P) says how long a row would be")
+    size = like.shape[-1]
+    _rows.check_rows("rows", row_list, size=size)
+    if masks is not None:
+        _check_senders("masks", mask_list, neighbours)
+        for mask in mask_list:
+            _rows.check_words("masks", mask, size=size)
+    if receivers is not None:
+        _rows.check_words("receivers", receivers, size=size)
+        _check_matrix("receivers", receivers, neighbours.receivers)
+    if out is None:
+        out = torch.empty(neighbours.receivers, size, dtype=like.dtype, device=like.device)
+    _check_out(out, like, neighbours.receivers)
+    _rows.check_one_device(rows=row_list, masks=mask_list, receivers=receivers, out=out)
+    _masked_mean(
+        out, row_list, mask_list, receivers, neighbours.first, neighbours.index,
+        neighbours.weights, over == "neighbours",
+    )  # fmt: skip
+    return out
+
+
+def masked_mean_expression(
+    rows: Sequence[Tensor] | Tensor,
+    words: Sequence[Tensor] | Tensor | None = None,
+    receiver: Tensor | None = None,
+    *,
+    weights: Tensor | None = None,
+    over: Over = "covered",
+) -> Tensor:
+    """`masked_mean` of one receiver as plain torch operations, for `torch.compile` to fuse.
+
+    Args:
+        rows: the neighbours' rows (P,), or a matrix of them, in the order of summation.
+        words: their packed masks (P / 32,), or a matrix of them; None covers everything.
+        receiver: the receiver's packed mask (P / 32,); None keeps everything.
+        weights: (neighbours,) above 0, in the dtype of the sums.
+        over: as there.
+    """
+    wide = torch.float64 if rows[0].dtype == torch.float64 else torch.float32
+    lanes = torch.arange(ALIGNMENT, dtype=torch.int32, device=rows[0].device)
+    total = torch.zeros(rows[0].shape[0] // ALIGNMENT, ALIGNMENT, dtype=wide, device=lanes.device)
+    # A sum over all neighbours is a number, a sum over those that cover an element a row.
+    weight: Tensor = torch.zeros((), dtype=wide, device=lanes.device)
+    for k in range(len(rows)):
+        value = rows[k].view(-1, ALIGNMENT).to(wide)
+        share = torch.ones((), dtype=wide, device=lanes.device) if weights is None else weights[k]
+        if words is not None:
+            bit = (words[k][:, None] >> lanes) & 1
+            value = torch.where(bit != 0, value, 0.0)
+        total = total + (value if weights is None else value * share)
+        weight = weight + (bit * share if words is not None and over == "covered" else share)
+    # Nobody covers an element whose weight is 0: its sum is 0, and 0 / 1 is too.
+    mean = total / torch.where(weight > 0, weight, 1.0)
+    if receiver is not None:
+        mean = torch.where(((receiver[:, None] >> lanes) & 1) != 0, mean, 0.0)
+    return mean.view(-1).to(rows[0].dtype)
+
+
+@torch.library.custom_op("lightfed::masked_mean", mutates_args=("out",))
+def _masked_mean(
+    out: Tensor,
+    rows: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    receivers: Tensor | None,
+    first: Tensor,
+    index: Tensor,
+    weights: Tensor | None,
+    over_neighbours: bool,
+) -> None:
+    if out.numel() == 0:
+        return
+    row_table = _rows.addresses("rows", rows)
+    _check_apart(row_table, out)
+    if index.numel() == 0:
+        out.zero_()
+    elif _dispatch.backend(out, *rows) == "triton":
+        from lightfed_kernels.gpu.masked_mean import launch
+
+        launch(out, row_table, masks, receivers, first, index, weights, over_neighbours)
+    elif out.is_cuda:
+        _by_expression(out, rows, masks, receivers, first, index, weights, over_neighbours)
+    else:
+        by_chunks(out, rows, masks, receivers, first, index, weights, over_neighbours)
+
+
+@_masked_mean.register_fake
+def _(
+    out: Tensor,
+    rows: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    receivers: Tensor | None,
+    first: Tensor,
+    index: Tensor,
+    weights: Tensor | None,
+    over_neighbours: bool,
+) -> None:
+    return None
+
+
+def _by_expression(
+    out: Tensor,
+    rows: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    receivers: Tensor | None,
+    first: Tensor,
+    index: Tensor,
+    weights: Tensor | None,
+    over_neighbours: bool,
+) -> None:
+    """Whole rows at a time: few launches, which is what counts on a GPU."""
+    every_row, every_mask = _rows.each_row(rows), _rows.each_row(masks)
+    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
+    shares = None if weights is None else weights.to(out.device, wide, non_blocking=True)
+    for r, (begin, end) in enumerate(pairwise(first.tolist())):
+        if begin == end:
+            out[r].zero_()
+            continue
+        chosen = index[begin:end].tolist()
+        mean = masked_mean_expression(
+            [every_row[k] for k in chosen],
+            [every_mask[k] for k in chosen] if masks else None,
+            None if receivers is None else receivers[r],
+            weights=None if shares is None else shares[begin:end],
+            over="neighbours" if over_neighbours else "covered",
+        )
+        out[r].copy_(mean)
+
+
+def _check_senders(name: str, tensors: Sequence[Tensor], neighbours: Neighbours) -> None:
+    found = _rows.count_rows(tensors)
+    if found != neighbours.senders:
+        raise ValueError(f"{name}: {found} rows; neighbours is built for {neighbours.senders}")
+
+
+def _check_matrix(name: str, tensor: Tensor, receivers: int) -> None:
+    if tensor.dim() != 2 or tensor.shape[0] != receivers:
+        raise ValueError(
+            f"{name}: of shape {list(tensor.shape)}; one row for each of {receivers} receivers "
+            "is needed"
+        )
+
+
+def _check_out(out: Tensor, like: Tensor, receivers: int) -> None:
+    _rows.check_row("out", out, size=like.shape[-1])
+    _check_matrix("out", out, receivers)
+    if out.dtype != like.dtype:
+        raise TypeError(f"out: {out.dtype} for rows of {like.dtype}")
+    if receivers > 1 and out.stride(0) < out.shape[1]:
+        raise ValueError(f"out: rows lie {out.stride(0)} apart and overlap")
+
+
+def _check_apart(row_table: np.ndarray, out: Tensor) -> None:
+    """No row of `out` lies on a row that is read: receivers would read what others have written."""
+    length = out.shape[1] * out.element_size()
+    written = np.sort(_rows.addresses("out", [out]))
+    # The written row at or before a row's last byte is the only one that can reach into it.
+    nearest = np.searchsorted(written, row_table + length - 1, side="right") - 1
+    clash = (nearest >= 0) & (written[nearest] + length > row_table)
+    if clash.any():
+        raise ValueError(f"out: shares memory with row {int(np.flatnonzero(clash)[0])} of rows")

@@ -1,0 +1,282 @@
+"""Masks of one bit per element: packed words, and the values that they cover.
+
+Bit i of word w is element 32 w + i of a row, so a mask is 32 times smaller than float32 values.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightfed_kernels import _dispatch, _rows
+from lightfed_kernels._bits import as_bytes, as_integers, count_ones, ones_in, select_table, view
+from lightfed_kernels.layout import ALIGNMENT
+
+# Elements that the CPU handles at a time: positions and values stay in cache.
+CHUNK = 32768
+
+
+def pack_mask(mask: Tensor) -> Tensor:
+    """(.., P) bool -> (.., P / 32) int32: bit i of word w is `mask[.., 32 w + i]`."""
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask: {mask.dtype}; a mask is bool")
+    _rows.check_elements("mask", mask)
+    if mask.shape[-1] % ALIGNMENT:
+        raise ValueError(
+            f"mask: {mask.shape[-1]} elements; the length of a row is a multiple of {ALIGNMENT}"
+        )
+    shape = (*mask.shape[:-1], mask.shape[-1] // ALIGNMENT)
+    words = torch.empty(shape, dtype=torch.int32, device=mask.device)
+    _pack_mask(words, mask)
+    return words
+
+
+def unpack_mask(words: Tensor) -> Tensor:
+    """(.., W) int32 -> (.., 32 W) bool: element 32 w + i is bit i of `words[.., w]`."""
+    _check_words(words)
+    shape = (*words.shape[:-1], words.shape[-1] * ALIGNMENT)
+    mask = torch.empty(shape, dtype=torch.bool, device=words.device)
+    _unpack_mask(mask, words)
+    return mask
+
+
+def popcount(words: Tensor) -> Tensor:
+    """(.., W) int32 -> (..) int64: how many bits of a row are 1."""
+    _check_words(words)
+    count = torch.empty(words.shape[:-1], dtype=torch.int64, device=words.device)
+    _popcount(count, words)
+    return count
+
+
+def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
+    """The covered values of a row (P,) in order, (nnz,): `row[mask]`.
+
+    Args:
+        row: (P,), at a multiple of 16 bytes.
+        words: (P / 32,) packed mask.
+        nnz: how many bits are 1, which the caller knows: a GPU need not be waited for. It is
+            checked on the CPU, and on a GPU under LIGHTFED_KERNELS_CHECK=1.
+    """
+    _rows.check_row("row", row)
+    _check_single("row", row)
+    _check_single("words", words)
+    _rows.check_words("words", words, size=row.shape[0])
+    device = _rows.check_one_device(row=row, words=words)
+    if not 0 <= nnz <= row.shape[0]:
+        raise ValueError(f"nnz: {nnz} of a row of {row.shape[0]} elements")
+    values = torch.empty(nnz, dtype=row.dtype, device=device)
+    _compress(values, row, words)
+    return values
+
+
+def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of `compress`: a row (P,) with the values in order where a bit is 1, 0 elsewhere.
+
+    Args:
+        values: (nnz,), as many as there are bits; checked as in `compress`.
+        words: (P / 32,) packed mask.
+        out: the row to write.
+    """
+    _check_words(words)
+    _check_single("words", words)
+    _rows.check_elements("values", values)
+    _check_single("values", values)
+    if values.dtype not in _rows.DTYPES:
+        raise TypeError(f"values: {values.dtype}; {', '.join(map(str, _rows.DTYPES))} are possible")
+    size = words.shape[0] * ALIGNMENT
+    if out is None:
+        out = torch.empty(size, dtype=values.dtype, device=values.device)
+    _rows.check_row("out", out, size=size)
+    _check_single("out", out)
+    if out.dtype != values.dtype:
+        raise TypeError(f"out: {out.dtype} for values of {values.dtype}")
+    if values.shape[0] > size:
+        raise ValueError(f"values: {values.shape[0]} for a row of {size} elements")
+    _rows.check_one_device(values=values, words=words, out=out)
+    _expand(out, values, words)
+    return out
+
+
+def apply_mask_(rows: Tensor, words: Tensor) -> Tensor:
+    """Zero, in place, what a mask does not cover, be it NaN; returns `rows`.
+
+    Args:
+        rows: (P,) or (clients, P).
+        words: (P / 32,), one mask for all rows, or (clients, P / 32).
+    """
+    _rows.check_row("rows", rows)
+    _rows.check_words("words", words, size=rows.shape[-1])
+    if words.dim() == 2 and words.shape[:-1] != rows.shape[:-1]:
+        raise ValueError(f"words: of shape {list(words.shape)} for rows of {list(rows.shape)}")
+    _rows.check_one_device(rows=rows, words=words)
+    _apply_mask(rows, words)
+    return rows
+
+
+@torch.library.custom_op("lightfed::pack_mask", mutates_args=("words",))
+def _pack_mask(words: Tensor, mask: Tensor) -> None:
+    if words.numel() == 0:
+        return
+    if _dispatch.backend(words, mask) == "triton":
+        from lightfed_kernels.gpu.masks import launch_pack
+
+        launch_pack(_matrix(words), _matrix(mask))
+    elif words.is_cuda:
+        lanes = _lanes(words)
+        bits = mask.unflatten(-1, (-1, ALIGNMENT)).to(torch.int32) << lanes
+        # A sum in int64 is wrapped to int32, where bit 31 is the sign.
+        words.copy_(bits.sum(-1).to(torch.int32))
+    else:
+        packed = np.packbits(view(mask, torch.uint8), axis=-1, bitorder="little")
+        words.copy_(torch.from_numpy(packed).view(torch.int32))
+
+
+@torch.library.custom_op("lightfed::unpack_mask", mutates_args=("mask",))
+def _unpack_mask(mask: Tensor, words: Tensor) -> None:
+    if words.numel() == 0:
+        return
+    if _dispatch.backend(mask, words) == "triton":
+        from lightfed_kernels.gpu.masks import launch_unpack
+
+        launch_unpack(_matrix(mask), _matrix(words))
+    elif words.is_cuda:
+        mask.copy_(_bits(words).flatten(-2) != 0)
+    else:
+        for row, packed in zip(_matrix(mask), _matrix(words), strict=True):
+            target, source = view(row, torch.uint8), as_bytes(packed)
+            for begin in range(0, len(target), CHUNK):
+                part = source[begin // 8 : (begin + CHUNK) // 8]
+                target[begin : begin + CHUNK] = np.unpackbits(part, bitorder="little")
+
+
+@torch.library.custom_op("lightfed::popcount", mutates_args=("count",))
+def _popcount(count: Tensor, words: Tensor) -> None:
+    if words.numel() == 0:
+        count.zero_()
+    elif _dispatch.backend(count, words) == "triton":
+        from lightfed_kernels.gpu.masks import tile_counts
+
+        count.copy_(tile_counts(_matrix(words)).sum(-1).view(count.shape))
+    elif words.is_cuda:
+        count.copy_(_bits(words).sum((-1, -2)))
+    else:
+        count.copy_(torch.from_numpy(np.asarray(count_ones(words))))
+
+
+@torch.library.custom_op("lightfed::compress", mutates_args=("values",))
+def _compress(values: Tensor, row: Tensor, words: Tensor) -> None:
+    _check_nnz("nnz", values.shape[0], words)
+    if values.numel() == 0:
+        return
+    if _dispatch.backend(values, row, words) == "triton":
+        from lightfed_kernels.gpu.masks import launch_compress
+
+        launch_compress(values, row, words)
+        return
+    if words.is_cuda:
+        rank, bits = _ranks(words, values.shape[0])
+        # One place more than there are values, for elements that have none.
+        room = values.new_empty(values.shape[0] + 1)
+        values.copy_(room.scatter_(0, torch.where(bits, rank, values.shape[0]), row)[:-1])
+        return
+    source, target, packed = as_integers(row), as_integers(values), as_bytes(words)
+    done = 0
+    for begin in range(0, len(source), CHUNK):
+        place = ones_in(packed, begin, CHUNK)
+        np.take(source[begin:], place, out=target[done : done + len(place)], mode="clip")
+        done += len(place)
+
+
+@torch.library.custom_op("lightfed::expand", mutates_args=("out",))
+def _expand(out: Tensor, values: Tensor, words: Tensor) -> None:
+    _check_nnz("values", values.shape[0], words)
+    if values.numel() == 0:
+        out.zero_()
+        return
+    if _dispatch.backend(out, values, words) == "triton":
+        from lightfed_kernels.gpu.masks import launch_expand
+
+        launch_expand(out, values, words)
+        return
+    if words.is_cuda:
+        rank, bits = _ranks(words, values.shape[0])
+        there = bits & (rank < values.shape[0])
+        out.copy_(torch.where(there, values[rank.clamp(max=values.shape[0] - 1)], 0.0))
+        return
+    target, source, packed = as_integers(out), as_integers(values), as_bytes(words)
+    done = 0
+    for begin in range(0, len(target), CHUNK):
+        chunk = target[begin : begin + CHUNK]
+        chunk.fill(0)
+        place = ones_in(packed, begin, CHUNK)
+        chunk[place] = source[done : done + len(place)]
+        done += len(place)
+
+
+@torch.library.custom_op("lightfed::apply_mask_", mutates_args=("rows",))
+def _apply_mask(rows: Tensor, words: Tensor) -> None:
+    if rows.numel() == 0:
+        return
+    if _dispatch.backend(rows, words) == "triton":
+        from lightfed_kernels.gpu.masks import launch_apply
+
+        launch_apply(_matrix(rows), _matrix(words))
+        return
+    if words.is_cuda:
+        zero = (_bits(words).flatten(-2) == 0).expand(rows.shape)
+        rows.masked_fill_(zero, 0.0)
+        return
+    matrix, table = _matrix(rows), select_table(f"f{rows.element_size()}")
+    masks = _matrix(words).expand(matrix.shape[0], -1)
+    for row, mask in zip(matrix, masks, strict=True):
+        integers, packed = as_integers(row), as_bytes(mask)
+        for begin in range(0, len(integers), CHUNK):
+            bits = np.take(table, packed[begin // 8 : (begin + CHUNK) // 8], axis=0, mode="clip")
+            chunk = integers[begin : begin + CHUNK]
+            np.bitwise_and(chunk, bits.reshape(-1), out=chunk)
+
+
+@_pack_mask.register_fake
+@_popcount.register_fake
+@_unpack_mask.register_fake
+@_apply_mask.register_fake
+@_compress.register_fake
+@_expand.register_fake
+def _(*tensors: Tensor) -> None:
+    return None
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 2 else tensor[None]
+
+
+def _lanes(like: Tensor) -> Tensor:
+    return torch.arange(ALIGNMENT, dtype=torch.int32, device=like.device)
+
+
+def _bits(words: Tensor) -> Tensor:
+    """(.., W) -> (.., W, 32) of 0 and 1."""
+    return (words[..., None] >> _lanes(words)) & 1
+
+
+def _ranks(words: Tensor, nnz: int) -> tuple[Tensor, Tensor]:
+    """(P,) how many elements before this one are covered, at most nnz, and whether it is."""
+    bits = _bits(words).flatten()
+    rank = bits.cumsum(0) - bits
+    return rank.clamp_(max=nnz), bits != 0
+
+
+def _check_words(words: Tensor) -> None:
+    _rows.check_words("words", words, size=words.shape[-1] * ALIGNMENT if words.dim() else 0)
+
+
+def _check_single(name: str, tensor: Tensor) -> None:
+    if tensor.dim() != 1:
+        raise ValueError(f"{name}: of shape {list(tensor.shape)}; one row at a time")
+
+
+def _check_nnz(name: str, given: int, words: Tensor) -> None:
+    if words.is_cuda and not _dispatch.checking():
+        return
+    found = int(_bits(words).sum()) if words.is_cuda else int(count_ones(words))
+    if found != given:
+        raise ValueError(f"{name}: {given}; the mask covers {found} elements")

@@ -1,0 +1,603 @@
+"""Means over neighbours: every backend against the float64 reference, and the paper's own code."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from lightfed_kernels import Layout, _masked_mean_cpu
+from lightfed_kernels.masked_mean import (
+    Neighbours,
+    _masked_mean,
+    masked_mean,
+    masked_mean_expression,
+)
+from lightfed_kernels.masks import pack_mask
+from lightfed_kernels.reference import masked_mean as reference
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.kernels import far
+from tests.kernels.backends import INTERPRETED
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CANARY = 7.0
+LISTS = [[0, 1, 2], [3], [4, 0, 1, 2], [2, 4]]
+WEIGHTS = [[1.0, 2.0, 0.5], [3.0], [1.0, 0.25, 2.0, 3.0], [1.5, 1.0]]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Largest error relative to the largest value of the inputs."""
+
+    torch: float
+    interpreted: float
+    compiled: float
+
+
+BOUNDS = {
+    torch.float32: Bound(1e-6, 1e-6, 1e-6),
+    # The interpreter truncates where hardware rounds.
+    torch.bfloat16: Bound(4e-3, 1e-2, 4e-3),
+    torch.float64: Bound(1e-14, 1e-14, 1e-14),
+}
+
+
+def bound(dtype: torch.dtype, device: torch.device) -> float:
+    found = BOUNDS[dtype]
+    if device.type == "cuda":
+        return found.compiled
+    return found.interpreted if os.environ["LIGHTFED_KERNELS"] == "triton" else found.torch
+
+
+def bits(*shape: int, density: float, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=generator) < density
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def banded(
+    receivers: int, size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """A buffer of canaries, and in its middle the output, full of NaN."""
+    buffer = torch.full((receivers + 2, size + 64), CANARY, dtype=dtype, device=device)
+    out = buffer[1:-1, 32:-32]
+    out.fill_(float("nan"))
+    return buffer, out
+
+
+def canaries_live(buffer: Tensor) -> bool:
+    around = torch.ones_like(buffer, dtype=torch.bool)
+    around[1:-1, 32:-32] = False
+    return bool((buffer[around] == CANARY).all())
+
+
+def run(
+    device: torch.device,
+    x: Tensor,
+    lists: list[list[int]],
+    *,
+    masks: Tensor | None = None,
+    receivers: Tensor | None = None,
+    weights: list[list[float]] | None = None,
+    over: Any = "covered",
+) -> Tensor:
+    """The mean in a banded buffer, held against the reference; masks are given as booleans."""
+    neighbours = Neighbours.build(lists, senders=len(x), weights=weights)
+    buffer, out = banded(len(lists), x.shape[1], x.dtype, device)
+    got = masked_mean(
+        x.to(device),
+        neighbours,
+        masks=None if masks is None else pack_mask(masks).to(device),
+        receivers=None if receivers is None else pack_mask(receivers).to(device),
+        over=over,
+        out=out,
+    )
+    assert got is out
+    assert canaries_live(buffer)
+    expected = reference.masked_mean(
+        x, lists, masks=masks, receivers=receivers, weights=weights, over=over
+    )
+    scale = float(x.double().nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30))
+    torch.testing.assert_close(
+        got.cpu().double(), expected, rtol=0, atol=scale * bound(x.dtype, device), equal_nan=True
+    )
+    return got.cpu().clone()
+
+
+@settings(max_examples=25)
+@example(31, [[0, 1], [1, 1, 2]], 0.5, True, True, True, "covered", torch.float32)
+@example(32, [[0, 1], [1, 1, 2]], 0.5, True, True, True, "neighbours", torch.float32)
+@example(33, [[0, 1, 2]], 0.5, True, True, False, "covered", torch.float64)
+@example(33, [[0, 1, 2], []], 0.5, True, True, True, "covered", torch.bfloat16)
+@given(
+    st.sampled_from([1, 2, 3]),
+    st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["covered", "neighbours"]),
+    st.sampled_from(list(BOUNDS)),
+)
+def test_every_mean_is_the_reference(
+    device: torch.device,
+    words: int,
+    lists: list[list[int]],
+    density: float,
+    masked: bool,
+    kept: bool,
+    weighted: bool,
+    over: str,
+    dtype: torch.dtype,
+) -> None:
+    size = 32 * words
+    masks = bits(3, size, density=density, seed=1) if masked else None
+    x = values(3, size, dtype=dtype)
+    if masks is not None:
+        x[~masks] = float("nan")
+    run(
+        device, x, lists, masks=masks, over=over,
+        receivers=bits(len(lists), size, density=0.7, seed=2) if kept else None,
+        weights=[[0.5 + (k + 3 * r) % 4 for k in range(len(c))] for r, c in enumerate(lists)]
+        if weighted else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_no_mask_covers_has_no_influence_and_what_one_covers_shows(
+    device: torch.device, dtype: torch.dtype, bad: float
+) -> None:
+    x, masks = values(3, 64, dtype=dtype), torch.ones(3, 64, dtype=torch.bool)
+    x[1, 5] = x[1, 40] = bad
+    masks[1, 5] = False
+    got = run(device, x, [[0, 1, 2], [0, 2]], masks=masks)
+    assert got[0, 5].isfinite()
+    assert not got[0, 40].isfinite()
+    assert got[1].isfinite().all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("weights", [None, [[1.0, 2.0]]])
+def test_a_sum_that_is_no_number_is_one_without_a_warning(
+    weights: list[list[float]] | None,
+) -> None:
+    x, words = torch.ones(2, 32), torch.full((2, 1), -1, dtype=torch.int32)
+    x[0, 1], x[1, 1], x[0, 2], x[1, 2] = float("inf"), -float("inf"), 3e38, 3e38
+    got = masked_mean(x, Neighbours.build([[0, 1]], senders=2, weights=weights), masks=words)
+    assert got[0, 1].isnan()
+    assert got[0, 2] == float("inf")
+    assert (got[0, 3:] == 1).all()
+
+
+def test_what_a_receiver_does_not_keep_is_zero_be_it_nan(device: torch.device) -> None:
+    x, kept = values(2, 32), torch.ones(1, 32, dtype=torch.bool)
+    x[1, 3] = float("nan")
+    kept[0, 3] = kept[0, 9] = False
+    got = run(device, x, [[0, 1]], receivers=kept)
+    assert got[0, 3] == 0
+    assert got[0, 9] == 0
+    assert (got[0, kept[0]] != 0).all()
+
+
+@pytest.mark.parametrize("over", ["covered", "neighbours"])
+@pytest.mark.parametrize("weights", [None, [[2.0, 1.0], [], [3.0]]])
+def test_elements_without_coverage_and_receivers_without_neighbours_get_zero(
+    device: torch.device, over: str, weights: list[list[float]] | None
+) -> None:
+    x, masks = values(2, 64), torch.zeros(2, 64, dtype=torch.bool)
+    masks[0, :7] = True
+    got = run(device, x, [[0, 1], [], [1]], masks=masks, over=over, weights=weights)
+    assert (got[0, 7:] == 0).all()
+    assert (got[1:] == 0).all()
+    assert not torch.signbit(got[1:]).any()
+
+
+def test_a_neighbour_of_weight_zero_takes_no_part(device: torch.device) -> None:
+    x = values(3, 32)
+    x[1] = float("nan")
+    got = run(device, x, [[0, 1, 2], [1]], weights=[[1.0, 0.0, 1.0], [0.0]])
+    assert torch.equal(got[1], torch.zeros(32))
+    assert got.isfinite().all()
+
+
+def test_neighbours_are_added_in_the_order_of_their_list(device: torch.device) -> None:
+    x = torch.tensor([[2.0**25], [1.0], [-(2.0**25)]]).expand(3, 32).contiguous()
+    neighbours = Neighbours.build([[0, 1, 2], [0, 2, 1], [1, 0, 2]], senders=3)
+    words = torch.full((3, 1), -1, dtype=torch.int32, device=device)
+    got = masked_mean(x.to(device), neighbours, masks=words)
+    third = (torch.ones(1) / 3).item()
+    assert got.cpu()[:, 0].tolist() == [0.0, third, 0.0]
+
+
+@pytest.mark.parametrize("count", [255, 256, 300])
+def test_hundreds_of_neighbours_are_counted(device: torch.device, count: int) -> None:
+    x = torch.full((1, 32), 3.0)
+    masks = torch.arange(32)[None] > 4
+    got = run(device, x, [[0] * count], masks=masks)
+    assert torch.equal(got[0], torch.where(masks[0], 3.0, 0.0))
+
+
+def test_rows_come_as_matrix_as_list_and_as_both(device: torch.device) -> None:
+    masks = bits(5, 96, density=0.5, seed=3)
+    x, words = values(5, 96).to(device), pack_mask(masks).to(device)
+    neighbours = Neighbours.build(LISTS, senders=5)
+    whole = masked_mean(x, neighbours, masks=words)
+    scattered = [row.clone() for row in x]
+    assert torch.equal(masked_mean(scattered, neighbours, masks=[w.clone() for w in words]), whole)
+    mixed = [x[:2].clone(), x[2].clone(), x[3:]]
+    assert torch.equal(masked_mean(mixed, neighbours, masks=[words[:4], words[4]]), whole)
+    reference_mean = reference.masked_mean(x.cpu(), LISTS, masks=masks)
+    assert torch.allclose(whole.cpu().double(), reference_mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_blocks_of_columns_make_up_the_whole(
+    device: torch.device, weights: list[list[float]] | None
+) -> None:
+    x = values(5, 160).to(device)
+    words = pack_mask(bits(5, 160, density=0.5, seed=3)).to(device)
+    kept = pack_mask(bits(4, 160, density=0.5, seed=4)).to(device)
+    neighbours = Neighbours.build(LISTS, senders=5, weights=weights)
+    whole = masked_mean(x, neighbours, masks=words, receivers=kept)
+    pieces = torch.full_like(whole, float("nan"))
+    for a, b in ((0, 32), (32, 128), (128, 160)):
+        masked_mean(
+            x[:, a:b], neighbours, masks=words[:, a // 32 : b // 32],
+            receivers=kept[:, a // 32 : b // 32], out=pieces[:, a:b],
+        )  # fmt: skip
+    assert torch.equal(pieces, whole)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("over", ["covered", "neighbours"])
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+def test_the_size_of_a_chunk_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    over: Any,
+    weights: list[list[float]] | None,
+) -> None:
+    x, words = values(5, 224, dtype=dtype), pack_mask(bits(5, 224, density=0.5, seed=3))
+    kept = pack_mask(bits(4, 224, density=0.5, seed=4))
+    neighbours = Neighbours.build(LISTS, senders=5, weights=weights)
+    whole = masked_mean(x, neighbours, masks=words, receivers=kept, over=over)
+    assert torch.equal(masked_mean(x, neighbours, masks=words, receivers=kept, over=over), whole)
+    monkeypatch.setattr(_masked_mean_cpu, "CHUNK", 64)
+    assert torch.equal(masked_mean(x, neighbours, masks=words, receivers=kept, over=over), whole)
+    # Room for 64 elements of the four senders that are kept, and a bit.
+    monkeypatch.setattr(_masked_mean_cpu, "KEPT", 4 * 66)
+    assert torch.equal(masked_mean(x, neighbours, masks=words, receivers=kept, over=over), whole)
+    unmasked = masked_mean(x, neighbours)
+    expected = reference.masked_mean(x, LISTS, weights=weights)
+    assert torch.allclose(unmasked.double(), expected, atol=4 * BOUNDS[dtype].torch)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("over", ["covered", "neighbours"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_backends_and_all_tiles_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, over: Any, masked: bool
+) -> None:
+    from lightfed_kernels import _rows
+    from lightfed_kernels.gpu.masked_mean import launch
+
+    x = values(5, 96, dtype=dtype)
+    words = pack_mask(bits(5, 96, density=0.5, seed=3)) if masked else None
+    kept = pack_mask(bits(4, 96, density=0.5, seed=4))
+    neighbours = Neighbours.build(LISTS, senders=5)
+    monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
+    by_torch = masked_mean(x, neighbours, masks=words, receivers=kept, over=over)
+    monkeypatch.setenv("LIGHTFED_KERNELS", "triton")
+    assert torch.equal(masked_mean(x, neighbours, masks=words, receivers=kept, over=over), by_torch)
+    for tile in (1, 2, 64):
+        out = torch.full_like(by_torch, float("nan"))
+        launch(
+            out, _rows.addresses("rows", [x]), [] if words is None else [words], kept,
+            neighbours.first, neighbours.index, None, over == "neighbours", words=tile,
+        )  # fmt: skip
+        assert torch.equal(out, by_torch)
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize("over", ["covered", "neighbours"])
+def test_the_expression_is_the_operation(dtype: torch.dtype, over: Any) -> None:
+    x, words = values(5, 96, dtype=dtype), pack_mask(bits(5, 96, density=0.4, seed=3))
+    x[2, :5] = float("nan")
+    words[2, 0] &= ~0b11111
+    kept = pack_mask(bits(1, 96, density=0.5, seed=4))
+    chosen = [4, 0, 2]
+    plain = Neighbours.build([chosen], senders=5)
+    expected = masked_mean(x, plain, masks=words, receivers=kept, over=over)[0]
+    assert torch.equal(
+        masked_mean_expression(x[chosen], words[chosen], kept[0], over=over), expected
+    )
+    weights = torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
+    weighted = Neighbours.build([chosen], senders=5, weights=[weights.tolist()])
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    torch.testing.assert_close(
+        masked_mean_expression(
+            list(x[chosen]), list(words[chosen]), weights=weights.to(wide), over=over
+        ),
+        masked_mean(x, weighted, masks=words, over=over)[0],
+    )
+    x = x.nan_to_num(1.0)
+    assert torch.equal(masked_mean_expression(x[chosen], over=over), masked_mean(x, plain)[0])
+
+
+def test_whole_rows_by_expression_are_the_chunks() -> None:
+    """What a GPU without Triton runs, on the CPU."""
+    from lightfed_kernels.masked_mean import _by_expression
+
+    x, words = values(5, 96), pack_mask(bits(5, 96, density=0.5, seed=3))
+    kept = pack_mask(bits(5, 96, density=0.5, seed=4))
+    neighbours = Neighbours.build([*LISTS, []], senders=5)
+    expected = masked_mean(x, neighbours, masks=words, receivers=kept)
+    out = torch.full_like(expected, float("nan"))
+    _by_expression(
+        out, [x[:1], x[1], x[2:]], [words], kept, neighbours.first, neighbours.index, None, False
+    )
+    assert torch.equal(out, expected)
+    weighted = Neighbours.build(LISTS, senders=5, weights=WEIGHTS)
+    _by_expression(out[:4], [x], [], None, weighted.first, weighted.index, weighted.weights, True)
+    torch.testing.assert_close(out[:4], masked_mean(x, weighted))
+
+
+def test_rows_of_the_output_lie_further_apart_than_32_bits_reach(device: torch.device) -> None:
+    # Virtual memory: only the elements of the rows are touched. A stride has 32 bits, two do not.
+    apart = 2**30 + 64
+    memory = torch.empty(2 * apart + 32, dtype=torch.bfloat16, device=device)
+    out = memory.as_strided((3, 32), (apart, 1))
+    words = torch.empty(2 * apart + 1, dtype=torch.int32, device=device)
+    words = words.as_strided((3, 1), (apart, 1))
+    out.fill_(float("nan"))
+    words.copy_(torch.tensor([[-1], [0xFF], [0xF]]))
+    x = torch.arange(1.0, 97.0).view(3, 32).to(device, torch.bfloat16)
+    masked_mean(x, Neighbours.build([[0], [1], [2]], senders=3), receivers=words, out=out)
+    for row, kept in enumerate((32, 8, 4)):
+        assert torch.equal(out[row, :kept], x[row, :kept])
+        assert (out[row, kept:] == 0).all()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+def test_a_tile_lies_beyond_32_bits() -> None:
+    import triton.language as tl
+    from lightfed_kernels.gpu.masked_mean import masked_mean as kernel
+
+    # Virtual memory: only the last tile is touched.
+    tile = 2**21 + 1
+    words = 32 * (tile + 1)
+    row, out = (torch.empty(32 * words, dtype=torch.bfloat16) for _ in range(2))
+    mask, kept = (torch.empty(words, dtype=torch.int32) for _ in range(2))
+    row[-1024:] = values(1024, dtype=torch.bfloat16)
+    mask[-32:], kept[-32:] = 0x0FFFFFFF, 0x7FFFFFF0
+    out[-1024:] = float("nan")
+    table = torch.tensor([0, 1, row.data_ptr(), mask.data_ptr()])
+    with far.program(tile):
+        kernel[(1,)](
+            table, None, kept, out, out.shape[0], words, words, 1, WORDS=32,
+            DTYPE=tl.bfloat16, ACC=tl.float32, MASKED=True, COUNTED=True,
+        )  # fmt: skip
+    expected = masked_mean(
+        [row[-1024:]], Neighbours.build([[0]], senders=1),
+        masks=[mask[-32:]], receivers=kept[None, -32:],
+    )  # fmt: skip
+    assert torch.equal(out[-1024:], expected[0])
+
+
+@pytest.mark.gpu
+def test_rows_are_longer_than_32_bits_reach() -> None:
+    size = 2**31 + 64
+    x = torch.zeros(size, dtype=torch.bfloat16, device="cuda")
+    x[-3:] = torch.tensor([1.0, 2.0, 3.0])
+    got = masked_mean([x], Neighbours.build([[0]], senders=1))
+    assert torch.equal(got[0], x)
+
+
+@pytest.mark.gpu
+def test_no_value_of_an_argument_compiles_a_kernel_again() -> None:
+    from lightfed_kernels.gpu import masked_mean as gpu
+
+    def variants() -> int:
+        return sum(len(cache[0]) for cache in gpu.masked_mean.device_caches.values())
+
+    before = variants()
+    for receivers, words in ((1, 1), (2, 1), (16, 3), (3, 16), (1, 33)):
+        x = torch.randn(3, 32 * words, device="cuda")
+        masks = torch.full((3, words), -1, dtype=torch.int32, device="cuda")
+        neighbours = Neighbours.build([[0, 1, 2]] * receivers, senders=3)
+        masked_mean(x, neighbours, masks=masks)
+    assert variants() - before <= 1
+
+
+def test_empty_inputs_have_empty_or_zero_means(device: torch.device) -> None:
+    none = Neighbours.build([], senders=2)
+    x = values(2, 32).to(device)
+    assert masked_mean(x, none).shape == (0, 32)
+    alone = Neighbours.build([[], []], senders=0)
+    assert torch.equal(masked_mean(x[:0], alone), torch.zeros(2, 32, device=device))
+    out = torch.full((2, 32), float("nan"), device=device)
+    assert torch.equal(masked_mean([], alone, out=out), torch.zeros(2, 32, device=device))
+    assert masked_mean(x[:, :0], Neighbours.build([[0]], senders=2)).shape == (1, 0)
+    nobody = Neighbours.build([[0, 1]], senders=2, weights=[[0.0, 0.0]])
+    assert torch.equal(masked_mean(x, nobody), torch.zeros(1, 32, device=device))
+
+
+def test_neighbour_lists_are_kept_as_they_were_given() -> None:
+    built = Neighbours.build([[2, 0], [], [1]], senders=3, weights=[[1, 2], [], [0]])
+    assert built.first.tolist() == [0, 2, 2, 2]
+    assert built.index.tolist() == [2, 0]
+    assert built.weights is not None
+    assert built.weights.tolist() == [1.0, 2.0]
+    assert (built.receivers, built.senders) == (3, 3)
+    from_arrays = Neighbours.build(np.array([[2, 0]]), senders=3)  # type: ignore[arg-type]
+    assert from_arrays.index.tolist() == [2, 0]
+    assert from_arrays.weights is None
+
+
+@pytest.mark.parametrize(
+    ("lists", "weights", "message"),
+    [
+        ([[0], [1, 7]], None, "receiver 1: neighbour 7 out of range 0 .. 6"),
+        ([[-1]], None, "receiver 0: neighbour -1 out of range 0 .. 6"),
+        ([[0], [1]], [[1.0]], "weights: of 1 receivers; there are 2"),
+        ([[0, 1]], [[1.0]], "receiver 0: 1 weights for 2 neighbours"),
+        ([[3]], [[float("nan")]], "receiver 0: weight nan of neighbour 3; a weight is 0 or"),
+        ([[3]], [[float("inf")]], "weight inf"),
+        ([[3]], [[-1.0]], "weight -1.0 of neighbour 3"),
+        ([[3]], [[1e-40]], "between 1e-30 and 1e[+]30"),
+    ],
+)
+def test_neighbours_that_cannot_be_are_named(
+    lists: list[list[int]], weights: list[list[float]] | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Neighbours.build(lists, senders=7, weights=weights)
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    x, words = torch.zeros(2, 64), torch.zeros(2, 2, dtype=torch.int32)
+    pair = Neighbours.build([[0, 1]], senders=2)
+
+    def message(error: type[Exception], text: str, rows: Any = x, **arguments: Any) -> None:
+        with pytest.raises(error, match=text):
+            masked_mean(rows, arguments.pop("neighbours", pair), **arguments)
+
+    message(ValueError, "rows: 3 rows; neighbours is built for 2", torch.zeros(3, 64))
+    message(ValueError, "rows: 2 rows", neighbours=Neighbours.build([[0]], senders=1))
+    message(ValueError, "rows: none", [], neighbours=Neighbours.build([[]], senders=0))
+    message(ValueError, "multiple of 32", torch.zeros(2, 33))
+    message(ValueError, r"rows\[1\]: rows of 32 elements; 64", [torch.zeros(64), torch.zeros(32)])
+    message(TypeError, "float16", x.half())
+    message(TypeError, "beside float32", [x[0], x[1].double()])
+    message(ValueError, "masks: 1 rows", masks=words[:1])
+    message(ValueError, "masks: 1 words; 2 are needed", masks=words[:, :1])
+    message(TypeError, "masks: int64", masks=words.long())
+    message(ValueError, "receivers: 3 words; 2", receivers=torch.zeros(1, 3, dtype=torch.int32))
+    message(ValueError, r"receivers: of shape \[2, 2\]; one row for each of 1", receivers=words)
+    message(ValueError, r"receivers: of shape \[2\]", receivers=words[0])
+    message(ValueError, "over: 'all' is not one of covered, neighbours", over="all")
+    message(ValueError, r"out: of shape \[2, 64\]", out=torch.zeros(2, 64))
+    message(ValueError, "out: rows of 32 elements; 64 are needed", out=torch.zeros(1, 32))
+    message(
+        TypeError, "out: torch.float64 for rows of torch.float32", out=torch.zeros(1, 64).double()
+    )
+    message(ValueError, "out: elements of a row lie 2 apart", out=torch.zeros(1, 128)[:, ::2])
+    twice = Neighbours.build([[0], [1]], senders=2)
+    overlapping = torch.zeros(64).expand(2, 64)
+    message(ValueError, "out: rows lie 0 apart", neighbours=twice, out=overlapping)
+    message(ValueError, "masks: on meta, but rows is on cpu", masks=words.to("meta"))
+
+
+@pytest.mark.parametrize("begin", [4, 28, 64, 124])
+def test_output_on_top_of_rows_is_refused(device: torch.device, begin: int) -> None:
+    memory = torch.zeros(256, device=device)
+    pair = Neighbours.build([[0, 0]], senders=1)
+    with pytest.raises(ValueError, match="out: shares memory with row 0 of rows"):
+        masked_mean([memory[64:128]], pair, out=memory[begin : begin + 64][None])
+
+
+def test_output_beside_rows_is_not(device: torch.device) -> None:
+    memory = torch.ones(3, 128, device=device)
+    pair = Neighbours.build([[0, 1, 2]] * 3, senders=3)
+    masked_mean(memory[:, :64], pair, out=memory[:, 64:])
+    masked_mean(memory[:, 64:], pair, out=memory[:, :64])
+    assert torch.equal(memory, torch.ones(3, 128, device=device))
+
+
+def test_rows_off_a_multiple_of_16_bytes_are_refused(device: torch.device) -> None:
+    one = Neighbours.build([[0]], senders=1)
+    memory = torch.zeros(128, device=device)
+    with pytest.raises(ValueError, match="rows: row 0 starts 4 bytes past a multiple of 16"):
+        masked_mean([memory[1:65]], one)
+    with pytest.raises(ValueError, match="out: row 0 starts 8 bytes past"):
+        masked_mean([torch.zeros(64, device=device)], one, out=memory[2:66][None])
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_the_operator_passes_the_checks_of_torch(
+    device: torch.device, weights: list[list[float]] | None
+) -> None:
+    x, words = values(5, 64).to(device), torch.full((5, 2), -2, dtype=torch.int32, device=device)
+    n = Neighbours.build(LISTS, senders=5, weights=weights)
+    out = torch.empty(4, 64, device=device)
+    arguments = (out, [x[:3], x[3], x[4]], [words], words[:4], n.first, n.index, n.weights, False)
+    torch.library.opcheck(_masked_mean, arguments)
+    torch.library.opcheck(_masked_mean, (out, [x], [], None, n.first, n.index, n.weights, True))
+
+
+def test_it_compiles_without_a_break_and_writes_into_a_block_of_columns() -> None:
+    x, words = values(5, 64), pack_mask(bits(5, 64, density=0.5, seed=3))
+    neighbours = Neighbours.build(LISTS, senders=5, weights=WEIGHTS)
+
+    def step(x: Tensor, words: Tensor, wide: Tensor) -> Tensor:
+        masked_mean(2 * x, neighbours, masks=words, receivers=words[:4], out=wide[:, 32:96])
+        return wide + 1
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    expected = step(x, words, torch.zeros(4, 128))
+    assert torch.equal(compiled(x, words, torch.zeros(4, 128)), expected)
+    assert expected[:, 32:96].ne(1).any()
+
+
+class Golden:
+    """A file of the released code's tensors, as rows."""
+
+    def __init__(self, name: str, prefix: str) -> None:
+        self.tensors = load_file(GOLDEN / f"dispfl/{name}.safetensors")
+        names = [key.removeprefix(prefix) for key in self.tensors if key.startswith(prefix)]
+        self.layout = Layout.build((n, tuple(self.tensors[prefix + n].shape)) for n in names)
+
+    def row(self, prefix: str) -> Tensor:
+        row = self.layout.new_row()
+        for entry in self.layout:
+            self.layout.view(row, entry).copy_(self.tensors[f"{prefix}/{entry.name}"])
+        return row
+
+    def rows(self, prefix: str, count: int, suffix: str = "") -> Tensor:
+        return torch.stack([self.row(f"{prefix}{k}{suffix}") for k in range(count)])
+
+
+def test_dispfl_aggregates_as_the_released_code(device: torch.device) -> None:
+    golden = Golden("aggregate", "w/0/")
+    meta = json.loads((GOLDEN / "dispfl/meta.json").read_text())["aggregate"]
+    w = golden.rows("w/", meta["K"]).to(device)
+    masks = pack_mask(golden.rows("shared_mask/", meta["K"]) > 0).to(device)
+    own = pack_mask(golden.rows("local_mask/", meta["K"]) > 0).to(device)
+    neighbours = Neighbours.build([c["members"] for c in meta["cases"]], senders=meta["K"])
+    receivers = own[[c["cur"] for c in meta["cases"]]]
+    consensus = masked_mean(w, neighbours, masks=masks)
+    local = masked_mean(w, neighbours, masks=masks, receivers=receivers)
+    for case in range(len(meta["cases"])):
+        for name, got in (("consensus", consensus), ("local", local)):
+            expected = golden.row(f"case{case}/{name}")
+            torch.testing.assert_close(got[case].cpu(), expected, rtol=0, atol=1e-6)
+
+
+def test_my2_starts_its_rounds_as_the_released_code(device: torch.device) -> None:
+    """start = mean of the neighbours' and the client's own weights, times the new mask: exactly."""
+    golden = Golden("loop_my2", "r0/0/start/")
+    loop = json.loads((GOLDEN / "dispfl/loops.json").read_text())["loop_my2"]
+    for r in range(1, loop["rounds"]):
+        chosen = {c["client"]: c["neighbours"] for c in loop["neighbour_choice"] if c["round"] == r}
+        lists = [sorted([*chosen[k], k]) for k in range(loop["N"])]
+        got = masked_mean(
+            golden.rows(f"r{r - 1}/", loop["N"], "/end").to(device),
+            Neighbours.build(lists, senders=loop["N"]),
+            masks=pack_mask(golden.rows(f"r{r - 1}/", loop["N"], "/train_mask") > 0).to(device),
+            receivers=pack_mask(golden.rows(f"r{r}/", loop["N"], "/train_mask") > 0).to(device),
+            over="neighbours",
+        )
+        assert torch.equal(got.cpu(), golden.rows(f"r{r}/", loop["N"], "/start"))
