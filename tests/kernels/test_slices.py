@@ -139,6 +139,29 @@ def test_kernel_and_torch_path_have_the_same_bits(case: SliceCase, fixed: bool) 
     assert torch.equal(found["torch"], found["triton"])
 
 
+@pytest.mark.parametrize("size", [16, 64])
+@settings(max_examples=8)
+@given(case=slice_cases(), fixed=st.booleans())
+def test_the_bits_do_not_depend_on_how_the_work_is_cut(
+    device: torch.device, size: int, case: SliceCase, fixed: bool
+) -> None:
+    def everything() -> list[Tensor]:
+        rows = [row.to(device) for row in case.rows(torch.float32)]
+        outs = [torch.zeros_like(row) for row in rows]
+        slice_take_(case.old(torch.float32).to(device), outs, case.table(device), case.level_of)
+        sums = slice_sum(rows, case.members(device), fixed=fixed)
+        return [merged(case, torch.float32, device, fixed), sums, *outs]
+
+    whole = everything()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightfed_kernels._slices_torch.CHUNK", size)
+        if device.type == "cpu" and INTERPRETED:  # a compiled tile has 16 bytes a thread at least
+            patch.setattr("lightfed_kernels.slices.TILE", size)
+            patch.setattr("lightfed_kernels.gpu.slices.TILE", size)
+        cut = everything()
+    assert all(torch.equal(one, other) for one, other in zip(cut, whole, strict=True))
+
+
 WIDE = Layout.build([("w", (6, 40)), ("head", (5, 40)), ("b", (5,))])
 SLIM = Layout.build([("w", (3, 20)), ("head", (5, 20)), ("b", (5,))])
 
