@@ -3,40 +3,46 @@
 Knows torch and Triton, nothing of lightfed.
 """
 
+from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum
 from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
 from lightfed_kernels.masked_mean import masked_mean, masked_mean_expression
-from lightfed_kernels.masks import (
-    apply_mask_,
-    compress,
-    expand,
-    pack_mask,
-    popcount,
-    unpack_mask,
-)
+from lightfed_kernels.masks import apply_mask_, compress, expand, pack_mask, popcount, unpack_mask
+from lightfed_kernels.means import server_finish_, server_step_, weighted_mean, weighted_sum
 from lightfed_kernels.members import FIXED_LIMIT, FIXED_SCALE, Members
 from lightfed_kernels.merge import slice_finish_, slice_merge_, slice_sum, slice_take_
 from lightfed_kernels.neighbours import Neighbours
 from lightfed_kernels.slices import SliceTable
+from lightfed_kernels.steps import aspg_step_, sgd_step_
 
 __all__ = [
     "ALIGNMENT",
     "FIXED_LIMIT",
     "FIXED_SCALE",
     "Entry",
+    "Groups",
     "Layout",
     "Members",
     "Neighbours",
     "SliceTable",
     "apply_mask_",
+    "aspg_step_",
     "compress",
     "expand",
+    "grouped_mean_",
+    "grouped_spread_",
+    "grouped_sum",
     "masked_mean",
     "masked_mean_expression",
     "pack_mask",
     "popcount",
+    "server_finish_",
+    "server_step_",
+    "sgd_step_",
     "slice_finish_",
     "slice_merge_",
     "slice_sum",
     "slice_take_",
     "unpack_mask",
+    "weighted_mean",
+    "weighted_sum",
 ]

@@ -1,0 +1,140 @@
+"""Sums over clients in plain torch, chunk by chunk on a CPU: the twin of the kernel in gpu.rows.
+
+Sums are held in float64. A product of a float32 and a weight of few bits is exact there, and so is
+the sum of products whose magnitudes are close: the order of the clients does not change it.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lightfed_kernels._rows import each_row
+
+# Elements that a core sums at a time: 1 MiB in float64. Every call of torch costs microseconds.
+CHUNK = 131072
+
+Share = float | Tensor
+
+
+def sum_torch(
+    sums: Tensor, rows: Sequence[Tensor], jobs: Tensor, members: Tensor, weights: Tensor | None
+) -> None:
+    """Into `sums`, packed: the sums of all jobs back to back."""
+    for job, begin, end, total, _ in _sums(rows, jobs, members, weights):
+        place = job[4] - job[0]
+        sums[place + begin : place + end].copy_(total)
+
+
+def mean_torch(
+    rows: Sequence[Tensor], jobs: Tensor, members: Tensor, weights: Tensor | None
+) -> None:
+    """Into the rows of every job's members."""
+    every = each_row(rows)
+    for job, begin, end, total, weight in _sums(rows, jobs, members, weights):
+        _spread(every, members[job[2] : job[3]].tolist(), begin, end, total, weight)
+
+
+def spread_torch(
+    rows: Sequence[Tensor], sums: Tensor, jobs: Tensor, members: Tensor, totals: Tensor
+) -> None:
+    """Into the rows of every job's members, given its sum and its total."""
+    every = each_row(rows)
+    weights = _shares(totals)
+    for position, job in enumerate(jobs.tolist()):
+        for begin, end in _chunks(job[0], job[1], sums):
+            place = job[4] - job[0]
+            total = sums[place + begin : place + end]
+            _spread(every, members[job[2] : job[3]].tolist(), begin, end, total, weights[position])
+
+
+def weighted_mean_torch(out: Tensor, rows: Sequence[Tensor], weights: Tensor) -> None:
+    for _, begin, end, total, weight in _sums(rows, *one_job(rows, out.shape[0]), weights):
+        out[begin:end].copy_(total.div_(weight))
+
+
+def server_step_torch(
+    z: Tensor, rows: Sequence[Tensor], weights: Tensor, lr: float, normalise: bool
+) -> None:
+    for _, begin, end, total, weight in _sums(rows, *one_job(rows, z.shape[0]), weights):
+        _move(z[begin:end], total, weight, lr, normalise)
+
+
+def server_finish_torch(z: Tensor, sums: Tensor, total: Tensor, lr: float, normalise: bool) -> None:
+    weight = _shares(total)[0]
+    for begin, end in _chunks(0, z.shape[0], z):
+        _move(z[begin:end], sums[begin:end], weight, lr, normalise)
+
+
+def one_job(rows: Sequence[Tensor], size: int) -> tuple[Tensor, Tensor]:
+    """All rows over all columns, as jobs and members."""
+    count = sum(tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in rows)
+    return torch.tensor([[0, size, 0, count, 0]]), torch.arange(count)
+
+
+def _sums(
+    rows: Sequence[Tensor], jobs: Tensor, members: Tensor, weights: Tensor | None
+) -> Iterator[tuple[list[int], int, int, Tensor, Share]]:
+    """Job, columns, sum (overwritten by the next) and total weight of every chunk of every job."""
+    every = each_row(rows)
+    shares = None if weights is None else _shares(weights)
+    longest = max((stop - start for start, stop, *_ in jobs.tolist()), default=0)
+    length = min(longest, _step(rows[0]))
+    scratch = torch.empty(length, dtype=torch.float64, device=rows[0].device)
+    for job in jobs.tolist():
+        chosen = members[job[2] : job[3]].tolist()
+        parts = [1.0 if shares is None else shares[member] for member in chosen]
+        weight: Share = 0.0
+        for part in parts:
+            weight = weight + part
+        for begin, end in _chunks(job[0], job[1], scratch):
+            total = scratch[: end - begin].zero_()
+            for member, part in zip(chosen, parts, strict=True):
+                _add(total, every[member][begin:end], part)
+            yield job, begin, end, total, weight
+
+
+def _add(total: Tensor, values: Tensor, share: Share) -> None:
+    """Add share * values, in float64; what has weight 0 takes no part, be it NaN."""
+    if isinstance(share, Tensor):
+        total.addcmul_(torch.where(share != 0, values, 0).to(torch.float64), share)
+    elif share:
+        total.add_(values, alpha=share)
+
+
+def _spread(
+    rows: Sequence[Tensor], chosen: list[int], begin: int, end: int, total: Tensor, weight: Share
+) -> None:
+    if not chosen or (not isinstance(weight, Tensor) and not weight > 0):
+        return
+    mean = (total / weight).to(rows[chosen[0]].dtype)
+    for member in chosen:
+        part = rows[member][begin:end]
+        part.copy_(torch.where(weight > 0, mean, part) if isinstance(weight, Tensor) else mean)
+
+
+def _move(z: Tensor, total: Tensor, weight: Share, lr: float, normalise: bool) -> None:
+    old = z.to(torch.float64)
+    if not normalise:
+        z.copy_(old - lr * (weight * old - total))
+    elif isinstance(weight, Tensor):
+        z.copy_(torch.where(weight > 0, old - lr * (old - total / weight), old))
+    elif weight > 0:
+        z.copy_(old - lr * (old - total / weight))
+
+
+def _shares(weights: Tensor) -> list[float] | list[Tensor]:
+    """Numbers where the host has them; it does not wait for a device."""
+    return list(weights.unbind()) if weights.is_cuda else weights.tolist()
+
+
+def _chunks(start: int, stop: int, like: Tensor) -> Iterator[tuple[int, int]]:
+    step = _step(like)
+    for begin in range(start, stop, step):
+        yield begin, min(begin + step, stop)
+
+
+def _step(like: Tensor) -> int:
+    """Columns at a time: on a CPU what the cores' caches hold, on a GPU all."""
+    return sys.maxsize if like.is_cuda else CHUNK * torch.get_num_threads()

@@ -1,0 +1,193 @@
+"""The kernel of all sums over clients: means, the server's step, means of groups.
+
+A program owns a tile of columns and is the only one to write there; it goes over the clients in a
+fixed order. No atomics: the same bits every time, whatever the size of a tile.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lightfed_kernels._rows import addresses, check_grid, to_device
+from lightfed_kernels.gpu.masks import on_device
+
+WARPS = 4
+
+# Columns that a program owns, where no table of tiles says so; a multiple of 32.
+TILE = 1024
+
+SUMS: tl.constexpr = tl.constexpr(0)
+OUT: tl.constexpr = tl.constexpr(1)
+STEP: tl.constexpr = tl.constexpr(2)
+MEMBERS: tl.constexpr = tl.constexpr(3)
+
+Target = Literal["sums", "out", "step", "members"]
+_TARGETS = {"sums": 0, "out": 1, "step": 2, "members": 3}
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
+_ROUND = {torch.float32: tl.float32, torch.bfloat16: tl.float32, torch.float64: tl.float64}
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "rows_ptr",
+        "weights_ptr",
+        "jobs_ptr",
+        "tiles_ptr",
+        "totals_ptr",
+    ]
+)
+def means_kernel(
+    rows_ptr,
+    weights_ptr,
+    jobs_ptr,
+    tiles_ptr,
+    sums_ptr,
+    totals_ptr,
+    out_ptr,
+    lr: tl.float64,
+    TYPE: tl.constexpr,
+    ROUND: tl.constexpr,
+    TARGET: tl.constexpr,
+    FROM_ROWS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    GROUPED: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """S = sum_m w_m x_m and W = sum_m w_m over the members of a job, in float64, and their use.
+
+    S itself (SUMS), S / W into `out` (OUT) or into every member (MEMBERS), or the step (STEP)
+
+        out <- out - lr (out - S / W)   (NORMALISE)   or   out - lr (W out - S)
+
+    A program owns BLOCK columns of one job.
+
+    Args:
+        rows_ptr: (M,) addresses of the members' rows at their job's first column, job after job.
+        weights_ptr: (M,) float64 w_m; all 1 if not WEIGHTED.
+        jobs_ptr: (J, 5): first program, columns, begin and end of its members, place in `sums`.
+        tiles_ptr: the job of every program, if GROUPED; else there is one job.
+        sums_ptr: S of all jobs, written if SUMS, read if not FROM_ROWS.
+        totals_ptr: (J,) W, read if not FROM_ROWS.
+    """
+    tile = tl.program_id(0)
+    job = 0
+    if GROUPED:
+        job = tl.load(tiles_ptr + tile)
+    about = jobs_ptr + job * 5
+    base = (tile.to(tl.int64) - tl.load(about)) * BLOCK
+    columns = tl.load(about + 1)
+    begin, end = tl.load(about + 2).to(tl.int32), tl.load(about + 3).to(tl.int32)
+    packed = tl.multiple_of(tl.load(about + 4), 32) + base
+    lane = tl.arange(0, BLOCK)
+    left = tl.minimum(columns - base, BLOCK).to(tl.int32)
+    here = lane < tl.multiple_of(left, 32)
+    if FROM_ROWS:
+        total = tl.zeros([BLOCK], tl.float64)
+        weight = tl.full([], 0, tl.float64)
+        for m in tl.range(begin, end, loop_unroll_factor=2):
+            row = tl.multiple_of(tl.load(rows_ptr + m).to(tl.pointer_type(TYPE)), 16) + base
+            if WEIGHTED:
+                share = tl.load(weights_ptr + m)
+                weight += share
+                # What weighs 0 is not read: a NaN times 0 is a NaN.
+                there = lane < tl.multiple_of(tl.where(share > 0, left, 0), 32)
+                value = tl.load(row + lane, mask=there, other=0)
+                total += value.to(ROUND).to(tl.float64) * share
+            else:
+                total += tl.load(row + lane, mask=here, other=0).to(ROUND).to(tl.float64)
+        if not WEIGHTED:
+            weight = (end - begin).to(tl.float64)
+    else:
+        total = tl.load(sums_ptr + packed + lane, mask=here, other=0)
+        weight = tl.load(totals_ptr + job)
+    if TARGET == SUMS:
+        tl.store(sums_ptr + packed + lane, total, mask=here)
+    elif TARGET == OUT:
+        tl.store(out_ptr + base + lane, (total / weight).to(ROUND).to(TYPE), mask=here)
+    elif TARGET == STEP:
+        rate = tl.full([], lr, tl.float64)
+        old = tl.load(out_ptr + base + lane, mask=here, other=0).to(ROUND).to(tl.float64)
+        if NORMALISE:
+            new = old - rate * (old - total / weight)
+            # Nobody took part: the old bits stay.
+            here = lane < tl.multiple_of(tl.where(weight > 0, left, 0), 32)
+        else:
+            new = old - rate * (weight * old - total)
+        tl.store(out_ptr + base + lane, new.to(ROUND).to(TYPE), mask=here)
+    else:
+        mean = (total / weight).to(ROUND).to(TYPE)
+        here = lane < tl.multiple_of(tl.where(weight > 0, left, 0), 32)
+        for m in tl.range(begin, end):
+            row = tl.multiple_of(tl.load(rows_ptr + m).to(tl.pointer_type(TYPE)), 16) + base
+            tl.store(row + lane, mean, mask=here)
+
+
+def launch_means(
+    target: Target,
+    rows: Sequence[Tensor],
+    jobs: Tensor,
+    members: Tensor,
+    *,
+    weights: Tensor | None = None,
+    sums: Tensor | None = None,
+    totals: Tensor | None = None,
+    out: Tensor | None = None,
+    lr: float = 0.0,
+    normalise: bool = True,
+    tiles: Tensor | None = None,
+    tile: int | None = None,
+) -> None:
+    """One launch for all jobs. Without `totals` the sums are made of the rows, else read.
+
+    Args:
+        jobs: (J, 5) of `Groups`, in host memory, and `members` (M,); without `tiles` there is one.
+        weights: (clients,) float64, None for 1; on any device.
+        sums: packed, read or written.
+        out: what the targets `out` and `step` write.
+        tiles, tile: the job of every program, on the device, and its columns.
+    """
+    like = next(tensor for tensor in (out, *rows, sums) if tensor is not None)
+    block = TILE if tile is None else tile
+    table = jobs.numpy()
+    counts = -(-(table[:, 1] - table[:, 0]) // block)
+    programs = int(counts.sum())
+    check_grid("rows", programs)
+    if programs == 0:
+        return
+    places = addresses("rows", rows)[members.numpy()]
+    places += np.repeat(table[:, 0], table[:, 3] - table[:, 2]) * like.element_size()
+    about = table.copy()
+    about[:, 1] -= about[:, 0]
+    about[:, 0] = np.cumsum(counts) - counts
+    device = like.device
+    # One copy to the device for both tables.
+    moved = to_device(np.concatenate([about.reshape(-1), places]), device)
+    shares = None if weights is None else weights[members.to(weights.device, non_blocking=True)]
+    with on_device(like):
+        means_kernel[(programs,)](
+            moved[about.size :],
+            moved if shares is None else shares.to(device, non_blocking=True),
+            moved,
+            moved if tiles is None else tiles,
+            moved if sums is None else sums,
+            moved if totals is None else totals.to(device, non_blocking=True),
+            like if out is None else out,
+            lr,
+            TYPE=_TYPES[like.dtype],
+            ROUND=_ROUND[like.dtype],
+            TARGET=_TARGETS[target],
+            FROM_ROWS=totals is None,
+            WEIGHTED=shares is not None,
+            GROUPED=tiles is not None,
+            NORMALISE=normalise,
+            BLOCK=block,
+            num_warps=WARPS,
+            # No fused multiply-add: the bits are those of the torch path.
+            enable_fp_fusion=False,
+        )

@@ -1,0 +1,191 @@
+"""Kernels of the steps of local training on flat rows.
+
+A program owns a tile of columns; every value is read once and written once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lightfed_kernels._rows import check_grid
+from lightfed_kernels.gpu.masks import on_device
+
+WARPS = 4
+
+# Columns that a program owns; a multiple of 32.
+TILE = 1024
+
+# What values are computed in.
+_WIDE = {torch.float32: tl.float32, torch.bfloat16: tl.float32, torch.float64: tl.float64}
+
+
+@triton.jit(do_not_specialize=["size"])
+def sgd_kernel(
+    row_ptr,
+    gradient_ptr,
+    buffer_ptr,
+    anchor_ptr,
+    scale_ptr,
+    words_ptr,
+    size,
+    lr: tl.float64,
+    momentum: tl.float64,
+    weight_decay: tl.float64,
+    prox: tl.float64,
+    WIDE: tl.constexpr,
+    SCALE: tl.constexpr,
+    DECAY: tl.constexpr,
+    PROX: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    MASK: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """One step of SGD on a row w with gradient g, everything read and written once.
+
+        d = scale g + weight_decay w + prox (w - anchor);  buffer <- momentum buffer + d
+        w <- mask ? w - lr (buffer, or d + momentum buffer if NESTEROV, or d without MOMENTUM) : 0
+
+    A program owns WORDS * 32 columns, as many as WORDS words of the mask have bits.
+    """
+    base = tl.program_id(0).to(tl.int64) * (WORDS * 32)
+    word, bit = tl.arange(0, WORDS), tl.arange(0, 32)
+    lane = word[:, None] * 32 + bit[None, :]
+    there = word < (tl.minimum(size - base, WORDS * 32) // 32).to(tl.int32)
+    here = tl.broadcast_to(there[:, None], [WORDS, 32])
+    TYPE: tl.constexpr = row_ptr.dtype.element_ty
+    w = tl.load(row_ptr + base + lane, mask=here, other=0).to(WIDE)
+    d = tl.load(gradient_ptr + base + lane, mask=here, other=0).to(WIDE)
+    if SCALE:
+        d = d * tl.load(scale_ptr).to(WIDE)
+    if DECAY:
+        d = d + tl.full([], weight_decay, WIDE) * w
+    if PROX:
+        anchor = tl.load(anchor_ptr + base + lane, mask=here, other=0).to(WIDE)
+        d = d + tl.full([], prox, WIDE) * (w - anchor)
+    if MOMENTUM:
+        factor = tl.full([], momentum, WIDE)
+        buffer = tl.load(buffer_ptr + base + lane, mask=here, other=0).to(WIDE)
+        buffer = factor * buffer + d
+        tl.store(buffer_ptr + base + lane, buffer.to(TYPE), mask=here)
+        d = d + factor * buffer if NESTEROV else buffer
+    w = w - tl.full([], lr, WIDE) * d
+    if MASK:
+        words = tl.load(words_ptr + base // 32 + word, mask=there, other=0)
+        # A select: a NaN under a 0 bit does not stay.
+        w = tl.where((words[:, None] >> bit[None, :]) & 1 != 0, w, 0.0)
+    tl.store(row_ptr + base + lane, w.to(TYPE), mask=here)
+
+
+@triton.jit(do_not_specialize=["size"])
+def aspg_kernel(
+    point_ptr,
+    x_ptr,
+    gradient_ptr,
+    anchor_ptr,
+    size,
+    lr: tl.float64,
+    gamma: tl.float64,
+    extrapolation: tl.float64,
+    box: tl.float64,
+    WIDE: tl.constexpr,
+    BOX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """FedBCD (4b) and the extrapolation (4a) of the step after it.
+
+        x' = clamp(point - lr (gradient + gamma (point - anchor)), -box, box)
+        point <- x' + extrapolation (x' - x);  x <- x'
+
+    A program owns BLOCK columns.
+    """
+    base = tl.program_id(0).to(tl.int64) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    left = tl.minimum(size - base, BLOCK).to(tl.int32)
+    here = lane < tl.multiple_of(left, 32)
+    TYPE: tl.constexpr = x_ptr.dtype.element_ty
+    point = tl.load(point_ptr + base + lane, mask=here, other=0).to(WIDE)
+    anchor = tl.load(anchor_ptr + base + lane, mask=here, other=0).to(WIDE)
+    d = tl.load(gradient_ptr + base + lane, mask=here, other=0).to(WIDE)
+    d = d + tl.full([], gamma, WIDE) * (point - anchor)
+    new = point - tl.full([], lr, WIDE) * d
+    if BOX:
+        bound = tl.full([], box, WIDE)
+        # Comparisons with NaN are false: it stays visible.
+        new = tl.where(new > bound, bound, new)
+        new = tl.where(new < -bound, -bound, new)
+    old = tl.load(x_ptr + base + lane, mask=here, other=0).to(WIDE)
+    point = new + tl.full([], extrapolation, WIDE) * (new - old)
+    tl.store(point_ptr + base + lane, point.to(TYPE), mask=here)
+    tl.store(x_ptr + base + lane, new.to(TYPE), mask=here)
+
+
+def launch_sgd(
+    row: Tensor,
+    gradient: Tensor,
+    buffer: Tensor | None,
+    anchor: Tensor | None,
+    scale: Tensor | None,
+    words: Tensor | None,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    prox: float,
+    nesterov: bool,
+) -> None:
+    programs = -(-row.shape[0] // TILE)
+    check_grid("row", programs)
+    with on_device(row):
+        sgd_kernel[(programs,)](
+            row,
+            gradient,
+            row if buffer is None else buffer,
+            row if anchor is None else anchor,
+            row if scale is None else scale,
+            row if words is None else words,
+            row.shape[0],
+            lr,
+            momentum,
+            weight_decay,
+            prox,
+            WIDE=_WIDE[row.dtype],
+            SCALE=scale is not None,
+            DECAY=weight_decay != 0,
+            PROX=anchor is not None,
+            MOMENTUM=buffer is not None,
+            NESTEROV=nesterov,
+            MASK=words is not None,
+            WORDS=TILE // 32,
+            num_warps=WARPS,
+        )
+
+
+def launch_aspg(
+    point: Tensor,
+    x: Tensor,
+    gradient: Tensor,
+    anchor: Tensor,
+    lr: float,
+    gamma: float,
+    extrapolation: float,
+    box: float | None,
+) -> None:
+    programs = -(-x.shape[0] // TILE)
+    check_grid("x", programs)
+    with on_device(x):
+        aspg_kernel[(programs,)](
+            point,
+            x,
+            gradient,
+            anchor,
+            x.shape[0],
+            lr,
+            gamma,
+            extrapolation,
+            0.0 if box is None else box,
+            WIDE=_WIDE[x.dtype],
+            BOX=box is not None,
+            BLOCK=TILE,
+            num_warps=WARPS,
+        )

@@ -1,0 +1,270 @@
+"""Means over groups of clients per range of columns, written back to the clients (FlexiFed).
+
+In rows of the same order of layers a common prefix is the same range of columns in every client,
+whatever follows: a group of FlexiFed (a node of Max-Common's trie) is a list of members and a
+range, a job. All jobs are one launch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightfed_kernels import _rows
+from lightfed_kernels._dispatch import backend
+from lightfed_kernels._means_torch import mean_torch, spread_torch, sum_torch
+from lightfed_kernels._memory import check_apart
+from lightfed_kernels.layout import ALIGNMENT
+from lightfed_kernels.means import Weights, as_weights, check_sums, check_weights
+
+# Columns of a job that one program owns.
+TILE = 1024
+
+Job = tuple[Sequence[int], int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Jobs (members, start, stop): clients that share columns. Made by `build`, which checks.
+
+    Attributes:
+        jobs: (J, 5) int64: start, stop, begin and end in `members`, first column in packed sums.
+        members: (M,) int64, rows.
+        tiles: (tiles,) int32, the job of every program; on the device of the rows.
+        tile: columns of a program.
+        sizes: length of every row.
+        columns: of all jobs, the length of packed sums.
+    """
+
+    jobs: Tensor
+    members: Tensor
+    tiles: Tensor
+    tile: int
+    sizes: tuple[int, ...]
+    columns: int
+
+    @classmethod
+    def build(
+        cls,
+        jobs: Sequence[Job],
+        sizes: Sequence[int],
+        *,
+        device: torch.device | str = "cpu",
+    ) -> "Groups":
+        """Check jobs and lay their sums out back to back, in the given order.
+
+        Args:
+            jobs: (members, start, stop): the rows `members` share the columns from start to stop,
+                multiples of 32. Ranks that add sums up have the same ranges in the same order,
+                each with the members that it holds, which may be none.
+            sizes: length P of every row; they may differ.
+            device: of the rows.
+
+        Raises:
+            ValueError: names the job, what was found and what is allowed.
+        """
+        table: list[tuple[int, int, int, int, int]] = []
+        members: list[int] = []
+        columns = 0
+        for job, (chosen, start, stop) in enumerate(jobs):
+            _check_job(job, chosen, start, stop, sizes)
+            begin = len(members)
+            members.extend(int(member) for member in chosen)
+            table.append((int(start), int(stop), begin, len(members), columns))
+            columns += stop - start
+        _check_disjoint(jobs)
+        counts = [-(-(stop - start) // TILE) for start, stop, *_ in table]
+        tiles = np.repeat(np.arange(len(table), dtype=np.int32), counts)
+        return cls(
+            torch.tensor(table, dtype=torch.int64).reshape(-1, 5),
+            torch.tensor(members, dtype=torch.int64),
+            torch.from_numpy(tiles).to(device),
+            TILE,
+            tuple(int(size) for size in sizes),
+            columns,
+        )
+
+
+def grouped_mean_(rows: _rows.Rows, groups: Groups, weights: Weights | None = None) -> None:
+    """The mean over the members of every job, written to all of them in place.
+
+        x_k[start:stop] <- sum_m w_m x_m[start:stop] / sum_m w_m      k, m in members
+
+    A member of weight 0 takes no part in a mean, and receives it; a job of total weight 0 keeps
+    its rows. Sums are held in float64: see `means`. Columns of no job keep their bits.
+
+    Args:
+        rows: x, (clients, P), or a sequence of rows whose lengths may differ.
+        groups: the jobs, built for rows of these lengths.
+        weights: w, (clients,), 0 or more; None weighs all the same.
+
+    Raises:
+        ValueError, TypeError: rows or weights that do not fit; names the argument.
+    """
+    given, shares = _checked(rows, groups, weights)
+    _grouped_mean(given, groups.jobs, groups.members, groups.tiles, groups.tile, shares)
+
+
+def grouped_sum(rows: _rows.Rows, groups: Groups, weights: Weights | None = None) -> Tensor:
+    """sum_m w_m x_m of every job over this rank's members, float64 (groups.columns,), packed.
+
+    Sums of all ranks are added up by the caller and go to `grouped_spread_`. Arguments and errors
+    as `grouped_mean_`.
+    """
+    given, shares = _checked(rows, groups, weights)
+    sums = torch.empty(groups.columns, dtype=torch.float64, device=groups.tiles.device)
+    _grouped_sum(sums, given, groups.jobs, groups.members, groups.tiles, groups.tile, shares)
+    return sums
+
+
+def grouped_spread_(rows: _rows.Rows, sums: Tensor, groups: Groups, totals: Weights) -> None:
+    """x_k[start:stop] <- sums / totals of every job, for this rank's members, in place.
+
+    Args:
+        rows: this rank's, as `grouped_mean_` takes them.
+        sums: (groups.columns,) float64, what `grouped_sum` gave, added up over the ranks.
+        groups: this rank's jobs.
+        totals: (jobs,) sum of the weights (the number, without weights) of every job's members on
+            all ranks; a job of total 0 keeps its rows.
+
+    Raises:
+        ValueError, TypeError: an argument that does not fit; names it.
+    """
+    given, _ = _checked(rows, groups, None)
+    check_sums(sums, groups.columns)
+    divisors = as_weights("totals", totals, groups.jobs.shape[0], groups.tiles.device)
+    _rows.check_one_device(groups=groups.tiles, sums=sums)
+    _grouped_spread(given, sums, groups.jobs, groups.members, groups.tiles, groups.tile, divisors)
+
+
+def _checked(
+    rows: _rows.Rows, groups: Groups, weights: Weights | None
+) -> tuple[list[Tensor], Tensor | None]:
+    given = _rows.as_list(rows)
+    _rows.check_rows("rows", given)
+    lengths = [tensor.shape[-1] for tensor in given for _ in range(_rows.count_rows([tensor]))]
+    if len(lengths) != len(groups.sizes):
+        raise ValueError(f"rows: {len(lengths)}; groups is built for {len(groups.sizes)}")
+    for position, (found, size) in enumerate(zip(lengths, groups.sizes, strict=True)):
+        if found != size:
+            raise ValueError(
+                f"rows: row {position} has {found} elements; groups is built for {size}"
+            )
+    device = _rows.check_one_device(groups=groups.tiles, rows=given)
+    shares = None if weights is None else as_weights("weights", weights, len(lengths), device)
+    return given, shares
+
+
+def _check_job(
+    job: int, members: Sequence[int], start: int, stop: int, sizes: Sequence[int]
+) -> None:
+    if not 0 <= start < stop:
+        raise ValueError(f"job {job}: columns {start} to {stop}; 0 <= start < stop is needed")
+    if start % ALIGNMENT or stop % ALIGNMENT:
+        raise ValueError(
+            f"job {job}: columns {start} to {stop}; jobs are cut at multiples of {ALIGNMENT}"
+        )
+    seen: set[int] = set()
+    for member in members:
+        if not 0 <= member < len(sizes):
+            raise ValueError(f"job {job}: member {member} out of range 0 .. {len(sizes) - 1}")
+        if member in seen:
+            raise ValueError(f"job {job}: member {member} occurs twice")
+        if stop > sizes[member]:
+            raise ValueError(
+                f"job {job}: columns up to {stop}; row {member} has {sizes[member]} elements"
+            )
+        seen.add(member)
+
+
+def _check_disjoint(jobs: Sequence[Job]) -> None:
+    """No column of a row is in two jobs: the order of the jobs would matter."""
+    ranges: dict[int, list[tuple[int, int, int]]] = {}
+    for job, (members, start, stop) in enumerate(jobs):
+        for member in members:
+            ranges.setdefault(int(member), []).append((start, stop, job))
+    for member, given in ranges.items():
+        given.sort()
+        for (_, stop, one), (start, _, other) in pairwise(given):
+            if start < stop:
+                raise ValueError(
+                    f"jobs {min(one, other)} and {max(one, other)}: both have column {start} of "
+                    f"row {member}"
+                )
+
+
+@torch.library.custom_op("lightfed::grouped_mean", mutates_args=("rows",))
+def _grouped_mean(
+    rows: Sequence[Tensor],
+    jobs: Tensor,
+    members: Tensor,
+    tiles: Tensor,
+    tile: int,
+    weights: Tensor | None,
+) -> None:
+    if weights is not None:
+        check_weights("weights", weights)
+    check_apart(("rows", rows))
+    if not members.numel():
+        return
+    if backend(tiles, *rows) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means("members", rows, jobs, members, weights=weights, tiles=tiles, tile=tile)
+    else:
+        mean_torch(rows, jobs, members, weights)
+
+
+@torch.library.custom_op("lightfed::grouped_sum", mutates_args=("sums",))
+def _grouped_sum(
+    sums: Tensor,
+    rows: Sequence[Tensor],
+    jobs: Tensor,
+    members: Tensor,
+    tiles: Tensor,
+    tile: int,
+    weights: Tensor | None,
+) -> None:
+    if weights is not None:
+        check_weights("weights", weights)
+    if not members.numel():
+        sums.zero_()
+    elif backend(sums, *rows) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means(
+            "sums", rows, jobs, members, weights=weights, sums=sums, tiles=tiles, tile=tile
+        )
+    else:
+        sum_torch(sums, rows, jobs, members, weights)
+
+
+@torch.library.custom_op("lightfed::grouped_spread", mutates_args=("rows",))
+def _grouped_spread(
+    rows: Sequence[Tensor],
+    sums: Tensor,
+    jobs: Tensor,
+    members: Tensor,
+    tiles: Tensor,
+    tile: int,
+    totals: Tensor,
+) -> None:
+    check_weights("totals", totals)
+    check_apart(("rows", rows), ("sums", [sums]))
+    if not members.numel():
+        return
+    if backend(sums, *rows) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means(
+            "members", rows, jobs, members, sums=sums, totals=totals, tiles=tiles, tile=tile
+        )
+    else:
+        spread_torch(rows, sums, jobs, members, totals)
+
+
+for _operator in (_grouped_mean, _grouped_sum, _grouped_spread):
+    _operator.register_fake(lambda *arguments: None)

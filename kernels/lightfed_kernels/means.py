@@ -1,0 +1,229 @@
+"""Weighted means of rows, and the server's step of FedBCD; whole, or as sums that ranks add up.
+
+Sums over clients are held in float64 and rounded to the rows' type once. For whole-number weights
+the products are exact, and so are the sums unless the magnitudes that meet in an element differ by
+more than about 2^18: the bits of a result then depend neither on the order of the clients, nor on
+how they lie on ranks, nor on the backend.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightfed_kernels import _rows
+from lightfed_kernels._dispatch import backend, checking
+from lightfed_kernels._means_torch import (
+    one_job,
+    server_finish_torch,
+    server_step_torch,
+    sum_torch,
+    weighted_mean_torch,
+)
+from lightfed_kernels._memory import check_apart
+
+Weights = Sequence[float] | Tensor
+
+
+def weighted_mean(rows: _rows.Rows, weights: Weights, *, out: Tensor | None = None) -> Tensor:
+    """sum_k w_k x_k / sum_k w_k, (P,): FedAvg's server.
+
+    Args:
+        rows: x, (clients, P) or a sequence of rows.
+        weights: w, (clients,), 0 or more; what weighs 0 takes no part, whatever its row holds.
+        out: (P,), where to put the mean; it shares no memory with `rows`.
+
+    Raises:
+        ValueError: shapes, devices or weights that do not fit; a total weight of 0.
+        TypeError: of an unsupported dtype, or dtypes that differ.
+    """
+    given, shares = _checked(rows, weights)
+    if out is None:
+        out = torch.empty(given[0].shape[-1], dtype=given[0].dtype, device=given[0].device)
+    _check_vector("out", out, given)
+    _rows.check_one_device(rows=given, out=out)
+    _weighted_mean(out, given, shares)
+    return out
+
+
+def weighted_sum(rows: _rows.Rows, weights: Weights) -> Tensor:
+    """sum_k w_k x_k in float64, (P,): one rank's part of a mean or of the server's step.
+
+    Added up over the ranks and divided by the weights of all ranks it is `weighted_mean`.
+    Arguments and errors as there.
+    """
+    given, shares = _checked(rows, weights)
+    sums = torch.empty(given[0].shape[-1], dtype=torch.float64, device=given[0].device)
+    _rows.check_one_device(rows=given)
+    _weighted_sum(sums, given, shares)
+    return sums
+
+
+def server_step_(
+    z: Tensor, rows: _rows.Rows, gamma: Weights, *, lr: float, normalise: bool = True
+) -> Tensor:
+    """FedBCD, eq. (5), in place: z <- z - lr * sum_k gamma_k (z - x_k), over sum_k gamma_k.
+
+    Args:
+        z: (P,), of the server.
+        rows: x, (clients, P) or a sequence of rows; none of them shares memory with `z`.
+        gamma: (clients,), 0 or more; what weighs 0 takes no part.
+        lr: the server's step size.
+        normalise: divide by the sum of gamma, where z keeps its bits if that is 0; else the sum
+            as it stands in the paper.
+
+    Raises:
+        ValueError, TypeError: as `weighted_mean`.
+    """
+    given, shares = _checked(rows, gamma, name="gamma")
+    _check_vector("z", z, given)
+    _rows.check_one_device(rows=given, z=z)
+    _server_step(z, given, shares, lr, normalise)
+    return z
+
+
+def server_finish_(
+    z: Tensor, sums: Tensor, total: float | Tensor, *, lr: float, normalise: bool = True
+) -> Tensor:
+    """`server_step_`, given sum_k gamma_k x_k and sum_k gamma_k of all ranks' clients.
+
+    Args:
+        z: (P,), of the server.
+        sums: (P,) float64, what `weighted_sum` gave, added up over the ranks.
+        total: a number, or a tensor of one element.
+        lr: the server's step size.
+        normalise: as there.
+
+    Raises:
+        ValueError: shapes, devices or a total that do not fit.
+        TypeError: of an unsupported dtype.
+    """
+    _rows.check_row("z", z)
+    _check_single("z", z)
+    check_sums(sums, z.shape[0])
+    _rows.check_one_device(z=z, sums=sums)
+    _server_finish(z, sums, as_weights("total", total, 1, z.device), lr, normalise)
+    return z
+
+
+def as_weights(name: str, weights: Weights | float, count: int, device: torch.device) -> Tensor:
+    """(count,) float64, in host memory or on the device of the rows, as they were given."""
+    if not isinstance(weights, Tensor):
+        numbers = [weights] if isinstance(weights, int | float) else list(weights)
+        weights = torch.tensor(numbers, dtype=torch.float64)
+    if weights.numel() != count or weights.dim() > 1:
+        raise ValueError(f"{name}: of shape {list(weights.shape)}; {count} numbers are needed")
+    if weights.is_complex() or weights.dtype == torch.bool:
+        raise TypeError(f"{name}: {weights.dtype}; real numbers are needed")
+    if weights.device.type != "cpu" and weights.device != device:
+        raise ValueError(f"{name}: on {weights.device}; the rows are on {device}")
+    return weights.reshape(count).to(torch.float64)
+
+
+def check_weights(name: str, weights: Tensor) -> None:
+    """0 or more, and finite; looked at where no device has to be waited for."""
+    if weights.is_cuda and not checking():
+        return
+    for position, weight in enumerate(weights.tolist()):
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"{name}[{position}]: {weight}; a weight is finite and 0 or more")
+
+
+def check_sums(sums: Tensor, size: int) -> None:
+    if sums.dtype != torch.float64:
+        raise TypeError(f"sums: {sums.dtype}; sums over clients are torch.float64")
+    if sums.dim() != 1 or sums.shape[0] != size or not sums.is_contiguous():
+        raise ValueError(f"sums: of shape {list(sums.shape)}; contiguous [{size}] is needed")
+
+
+def _checked(
+    rows: _rows.Rows, weights: Weights, name: str = "weights"
+) -> tuple[list[Tensor], Tensor]:
+    given = _rows.as_list(rows)
+    if not given:
+        raise ValueError("rows: none; a matrix (0, P) says how long a row would be")
+    _rows.check_rows("rows", given, size=given[0].shape[-1] if given[0].dim() else None)
+    return given, as_weights(name, weights, _rows.count_rows(given), given[0].device)
+
+
+def _check_vector(name: str, vector: Tensor, rows: Sequence[Tensor]) -> None:
+    """(P,), of the rows' length and dtype."""
+    _check_single(name, vector)
+    _rows.check_row(name, vector, size=rows[0].shape[-1])
+    if vector.dtype != rows[0].dtype:
+        raise TypeError(f"{name}: {vector.dtype} for rows of {rows[0].dtype}")
+
+
+def _check_single(name: str, tensor: Tensor) -> None:
+    if tensor.dim() != 1:
+        raise ValueError(f"{name}: of shape {list(tensor.shape)}; one row (P,) is needed")
+
+
+@torch.library.custom_op("lightfed::weighted_mean", mutates_args=("out",))
+def _weighted_mean(out: Tensor, rows: Sequence[Tensor], weights: Tensor) -> None:
+    check_weights("weights", weights)
+    if (not weights.is_cuda or checking()) and not weights.sum() > 0:
+        raise ValueError("weights: their sum is 0; a mean needs a weight above 0")
+    check_apart(("out", [out]), ("rows", rows))
+    if out.numel() == 0:
+        return
+    if backend(out, *rows) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means("out", rows, *one_job(rows, out.shape[0]), weights=weights, out=out)
+    else:
+        weighted_mean_torch(out, rows, weights)
+
+
+@torch.library.custom_op("lightfed::weighted_sum", mutates_args=("sums",))
+def _weighted_sum(sums: Tensor, rows: Sequence[Tensor], weights: Tensor) -> None:
+    check_weights("weights", weights)
+    if sums.numel() == 0:
+        return
+    jobs, members = one_job(rows, sums.shape[0])
+    if backend(sums, *rows) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means("sums", rows, jobs, members, weights=weights, sums=sums)
+    else:
+        sum_torch(sums, rows, jobs, members, weights)
+
+
+@torch.library.custom_op("lightfed::server_step", mutates_args=("z",))
+def _server_step(
+    z: Tensor, rows: Sequence[Tensor], gamma: Tensor, lr: float, normalise: bool
+) -> None:
+    check_weights("gamma", gamma)
+    check_apart(("z", [z]), ("rows", rows))
+    if z.numel() == 0:
+        return
+    if backend(z, *rows) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means(
+            "step", rows, *one_job(rows, z.shape[0]), weights=gamma, out=z, lr=lr,
+            normalise=normalise,
+        )  # fmt: skip
+    else:
+        server_step_torch(z, rows, gamma, lr, normalise)
+
+
+@torch.library.custom_op("lightfed::server_finish", mutates_args=("z",))
+def _server_finish(z: Tensor, sums: Tensor, total: Tensor, lr: float, normalise: bool) -> None:
+    check_weights("total", total)
+    check_apart(("z", [z]), ("sums", [sums]))
+    if z.numel() == 0:
+        return
+    if backend(z, sums) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means(
+            "step", [], *one_job([], z.shape[0]), sums=sums, totals=total, out=z, lr=lr,
+            normalise=normalise,
+        )  # fmt: skip
+    else:
+        server_finish_torch(z, sums, total, lr, normalise)
+
+
+for _operator in (_weighted_mean, _weighted_sum, _server_step, _server_finish):
+    _operator.register_fake(lambda *arguments: None)

@@ -1,0 +1,102 @@
+"""Operations on whole rows in float64, written like the papers' formulas."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """sum_k w_k x_k; what weighs 0 takes no part."""
+    total = torch.zeros(rows[0].shape, dtype=torch.float64)
+    for row, weight in zip(rows, weights, strict=True):
+        if weight != 0:
+            total += weight * row.to(torch.float64)
+    return total
+
+
+def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """FedAvg: sum_k w_k x_k / sum_k w_k."""
+    return weighted_sum(rows, weights) / sum(weights)
+
+
+def grouped_mean(
+    rows: Sequence[Tensor],
+    jobs: Sequence[tuple[Sequence[int], int, int]],
+    weights: Sequence[float] | None = None,
+) -> list[Tensor]:
+    """FlexiFed: every group's common layers are the mean of its members; copies of all rows."""
+    out = [row.to(torch.float64, copy=True) for row in rows]
+    for members, start, stop in jobs:
+        shares = [1.0 if weights is None else weights[k] for k in members]
+        if sum(shares) == 0:
+            continue
+        mean = weighted_mean([rows[k][start:stop] for k in members], shares)
+        for k in members:
+            out[k][start:stop] = mean
+    return out
+
+
+def server_step(
+    z: Tensor,
+    rows: Sequence[Tensor],
+    gamma: Sequence[float],
+    *,
+    lr: float,
+    normalise: bool = True,
+) -> Tensor:
+    """FedBCD, eq. (5): z - lr sum_k gamma_k (z - x_k), normalised by sum_k gamma_k."""
+    z = z.to(torch.float64)
+    if sum(gamma) == 0:
+        return z
+    step = weighted_sum([z - row for row in rows], gamma)
+    return z - lr * (step / sum(gamma) if normalise else step)
+
+
+def aspg_step(
+    point: Tensor,
+    x: Tensor,
+    gradient: Tensor,
+    anchor: Tensor,
+    *,
+    lr: float,
+    gamma: float,
+    extrapolation: float,
+    box: float | None,
+) -> tuple[Tensor, Tensor]:
+    """FedBCD, eq. (4b) at `point`, and (4a) of the step after it: the next point and iterate."""
+    point, x, gradient, anchor = (t.to(torch.float64) for t in (point, x, gradient, anchor))
+    new = point - lr * (gradient + gamma * (point - anchor))
+    if box is not None:
+        new = torch.clamp(new, -box, box)
+    return new + extrapolation * (new - x), new
+
+
+def sgd_step(
+    row: Tensor,
+    gradient: Tensor,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    buffer: Tensor | None = None,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    prox: float = 0.0,
+    anchor: Tensor | None = None,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """SGD as torch.optim.SGD, FedProx' term, a clipping coefficient and a mask: row and buffer."""
+    row = row.to(torch.float64)
+    d = scale * gradient.to(torch.float64)
+    if weight_decay != 0:
+        d = d + weight_decay * row
+    if prox != 0:
+        assert anchor is not None
+        d = d + prox * (row - anchor.to(torch.float64))
+    if momentum != 0:
+        assert buffer is not None
+        buffer = momentum * buffer.to(torch.float64) + d
+        d = d + momentum * buffer if nesterov else buffer
+    new = row - lr * d
+    return (new if mask is None else torch.where(mask, new, 0.0)), buffer

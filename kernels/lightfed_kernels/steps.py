@@ -1,0 +1,202 @@
+"""Steps of local training on flat rows, fused: every value is read and written once on a GPU.
+
+`sgd_step_` is torch.optim.SGD with FedProx' term, clipping and a mask; `aspg_step_` is the step of
+FedBCD. bfloat16 rows are computed with in float32 and rounded once at the end of a step.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from lightfed_kernels import _rows
+from lightfed_kernels._dispatch import backend
+from lightfed_kernels._memory import check_apart
+from lightfed_kernels._steps_torch import aspg_torch, sgd_torch
+
+
+def sgd_step_(
+    row: Tensor,
+    gradient: Tensor,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    buffer: Tensor | None = None,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    prox: float = 0.0,
+    anchor: Tensor | None = None,
+    scale: Tensor | None = None,
+    words: Tensor | None = None,
+) -> Tensor:
+    """One step of SGD in place, as torch.optim.SGD takes it where `prox`, `scale`, `words` are off.
+
+        d = scale * gradient + weight_decay * row + prox * (row - anchor)
+        buffer <- momentum * buffer + d
+        row <- row - lr * (buffer,  or d + momentum * buffer (nesterov),  or d without momentum)
+        row <- 0 where a bit of `words` is 0, whatever gradient and row hold there
+
+    Args:
+        row: w, (P,).
+        gradient: (P,), like `buffer` and `anchor` of the row's length and dtype.
+        lr: the step size.
+        momentum: 0 or more.
+        buffer: written if momentum is not 0 (else not touched); zeros before the first step. It is
+            not masked, as it is not in DisPFL.
+        weight_decay: 0 or more.
+        nesterov: needs momentum.
+        prox: FedProx' mu; if it is 0, `anchor` is not read.
+        anchor: FedProx' global model.
+        scale: one number on the device, of any floating dtype, such as a clipping coefficient.
+        words: packed mask (P / 32,).
+
+    Raises:
+        ValueError: shapes, devices or numbers that do not fit; an argument that is missing.
+        TypeError: of an unsupported dtype, or dtypes that differ.
+    """
+    read = {
+        "gradient": gradient,
+        "buffer": buffer if momentum != 0 else None,
+        "anchor": anchor if prox != 0 else None,
+    }
+    _check_vectors("row", row, read)
+    if momentum != 0 and buffer is None:
+        raise ValueError(f"buffer: missing; momentum is {momentum}")
+    if nesterov and momentum == 0:
+        raise ValueError("nesterov: needs a momentum above 0")
+    if prox != 0 and anchor is None:
+        raise ValueError(f"anchor: missing; prox is {prox}")
+    if words is not None:
+        _check_single("words", words)
+        _rows.check_words("words", words, size=row.shape[0])
+    if scale is not None and (scale.numel() != 1 or not scale.is_floating_point()):
+        raise ValueError(
+            f"scale: {scale.dtype} of shape {list(scale.shape)}; one real number is needed"
+        )
+    _rows.check_one_device(row=row, **read, scale=scale, words=words)
+    _sgd_step(
+        row, gradient, read["buffer"], read["anchor"], scale, words, lr, momentum, weight_decay,
+        prox, nesterov,
+    )  # fmt: skip
+    return row
+
+
+def aspg_step_(
+    point: Tensor,
+    x: Tensor,
+    gradient: Tensor,
+    anchor: Tensor,
+    *,
+    lr: float,
+    gamma: float,
+    extrapolation: float,
+    box: float | None,
+) -> Tensor:
+    """One accelerated stochastic proximal-gradient step of FedBCD in place, eq. (4b) and then (4a).
+
+        x_new = clamp(point - lr * (gradient + gamma * (point - anchor)), -box, box)
+        point <- x_new + extrapolation * (x_new - x);  x <- x_new
+
+    Args:
+        point: (P,), where the gradient was taken: before the first step
+            x + extrapolation * (x - x before it), which is x where nothing was before.
+        x: (P,), the iterate.
+        gradient: (P,), at `point`.
+        anchor: (P,), the server's model z.
+        lr: the step size.
+        gamma: weight of the proximal term.
+        extrapolation: zeta, of eq. (4a).
+        box: bound of every element's magnitude, above 0; None for no bound.
+
+    Returns:
+        x.
+
+    Raises:
+        ValueError: shapes, devices or numbers that do not fit.
+        TypeError: of an unsupported dtype, or dtypes that differ.
+    """
+    read = {"point": point, "gradient": gradient, "anchor": anchor}
+    _check_vectors("x", x, read)
+    _rows.check_one_device(x=x, **read)
+    _aspg_step(point, x, gradient, anchor, lr, gamma, extrapolation, box)
+    return x
+
+
+def _check_vectors(name: str, row: Tensor, others: Mapping[str, Tensor | None]) -> None:
+    """Rows (P,) of one length and dtype."""
+    _check_single(name, row)
+    _rows.check_row(name, row)
+    for other, tensor in others.items():
+        if tensor is None:
+            continue
+        _check_single(other, tensor)
+        _rows.check_row(other, tensor, size=row.shape[0])
+        if tensor.dtype != row.dtype:
+            raise TypeError(f"{other}: {tensor.dtype} beside {name} of {row.dtype}")
+
+
+def _check_single(name: str, tensor: Tensor) -> None:
+    if tensor.dim() != 1:
+        raise ValueError(f"{name}: of shape {list(tensor.shape)}; one row at a time")
+
+
+def _check_numbers(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not (isfinite(number) and number >= 0):
+            raise ValueError(f"{name}: {number}; a finite number of 0 or more is needed")
+
+
+@torch.library.custom_op("lightfed::sgd_step", mutates_args=("row", "buffer"))
+def _sgd_step(
+    row: Tensor,
+    gradient: Tensor,
+    buffer: Tensor | None,
+    anchor: Tensor | None,
+    scale: Tensor | None,
+    words: Tensor | None,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    prox: float,
+    nesterov: bool,
+) -> None:
+    _check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay, prox=prox)
+    written = [row] if buffer is None else [row, buffer]
+    read = [("gradient", [gradient])] + ([] if anchor is None else [("anchor", [anchor])])
+    check_apart(("row, buffer" if buffer is not None else "row", written), *read)
+    if row.numel() == 0:
+        return
+    if backend(row) == "triton":
+        from lightfed_kernels.gpu.steps import launch_sgd as step
+    else:
+        step = sgd_torch
+    step(row, gradient, buffer, anchor, scale, words, lr, momentum, weight_decay, prox, nesterov)
+
+
+@torch.library.custom_op("lightfed::aspg_step", mutates_args=("point", "x"))
+def _aspg_step(
+    point: Tensor,
+    x: Tensor,
+    gradient: Tensor,
+    anchor: Tensor,
+    lr: float,
+    gamma: float,
+    extrapolation: float,
+    box: float | None,
+) -> None:
+    _check_numbers(lr=lr, gamma=gamma, extrapolation=extrapolation)
+    if box is not None and not box > 0:
+        raise ValueError(f"box: {box}; a bound above 0 is needed, or None")
+    check_apart(("point, x", [point, x]), ("gradient", [gradient]), ("anchor", [anchor]))
+    if x.numel() == 0:
+        return
+    if backend(x) == "triton":
+        from lightfed_kernels.gpu.steps import launch_aspg as step
+    else:
+        step = aspg_torch
+    step(point, x, gradient, anchor, lr, gamma, extrapolation, box)
+
+
+for _operator in (_sgd_step, _aspg_step):
+    _operator.register_fake(lambda *arguments: None)

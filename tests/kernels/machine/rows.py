@@ -1,0 +1,87 @@
+"""Rows: sums of float64 take two registers an element, and a division of them is a subroutine."""
+
+from tests.kernels.machine.harness import Case
+
+_SOURCES = {"sums": 0, "out": 1, "step": 2, "members": 3}
+_WIDE = {"fp32": "fp32", "bf16": "fp32", "fp64": "fp64"}
+
+
+def _means(target: str, dtype: str, *, finish: bool = False, **bounds: int) -> Case:
+    grouped = target == "members"
+    return Case(
+        f"rows means {target}{' finish' if finish else ''} {dtype}",
+        "rows:means_kernel",
+        {
+            "rows_ptr": "*i64",
+            "weights_ptr": "*fp64",
+            "jobs_ptr": "*i64",
+            "tiles_ptr": "*i32",
+            "sums_ptr": "*fp64",
+            "totals_ptr": "*fp64",
+            "out_ptr": f"*{dtype}",
+            "lr": "fp64",
+        },
+        {
+            "TYPE": dtype,
+            "ROUND": _WIDE[dtype],
+            "TARGET": _SOURCES[target],
+            "FROM_ROWS": not finish,
+            "WEIGHTED": not finish,
+            "GROUPED": grouped,
+            "NORMALISE": True,
+            "BLOCK": 1024,
+        },
+        aligned=("sums_ptr", "out_ptr"),
+        **bounds,  # type: ignore[arg-type]
+    )
+
+
+def _sgd(dtype: str, *, flags: bool, mask: bool = True, **bounds: int) -> Case:
+    rows = dict.fromkeys(("row_ptr", "gradient_ptr", "buffer_ptr", "anchor_ptr"), f"*{dtype}")
+    numbers = dict.fromkeys(("lr", "momentum", "weight_decay", "prox"), "fp64")
+    names = ("SCALE", "DECAY", "PROX", "MOMENTUM", "NESTEROV")
+    return Case(
+        f"rows sgd {'all' if flags else 'plain'}{' mask' if mask else ''} {dtype}",
+        "steps:sgd_kernel",
+        rows | numbers | {"scale_ptr": "*fp32", "words_ptr": "*i32", "size": "i32"},
+        dict.fromkeys(names, flags) | {"MASK": mask, "WIDE": _WIDE[dtype], "WORDS": 32},
+        aligned=(*rows, "words_ptr"),
+        **bounds,  # type: ignore[arg-type]
+    )
+
+
+def _aspg(dtype: str, **bounds: int) -> Case:
+    rows = dict.fromkeys(("point_ptr", "x_ptr", "gradient_ptr", "anchor_ptr"), f"*{dtype}")
+    numbers = dict.fromkeys(("lr", "gamma", "extrapolation", "box"), "fp64")
+    return Case(
+        f"rows aspg {dtype}",
+        "steps:aspg_kernel",
+        rows | numbers | {"size": "i32"},
+        {"WIDE": _WIDE[dtype], "BOX": True, "BLOCK": 1024},
+        aligned=tuple(rows),
+        **bounds,  # type: ignore[arg-type]
+    )
+
+
+CASES = [
+    # Registers are those of both versions of Triton.
+    _means("out", "fp32", registers=64, wide_loads=6, wide_stores=2),
+    _means("out", "bf16", registers=48, wide_loads=3, wide_stores=1),
+    _means("out", "fp64", registers=72, wide_loads=12, wide_stores=4),
+    # Sums are stored two at a time where values are loaded four at a time: through shared memory.
+    _means("sums", "fp32", registers=56, shared=4096, wide_loads=6, wide_stores=4),
+    _means("step", "fp32", registers=72, wide_loads=8, wide_stores=2),
+    _means("step", "fp32", finish=True, registers=64, wide_loads=6, wide_stores=2),
+    _means("members", "fp32", registers=64, wide_loads=6, wide_stores=2),
+    _means("members", "bf16", registers=48, wide_loads=3, wide_stores=1),
+    _means("members", "fp64", registers=72, wide_loads=12, wide_stores=4),
+    _means("members", "fp32", finish=True, registers=48, wide_loads=4, wide_stores=2),
+    _sgd("fp32", flags=False, mask=False, registers=32, wide_loads=4, wide_stores=2),
+    _sgd("fp32", flags=False, registers=32, wide_loads=4, wide_stores=2),
+    _sgd("fp32", flags=True, registers=40, wide_loads=8, wide_stores=4),
+    _sgd("bf16", flags=True, registers=40, wide_loads=4, wide_stores=2),
+    _sgd("fp64", flags=True, registers=72, wide_loads=16, wide_stores=8),
+    _aspg("fp32", registers=32, wide_loads=8, wide_stores=4),
+    _aspg("bf16", registers=32, wide_loads=4, wide_stores=2),
+    _aspg("fp64", registers=56, wide_loads=16, wide_stores=8),
+]

@@ -1,0 +1,381 @@
+"""Sums over clients: every backend against the float64 reference, and the promise of equal bits."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from lightfed_kernels import _means_torch, groups, means
+from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum
+from lightfed_kernels.means import server_finish_, server_step_, weighted_mean, weighted_sum
+from lightfed_kernels.reference import rows as reference
+from torch import Tensor
+
+from tests.kernels.backends import INTERPRETED
+
+# A job without weight: what is divided by 0 is not stored.
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in divide:RuntimeWarning")
+
+CANARY = 7.0
+NAN = float("nan")
+INF = float("inf")
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+BOUNDS = {torch.float32: 1.2e-7, torch.bfloat16: 4e-3, torch.float64: 1e-15}
+
+
+def bound(dtype: torch.dtype) -> float:
+    """Of an error relative to the largest value; the interpreter truncates bfloat16."""
+    interpreted = os.environ["LIGHTFED_KERNELS"] == "triton"
+    return 1e-2 if dtype == torch.bfloat16 and interpreted else BOUNDS[dtype]
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def banded(rows: Sequence[Tensor], device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """Buffers of canaries, and in their middles copies of the rows."""
+    buffers = [
+        torch.full((row.shape[0] + 128,), CANARY, dtype=row.dtype, device=device) for row in rows
+    ]
+    middles = [buffer[64:-64] for buffer in buffers]
+    for middle, row in zip(middles, rows, strict=True):
+        middle.copy_(row)
+    return buffers, middles
+
+
+def canaries_live(buffers: Sequence[Tensor]) -> bool:
+    return all(
+        bool((buffer[:64] == CANARY).all() and (buffer[-64:] == CANARY).all()) for buffer in buffers
+    )
+
+
+def assert_close(found: Tensor, expected: Tensor, limit: float) -> None:
+    largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    assert float((found.cpu() - expected).abs().max()) <= limit * largest
+
+
+def as_given(rows: Tensor, form: str) -> Tensor | list[Tensor]:
+    if form == "matrix":
+        return rows
+    if form == "rows":
+        return [row.clone() for row in rows]
+    return [rows[0].clone(), rows[1:]]
+
+
+@settings(max_examples=12)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    form=st.sampled_from(["matrix", "rows", "both"]),
+    size=st.sampled_from([32, 64, 1024, 1056]),
+    weights=st.lists(st.sampled_from([0.0, 1.0, 2.0, 0.3, 1e-3, 117.0]), min_size=1, max_size=5),
+)
+@example(torch.float32, "both", 1056, [1.0, 0.0, 3.0, 2.5])
+@example(torch.bfloat16, "rows", 32, [1.0])
+def test_a_weighted_mean_is_the_reference(
+    device: torch.device, dtype: torch.dtype, form: str, size: int, weights: list[float]
+) -> None:
+    weights = [*weights[:-1], weights[-1] or 1.0]
+    rows = values(len(weights), size, dtype=dtype, seed=size)
+    buffers, (out,) = banded([torch.full((size,), NAN, dtype=dtype)], device)
+    found = weighted_mean(as_given(rows.to(device), form), weights, out=out)
+    assert found is out
+    assert_close(found, reference.weighted_mean(rows, weights), bound(dtype))
+    assert canaries_live(buffers)
+    assert torch.equal(weighted_mean(rows.to(device), weights), found)
+    total = weighted_sum(as_given(rows.to(device), form), weights)
+    assert total.dtype == torch.float64
+    assert_close(total, reference.weighted_sum(rows, weights), 1e-15)
+
+
+def test_columns_and_clients_of_a_larger_matrix_are_rows(device: torch.device) -> None:
+    whole = values(6, 256).to(device)
+    part = whole[1::2, 64:160]
+    expected = reference.weighted_mean(part.cpu(), [1, 2, 3])
+    assert_close(weighted_mean(part, [1, 2, 3]), expected, 1.2e-7)
+
+
+def test_weights_may_be_a_tensor(device: torch.device) -> None:
+    rows = values(3, 64).to(device)
+    expected = weighted_mean(rows, [1, 2, 5])
+    for weights in (torch.tensor([1, 2, 5]), torch.tensor([1.0, 2.0, 5.0], device=device)):
+        assert torch.equal(weighted_mean(rows, weights), expected)
+    server_step_(one := rows[0].clone(), rows, torch.tensor([1.0, 2.0, 5.0], device=device), lr=0.5)
+    server_step_(other := rows[0].clone(), rows, [1, 2, 5], lr=0.5)
+    assert torch.equal(one, other)
+
+
+def test_a_client_of_weight_0_takes_no_part_and_other_nans_show(device: torch.device) -> None:
+    rows = values(3, 64).to(device)
+    rows[1] = NAN
+    rows[2, 5], rows[2, 6] = NAN, INF
+    out = weighted_mean(rows, [1.0, 0.0, 1.0])
+    assert torch.nonzero(out.isnan()).flatten().tolist() == [5]
+    assert torch.nonzero(out.isinf()).flatten().tolist() == [6]
+    sums = weighted_sum(rows, [1.0, 0.0, 1.0])
+    assert torch.nonzero(~sums.isfinite()).flatten().tolist() == [5, 6]
+
+
+def test_the_order_of_clients_does_not_change_a_bit(device: torch.device) -> None:
+    """In float32 sums it does; whole-number weights, magnitudes within 2^18."""
+    rows = values(9, 1056).to(device) * torch.tensor([2.0**k for k in range(-4, 5)])[:, None].to(
+        device
+    )
+    weights = [1, 500, 7, 33, 2, 90, 61, 5, 12]
+    expected = weighted_mean(rows, weights)
+    z = values(1056, seed=9).to(device)
+    server_step_(stepped := z.clone(), rows, weights, lr=0.7)
+    for seed in range(2):
+        order = torch.randperm(9, generator=torch.Generator().manual_seed(seed)).tolist()
+        mixed, shares = rows[order], [weights[k] for k in order]
+        assert torch.equal(weighted_mean(mixed, shares), expected)
+        server_step_(again := z.clone(), mixed, shares, lr=0.7)
+        assert torch.equal(again, stepped)
+        parts = weighted_sum(mixed[:2], shares[:2]) + weighted_sum(mixed[2:], shares[2:])
+        assert torch.equal((parts / sum(weights)).float(), expected)
+        server_finish_(split := z.clone(), parts, sum(weights), lr=0.7)
+        assert torch.equal(split, stepped)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("size", [32, 1056])
+def test_the_server_steps_as_eq_5(
+    device: torch.device, dtype: torch.dtype, normalise: bool, size: int
+) -> None:
+    rows, gamma = values(3, size, dtype=dtype), [0.2, 1.0, 0.0]
+    z = values(size, dtype=dtype, seed=1)
+    expected = reference.server_step(z, rows, gamma, lr=0.3, normalise=normalise)
+    buffers, (found, split) = banded([z, z], device)
+    given = rows.to(device)
+    assert server_step_(found, given, gamma, lr=0.3, normalise=normalise) is found
+    assert_close(found, expected, bound(dtype))
+    sums = weighted_sum(given, gamma)
+    total = torch.tensor(1.2, device=device) if dtype == torch.bfloat16 else 1.2
+    assert server_finish_(split, sums, total, lr=0.3, normalise=normalise) is split
+    assert_close(split, expected, bound(dtype))
+    assert canaries_live(buffers)
+
+
+def test_a_server_without_weights_keeps_its_bits(device: torch.device) -> None:
+    z = values(64)
+    z[3] = NAN
+    for rows, gamma in ((torch.full((2, 64), NAN), [0.0, 0.0]), (values(0, 64), [])):
+        found = z.clone().to(device)
+        server_step_(found, rows.to(device), gamma, lr=0.5)
+        assert torch.equal(found.cpu().view(torch.int32), z.view(torch.int32))
+        server_finish_(found, weighted_sum(rows.to(device), gamma), 0.0, lr=0.5)
+        assert torch.equal(found.cpu().view(torch.int32), z.view(torch.int32))
+        if gamma:
+            on_device = torch.tensor(gamma, device=device)
+            server_step_(found, rows.to(device), on_device, lr=0.5)
+            assert torch.equal(found.cpu().view(torch.int32), z.view(torch.int32))
+
+
+def test_no_clients_sum_to_0(device: torch.device) -> None:
+    assert torch.equal(weighted_sum(values(0, 64).to(device), []).cpu(), torch.zeros(64).double())
+    assert weighted_mean(values(2, 0).to(device), [1, 1]).shape == (0,)
+    assert server_step_(values(0).to(device), values(2, 0).to(device), [1, 1], lr=1).shape == (0,)
+
+
+def outcomes(device: torch.device) -> list[Tensor]:
+    rows = values(3, 1120).to(device)
+    z = values(1120, seed=5).to(device)
+    plan = Groups.build([([0, 2], 0, 1056), ([2, 1], 1056, 1120)], [1120] * 3, device=device)
+    weights = [3, 1, 8]
+    out = [weighted_mean(rows, weights), weighted_sum(rows, weights), grouped_sum(rows, plan)]
+    for normalise in (True, False):
+        server_step_(stepped := z.clone(), rows, weights, lr=0.3, normalise=normalise)
+        out.append(stepped)
+    grouped_mean_(grouped := rows.clone(), plan)
+    return [*out, grouped]
+
+
+def test_a_tile_and_a_chunk_do_not_change_a_bit(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = outcomes(device)
+    for repeat in range(2):
+        if repeat:
+            monkeypatch.setattr(_means_torch, "CHUNK", 256)
+            monkeypatch.setattr(groups, "TILE", 256)
+            if os.environ["LIGHTFED_KERNELS"] != "torch":
+                from lightfed_kernels.gpu import rows as gpu
+
+                monkeypatch.setattr(gpu, "TILE", 256)
+        for one, other in zip(outcomes(device), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(
+            "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+        ),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_both_backends_give_the_same_bits(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
+    expected = outcomes(torch.device("cpu"))
+    monkeypatch.setenv("LIGHTFED_KERNELS", "triton")
+    for one, other in zip(outcomes(torch.device(kernel)), expected, strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+def test_weights_on_a_device_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch path takes them as tensors, as it does on a GPU."""
+    monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
+    rows = values(4, 64)
+    rows[3, :32] = NAN
+    weights = torch.tensor([1.0, 3.0, 2.0, 0.0])
+    jobs = [([0, 1, 3], 0, 32), ([2], 0, 32), ([3], 32, 64), ([0, 1, 2], 32, 64)]
+    plan = Groups.build(jobs, [64] * 4)
+
+    def all_of_them() -> list[Tensor]:
+        out = [weighted_mean(rows, weights), weighted_sum(rows, weights)]
+        for normalise in (True, False):
+            for shares in (weights, torch.zeros(4)):
+                out.append(server_step_(values(64), rows, shares, lr=0.3, normalise=normalise))
+        grouped = rows.clone()
+        grouped_mean_(grouped, plan, weights)
+        return [*out, grouped.nan_to_num(9)]
+
+    expected = all_of_them()
+    monkeypatch.setattr(_means_torch, "_shares", lambda weights: list(weights.unbind()))
+    for one, other in zip(all_of_them(), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+ROWS = torch.zeros(2, 64)
+R = ROWS[0]
+PLAN = Groups.build([([0, 1], 0, 64)], [64, 64])
+SUMS = torch.zeros(64, dtype=torch.float64)
+ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+    (ValueError, "rows: none", lambda: weighted_mean([], [])),
+    (ValueError, "weights: of shape [1]; 2 numbers", lambda: weighted_mean(ROWS, [1])),
+    (ValueError, "weights: of shape [2, 1]; 2", lambda: weighted_mean(ROWS, torch.ones(2, 1))),
+    (TypeError, "weights: torch.bool", lambda: weighted_mean(ROWS, torch.ones(2) > 0)),
+    (TypeError, "weights: torch.complex64", lambda: weighted_mean(ROWS, torch.ones(2) * 1j)),
+    (
+        ValueError,
+        "weights: on meta; the rows are on cpu",
+        lambda: weighted_mean(ROWS, torch.ones(2, device="meta")),
+    ),
+    (ValueError, "weights[1]: -1.0; a weight is", lambda: weighted_mean(ROWS, [1, -1])),
+    (ValueError, "weights[0]: nan", lambda: weighted_sum(ROWS, [NAN, 1])),
+    (ValueError, "weights[0]: inf", lambda: grouped_mean_(ROWS, PLAN, [INF, 1])),
+    (ValueError, "weights[0]: inf", lambda: grouped_sum(ROWS, PLAN, [INF, 1])),
+    (ValueError, "weights: their sum is 0", lambda: weighted_mean(ROWS, [0, 0])),
+    (ValueError, "weights: their sum is 0", lambda: weighted_mean(ROWS[:0], [])),
+    (ValueError, "gamma[0]: -2.0", lambda: server_step_(ROWS[0], ROWS[1:], [-2], lr=1)),
+    (ValueError, "gamma: of shape [1]; 2", lambda: server_step_(SUMS.float(), ROWS, [1], lr=1)),
+    (TypeError, "rows: float16", lambda: weighted_mean(ROWS.half(), [1, 1])),
+    (ValueError, "rows: rows of 33", lambda: weighted_mean(torch.zeros(2, 33), [1, 1])),
+    (ValueError, "rows: 0 dimensions", lambda: weighted_mean(torch.zeros(()), [1])),
+    (
+        ValueError,
+        "rows[1]: rows of 96 elements; 64",
+        lambda: weighted_mean([ROWS[0], torch.zeros(96)], [1, 1]),
+    ),
+    (ValueError, "out: rows of 32", lambda: weighted_mean(ROWS, [1, 1], out=torch.zeros(32))),
+    (ValueError, "out: of shape [2, 64]", lambda: weighted_mean(ROWS, [1, 1], out=ROWS)),
+    (
+        TypeError,
+        "out: torch.float64 for rows of torch.float32",
+        lambda: weighted_mean(ROWS, [1, 1], out=SUMS.clone()),
+    ),
+    (ValueError, "rows: shares memory with out", lambda: weighted_mean(ROWS, [1, 1], out=ROWS[1])),
+    (ValueError, "rows: shares memory with z", lambda: server_step_(ROWS[0], ROWS, [1, 1], lr=1)),
+    (ValueError, "rows: row 0 starts 4 bytes", lambda: weighted_mean(ROWS.view(-1)[1:33], [1])),
+    (ValueError, "z: of shape [2, 64]", lambda: server_finish_(ROWS, SUMS, 1, lr=1)),
+    (TypeError, "sums: torch.float32", lambda: server_finish_(ROWS[0], ROWS[1], 1, lr=1)),
+    (ValueError, "sums: of shape [64]", lambda: server_finish_(ROWS[0, :32], SUMS, 1, lr=1)),
+    (ValueError, "total[0]: -1.0", lambda: server_finish_(ROWS[0], SUMS, -1, lr=1)),
+    (ValueError, "sums: shares memory with z", lambda: server_finish_(SUMS, SUMS, 1, lr=1)),
+    (ValueError, "total: of shape [2]", lambda: server_finish_(R, SUMS, torch.ones(2), lr=1)),
+    (ValueError, "rows: 3; groups is built for 2", lambda: grouped_mean_([*ROWS, ROWS[0]], PLAN)),
+    (
+        ValueError,
+        "rows: row 1 has 32 elements; groups is built for 64",
+        lambda: grouped_sum([ROWS[0], torch.zeros(32)], PLAN),
+    ),
+    (ValueError, "rows: rows 0 and 1 share memory", lambda: grouped_mean_([R, R], PLAN)),
+    (
+        ValueError,
+        "sums: shares memory with rows",
+        lambda: grouped_spread_([SUMS, SUMS.clone()], SUMS, PLAN, [1]),
+    ),
+    (ValueError, "totals: of shape [2]; 1", lambda: grouped_spread_(ROWS, SUMS, PLAN, [1, 2])),
+    (ValueError, "totals[0]: nan", lambda: grouped_spread_(ROWS, SUMS, PLAN, [NAN])),
+    (ValueError, "job 0: columns 0 to 0; 0 <=", lambda: Groups.build([([0], 0, 0)], [64])),
+    (ValueError, "job 0: columns -32 to 32; 0", lambda: Groups.build([([0], -32, 32)], [64])),
+    (
+        ValueError,
+        "job 0: columns 8 to 64; jobs",
+        lambda: Groups.build([([0], 8, 64)], [64]),
+    ),
+    (ValueError, "job 0: columns 0 to 40", lambda: Groups.build([([0], 0, 40)], [64])),
+    (ValueError, "job 0: member 1 out of range 0 .. 0", lambda: Groups.build([([1], 0, 32)], [64])),
+    (ValueError, "job 0: member -1 out of", lambda: Groups.build([([-1], 0, 32)], [64])),
+    (ValueError, "job 0: member 0 occurs twice", lambda: Groups.build([([0, 0], 0, 32)], [64])),
+    (
+        ValueError,
+        "job 1: columns up to 96; row 1 has 64 elements",
+        lambda: Groups.build([([0], 0, 32), ([0, 1], 32, 96)], [96, 64]),
+    ),
+    (
+        ValueError,
+        "jobs 0 and 2: both have column 64 of row 1",
+        lambda: Groups.build([([1, 0], 64, 96), ([0], 0, 32), ([1], 32, 96)], [96, 96]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "call"), ERRORS, ids=[m for _, m, _ in ERRORS])
+def test_what_does_not_fit_is_named(
+    kind: type[Exception], message: str, call: Callable[[], Any]
+) -> None:
+    with pytest.raises(kind) as found:
+        call()
+    assert str(found.value).startswith(message)
+    assert "\n" not in str(found.value)
+
+
+def test_the_operators_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
+    rows, z, sums = values(2, 64), values(64), values(64, dtype=torch.float64)
+    weights, one = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0]).double()
+    plan = (PLAN.jobs, PLAN.members, PLAN.tiles, PLAN.tile)
+    for operator, arguments in (
+        (means._weighted_mean, (z, [rows], weights)),
+        (means._weighted_sum, (sums, [rows], weights)),
+        (means._server_step, (z, [rows], weights, 0.1, True)),
+        (means._server_finish, (z, sums, one, 0.1, True)),
+        (groups._grouped_mean, ([rows], *plan, None)),
+        (groups._grouped_sum, (sums, [rows], *plan, weights)),
+        (groups._grouped_spread, ([rows], sums, *plan, one)),
+    ):
+        torch.library.opcheck(operator, arguments)
+
+
+def test_the_functions_compile_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
+
+    def all_of_them(rows: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        server_step_(z, rows, [1.0, 2.0], lr=0.1)
+        server_finish_(z, weighted_sum(rows, [1.0, 2.0]), 3.0, lr=0.2)
+        mean = weighted_mean(rows, [1.0, 2.0])
+        grouped_mean_(rows, PLAN, [1.0, 3.0])
+        grouped_spread_(rows, grouped_sum(rows, PLAN), PLAN, [2.0])
+        return rows, z, mean
+
+    expected = all_of_them(values(2, 64), values(64, seed=1))
+    compiled = torch.compile(all_of_them, fullgraph=True, backend="aot_eager")
+    for one, other in zip(compiled(values(2, 64), values(64, seed=1)), expected, strict=True):
+        assert torch.equal(one, other)
