@@ -11,6 +11,8 @@ from lightfed_kernels.means import server_finish_, server_step_, weighted_mean, 
 from lightfed_kernels.members import FIXED_LIMIT, FIXED_SCALE, Members
 from lightfed_kernels.merge import slice_finish_, slice_merge_, slice_sum, slice_take_
 from lightfed_kernels.neighbours import Neighbours
+from lightfed_kernels.segments import Segments, count_per_tensor
+from lightfed_kernels.select import prune_counts, prune_regrow, select_by_magnitude, select_random
 from lightfed_kernels.slices import SliceTable
 from lightfed_kernels.steps import aspg_step_, sgd_step_
 
@@ -23,10 +25,12 @@ __all__ = [
     "Layout",
     "Members",
     "Neighbours",
+    "Segments",
     "SliceTable",
     "apply_mask_",
     "aspg_step_",
     "compress",
+    "count_per_tensor",
     "expand",
     "grouped_mean_",
     "grouped_spread_",
@@ -35,6 +39,10 @@ __all__ = [
     "masked_mean_expression",
     "pack_mask",
     "popcount",
+    "prune_counts",
+    "prune_regrow",
+    "select_by_magnitude",
+    "select_random",
     "server_finish_",
     "server_step_",
     "sgd_step_",

@@ -5,7 +5,7 @@ word never straddles two tensors; 128-byte lines in float32), the row length is 
 and padding is zero, always.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -89,6 +89,6 @@ class Layout:
         """Length of the leading part of a row that holds the first `count` entries."""
         return self.entries[count].offset if count < len(self.entries) else self.size
 
-    def leading(self, count: int) -> "Layout":
-        """The layout of the leading part of a row that holds the first `count` entries."""
-        return Layout(self.entries[:count], self.span(count))
+    def only(self, names: Collection[str]) -> "Layout":
+        """The layout of the same row with only these entries; the rest of it is nobody's."""
+        return Layout(tuple(entry for entry in self.entries if entry.name in names), self.size)

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.client import ClientModule
+from lightfed.core.client import NetworkClient
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.session import seed_default_generators
 from lightfed.core.store import ModelLayout, Row
@@ -147,8 +147,8 @@ class LogitMasks:
         self._filled: set[int] = set()  # modules whose masks have been used
 
     def attach(self, module: L.LightningModule) -> None:
-        """Hook a ClientModule's network, or a user's module, whose steps call `self(x)`."""
-        network = module.net if isinstance(module, ClientModule) else module
+        """Hook a NetworkClient's network, or a user's module, whose steps call `self(x)`."""
+        network = module.net if isinstance(module, NetworkClient) else module
         network.register_forward_hook(partial(self._fill, module))
 
     def check(self, module: L.LightningModule) -> None:

@@ -41,10 +41,12 @@ class Algorithm(nn.Module, ABC):
         stateful: clients keep their rows from round to round.
         label_rows: a client's row covers only the class-label rows of the labels it holds
             (HeteroFL).
+        surplus_rows: rows of such tensors beyond the classes, as a mask token's, are everybody's.
     """
 
     stateful: bool = False
     label_rows: bool = False
+    surplus_rows: bool = True
 
     @abstractmethod
     def setup(self, fed: "Fleet") -> None:

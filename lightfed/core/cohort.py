@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from lightfed.core._lightning import is_overridden
-from lightfed.core.client import ClientModule
+from lightfed.core.client import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.core.ledger import forward_flops
 from lightfed.core.session import LocalSession
 from lightfed.core.staging import Staging
 from lightfed.core.store import LiveModule, ModelLayout, Row, RowStore
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed
+
+Task = Literal["classification", "masked_lm"]
 
 
 class DataSpec(Protocol):
@@ -31,6 +33,9 @@ class DataSpec(Protocol):
 
     @property
     def input_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def task(self) -> Task: ...
 
 
 @dataclass
@@ -114,6 +119,8 @@ class Cohort:
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()
+        if data.task == "masked_lm":
+            return MaskedLanguageClient(module).float()
         return ClientModule(module, num_classes=data.num_classes).float()
 
 
@@ -174,13 +181,14 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; refuses a model that cannot take one or misses the classes."""
-    if not isinstance(module, ClientModule) and not is_overridden("forward", module):
+    if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
         return 0.0  # Lightning asks for none; what its steps cost is not known
     key, shape = f"model.cohorts.{position}.model", tuple(data.input_shape)
     outputs: list[Any] = []
     handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
     try:
-        flops = forward_flops(module, torch.zeros(2, *shape))
+        dtype = torch.int64 if data.task == "masked_lm" else torch.float32
+        flops = forward_flops(module, torch.zeros(2, *shape, dtype=dtype))
     except NotImplementedError:
         return 0.0
     except (RuntimeError, ValueError) as error:
@@ -188,8 +196,9 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
         raise UserError(key, found, "use a model, or init_args, that can") from error
     finally:
         handle.remove()
-    expected = (2, data.num_classes)
-    if isinstance(module, ClientModule) and tuple(outputs[0].shape) != expected:
+    positions = shape if data.task == "masked_lm" else ()
+    expected = (2, *positions, data.num_classes)
+    if isinstance(module, NetworkClient) and tuple(outputs[0].shape) != expected:
         found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
         raise UserError(key, found, f"it must be {expected}, a number for each class")
     return flops

@@ -9,7 +9,7 @@ span more than about 2^18 in magnitude, and `fixed` sums 64-bit integers, which 
 the result does not depend on how clients lie on ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,8 +55,9 @@ class Coverage:
         target: Layout,
         sources: Sequence[Layout],
         *,
+        tensors: Collection[str] | None = None,
+        groups: Mapping[str, tuple[int, ...]] | None = None,
         label_rows: Sequence[str] = (),
-        tensors: int | None = None,
         device: torch.device | str = "cpu",
     ) -> "Coverage":
         """Relate layouts whose tensors are leading slices of the target's (HeteroFL, 3.2).
@@ -64,31 +65,34 @@ class Coverage:
         Args:
             target: the layout that is merged into.
             sources: of the cohorts.
+            tensors: names of the only ones that are covered (all by default).
+            groups: of tensors with grouped dimensions: the slice is a leading one of every group.
             label_rows: names of tensors whose first dimension is the class label.
-            tensors: only the first so many entries are covered (all by default).
             device: of the rows.
 
         Raises:
             ValueError: none of the sources fits; says why the first does not.
         """
-        count = len(target.entries) if tensors is None else tensors
-        why = {k: _why_unfit(target, source) for k, source in enumerate(sources)}
+        groups = groups or {}
+        why = {k: _why_unfit(target, source, groups) for k, source in enumerate(sources)}
         fit = [k for k, reason in why.items() if reason is None]
         unfit = {k: reason for k, reason in why.items() if reason is not None}
         if not fit:
             raise ValueError(unfit[0])
-        kept = target.leading(count)
+        names = {entry.name for entry in target}
+        kept = names if tensors is None else names & set(tensors)
         table = SliceTable.build(
-            kept,
-            [sources[k].leading(count) for k in fit],
-            label_rows=[name for name in label_rows if any(e.name == name for e in kept)],
+            target.only(kept),
+            [sources[k].only(kept) for k in fit],
+            groups={name: counts for name, counts in groups.items() if name in kept},
+            label_rows=[name for name in label_rows if name in kept],
             device=device,
         )
         return cls(
             target,
             table,
             levels={k: level for level, k in enumerate(fit)},
-            elements={k: sources[k].leading(count).numel for k in fit},
+            elements={k: sources[k].only(kept).numel for k in fit},
             unfit=unfit,
         )
 
@@ -97,12 +101,10 @@ class Coverage:
 
         The rows may lie on different devices.
         """
-        level = self.levels[source]
-        part = out[: self.table.sources[level].size]
-        here = part.to(row.device)
-        slice_take_(row[: self.table.target.size], [here], self.table, [level])
-        if here is not part:
-            part.copy_(here, non_blocking=True)
+        here = out.to(row.device)
+        slice_take_(row, [here], self.table, [self.levels[source]])
+        if here is not out:
+            out.copy_(here, non_blocking=True)
         return out
 
     def merge_(
@@ -127,7 +129,6 @@ class Coverage:
             accumulate: how sums are held; with `fixed`, |values| are below `FIXED_LIMIT`.
             sum_over_ranks: adds a tensor up in place over the ranks; None where there is one.
         """
-        covered = row[: self.table.target.size]
         fixed = accumulate == "fixed"
 
         def members(local: Sequence[int]) -> Members:
@@ -135,29 +136,25 @@ class Coverage:
             own = labels if self.table.num_labels else None
             return Members.build(self.table, levels, weights=weights, labels=own, local=local)
 
-        def part(local: Sequence[int], among: Members) -> list[Tensor]:
-            sized = zip(local, among.sizes, strict=True)
-            return [rows[k][:size].to(row.device, non_blocking=True) for k, size in sized]
+        def part(local: Sequence[int]) -> list[Tensor]:
+            return [rows[k].to(row.device, non_blocking=True) for k in local]
 
         mine = sorted(rows)
         away = any(rows[k].device != row.device for k in mine)
         if sum_over_ranks is None and not away:
-            everybody = members(mine)
-            slice_merge_(covered, part(mine, everybody), everybody, fixed=fixed)
+            slice_merge_(row, part(mine), members(mine), fixed=fixed)
             return
         step = HOST_ROWS if away else max(len(mine), 1)
         batches = [mine[i : i + step] for i in range(0, len(mine), step)] or [[]]
-        among = members(batches[0])
-        sums = slice_sum(part(batches[0], among), among, fixed=fixed)
+        sums = slice_sum(part(batches[0]), members(batches[0]), fixed=fixed)
         for batch in batches[1:]:
-            among = members(batch)
-            sums += slice_sum(part(batch, among), among, fixed=fixed)
+            sums += slice_sum(part(batch), members(batch), fixed=fixed)
         if sum_over_ranks is not None:
             sum_over_ranks(sums)
-        slice_finish_(covered, sums, among)
+        slice_finish_(row, sums, members([]))
 
 
-def _why_unfit(target: Layout, source: Layout) -> str | None:
+def _why_unfit(target: Layout, source: Layout, groups: Mapping[str, tuple[int, ...]]) -> str | None:
     """What keeps a layout from being made of leading slices of the target's tensors."""
     if [e.name for e in target] != [e.name for e in source]:
         unlike = sorted({e.name for e in target} ^ {e.name for e in source})
@@ -168,4 +165,7 @@ def _why_unfit(target: Layout, source: Layout) -> str | None:
             n > w for n, w in zip(narrow.shape, wide.shape, strict=True)
         ):
             return f"{wide.name} is {list(narrow.shape)}, which is no slice of {list(wide.shape)}"
+        counts = groups.get(wide.name, ())
+        if any(size % count for size, count in zip(narrow.shape, counts, strict=False)):
+            return f"{wide.name} is {list(narrow.shape)}, which leaves no whole groups of {counts}"
     return None

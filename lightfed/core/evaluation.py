@@ -10,10 +10,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from lightfed.core.client import reported
 from lightfed.core.fleet import Fleet
-from lightfed.core.session import Report, weighted_means
+from lightfed.core.session import Report, seed_default_generators, weighted_means
 from lightfed.core.work import ClientData
-from lightfed.utils.rng import numpy_generator
+from lightfed.utils.rng import derive_seed, numpy_generator
 
 Kind = Literal["global", "personal"]
 WORST = 0.1  # share of the clients in the "worst" figure
@@ -106,23 +107,30 @@ class Evaluation:
         if module.training:
             module.eval()
         if job != GLOBAL:
+            self._name_draws(job)
             batches = self._data.test_batches(job)
             self._reports.append(session.evaluate(batches, client=job))
             return
         ranks = self._fleet.ranks
         for index in range(ranks.rank, self._data.global_test_batches(), ranks.world):
             batch = self._data.global_test_batch(index)
+            self._name_draws(index, kind="global")
             self._reports.append(session.evaluate([batch], client=GLOBAL, batch=index))
+
+    def _name_draws(self, number: int, kind: str = "personal") -> None:
+        """What a module draws in evaluation (tokens to mask) is the same on any rank."""
+        seed = derive_seed(self._fleet.seed, f"{kind}-evaluation", client=number)
+        seed_default_generators(seed, self._fleet.device)
 
     def finish(self) -> tuple[dict[str, float], list[Report]]:
         """The figures, the same on every rank, and the reports of the clients in order."""
         reports = self._fleet.ranks.gather(self._reports)
         reports.sort(key=lambda r: (r.client, r.batch))
         personal = [r for r in reports if r.client >= 0 and r.samples]
-        figures = {
-            f"global/{name}": value
-            for name, value in weighted_means([r for r in reports if r.client < 0]).items()
-        }
+        for report in personal:
+            report.metrics = reported(report.metrics)
+        means = reported(weighted_means([r for r in reports if r.client < 0]))
+        figures = {f"global/{name}": value for name, value in means.items()}
         return figures | self._personal_figures(personal), personal
 
     def _personal_figures(self, reports: list[Report]) -> dict[str, float]:
@@ -136,8 +144,8 @@ class Evaluation:
             having = [r for r in reports if name in r.metrics]
             values = np.array([r.metrics[name] for r in having])
             figures[f"personal/{name}"] = float(values.mean())
-            if name.endswith("loss"):
-                continue
+            if name.endswith("loss") or name.startswith("perplexity"):
+                continue  # the worst are the largest, and a few would be all of the deviation
             worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
             figures[f"personal/{name}_std"] = float(values.std())
             figures[f"personal/{name}_worst10"] = float(worst.mean())

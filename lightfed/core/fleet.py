@@ -6,7 +6,7 @@ below hide which.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.cohort import Cohort, CohortState, cohort_names
 from lightfed.core.coverage import Accumulate
 from lightfed.core.ledger import Ledger
-from lightfed.core.nesting import Nesting
+from lightfed.core.nesting import Nesting, Parts
 from lightfed.core.optimizer import Stepper
 from lightfed.core.placement import place
 from lightfed.core.session import (
@@ -48,7 +48,7 @@ class Message:
     """What a server sent to a client on this rank, and the version of the model at that time."""
 
     model: ServerModel
-    buffers: bool
+    parts: Parts
     version: int
 
 
@@ -154,7 +154,14 @@ class Fleet:
         row = Row(state.initial.floats.clone(), state.initial.integers.clone())
         return ServerModel(state.layout, row).to(self.device)
 
-    def send(self, model: ServerModel, clients: Sequence[int], *, buffers: bool = True) -> None:
+    def send(
+        self,
+        model: ServerModel,
+        clients: Sequence[int],
+        *,
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+    ) -> None:
         """Copy the covered part of a server model into the clients' rows.
 
         A row on the device is written when its session begins, or somebody looks at it: what has
@@ -164,16 +171,16 @@ class Fleet:
             model: of the server.
             clients: receivers.
             buffers: send BatchNorm statistics and other buffers too.
+            tensors: names of the only tensors to send; all by default.
         """
         self._open(clients)
+        parts = Parts.of(buffers=buffers, tensors=tensors)
         for client in clients:
             state = self.state(client)
-            self.ledger.sent_down(
-                client, self._nesting.bytes(model, self.cohort_of(client), buffers=buffers)
-            )
+            self.ledger.sent_down(client, self._nesting.bytes(model, self.cohort_of(client), parts))
             if self._owner[client] == self.ranks.rank:
                 self._deliver(client)  # what was sent before, and may cover more
-                self._inbox[client] = Message(model, buffers, model.floats._version)
+                self._inbox[client] = Message(model, parts, model.floats._version)
                 if state.staging is not None:
                     self._deliver(client)
 
@@ -205,6 +212,7 @@ class Fleet:
         into: ServerModel,
         weights: Weights = "samples",
         buffers: bool = True,
+        tensors: Collection[str] | None = None,
     ) -> None:
         """Coverage-weighted mean of the clients' rows; elements nobody covers keep their old value.
 
@@ -213,18 +221,19 @@ class Fleet:
             into: the server model that is replaced by the mean.
             weights: n_k, or 1 for all.
             buffers: merge buffers too; integer ones become the largest of the clients'.
+            tensors: names of the only tensors to merge; all by default.
         """
+        parts = Parts.of(buffers=buffers, tensors=tensors)
         for client in list(self._inbox):
             self._deliver(client)
         valid = [k for k in clients if self._usable.get(k, True)]
         for client in clients:
-            self.ledger.sent_up(
-                client, self._nesting.bytes(into, self.cohort_of(client), buffers=buffers)
-            )
+            self.ledger.sent_up(client, self._nesting.bytes(into, self.cohort_of(client), parts))
         if not valid:
             return
-        coverage = self._nesting.coverage(into, buffers=buffers)
-        labels = [self._labels(k) for k in valid] if coverage.table.num_labels else None
+        coverage = self._nesting.coverage(into, parts)
+        rows_of_labels = coverage.table.num_labels
+        labels = [self._labels(k, rows_of_labels) for k in valid] if rows_of_labels else None
         rows = {
             i: self.state(k).store.row(k)
             for i, k in enumerate(valid)
@@ -241,7 +250,7 @@ class Fleet:
             accumulate=self.accumulate,
             sum_over_ranks=self.ranks.sum_ if self.ranks.world > 1 else None,
         )
-        if buffers and into.integers.numel():
+        if parts.integers and into.integers.numel():
             largest = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
             for row in rows.values():
                 torch.maximum(largest, row.integers.to(self.device), out=largest)
@@ -311,7 +320,7 @@ class Fleet:
 
         No message, and nothing in the ledger.
         """
-        coverage = self._nesting.fitting(model, self.cohort_of(client), buffers=False)
+        coverage = self._nesting.fitting(model, self.cohort_of(client), Parts(buffers=False))
         coverage.take(model.floats, self.cohort_of(client), self.row(client).floats)
 
     def check_nested(self, model: ServerModel, cohort: int) -> None:
@@ -320,7 +329,7 @@ class Fleet:
         Raises:
             UserError: names the cohort and the layer.
         """
-        self._nesting.fitting(model, cohort, buffers=True)
+        self._nesting.fitting(model, cohort, Parts())
 
     def covered_row(self, model: ServerModel, client: int) -> Row:
         """The part of a server model that a client covers, as a row in the client's own layout."""
@@ -330,7 +339,7 @@ class Fleet:
             state.initial.floats.to(self.device, copy=True),
             state.initial.integers.to(self.device, copy=True),
         )
-        self._nesting.fitting(model, cohort, buffers=True).take(model.floats, cohort, row.floats)
+        self._nesting.fitting(model, cohort, Parts()).take(model.floats, cohort, row.floats)
         row.integers.copy_(model.integers)
         return row
 
@@ -386,16 +395,19 @@ class Fleet:
         model, row = message.model, self.state(client).store.row(client)
         assert model.floats._version == message.version, "the server model changed under way"
         cohort = self.cohort_of(client)
-        coverage = self._nesting.fitting(model, cohort, buffers=message.buffers)
+        coverage = self._nesting.fitting(model, cohort, message.parts)
         coverage.take(model.floats, cohort, row.floats)
-        if message.buffers and row.integers.numel():
+        if message.parts.integers and row.integers.numel():
             row.integers.copy_(model.integers)
 
     def _cost(self, client: int) -> float:
         return self.data.num_samples(client) * max(self.state(client).flops, 1.0)
 
-    def _labels(self, client: int) -> tuple[int, ...]:
-        return tuple(self.data.labels(client).tolist())
+    def _labels(self, client: int, rows: int) -> list[int]:
+        """The label rows that a client gives: of its labels, and of those that stand for none."""
+        held: list[int] = self.data.labels(client).tolist()
+        surplus = range(self.data.num_classes, rows) if self.algorithm.surplus_rows else ()
+        return [*held, *surplus]
 
     def _run(self, client: int, mine: list[int], t: int) -> PendingReport:
         """One session, on this rank."""

@@ -217,11 +217,13 @@ class PendingReport:
 
 
 def seed_default_generators(seed: int, device: torch.device) -> None:
-    """Seed what dropout draws from. Not torch.manual_seed, which costs a hundred times as much."""
+    """Seed what dropout draws from. Not torch.manual_seed, which costs a hundred times as much.
+
+    Modules may draw on the CPU wherever they compute, for the same draws everywhere.
+    """
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 def batch_size(batch: Any) -> int:

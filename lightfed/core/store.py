@@ -22,14 +22,25 @@ class ModelLayout:
         floats: parameters, then float buffers.
         integers: integer and bool buffers, as int64.
         parameters: how many leading entries of `floats` are parameters.
+        groups: of tensors with grouped dimensions (attention heads), the groups of every dimension;
+            modules declare them as `slice_groups`.
+        label_rows: tensors whose first dimension is a label, as modules declare them; the output
+            layer is not among them.
     """
 
     floats: Layout
     integers: Layout
     parameters: int
+    groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    label_rows: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModelLayout":
+        """Of a module's parameters and persistent buffers.
+
+        A module may say, beside its layer, how narrower models slice it: `slice_groups`, parameter
+        name -> groups of every dimension, and `label_rows`, names of parameters.
+        """
         parameters = list(module.named_parameters())
         persistent = set(module.state_dict(keep_vars=True))
         buffers = [(n, b) for n, b in module.named_buffers() if n in persistent]
@@ -40,6 +51,16 @@ class ModelLayout:
                 (n, tuple(b.shape)) for n, b in buffers if not b.is_floating_point()
             ),
             parameters=len(parameters),
+            groups=tuple(
+                (f"{path}.{name}".lstrip("."), tuple(counts))
+                for path, part in module.named_modules()
+                for name, counts in getattr(part, "slice_groups", {}).items()
+            ),
+            label_rows=tuple(
+                f"{path}.{name}".lstrip(".")
+                for path, part in module.named_modules()
+                for name in getattr(part, "label_rows", ())
+            ),
         )
 
     @property

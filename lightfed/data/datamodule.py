@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.data.dataset import Dataset, Samples
+from lightfed.data.dataset import Dataset, Samples, Task
 from lightfed.data.partition import (
     Partition,
     Partitioner,
@@ -89,6 +89,10 @@ class FederatedDataModule(LightningDataModule):
     @property
     def input_shape(self) -> tuple[int, ...]:
         return self.dataset.input_shape
+
+    @property
+    def task(self) -> Task:
+        return self.dataset.task
 
     @override
     def prepare_data(self) -> None:

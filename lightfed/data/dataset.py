@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 Split = Literal["train", "test"]
+Task = Literal["classification", "masked_lm"]
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,13 @@ class Dataset(ABC):
         classes: the class names; sample label c belongs to classes[c].
         input_shape: of one sample, for example (1, 28, 28).
         synthetic: whether the samples are generated, which every report then says.
+        task: what a model does with them: name the class, or the tokens of a window.
     """
 
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     synthetic: bool = False
+    task: Task = "classification"
 
     @property
     def name(self) -> str:

@@ -149,7 +149,7 @@ def test_rows_that_lie_elsewhere_are_moved_a_few_at_a_time(
 
 def test_only_the_leading_tensors_are_covered_where_so_many_are_given() -> None:
     layout = Layout.build([("w", (40,)), ("mean", (3,))])
-    weights_only = Coverage.build(layout, [layout], tensors=1)
+    weights_only = Coverage.build(layout, [layout], tensors=["w"])
     assert weights_only.elements[0] == 40
     server, row = torch.full((layout.size,), 5.0), torch.full((layout.size,), 1.0)
     weights_only.merge_(server, [0], {0: row}, weights=[1.0])

@@ -1,0 +1,173 @@
+"""The torch path of selection: on the CPU tensor by tensor in numpy, elsewhere with sorts.
+
+The rule is that of the kernels: a key is an unsigned number, the smallest keys win, and ties go to
+the lowest index; what is no candidate has the largest key.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightfed_kernels.layout import ALIGNMENT
+from lightfed_kernels.masks import pack_mask, select_table, unpack_mask
+from lightfed_kernels.segments import word_bounds
+
+# Elements whose keys are computed at a time, so that they stay in cache.
+CHUNK = 32768
+
+# Values of a digit; tensors with fewer elements are not worth a histogram.
+BINS = 65536
+
+_SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# Keys of |score|, of all NaN alike: one step above inf.
+_NAN = {
+    torch.bfloat16: 0x7F81,
+    torch.float32: 0x7F800001,
+    torch.float64: 0x7FF0000000000001,
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is chosen first: the smallest or largest |row|, or at random by a seed of two int32."""
+
+    row: Tensor | None
+    largest: bool = False
+    seed: tuple[int, int] = (0, 0)
+
+
+def select(
+    out: Tensor, words: Tensor, counts: Tensor, bounds: Tensor, order: Order, *,
+    free: bool = False, toggle: bool = False,
+) -> Tensor:  # fmt: skip
+    """Choose counts[t] candidates of every tensor, write `out`; how many were taken, (T,) int64.
+
+    free: candidates are the zeros of `words`, not its ones.
+    toggle: `out` is `words` with the chosen bits inverted, else the chosen bits.
+    """
+    choose = _by_sorting if words.is_cuda else _by_partition
+    taken = torch.empty_like(counts)
+    for tensor, (first, last) in enumerate(word_bounds(bounds)):
+        candidates = words[first:last]
+        if free:
+            candidates = ~candidates
+            tail = int(bounds[tensor, 1]) % ALIGNMENT
+            if tail:
+                candidates[-1] &= (1 << tail) - 1
+        chosen = choose(candidates, counts[tensor], first * ALIGNMENT, order)
+        taken[tensor] = chosen[1]
+        out[first:last] = words[first:last] ^ chosen[0] if toggle else chosen[0]
+    return taken
+
+
+def _by_partition(
+    candidates: Tensor, count: Tensor, begin: int, order: Order
+) -> tuple[Tensor, int]:
+    """Words of the chosen, and how many; one tensor, which begins at that element of the row."""
+    packed = candidates.view(torch.uint8).numpy()
+    allowed = np.unpackbits(packed, bitorder="little").view(np.bool_)
+    number = min(int(count), int(np.count_nonzero(allowed)))
+    if number <= 0:
+        return torch.zeros_like(candidates), 0
+    if order.row is None:
+        keys = _random_keys(packed, begin, order.seed)
+    else:
+        keys = _magnitude_keys(packed, begin, order.row, order.largest)
+    threshold = _kth(keys, number)
+    chosen = keys < threshold
+    # The largest key of all may belong to a candidate too.
+    equal = np.flatnonzero((keys == threshold) & allowed)
+    chosen[equal[: number - np.count_nonzero(chosen)]] = True
+    return torch.from_numpy(np.packbits(chosen, bitorder="little")).view(torch.int32), number
+
+
+def _kth(keys: np.ndarray, number: int) -> np.unsignedinteger:
+    """The number-th smallest key: its upper 16 bits by counting, the rest among those with them."""
+    if len(keys) < BINS:
+        return np.partition(keys, number - 1)[number - 1]
+    top = keys >> (8 * keys.itemsize - 16)
+    signed = top.view(f"i{keys.itemsize}") if keys.itemsize > 2 else top.astype(np.int32)
+    ends = torch.bincount(torch.from_numpy(signed), minlength=BINS).cumsum(0).numpy()
+    digit = int(np.searchsorted(ends, number))
+    if keys.itemsize == 2:
+        return keys.dtype.type(digit)
+    same = keys[np.flatnonzero(top == digit)]
+    rank = number - 1 - (int(ends[digit - 1]) if digit else 0)
+    return np.partition(same, rank)[rank]
+
+
+def _magnitude_keys(packed: np.ndarray, begin: int, row: Tensor, largest: bool) -> np.ndarray:
+    """Bits of |score|, which are ordered like it; turned round for the largest."""
+    width = row.element_size()
+    size, dtype = len(packed) * 8, np.dtype(f"u{width}").type
+    bits = row[begin : begin + size].detach().view(_SIGNED[width]).numpy().view(dtype)
+    nan, absolute = dtype(_NAN[row.dtype]), dtype(2 ** (8 * width - 1) - 1)
+    table = ~select_table(f"f{width}").view(dtype)
+    keys = np.empty(size, dtype)
+    for at in range(0, size, CHUNK):
+        part = keys[at : at + CHUNK]
+        np.minimum(bits[at : at + CHUNK] & absolute, nan, out=part)
+        if largest:
+            np.subtract(nan, part, out=part)
+        part |= np.take(table, packed[at // 8 : (at + CHUNK) // 8], axis=0, mode="clip").reshape(-1)
+    return keys
+
+
+def _random_keys(packed: np.ndarray, begin: int, seed: tuple[int, int]) -> np.ndarray:
+    """mix(mix(low ^ a) ^ mix(high ^ b)): a, b the seed, low and high halves of the index."""
+    low_seed, high_seed = (np.uint32(half & 0xFFFFFFFF) for half in seed)
+    size, table = len(packed) * 8, ~select_table("f4").view(np.uint32)
+    keys = np.empty(size, np.uint32)
+    for at in range(0, size, CHUNK):
+        part = keys[at : at + CHUNK]
+        element = np.arange(begin + at, begin + at + len(part), dtype=np.int64)
+        # The elements of a word share their upper half.
+        high = _mix((element[::ALIGNMENT] >> 32).astype(np.uint32) ^ high_seed)
+        low = _mix(element.astype(np.uint32) ^ low_seed)
+        part[:] = _mix(low.reshape(-1, ALIGNMENT) ^ high[:, None]).reshape(-1)
+        part |= np.take(table, packed[at // 8 : (at + CHUNK) // 8], axis=0, mode="clip").reshape(-1)
+    return keys
+
+
+def _mix(h: np.ndarray) -> np.ndarray:
+    """MurmurHash3's 32-bit finaliser (Austin Appleby, public domain), a bijection."""
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return h ^ (h >> np.uint32(16))
+
+
+def _by_sorting(
+    candidates: Tensor, count: Tensor, begin: int, order: Order
+) -> tuple[Tensor, Tensor]:
+    """The same in torch alone, without waiting for the device."""
+    allowed = unpack_mask(candidates)
+    keys = _sortable(allowed.shape[0], begin, order, candidates.device)
+    number = torch.minimum(count, allowed.sum()).clamp(min=0)
+    last = torch.iinfo(torch.int64).max
+    by_key = torch.argsort(torch.where(allowed, keys, last), stable=True)
+    chosen = torch.zeros_like(allowed)
+    chosen[by_key] = torch.arange(len(keys), device=keys.device) < number
+    return pack_mask(chosen), number
+
+
+def _sortable(size: int, begin: int, order: Order, device: torch.device) -> Tensor:
+    """(size,) int64 keys."""
+    if order.row is not None:
+        bits = order.row[begin : begin + size].view(_SIGNED[order.row.element_size()])
+        nan = _NAN[order.row.dtype]
+        keys = (bits & torch.iinfo(bits.dtype).max).to(torch.int64).clamp(max=nan)
+        return nan - keys if order.largest else keys
+    element = torch.arange(begin, begin + size, device=device)
+    low_seed, high_seed = (half & 0xFFFFFFFF for half in order.seed)
+    low = _mix_wide((element & 0xFFFFFFFF) ^ low_seed)
+    return _mix_wide(low ^ _mix_wide((element >> 32) ^ high_seed))
+
+
+def _mix_wide(h: Tensor) -> Tensor:
+    """`_mix` of 32-bit numbers in int64."""
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return h ^ (h >> 16)

@@ -1,0 +1,296 @@
+"""Exact selection in all tensors at once: a radix select, eight bits of the keys a pass.
+
+A key is an unsigned number, the smallest keys win, and ties go to the lowest index. A pass counts,
+per tensor, how often each value of the next digit occurs among the candidates whose higher digits
+are those of the threshold, and then fixes that digit. The counts are sums of integers, whose order
+does not matter; everything else has one owner.
+
+tiles: (N, 4) int64, see Segments: a program of most kernels owns one, WORDS * 32 elements at most.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lightfed_kernels import _rows
+from lightfed_kernels._select_torch import Order
+from lightfed_kernels.gpu.masks import count_ones, on_device, ranks
+from lightfed_kernels.segments import TILE
+
+WORDS = TILE // 32
+WARPS = 8
+
+# Values of a digit.
+BINS = 256
+
+# Bits of a key.
+KEY_BITS = {torch.float32: 32, torch.bfloat16: 16, torch.float64: 64}
+
+
+@triton.jit
+def _mix(h):
+    """MurmurHash3's 32-bit finaliser (Austin Appleby, public domain), a bijection."""
+    h = (h ^ (h >> 16)) * 0x85EBCA6B
+    h = (h ^ (h >> 13)) * 0xC2B2AE35
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def _elements(WORDS: tl.constexpr):
+    """(WORDS, 32) elements of a tile, counted from its first."""
+    return tl.arange(0, WORDS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+
+
+@triton.jit
+def _random_keys(begin, seed_low, seed_high, WORDS: tl.constexpr):
+    """(WORDS, 32) uint32 mix(mix(low ^ a) ^ mix(high ^ b)).
+
+    a and b are the seed's halves, low and high those of the element's index.
+    """
+    low = (begin * 32).to(tl.uint32) + _elements(WORDS).to(tl.uint32)
+    # A word has one upper half.
+    high = ((begin + tl.arange(0, WORDS)) >> 27).to(tl.uint32)
+    high = _mix(high ^ seed_high.to(tl.uint32))
+    return _mix(_mix(low ^ seed_low.to(tl.uint32)) ^ high[:, None])
+
+
+@triton.jit
+def _magnitude_keys(
+    row, begin, inside, WORDS: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr
+):
+    """(WORDS, 32) the bits of |score|, which are ordered like it; all NaN one step above inf."""
+    source = tl.multiple_of(row + begin * 32, 16) + _elements(WORDS)
+    score = tl.load(source, mask=inside[:, None], other=0.0)
+    if BITS == 64:
+        key = score.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
+        nan = tl.full([], 0x7FF0000000000001, tl.int64)
+    elif BITS == 32:
+        key = score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        nan = tl.full([], 0x7F800001, tl.int32)
+    else:
+        key = score.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
+        nan = tl.full([], 0x7F81, tl.int32)
+    key = tl.minimum(key, nan)
+    if LARGEST:
+        key = nan - key
+    if BITS == 64:
+        return key.to(tl.uint64)
+    else:
+        return key.to(tl.uint32)
+
+
+@triton.jit
+def _tile(tiles, words_in, WORDS: tl.constexpr, FREE: tl.constexpr):
+    """A tile's tensor, first tile of that, first word, words, which exist, and candidates.
+
+    FREE: the candidates are the elements of the tensor whose bit is 0, else those where it is 1.
+    """
+    line = tiles + tl.program_id(0).to(tl.int64) * 4
+    tensor, first = tl.load(line), tl.load(line + 3)
+    begin, length = tl.load(line + 1), tl.load(line + 2).to(tl.int32)
+    own = tl.arange(0, WORDS)
+    inside = own * 32 < length
+    words = tl.load(words_in + begin + own, mask=inside, other=0)
+    candidates = words
+    if FREE:
+        # The tensor's elements in a word: all ones, or as many as are left.
+        live = tl.minimum(tl.maximum(length - own * 32, 0), 32)
+        ones = tl.where(live == 32, -1, (1 << (live & 31)) - 1)
+        candidates = ~words & ones
+    bits = (candidates[:, None] >> tl.arange(0, 32)[None, :]) & 1
+    return tensor, first, begin, words, inside, bits != 0
+
+
+@triton.jit
+def _keys(
+    row, begin, inside, seed_low, seed_high,
+    WORDS: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    if row is None:
+        return _random_keys(begin, seed_low, seed_high, WORDS)
+    else:
+        return _magnitude_keys(row, begin, inside, WORDS, BITS, LARGEST)
+
+
+@triton.jit
+def _pack(bits):
+    """(WORDS, 32) -> (WORDS,)."""
+    return tl.sum(bits.to(tl.int32) << tl.arange(0, 32)[None, :], 1)
+
+
+@triton.jit(
+    do_not_specialize=["seed_low", "seed_high", "shift"],
+    do_not_specialize_on_alignment=["bins", "words_in", "tiles", "thresholds"],
+)
+def histogram(
+    bins,
+    row,
+    words_in,
+    tiles,
+    thresholds,
+    seed_low,
+    seed_high,
+    shift,
+    WORDS: tl.constexpr,
+    BITS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    FREE: tl.constexpr,
+):
+    """bins[t, d] += #{e of the tile: candidate, higher digits as the threshold's, digit d}.
+
+    thresholds: (T,) int64, the digits that are fixed.
+    """
+    tensor, _, begin, _, inside, candidates = _tile(tiles, words_in, WORDS, FREE)
+    keys = _keys(row, begin, inside, seed_low, seed_high, WORDS, BITS, LARGEST)
+    keys = keys >> shift.to(keys.dtype)
+    # In two steps, as in the first pass there is nothing above the digit.
+    found = candidates & ((keys >> 8) == tl.load(thresholds + tensor).to(keys.dtype))
+    digits = tl.where(found, (keys & 255).to(tl.int32), -1)
+    # One tensor and in any order, which saves a detour through shared memory.
+    digits = tl.reshape(digits, [WORDS * 32], can_reorder=True)
+    if tl.max(digits, 0) >= 0:
+        counts = tl.histogram(digits, 256, mask=digits >= 0).to(tl.int64)
+        place = bins + tensor * 256 + tl.arange(0, 256)
+        tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize_on_alignment=["bins", "thresholds", "wanted", "left", "taken"])
+def narrow(bins, thresholds, wanted, left, taken, FIRST: tl.constexpr):
+    """Fix the next digit of a tensor's threshold: the first whose bins sum to what is wanted.
+
+    A program owns one tensor, and leaves its bins empty for the next pass.
+
+    wanted: (T,) int64 what was asked for (FIRST), or left[t] of the pass before.
+    left: how many to take among the keys that share all digits of the threshold so far.
+    taken: how many there will be in all: no more than there are candidates.
+    """
+    tensor = tl.program_id(0).to(tl.int64)
+    place = bins + tensor * 256 + tl.arange(0, 256)
+    counts = tl.load(place)
+    ends = tl.cumsum(counts, 0)
+    number = tl.load(wanted + tensor)
+    if FIRST:
+        number = tl.minimum(number, tl.sum(counts, 0))
+        tl.store(taken + tensor, number)
+    below = ends < number
+    digit = tl.sum(below.to(tl.int64), 0)
+    tl.store(thresholds + tensor, tl.load(thresholds + tensor) * 256 + digit)
+    tl.store(left + tensor, number - tl.max(tl.where(below, ends, 0), 0))
+    tl.store(place, tl.zeros([256], tl.int64))
+
+
+@triton.jit(
+    do_not_specialize=["seed_low", "seed_high"],
+    do_not_specialize_on_alignment=["ties_out", "words_in", "tiles", "thresholds"],
+)
+def ties(
+    ties_out,
+    row,
+    words_in,
+    tiles,
+    thresholds,
+    seed_low,
+    seed_high,
+    WORDS: tl.constexpr,
+    BITS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    FREE: tl.constexpr,
+):
+    """ties[tile] = #{e of the tile: candidate, its key is the threshold}."""
+    tensor, _, begin, _, inside, candidates = _tile(tiles, words_in, WORDS, FREE)
+    keys = _keys(row, begin, inside, seed_low, seed_high, WORDS, BITS, LARGEST)
+    equal = candidates & (keys == tl.load(thresholds + tensor).to(keys.dtype))
+    tl.store(ties_out + tl.program_id(0), tl.sum(tl.sum(equal.to(tl.int32), 1), 0))
+
+
+@triton.jit(
+    do_not_specialize=["seed_low", "seed_high"],
+    do_not_specialize_on_alignment=["out", "words_in", "tiles", "thresholds", "left", "ends"],
+)
+def apply(
+    out,
+    row,
+    words_in,
+    tiles,
+    thresholds,
+    left,
+    ends,
+    seed_low,
+    seed_high,
+    WORDS: tl.constexpr,
+    BITS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    FREE: tl.constexpr,
+    TOGGLE: tl.constexpr,
+):
+    """chosen[e] = candidate and (key < threshold, or equal to it and among the first left[t]).
+
+    A program owns the words of its tile.
+
+    ends: (N,) int64 running total of the ties of the tiles.
+    TOGGLE: write the words with the chosen bits inverted, else the chosen bits.
+    """
+    tile = tl.program_id(0)
+    tensor, first, begin, words, inside, candidates = _tile(tiles, words_in, WORDS, FREE)
+    keys = _keys(row, begin, inside, seed_low, seed_high, WORDS, BITS, LARGEST)
+    threshold = tl.load(thresholds + tensor).to(keys.dtype)
+    base = tl.load(ends + tile - 1, mask=tile > 0, other=0)
+    base -= tl.load(ends + first - 1, mask=first > 0, other=0)
+    equal, rank = ranks(_pack(candidates & (keys == threshold)), base, WORDS)
+    chosen = (equal != 0) & (rank < tl.load(left + tensor))
+    result = _pack(chosen | (candidates & (keys < threshold)))
+    if TOGGLE:
+        result = words ^ result
+    tl.store(out + begin + tl.arange(0, WORDS), result, mask=inside)
+
+
+@triton.jit(do_not_specialize_on_alignment=["counts", "words_in", "tiles"])
+def count(counts, words_in, tiles, WORDS: tl.constexpr):
+    """counts[t] += ones of the tile."""
+    line = tiles + tl.program_id(0).to(tl.int64) * 4
+    own = tl.arange(0, WORDS)
+    inside = own * 32 < tl.load(line + 2)
+    words = tl.load(words_in + tl.load(line + 1) + own, mask=inside, other=0)
+    ones = tl.sum(count_ones(words), 0).to(tl.int64)
+    tl.atomic_add(counts + tl.load(line), ones, sem="relaxed")
+
+
+def launch_select(
+    out: Tensor, words: Tensor, counts: Tensor, tiles: Tensor, order: Order, *,
+    free: bool = False, toggle: bool = False,
+) -> Tensor:  # fmt: skip
+    """Choose counts[t] candidates of every tensor, write `out`; how many were taken, (T,) int64.
+
+    free: candidates are the zeros of `words`, not its ones.
+    toggle: `out` is `words` with the chosen bits inverted; it must be another tensor.
+    """
+    if order.row is not None:
+        _rows.addresses("row", [order.row])
+    bits = 32 if order.row is None else KEY_BITS[order.row.dtype]
+    n_tensors, n_tiles = counts.shape[0], tiles.shape[0]
+    _rows.check_grid("select", max(n_tensors, n_tiles))
+    scratch = torch.zeros(BINS + 3, n_tensors, dtype=torch.int64, device=out.device)
+    bins, (thresholds, left, taken) = scratch[:BINS], scratch[BINS:]
+    form = {"WORDS": WORDS, "BITS": bits, "LARGEST": order.largest, "FREE": free}
+    given = (order.row, words, tiles, thresholds)
+    with on_device(out):
+        for shift in range(bits - 8, -1, -8):
+            first = shift == bits - 8
+            histogram[(n_tiles,)](bins, *given, *order.seed, shift, **form, num_warps=WARPS)
+            wanted = counts if first else left
+            narrow[(n_tensors,)](bins, thresholds, wanted, left, taken, FIRST=first, num_warps=1)
+        tied = torch.empty(n_tiles, dtype=torch.int32, device=out.device)
+        ties[(n_tiles,)](tied, *given, *order.seed, **form, num_warps=WARPS)
+        ends = tied.cumsum(0)
+        apply[(n_tiles,)](
+            out, *given, left, ends, *order.seed, **form, TOGGLE=toggle, num_warps=WARPS
+        )
+    return taken
+
+
+def launch_count(counts: Tensor, words: Tensor, tiles: Tensor) -> None:
+    _rows.check_grid("count_per_tensor", tiles.shape[0])
+    counts.zero_()
+    with on_device(words):
+        count[(tiles.shape[0],)](counts, words, tiles, WORDS=WORDS, num_warps=1)

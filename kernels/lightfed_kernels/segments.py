@@ -1,0 +1,172 @@
+"""Where the tensors of a row lie, as the operations that treat every tensor for itself need it.
+
+One launch covers all tensors: the work is cut into tiles of at most TILE elements, none of which
+straddles two tensors.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightfed_kernels import _dispatch, _rows
+from lightfed_kernels.layout import ALIGNMENT, Layout
+from lightfed_kernels.masks import popcount
+
+# Elements of a tile, the piece of a tensor that one program owns.
+TILE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The tensors of a layout as tables.
+
+    Attributes:
+        layout: whose tensors.
+        bounds: (T, 2) int64 on the CPU: offset and elements of every tensor.
+        tiles: (N, 4) int64 on the CPU, in the order of the elements: the tensor, its first word of
+            the row, its elements, and the first tile of the same tensor.
+        live: (W,) int32 on the CPU: packed mask of the elements that are not padding.
+    """
+
+    layout: Layout
+    bounds: Tensor
+    tiles: Tensor
+    live: Tensor
+    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def build(cls, layout: Layout, *, device: torch.device | str = "cpu") -> "Segments":
+        """Tables for rows of this layout; other devices than `device` get theirs at first use.
+
+        Raises:
+            ValueError: the tensors do not lie as Layout.build lays them.
+        """
+        end = 0
+        for entry in layout:
+            if entry.offset != end:
+                raise ValueError(f"layout: {entry.name!r} starts at {entry.offset}, not at {end}")
+            end += _padded(entry.numel)
+        if layout.size != end:
+            raise ValueError(f"layout: {layout.size} elements, of which {end} belong to tensors")
+        pairs = [(entry.offset, entry.numel) for entry in layout]
+        bounds = np.array(pairs, np.int64).reshape(-1, 2)
+        segments = cls(
+            layout,
+            torch.from_numpy(bounds),
+            torch.from_numpy(_tiles(bounds)),
+            torch.from_numpy(_live(bounds, layout.size // ALIGNMENT)),
+        )
+        segments.tiles_on(torch.empty(0, device=device).device)
+        return segments
+
+    def __len__(self) -> int:
+        return self.bounds.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Elements of a row, padding included."""
+        return self.layout.size
+
+    def tiles_on(self, device: torch.device) -> Tensor:
+        """The tiles, on this device."""
+        return self._on(device)[0]
+
+    def live_on(self, device: torch.device) -> Tensor:
+        """The live words, on this device."""
+        return self._on(device)[1]
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._copies:
+            self._copies[device] = (self.tiles.to(device), self.live.to(device))
+        return self._copies[device]
+
+
+def count_per_tensor(words: Tensor, segments: Segments) -> Tensor:
+    """(W,) packed mask -> (T,) int64: how many bits of every tensor are 1.
+
+    Raises:
+        ValueError: a bit in padding is 1; on a GPU only under LIGHTFED_KERNELS_CHECK=1.
+    """
+    check_mask("words", words, segments)
+    counts = torch.empty(len(segments), dtype=torch.int64, device=words.device)
+    _count_per_tensor(counts, words, segments.bounds, segments.tiles_on(words.device))
+    return counts
+
+
+@torch.library.custom_op("lightfed::count_per_tensor", mutates_args=("counts",))
+def _count_per_tensor(counts: Tensor, words: Tensor, bounds: Tensor, tiles: Tensor) -> None:
+    check_padding("words", words, bounds)
+    if words.numel() == 0:
+        counts.zero_()
+    elif _dispatch.backend(counts, words) == "triton":
+        from lightfed_kernels.gpu.select import launch_count
+
+        launch_count(counts, words, tiles)
+    else:
+        for tensor, (first, last) in enumerate(word_bounds(bounds)):
+            counts[tensor] = popcount(words[first:last])
+
+
+@_count_per_tensor.register_fake
+def _(*tensors: Tensor) -> None:
+    return None
+
+
+def check_mask(name: str, words: Tensor, segments: Segments) -> None:
+    """One packed mask of a row of these segments."""
+    if words.dim() != 1:
+        raise ValueError(f"{name}: of shape {list(words.shape)}; one mask at a time")
+    _rows.check_words(name, words, size=segments.size)
+
+
+def check_padding(name: str, words: Tensor, bounds: Tensor) -> None:
+    """No bit in padding is 1, which only the last word of a tensor can break.
+
+    A CUDA tensor is looked at, and so waited for, under LIGHTFED_KERNELS_CHECK=1.
+    """
+    if words.is_cuda and not _dispatch.checking():
+        return
+    ends = bounds.sum(1).numpy()
+    ends = ends[ends % ALIGNMENT != 0]
+    last = words[torch.from_numpy(ends // ALIGNMENT).to(words.device)].cpu().numpy()
+    stray = last & (np.int32(-1) << (ends % ALIGNMENT).astype(np.int32))
+    if not stray.any():
+        return
+    bits = np.unpackbits(stray.view(np.uint8), bitorder="little").reshape(-1, ALIGNMENT)
+    tail, bit = np.argwhere(bits)[0]
+    raise ValueError(
+        f"{name}: {bits.sum()} bits are set in padding, the first at element "
+        f"{ends[tail] // ALIGNMENT * ALIGNMENT + bit}; masks are 0 where a row has padding"
+    )
+
+
+def word_bounds(bounds: Tensor) -> list[tuple[int, int]]:
+    """Where the words of every tensor begin and end."""
+    first = bounds[:, 0] // ALIGNMENT
+    last = first + (bounds[:, 1] + ALIGNMENT - 1) // ALIGNMENT
+    return list(zip(first.tolist(), last.tolist(), strict=True))
+
+
+def _padded(numel: int) -> int:
+    return -(-numel // ALIGNMENT) * ALIGNMENT
+
+
+def _tiles(bounds: np.ndarray, size: int = TILE) -> np.ndarray:
+    """(N, 4): the tensor, first word, elements, first tile of the tensor."""
+    per_tensor = -(-bounds[:, 1] // size)
+    tensor = np.repeat(np.arange(len(bounds)), per_tensor)
+    first = (np.cumsum(per_tensor) - per_tensor)[tensor]
+    done = (np.arange(len(tensor)) - first) * size
+    offset, numel = bounds[tensor].T
+    elements = np.minimum(numel - done, size)
+    return np.stack([tensor, (offset + done) // ALIGNMENT, elements, first], 1).astype(np.int64)
+
+
+def _live(bounds: np.ndarray, n_words: int) -> np.ndarray:
+    live = np.full(n_words, -1, np.int32)
+    ends = bounds.sum(1)
+    ends = ends[ends % ALIGNMENT != 0]
+    live[ends // ALIGNMENT] = ~(np.int32(-1) << (ends % ALIGNMENT).astype(np.int32))
+    return live

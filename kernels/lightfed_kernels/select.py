@@ -1,0 +1,234 @@
+"""Which elements of every tensor a mask keeps, drops or grows: exact counts, and ties decided.
+
+Of every tensor t exactly counts[t] candidates are chosen (all, if there are fewer). Ties go to the
+lowest index, so the result is one and the same on every device.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from lightfed_kernels import _dispatch, _rows
+from lightfed_kernels._select_torch import Order, select
+from lightfed_kernels.segments import Segments, check_mask, check_padding
+
+Counts = Sequence[int] | Tensor
+
+_SEEDS = 2**63
+
+
+def select_by_magnitude(
+    scores: Tensor, candidates: Tensor, counts: Counts, segments: Segments, *, largest: bool
+) -> Tensor:
+    """Per tensor, the candidates of smallest or largest |score|, as packed words (W,).
+
+    chosen = the first counts[t] of the candidates e of tensor t by (|scores[e]|, e), or by
+    (-|scores[e]|, e). NaN is larger than inf; -0 is 0.
+
+    Args:
+        scores: (P,).
+        candidates: (W,) packed mask.
+        counts: one number a tensor, on the host, or (T,) int64 on the device, which is not waited
+            for.
+        segments: of the row.
+        largest: the largest, not the smallest.
+
+    Raises:
+        ValueError: names the argument. Bits in padding and negative counts that lie on a GPU are
+            found under LIGHTFED_KERNELS_CHECK=1 only.
+    """
+    _check_scores("scores", scores, segments)
+    check_mask("candidates", candidates, segments)
+    device = _rows.check_one_device(scores=scores, candidates=candidates)
+    numbers = _numbers(counts, segments, device)
+    out = torch.empty_like(candidates)
+    tiles = segments.tiles_on(device)
+    _select_by_magnitude(out, scores, candidates, numbers, segments.bounds, tiles, largest)
+    return out
+
+
+def select_random(candidates: Tensor, counts: Counts, segments: Segments, *, seed: int) -> Tensor:
+    """Per tensor, counts[t] of the candidates uniformly without replacement, as words (W,).
+
+    chosen = the first counts[t] of the candidates e of tensor t by (h(seed, e), e). The hash
+
+        h(seed, e) = mix(mix(e mod 2^32 ^ a) ^ mix(floor(e / 2^32) ^ b)),  (a, b) = expand(seed)
+
+    is a bijection of 2^32 consecutive elements, which therefore never tie; mix is the 32-bit
+    finaliser of MurmurHash3 and `expand` one step of SplitMix64, both in the public domain. It
+    depends on nothing but the seed and the position in the row.
+
+    Args:
+        candidates: (W,) packed mask.
+        counts: as in `select_by_magnitude`.
+        segments: of the row.
+        seed: 0 <= seed < 2^63; another one for every draw.
+    """
+    check_mask("candidates", candidates, segments)
+    _check_seed("seed", seed)
+    numbers = _numbers(counts, segments, candidates.device)
+    out = torch.empty_like(candidates)
+    tiles = segments.tiles_on(candidates.device)
+    _select_random(out, candidates, numbers, segments.bounds, tiles, seed)
+    return out
+
+
+def prune_regrow(
+    weights: Tensor, words: Tensor, counts: Counts, segments: Segments, *, regrow: Tensor | int
+) -> Tensor:
+    """DisPFL's next mask: drop counts[t] active elements of tensor t and grow as many, (W,).
+
+    Algorithm 2 of the paper: of the active elements the counts[t] with the smallest |weight| are
+    dropped; then as many grow among all that are zero, those just dropped included, where |regrow|
+    is largest, or at random. The number of active elements of every tensor stays.
+
+    Args:
+        weights: (P,) after the local training.
+        words: (W,) the packed mask that was trained with.
+        counts: as in `select_by_magnitude`; a tensor with fewer active elements drops them all.
+        segments: of the row.
+        regrow: (P,) scores of the dtype of the weights, such as gradients; or a seed, see
+            `select_random`.
+    """
+    _check_scores("weights", weights, segments)
+    check_mask("words", words, segments)
+    scores: Tensor | None = None
+    seed = 0
+    if isinstance(regrow, Tensor):
+        scores = regrow
+        _check_scores("regrow", scores, segments)
+    else:
+        seed = regrow
+        _check_seed("regrow", seed)
+    device = _rows.check_one_device(weights=weights, words=words, regrow=scores)
+    numbers = _numbers(counts, segments, device)
+    out = torch.empty_like(words)
+    tiles = segments.tiles_on(device)
+    _prune_regrow(out, weights, scores, words, numbers, segments.bounds, tiles, seed)
+    return out
+
+
+def prune_counts(nonzeros: Sequence[int], rate: float) -> list[int]:
+    """How many elements of every tensor to drop: ceil(rate * nonzeros), in float64."""
+    if not 0 <= rate <= 1:
+        raise ValueError(f"rate: {rate}; a share of the active elements lies in [0, 1]")
+    return [ceil(rate * number) for number in nonzeros]
+
+
+@torch.library.custom_op("lightfed::select_by_magnitude", mutates_args=("out",))
+def _select_by_magnitude(
+    out: Tensor,
+    scores: Tensor,
+    candidates: Tensor,
+    counts: Tensor,
+    bounds: Tensor,
+    tiles: Tensor,
+    largest: bool,
+) -> None:
+    _check_values("candidates", candidates, counts, bounds)
+    _choose(out, candidates, counts, bounds, tiles, Order(scores, largest=largest))
+
+
+@torch.library.custom_op("lightfed::select_random", mutates_args=("out",))
+def _select_random(
+    out: Tensor, candidates: Tensor, counts: Tensor, bounds: Tensor, tiles: Tensor, seed: int
+) -> None:
+    _check_values("candidates", candidates, counts, bounds)
+    _choose(out, candidates, counts, bounds, tiles, Order(None, seed=_expand(seed)))
+
+
+@torch.library.custom_op("lightfed::prune_regrow", mutates_args=("out",))
+def _prune_regrow(
+    out: Tensor,
+    weights: Tensor,
+    scores: Tensor | None,
+    words: Tensor,
+    counts: Tensor,
+    bounds: Tensor,
+    tiles: Tensor,
+    seed: int,
+) -> None:
+    _check_values("words", words, counts, bounds)
+    pruned = torch.empty_like(words)
+    taken = _choose(pruned, words, counts, bounds, tiles, Order(weights), toggle=True)
+    growth = Order(None, seed=_expand(seed)) if scores is None else Order(scores, largest=True)
+    _choose(out, pruned, taken, bounds, tiles, growth, free=True, toggle=True)
+
+
+@_select_by_magnitude.register_fake
+@_select_random.register_fake
+@_prune_regrow.register_fake
+def _(*args: Tensor | int | None) -> None:
+    return None
+
+
+def _choose(
+    out: Tensor,
+    words: Tensor,
+    counts: Tensor,
+    bounds: Tensor,
+    tiles: Tensor,
+    order: Order,
+    *,
+    free: bool = False,
+    toggle: bool = False,
+) -> Tensor:
+    """Write `out`; how many were taken of every tensor."""
+    if words.numel() == 0:
+        return torch.zeros_like(counts)
+    if _dispatch.backend(words, counts) == "triton":
+        from lightfed_kernels.gpu.select import launch_select
+
+        return launch_select(out, words, counts, tiles, order, free=free, toggle=toggle)
+    return select(out, words, counts, bounds, order, free=free, toggle=toggle)
+
+
+def _expand(seed: int) -> tuple[int, int]:
+    """One step of SplitMix64 (Sebastiano Vigna, public domain), as two signed 32-bit numbers."""
+    z = (seed + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    z ^= z >> 31
+    low, high = z % 2**32, z >> 32
+    return low - 2**32 * (low >> 31), high - 2**32 * (high >> 31)
+
+
+def _numbers(counts: Counts, segments: Segments, device: torch.device) -> Tensor:
+    """(T,) int64 on the device."""
+    if isinstance(counts, Tensor):
+        if counts.dtype != torch.int64:
+            raise TypeError(f"counts: {counts.dtype}; numbers of elements are int64")
+        if counts.dim() != 1 or counts.shape[0] != len(segments):
+            raise ValueError(
+                f"counts: of shape {list(counts.shape)}; one of each of {len(segments)} tensors"
+            )
+        if counts.device != device:
+            raise ValueError(f"counts: on {counts.device}, but the rows are on {device}")
+        return counts.contiguous()
+    if len(counts) != len(segments):
+        raise ValueError(f"counts: {len(counts)} numbers for {len(segments)} tensors")
+    numbers = torch.tensor(list(counts), dtype=torch.int64)
+    return numbers.to(device, non_blocking=True)
+
+
+def _check_scores(name: str, row: Tensor, segments: Segments) -> None:
+    if row.dim() != 1:
+        raise ValueError(f"{name}: of shape {list(row.shape)}; one row at a time")
+    _rows.check_row(name, row, size=segments.size)
+
+
+def _check_seed(name: str, seed: int) -> None:
+    if not 0 <= seed < _SEEDS:
+        raise ValueError(f"{name}: {seed}; a seed lies in [0, 2^63)")
+
+
+def _check_values(name: str, words: Tensor, counts: Tensor, bounds: Tensor) -> None:
+    """What the numbers say; a GPU is asked, and waited for, under LIGHTFED_KERNELS_CHECK=1."""
+    check_padding(name, words, bounds)
+    if words.is_cuda and not _dispatch.checking():
+        return
+    if (counts < 0).any():
+        tensor = int(torch.nonzero(counts < 0)[0])
+        raise ValueError(f"counts: {int(counts[tensor])} of tensor {tensor}; at least 0 is chosen")
