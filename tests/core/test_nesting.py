@@ -1,0 +1,120 @@
+"""What travels of a server model: some tensors, slices of heads, rows of labels and of no label."""
+
+from functools import partial
+from math import ceil
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.utils.errors import UserError
+from tests.small import data_of, fleet_of
+
+HEADS, WIDTH = 2, 8
+
+
+class Heads(nn.Module):
+    """A layer of two heads, of which a narrow model keeps the leading part each."""
+
+    slice_groups = {"q.weight": (HEADS, 1), "q.bias": (HEADS,), "o.weight": (1, HEADS)}
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.q = nn.Linear(width, inner)
+        self.o = nn.Linear(inner, width)
+
+
+class Model(nn.Module):
+    """Tokens of three words and a mask; heads; a class for every word."""
+
+    label_rows = ("embedding.weight",)
+
+    def __init__(
+        self, num_classes: int = 3, *, rate: float = 1.0, inner: int | None = None
+    ) -> None:
+        super().__init__()
+        width = ceil(WIDTH * rate)
+        self.embedding = nn.Embedding(num_classes + 1, width)
+        self.heads = Heads(width, width if inner is None else inner)
+        self.head = nn.Linear(width, num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.sum(1).long() % self.head.out_features
+        hidden = self.embedding(tokens)
+        return self.head(hidden + self.heads.o(self.heads.q(hidden)))
+
+
+def fleet(algorithm: FedAvg | HeteroFL, *cohorts: Cohort) -> Fleet:
+    x, y = torch.arange(24.0).reshape(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    return fleet_of(list(cohorts), algorithm, data_of(x, y, [[0, 3], [1, 4, 2, 5]]))
+
+
+WIDE, SLIM = Cohort(1, Model), Cohort(1, Model, rate=0.5)
+
+
+def fill(fed: Fleet, client: int, value: float) -> None:
+    fed.row(client).floats.fill_(value).mul_(fed.state(client).layout.floats.live())
+
+
+def test_of_heads_a_narrow_client_has_the_leading_part_of_each() -> None:
+    algorithm = HeteroFL(mask=False)
+    fed = fleet(algorithm, WIDE, SLIM)
+    layout = algorithm.model.layout.floats
+    algorithm.model.floats.copy_(torch.arange(float(layout.size)) * layout.live())
+    fed.send(algorithm.model, [0, 1])
+    wide, slim = layout.views(algorithm.model.floats), fed.state(1).layout.floats.views
+    own = slim(fed.row(1).floats)
+    rows = torch.tensor([0, 1, 4, 5])
+    assert torch.equal(own["net.heads.q.weight"], wide["net.heads.q.weight"][rows, :4])
+    assert torch.equal(own["net.heads.q.bias"], wide["net.heads.q.bias"][rows])
+    assert torch.equal(own["net.heads.o.weight"], wide["net.heads.o.weight"][:4, rows])
+    assert torch.equal(own["net.head.weight"], wide["net.head.weight"][:, :4])
+
+
+@pytest.mark.parametrize("surplus", [True, False])
+def test_declared_label_rows_and_the_row_of_no_label(surplus: bool) -> None:
+    algorithm = HeteroFL(mask=False)
+    algorithm.surplus_rows = surplus
+    fed = fleet(algorithm, WIDE, SLIM)
+    algorithm.model.floats.fill_(9.0)
+    fed.send(algorithm.model, [0, 1])
+    fill(fed, 0, 1.0)  # holds label 0
+    fill(fed, 1, 3.0)  # holds labels 1 and 2, and the leading half of the columns
+    fed.merge([0, 1], into=algorithm.model, weights="uniform")
+    found = algorithm.model.layout.floats.views(algorithm.model.floats)["net.embedding.weight"]
+    of_mask = [[2.0] * 4 + [1.0] * 4] if surplus else [[9.0] * 8]
+    assert found.tolist() == [[1.0] * 8, *[[3.0] * 4 + [9.0] * 4] * 2, *of_mask]
+
+
+def test_only_the_named_tensors_travel_and_count() -> None:
+    algorithm = FedAvg()
+    fed = fleet(algorithm, Cohort(2, Model))
+    layout = algorithm.model.layout.floats
+    algorithm.model.floats.copy_(5.0 * layout.live())
+    fed.send(algorithm.model, [0, 1])
+    before = fed.ledger.totals.copy()
+    fill(fed, 0, 1.0)
+    fill(fed, 1, 3.0)
+    names = ["net.head.weight", "net.head.bias"]
+    fed.send(algorithm.model, [0], tensors=names)
+    row = layout.views(fed.row(0).floats)
+    assert all((view == (5.0 if name in names else 1.0)).all() for name, view in row.items())
+    fed.merge([0, 1], into=algorithm.model, weights="uniform", tensors=names)
+    server = layout.views(algorithm.model.floats)
+    assert all((view == (4.0 if name in names else 5.0)).all() for name, view in server.items())
+    spent = fed.ledger.totals - before
+    numbers = 3 * WIDTH + 3
+    assert spent[:, fed.ledger.DOWN].tolist() == [4.0 * numbers, 0.0]
+    assert spent[:, fed.ledger.UP].tolist() == [4.0 * numbers] * 2
+
+
+def test_a_client_without_whole_heads_is_refused_by_name() -> None:
+    broken = Cohort(1, partial(Model, inner=3), rate=0.5)
+    with pytest.raises(UserError, match=r"cohort 1 .*net.heads.q.weight is \[3, 4\], which leaves"):
+        fleet(HeteroFL(mask=False), WIDE, broken)
