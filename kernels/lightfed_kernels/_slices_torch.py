@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Elements of a piece: half a MiB of float64 sums, so that the interpreter costs little of it.
-CHUNK = 65536
+# Elements of a piece: a MiB of float64 sums, so that the interpreter costs little of it.
+CHUNK = 131072
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,24 @@ class _Piece:
     def of(self, row: Tensor) -> Tensor:
         """This part of a row of the target."""
         a, b, c = self.axes
+        if a * b == 1:
+            return row[self.offset + self.c0 : self.offset + self.c1].view(1, 1, -1)
         view = row[self.offset : self.offset + a * b * c].view(a, b, c)
         return view[self.a0 : self.a1, :, self.c0 : self.c1]
 
-    def covered(self, source: list[int]) -> tuple[slice, slice, slice] | None:
-        """What a level covers, in the piece's own places; None if nothing."""
+    def covered(self, source: list[int]) -> tuple[slice, ...] | None:
+        """What a level covers, in the piece's own places; None if nothing, () if all."""
         _, a, b, c = source
+        if a >= self.a1 and b == self.axes[1] and c >= self.c1:
+            return ()
         a, c = min(a, self.a1) - self.a0, min(c, self.c1) - self.c0
         return (slice(0, a), slice(0, b), slice(0, c)) if a > 0 and b > 0 and c > 0 else None
 
     def source(self, row: Tensor, source: list[int]) -> Tensor:
         """What a client's row has of this part."""
         offset, a, b, c = source
+        if a * b == 1 and self.axes[0] * self.axes[1] == 1:
+            return row[offset + self.c0 : offset + min(self.c1, c)].view(1, 1, -1)
         view = row[offset : offset + a * b * c].view(a, b, c)
         return view[self.a0 : self.a1, :, self.c0 : self.c1]
 
@@ -53,7 +59,8 @@ def _pieces(tensors: Tensor, levels: Tensor, chunk: int) -> Iterator[_Piece]:
     for (offset, a, b, c, labelled), own in zip(tensors.tolist(), sources, strict=True):
         if a * b * c == 0:
             continue
-        columns = chunk if a * b == 1 else c
+        # One row: pieces of equal length.
+        columns = -(-c // -(-c // chunk)) if a * b == 1 else c
         rows = a if labelled else max(1, chunk // (b * columns))
         for a0 in range(0, a, rows):
             for c0 in range(0, c, columns):
@@ -133,7 +140,7 @@ def take_torch(
         for level, source in zip(present, piece.sources, strict=True):
             where = piece.covered(source)
             if where is not None:
-                values = piece.of(row)[where]
+                values = piece.of(row)[where] if where else piece.of(row)
                 for out in outs[starts[level] : starts[level + 1]]:
                     piece.source(out, source).copy_(values)
 
@@ -145,10 +152,9 @@ class _Local:
         self, rows: Sequence[Tensor], first: Tensor, weights: Tensor, label_words: Tensor
     ) -> None:
         starts, scales = first.tolist(), weights.tolist()
-        self.labels = [_label_index(words) for words in label_words]
+        self.label_words = label_words
         self.levels = [
-            [(k, rows[k], scales[k]) for k in range(begin, end)]
-            for begin, end in pairwise(starts)
+            [(k, rows[k], scales[k]) for k in range(begin, end)] for begin, end in pairwise(starts)
         ]
 
     def add(self, piece: _Piece, sums: Tensor) -> None:
@@ -157,11 +163,11 @@ class _Local:
             where = piece.covered(source)
             if where is None or not clients:
                 continue
-            part = sums[where]
+            part = sums[where] if where else sums
             for k, row, scale in clients:
                 values = piece.source(row, source)
                 if piece.labelled:
-                    index = self.labels[k][: int((self.labels[k] < part.shape[0]).sum())]
+                    index = _label_index(self.label_words[k], part.shape[0])
                     part.index_add_(0, index, _scaled(values.index_select(0, index), scale, part))
                 elif part.dtype == torch.int64:
                     part.add_(_scaled(values, scale, part))
@@ -174,10 +180,10 @@ def _scaled(values: Tensor, scale: float, like: Tensor) -> Tensor:
     return scaled.round_().to(torch.int64) if like.dtype == torch.int64 else scaled
 
 
-def _label_index(words: Tensor) -> Tensor:
-    """The labels of a client, ascending."""
+def _label_index(words: Tensor, rows: int) -> Tensor:
+    """The labels of a client among the first so many, ascending."""
     bits = words[:, None] >> torch.arange(32, dtype=torch.int32, device=words.device) & 1
-    return bits.flatten().nonzero().flatten()
+    return bits.flatten()[:rows].nonzero().flatten()
 
 
 class _Counts:
@@ -212,12 +218,11 @@ class _Counts:
         """The weight of all elements of a piece, where it is one."""
         if piece.labelled:
             return None
-        whole = tuple(slice(0, size) for size in piece.shape)
         weight = 0.0
         for source, total in zip(piece.sources, self.totals, strict=True):
             where = piece.covered(source)
             if where is not None and total > 0.0:
-                if where != whole:
+                if where:
                     return None
                 weight += total
         return weight
@@ -228,7 +233,7 @@ class _Counts:
             where = piece.covered(source)
             if where is None or total == 0.0:
                 continue
-            part = weights[where]
+            part = weights[where] if where else weights
             if piece.labelled:
                 part += self.label_totals[level, : part.shape[0], None, None]
             else:

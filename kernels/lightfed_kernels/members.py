@@ -82,13 +82,11 @@ class Members:
         mine = [given[i] for i in order]
         n_levels = len(table.ranks)
         first = np.searchsorted(ranks[mine], np.arange(n_levels + 1)).astype(np.int32)
-        totals = np.zeros(n_levels + 1)
-        label_totals = np.zeros((n_levels, table.num_labels))
-        for k in range(count):
-            totals[ranks[k]] += a[k]
-            label_totals[ranks[k]] += a[k] * held[k]
         total = float(a.sum())
+        totals = np.bincount(ranks, weights=a, minlength=n_levels + 1)
         totals[-1] = total / FIXED_SCALE
+        label_totals = np.zeros((n_levels, table.num_labels))
+        np.add.at(label_totals, ranks, a[:, None] * held)
         shares = a[mine] * (FIXED_SCALE / total) if total else a[mine]
         device = table.device
         return cls(

@@ -86,6 +86,8 @@ class SliceTable:
         tensors: (T, 5) int64: offset, A, B, C, whether the rows A are labels.
         levels: (L, T, 4) int64: offset, a, b, c of the source; all 0 where it lacks the tensor.
         work: vector width -> the tiles.
+        runs: levels, as given, that hold one leading run of the row in full, at the same place, and
+            nothing else -> its length.
     """
 
     target: Layout
@@ -94,7 +96,8 @@ class SliceTable:
     num_labels: int
     tensors: Tensor
     levels: Tensor
-    work: Mapping[int, "Work"]
+    work: Mapping[int, Work]
+    runs: Mapping[int, int]
 
     @classmethod
     def build(
@@ -157,6 +160,7 @@ class SliceTable:
             tensors=to_device(tensors, device),
             levels=to_device(levels.reshape(len(order), -1, 4), device),
             work=work,
+            runs={k: size for k in range(len(order)) if (size := _run(blocks, k))},
         )
 
     @property
@@ -285,6 +289,19 @@ def _adjacent(one: _Block, other: _Block) -> bool:
             for s, o in zip(one.sources, other.sources, strict=True)
         )
     )
+
+
+def _run(blocks: Sequence[_Block], level: int) -> int:
+    """Length of the one leading run that a level holds; 0 if it holds anything else."""
+    end = 0
+    for block in blocks:
+        offset, *sizes = block.sources[level]
+        if not any(sizes):
+            continue
+        if block.labelled or tuple(sizes) != block.axes or not offset == block.offset == end:
+            return 0
+        end = block.end
+    return end
 
 
 def _triple(axis: np.ndarray) -> tuple[int, int, int]:

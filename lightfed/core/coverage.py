@@ -40,6 +40,8 @@ class Coverage:
         table: of the sources that fit.
         levels: position of a source -> its level in the table.
         elements: position of a source -> elements that it covers, padding left out.
+        copies: sources that are a whole leading part of the target -> its length: "send" on such
+            rows is a plain copy.
         unfit: position of a source -> why its rows are no slices of the target's.
     """
 
@@ -47,6 +49,7 @@ class Coverage:
     table: SliceTable
     levels: Mapping[int, int]
     elements: Mapping[int, int]
+    copies: Mapping[int, int]
     unfit: Mapping[int, str]
 
     @classmethod
@@ -93,6 +96,7 @@ class Coverage:
             table,
             levels={k: level for level, k in enumerate(fit)},
             elements={k: sources[k].only(kept).numel for k in fit},
+            copies={k: table.runs[i] for i, k in enumerate(fit) if i in table.runs},
             unfit=unfit,
         )
 
@@ -101,6 +105,10 @@ class Coverage:
 
         The rows may lie on different devices.
         """
+        if source in self.copies:
+            size = self.copies[source]
+            out[:size].copy_(row[:size], non_blocking=True)
+            return out
         here = out.to(row.device)
         slice_take_(row, [here], self.table, [self.levels[source]])
         if here is not out:

@@ -86,6 +86,23 @@ def test_whole_tensors_are_one_run_and_slices_of_resnets_waste_few_lanes() -> No
     assert 4 * len(table.tiles(torch.float32, 1)[0]) < 1.2 * len(flat)
 
 
+def test_a_level_that_is_one_leading_run_is_known_to_be() -> None:
+    layout = Layout.build([("w", (6, 40)), ("b", (6,)), ("v", (5,))])
+    leading = layout.only(["w", "b"])
+    levels = [
+        layout,  # all of it
+        leading,  # not the last tensor
+        layout.only(["b", "v"]),  # not from the start
+        layout.only(["w", "v"]),  # two runs
+        Layout.build([("w", (6, 20)), ("b", (6,))]),  # a slice
+        Layout.build([("v", (5,)), ("w", (6, 40)), ("b", (6,))]),  # elsewhere
+    ]
+    runs = [SliceTable.build(layout, [level]).runs for level in levels]
+    assert runs == [{0: layout.size}, {0: leading.span(2) - 32}, {}, {}, {}, {}]
+    assert SliceTable.build(layout, levels[:2]).runs == {0: layout.size, 1: leading.span(2) - 32}
+    assert SliceTable.build(layout, [layout], label_rows=["v"]).runs == {}
+
+
 WIDE = Layout.build([("w", (6, 40)), ("b", (6,))])
 
 
