@@ -1,0 +1,1 @@
+"""`python -m lightfed_kernels.bench`: what the operations take, against what they replace."""

@@ -1,0 +1,214 @@
+"""The papers' formulations: named tensors, loops over them, float masks, sorts, index tensors.
+
+Written from the papers and from how their released codes are structured; what the benchmark
+compares the operations with, and held against the same references.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+# A magnitude that stands for "no candidate" where candidates are chosen by sorting.
+SENTINEL = 1e5
+
+
+def dispfl_aggregate(
+    models: Sequence[Tensors], masks: Sequence[Tensors], own: int, keep: Tensors
+) -> tuple[Tensors, Tensors]:
+    """DisPFL, algorithm 1: sum_j w_j / sum_j m_j where somebody covers, times the own mask.
+
+    The released code starts its sums from a copy of the receiver's own tensors less themselves, and
+    keeps a copy of the mean that is not masked.
+
+    Args:
+        models: zero where their mask is.
+        masks: float tensors, of the senders' last training.
+        own: the receiver's position among the senders.
+        keep: the receiver's mask of the next training.
+    """
+    share = _copy(masks[own])
+    for name in share:
+        share[name] = share[name] - share[name]
+        for mask in masks:
+            share[name] += mask[name]
+    for name in share:
+        share[name] = torch.where(share[name] != 0, 1 / share[name], 0.0)
+    mean = _copy(models[own])
+    for name in mean:
+        mean[name] = mean[name] - mean[name]
+        for model in models:
+            mean[name] += share[name] * model[name]
+    unmasked = _copy(mean)
+    for name in keep:
+        mean[name] = mean[name] * keep[name]
+    return mean, unmasked
+
+
+def _copy(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def dispfl_prune(weights: Tensors, masks: Tensors, counts: Mapping[str, int]) -> Tensors:
+    """Per tensor, drop the active weights of least magnitude."""
+    out: Tensors = {}
+    for name, mask in masks.items():
+        magnitude = torch.where(mask > 0, weights[name].abs(), SENTINEL)
+        _, order = torch.sort(magnitude.view(-1))
+        out[name] = mask.clone()
+        out[name].view(-1)[order[: counts[name]]] = 0
+    return out
+
+
+def dispfl_regrow(masks: Tensors, scores: Tensors, counts: Mapping[str, int]) -> Tensors:
+    """Per tensor, grow where the score is largest among all that is zero."""
+    out: Tensors = {}
+    for name, mask in masks.items():
+        magnitude = torch.where(mask == 0, scores[name].abs(), -SENTINEL)
+        _, order = torch.sort(magnitude.view(-1), descending=True)
+        out[name] = mask.clone()
+        out[name].view(-1)[order[: counts[name]]] = 1
+    return out
+
+
+def dispfl_random(masks: Tensors, counts: Mapping[str, int]) -> Tensors:
+    """Per tensor, grow at random positions among all that is zero."""
+    out: Tensors = {}
+    generator = torch.Generator(next(iter(masks.values())).device).manual_seed(0)
+    for name, mask in masks.items():
+        grown = mask.clone().view(-1)
+        free = (grown == 0).float()
+        if counts[name]:
+            grown[torch.multinomial(free, counts[name], generator=generator)] = 1
+        out[name] = grown.view_as(mask)
+    return out
+
+
+Indices = dict[str, tuple[Tensor, ...]]
+
+
+def heterofl_split(shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> Indices:
+    """The leading indices of the first two dimensions of every tensor of a level."""
+    return {
+        name: tuple(torch.arange(size, device=device) for size in shape[:2])
+        for name, shape in shapes.items()
+    }
+
+
+def heterofl_distribute(model: Tensors, clients: Sequence[Indices]) -> list[Tensors]:
+    """HeteroFL: a client's parameters are those of the global model at its indices."""
+    return [
+        {name: model[name][_grid(index)].clone() for name, index in indices.items()}
+        for indices in clients
+    ]
+
+
+def heterofl_combine(
+    model: Tensors,
+    locals_: Sequence[Tensors],
+    clients: Sequence[Indices],
+    labels: Sequence[Tensor | None],
+    label_rows: Sequence[str],
+) -> Tensors:
+    """HeteroFL, equation (3): the mean over the clients that hold an element; the rest stays.
+
+    Of tensors whose rows are labels, a client holds the rows of its labels.
+    """
+    for name, parameter in model.items():
+        total = torch.zeros_like(parameter)
+        count = torch.zeros_like(parameter)
+        for local, indices, own in zip(locals_, clients, labels, strict=True):
+            index, value = indices[name], local[name]
+            if name in label_rows and own is not None:
+                index, value = (index[0][own], *index[1:]), value[own]
+            grid = _grid(index)
+            total[grid] += value
+            count[grid] += 1
+        held = count > 0
+        total[held] = total[held] / count[held]
+        parameter[held] = total[held]
+    return model
+
+
+def _grid(index: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return torch.meshgrid(*index, indexing="ij")
+
+
+def fedavg(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+    """FedAvg: sum_k n_k / n w_k, tensor by tensor."""
+    total = sum(weights)
+    out: Tensors = {}
+    for name, first in models[0].items():
+        mean = torch.zeros_like(first)
+        for model, weight in zip(models, weights, strict=True):
+            mean += model[name] * (weight / total)
+        out[name] = mean
+    return out
+
+
+def flexifed_average(models: Sequence[Tensors], jobs: Iterable[tuple[Sequence[int], str]]) -> None:
+    """FlexiFed: the mean of a tensor over the clients that share it, given to all of them."""
+    for members, name in jobs:
+        mean = torch.zeros_like(models[members[0]][name])
+        for k in members:
+            mean += models[k][name]
+        mean /= len(members)
+        for k in members:
+            models[k][name].copy_(mean)
+
+
+def fedbcd_server(
+    anchor: Tensors, models: Sequence[Tensors], gamma: Sequence[float], lr: float
+) -> Tensors:
+    """FedBCD, equation (5): z <- z - lr sum_k gamma_k (z - x_k) / sum_k gamma_k."""
+    total = sum(gamma)
+    for name, z in anchor.items():
+        step = torch.zeros_like(z)
+        for model, weight in zip(models, gamma, strict=True):
+            step += weight * (z - model[name])
+        z -= lr * step / total
+    return anchor
+
+
+def fedbcd_local(
+    point: Tensors, x: Tensors, gradient: Tensors, anchor: Tensors, *, lr: float, gamma: float,
+    extrapolation: float, box: float,
+) -> None:  # fmt: skip
+    """FedBCD, equations (4a) and (4b): a projected step from the extrapolated point."""
+    for name in x:
+        step = gradient[name] + gamma * (point[name] - anchor[name])
+        new = torch.clamp(point[name] - lr * step, -box, box)
+        point[name].copy_(new + extrapolation * (new - x[name]))
+        x[name].copy_(new)
+
+
+def sgd(
+    model: Tensors, gradient: Tensors, buffer: Tensors, mask: Tensors, *, lr: float,
+    momentum: float, weight_decay: float,
+) -> None:  # fmt: skip
+    """SGD with momentum as torch.optim.SGD(foreach=False), then DisPFL's mask on every tensor."""
+    for name, weight in model.items():
+        step = gradient[name].add(weight, alpha=weight_decay)
+        buffer[name].mul_(momentum).add_(step)
+        weight.add_(buffer[name], alpha=-lr)
+        weight.mul_(mask[name])
+
+
+_SHIFTS = 32
+
+
+def pack_by_shifts(mask: Tensor) -> Tensor:
+    """Thirty-two shifted copies, added up."""
+    shifts = torch.arange(_SHIFTS, device=mask.device, dtype=torch.int32)
+    return (mask.view(-1, _SHIFTS).to(torch.int32) << shifts).sum(-1, dtype=torch.int32)
+
+
+def unpack_by_shifts(words: Tensor) -> Tensor:
+    shifts = torch.arange(_SHIFTS, device=words.device, dtype=torch.int32)
+    return (((words[:, None] >> shifts) & 1) > 0).view(-1)
+
+
+def count_by_shifts(words: Tensor) -> Tensor:
+    return unpack_by_shifts(words).sum()

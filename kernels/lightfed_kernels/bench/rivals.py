@@ -1,0 +1,216 @@
+"""What a careful user of torch would write instead: `_foreach`, views, flat rows, one expression.
+
+The expressions of several operators are also what torch.compile is given.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+List = list[Tensor]
+
+# weights, float masks, scores, counts -> float masks
+PruneRegrow = Callable[[List, List, List, Sequence[int]], List]
+
+
+def foreach_masked_mean(models: Sequence[List], masks: Sequence[List], own: List) -> List:
+    counts, sums = _zeros_like(own), _zeros_like(own)
+    for mask in masks:
+        torch._foreach_add_(counts, mask)
+    for model in models:
+        torch._foreach_add_(sums, model)
+    torch._foreach_clamp_min_(counts, 1)
+    torch._foreach_div_(sums, counts)
+    torch._foreach_mul_(sums, own)
+    return sums
+
+
+def flat_masked_mean(rows: Sequence[Tensor], masks: Sequence[Tensor], own: Tensor) -> Tensor:
+    """Rows that are zero outside their float masks."""
+    total, count = torch.zeros_like(own), torch.zeros_like(own)
+    for row, mask in zip(rows, masks, strict=True):
+        total += row
+        count += mask
+    return total.div_(count.clamp_(min=1)).mul_(own)
+
+
+def foreach_merge(
+    parts: List, totals: List, counts: List, clients: Sequence[tuple[List, List, List]],
+    labelled: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]],
+) -> List:  # fmt: skip
+    """HeteroFL's mean on views.
+
+    `parts` are the global tensors, `totals` and `counts` buffers like them. `clients` are views of
+    the totals and of the counts that a client covers, and its tensors; `labelled` are total, count,
+    labels and the client's rows of tensors whose rows are labels.
+    """
+    torch._foreach_zero_(totals)
+    torch._foreach_zero_(counts)
+    for into, count, local in clients:
+        torch._foreach_add_(into, local)
+        torch._foreach_add_(count, 1)
+    for total, number, labels, rows in labelled:
+        total[labels, : rows.shape[1]] += rows[labels]
+        number[labels, : rows.shape[1]] += 1
+    return [
+        part.copy_(torch.where(share > 0, mean / share, part))
+        for part, mean, share in zip(parts, totals, counts, strict=True)
+    ]
+
+
+def flat_merge(
+    row: Tensor, clients: Sequence[Tensor], places: Sequence[Tensor], own: Sequence[Tensor]
+) -> Tensor:
+    """HeteroFL's mean with flat index tensors, one `index_add_` a client.
+
+    Args:
+        row: (P,) of the global model.
+        clients: their rows.
+        places: where in `row` the elements of a client's row belong.
+        own: which of its elements they are.
+    """
+    total, count = torch.zeros_like(row), torch.zeros_like(row)
+    for client, place, mine in zip(clients, places, own, strict=True):
+        values = client[mine]
+        total = total.index_add(0, place, values)
+        count = count.index_add(0, place, torch.ones_like(values))
+    return row.copy_(torch.where(count > 0, total / count, row))
+
+
+def topk_prune_regrow(weights: List, masks: List, scores: List, counts: Sequence[int]) -> List:
+    """A float mask for every tensor; ties fall anywhere."""
+    out = []
+    for weight, mask, score, count in zip(weights, masks, scores, counts, strict=True):
+        drop = torch.where(mask > 0, weight.abs(), torch.inf).topk(count, largest=False).indices
+        pruned = mask.index_fill(0, drop, 0)
+        grow = torch.where(pruned > 0, -1.0, score.abs()).topk(count).indices
+        out.append(pruned.index_fill_(0, grow, 1))
+    return out
+
+
+def kthvalue_prune_regrow(weights: List, masks: List, scores: List, counts: Sequence[int]) -> List:
+    """The same by thresholds; all ties at a threshold are taken."""
+    out = []
+    for weight, mask, score, count in zip(weights, masks, scores, counts, strict=True):
+        if count == 0:
+            out.append(mask.clone())
+            continue
+        size = torch.where(mask > 0, weight.abs(), torch.inf)
+        pruned = mask * (size > size.kthvalue(count).values)
+        gain = torch.where(pruned > 0, -1.0, score.abs())
+        least = gain.kthvalue(gain.numel() - count + 1).values
+        out.append(pruned + (gain >= least))
+    return out
+
+
+def foreach_mean(models: Sequence[List], weights: Sequence[float]) -> List:
+    total = sum(weights)
+    sums = _zeros_like(models[0])
+    for model, weight in zip(models, weights, strict=True):
+        torch._foreach_add_(sums, model, alpha=weight / total)
+    return sums
+
+
+def flat_mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    total = sum(weights)
+    mean = rows[0] * (weights[0] / total)
+    for row, weight in zip(rows[1:], weights[1:], strict=True):
+        mean = mean.add(row, alpha=weight / total)
+    return mean
+
+
+def foreach_server(anchor: List, models: Sequence[List], gamma: Sequence[float], lr: float) -> List:
+    total = sum(gamma)
+    torch._foreach_mul_(anchor, 1 - lr)
+    for model, weight in zip(models, gamma, strict=True):
+        torch._foreach_add_(anchor, model, alpha=lr * weight / total)
+    return anchor
+
+
+def addmv_server(anchor: Tensor, rows: Tensor, gamma: Tensor, lr: float) -> Tensor:
+    total = gamma.sum()
+    return anchor.mul_(1 - lr).addmv_(rows.t(), gamma / total, alpha=lr)
+
+
+def flat_server(
+    anchor: Tensor, rows: Sequence[Tensor], gamma: Sequence[float], lr: float
+) -> Tensor:
+    new = anchor * (1 - lr)
+    total = sum(gamma)
+    for row, weight in zip(rows, gamma, strict=True):
+        new = new.add(row, alpha=lr * weight / total)
+    return anchor.copy_(new)
+
+
+def foreach_grouped(jobs: Sequence[Sequence[List]]) -> None:
+    """Every job: the same tensors of each of its members."""
+    for members in jobs:
+        mean = _zeros_like(members[0])
+        for member in members:
+            torch._foreach_add_(mean, member)
+        torch._foreach_div_(mean, len(members))
+        for member in members:
+            torch._foreach_copy_(member, mean)
+
+
+def flat_grouped(rows: Tensor, jobs: Sequence[tuple[Tensor, int, int]]) -> Tensor:
+    """Every job: a column range of the rows of its members."""
+    for members, start, stop in jobs:
+        part = rows[:, start:stop]
+        part[members] = part[members].mean(0)
+    return rows
+
+
+def foreach_aspg(
+    point: List, x: List, gradient: List, anchor: List, *, lr: float, gamma: float,
+    extrapolation: float, box: float,
+) -> None:  # fmt: skip
+    step = torch._foreach_sub(point, anchor)
+    torch._foreach_mul_(step, gamma)
+    torch._foreach_add_(step, gradient)
+    new = torch._foreach_add(point, step, alpha=-lr)
+    torch._foreach_clamp_min_(new, -box)
+    torch._foreach_clamp_max_(new, box)
+    difference = torch._foreach_sub(new, x)
+    torch._foreach_copy_(x, new)
+    torch._foreach_add_(new, difference, alpha=extrapolation)
+    torch._foreach_copy_(point, new)
+
+
+def flat_aspg(
+    point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, *, lr: float, gamma: float,
+    extrapolation: float, box: float,
+) -> None:  # fmt: skip
+    new = (point - lr * (gradient + gamma * (point - anchor))).clamp(-box, box)
+    point.copy_(new + extrapolation * (new - x))
+    x.copy_(new)
+
+
+def foreach_sgd(
+    weights: List, gradient: List, buffer: List, mask: List, *, lr: float, momentum: float,
+    weight_decay: float,
+) -> None:  # fmt: skip
+    step = torch._foreach_add(gradient, weights, alpha=weight_decay)
+    torch._foreach_mul_(buffer, momentum)
+    torch._foreach_add_(buffer, step)
+    torch._foreach_add_(weights, buffer, alpha=-lr)
+    torch._foreach_mul_(weights, mask)
+
+
+def flat_sgd(
+    row: Tensor, gradient: Tensor, buffer: Tensor, mask: Tensor, *, lr: float, momentum: float,
+    weight_decay: float,
+) -> None:  # fmt: skip
+    buffer.copy_(momentum * buffer + (gradient + weight_decay * row))
+    row.copy_((row - lr * buffer) * mask)
+
+
+def compiled(function: Any) -> Any:
+    """For these shapes only: what torch.compile can do best."""
+    return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def _zeros_like(tensors: List) -> List:
+    return [torch.zeros_like(tensor) for tensor in tensors]
