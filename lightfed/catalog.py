@@ -8,7 +8,9 @@ from lightfed.data.schemes import Iid
 from lightfed.data.vision import MNIST
 from lightfed.models.cnn import Conv, SimpleCNN
 from lightfed.models.mlp import MLP
+from lightfed.models.resnet import PreActResNet
 from lightfed.models.torchvision import Torchvision
+from lightfed.models.transformer import Transformer
 
 __all__ = [
     "MLP",
@@ -18,7 +20,9 @@ __all__ = [
     "FedProx",
     "HeteroFL",
     "Iid",
+    "PreActResNet",
     "SimpleCNN",
     "Standalone",
     "Torchvision",
+    "Transformer",
 ]

@@ -30,6 +30,7 @@ from lightfed.core.client import NetworkClient
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.session import seed_default_generators
 from lightfed.core.store import ModelLayout, Row
+from lightfed.models.scaler import Scaler
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 
@@ -46,6 +47,7 @@ class HeteroFL(Algorithm):
         mask: bool = True,
         weights: Weights = "uniform",
         statistics_batch_size: int = 50,
+        mask_token: bool = True,
     ) -> None:
         """The paper's switches.
 
@@ -57,6 +59,9 @@ class HeteroFL(Algorithm):
             weights: Of the clients in the average: uniform as in the paper, or by samples.
             statistics_batch_size: Batch size of the pass that estimates BatchNorm statistics for
                 evaluation.
+            mask_token: Average the embedding of a language model's mask token over all clients.
+                False: it keeps its initial value, as in the released code, where no client holds
+                it as a label.
         """
         super().__init__()
         if statistics_batch_size < 2:
@@ -69,6 +74,7 @@ class HeteroFL(Algorithm):
         self.mask = mask
         self.weights: Weights = weights
         self.statistics_batch_size = statistics_batch_size
+        self.surplus_rows = mask_token
         self._hooks = LogitMasks()
         # Not registered: it shares the server's row and carries statistics, neither of which is
         # server state.
@@ -90,8 +96,9 @@ class HeteroFL(Algorithm):
                 "put the widest cohort first: its model is the global one",
             )
         self.model = fed.new_model()  # W_g
-        for cohort in range(len(fed.cohorts)):
+        for cohort, state in enumerate(fed.cohorts):
             fed.check_nested(self.model, cohort)
+            scale_to(widest, state.module)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -133,6 +140,13 @@ class HeteroFL(Algorithm):
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
         return fed.cohorts[fed.home_cohort(client)].layout, fed.covered_row(self.model, client)
+
+
+def scale_to(global_rate: float, module: L.LightningModule) -> None:
+    """Scalers divide by r_m / r_g: the global model is not scaled, be it of level b."""
+    for part in module.modules():
+        if isinstance(part, Scaler):
+            part.rate /= global_rate
 
 
 class LogitMasks:
@@ -198,6 +212,7 @@ class EvaluationModel:
     def __init__(self, fed: Fleet, masks: LogitMasks | None) -> None:
         state = fed.cohorts[0]
         self.module = state.cohort.build(fed.data, position=0, seed=fed.seed).to(fed.device)
+        scale_to(state.rate, self.module)
         self._norms = [part for part in self.module.modules() if isinstance(part, _BatchNorm)]
         for norm in self._norms:
             # The statistics of one batch at a time: those of the batches are averaged in float64

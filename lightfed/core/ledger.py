@@ -60,11 +60,14 @@ def forward_flops(module: nn.Module, batch: torch.Tensor) -> float:
         module: called as `module(batch)`; put into eval mode and back.
         batch: (2, ...) zeros; two samples, because batch statistics of a single value do not exist.
     """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     training = module.training
     module.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # The counter does not know a CPU's fused attention; as matrix products it is counted.
+    fused = sdpa_kernel(SDPBackend.MATH)
+    with torch.no_grad(), fused, FlopCounterMode(display=False) as counter:
         module(batch)
     module.train(training)
     return counter.get_total_flops() / len(batch)

@@ -47,7 +47,8 @@ class Conv(nn.Module):
         for inputs, outputs in pairwise(channels):
             blocks += [nn.Conv2d(inputs, outputs, 3, 1, 1)]
             blocks += [Scaler(rate) if scaler else nn.Identity()]
-            blocks += [make_norm(norm, outputs), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+            normed = make_norm(norm, outputs, layer=f"blocks.{len(blocks)}")
+            blocks += [normed, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         pooled = blocks[:-1]
         self.blocks = nn.Sequential(
             *pooled, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], num_classes)
@@ -105,10 +106,23 @@ class SimpleCNN(nn.Module):
         return self.classifier(self.features(x))
 
 
-def make_norm(norm: Norm, channels: int) -> nn.Module:
-    """The normalisation layers of HeteroFL's ablation; all by GroupNorm but the batch's."""
+def make_norm(norm: Norm, channels: int, *, layer: str = "norm") -> nn.Module:
+    """The normalisation layers of HeteroFL's ablation; all by GroupNorm but the batch's.
+
+    Args:
+        norm: batch, instance, layer, group (of 4 groups) or none.
+        channels: of its input.
+        layer: its name in the network.
+
+    Raises:
+        ValueError: the channels do not form 4 whole groups; names the layer.
+    """
     if norm == "bn":
         return nn.BatchNorm2d(channels)
     if norm == "none":
         return nn.Identity()
-    return nn.GroupNorm({"in": channels, "ln": 1, "gn": 4}[norm], channels)
+    groups = {"in": channels, "ln": 1, "gn": 4}[norm]
+    if channels % groups:
+        found = f"{channels} channels do not form {groups} whole groups"
+        raise ValueError(f"{layer}: {found} (norm: {norm}); take another norm, width or rate")
+    return nn.GroupNorm(groups, channels)

@@ -19,4 +19,4 @@ class Scaler(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return x / self.rate if self.training else x
+        return x / self.rate if self.training and self.rate != 1.0 else x

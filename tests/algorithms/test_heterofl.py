@@ -61,6 +61,19 @@ def test_full_width_and_all_labels_are_fedavg(mask: bool, accumulate: Any, tmp_p
     assert torch.equal(*rows)
 
 
+def test_a_global_model_of_level_b_is_one_of_half_the_channels() -> None:
+    """The Scaler divides by the rate relative to the global model: without norms it matters."""
+    rows = []
+    for hidden, levels in (((12, 16), "bc"), ((6, 8), "ab")):
+        model = partial(Conv, hidden=hidden, norm="none")
+        cohorts = [Cohort(2, model, level=level) for level in levels]  # type: ignore[arg-type]
+        fleet = fleet_of(cohorts, HeteroFL(), images([6, 9, 5, 7]))
+        for t in range(2):
+            run_round(fleet, t)
+        rows.append(model_of(fleet))
+    assert all(torch.equal(rows[0][name], rows[1][name]) for name in rows[1])
+
+
 def test_labels_that_are_not_held_are_not_fedavg() -> None:
     """Guards the test above: the same federation with a class a client is another one."""
     rows = []

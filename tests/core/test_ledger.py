@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
@@ -128,3 +129,13 @@ def test_a_ledger_keeps_clients_apart() -> None:
     assert ledger.close_round() == {"bytes_up": 11.0, "bytes_down": 4.0, "flops": 7.0}
     assert ledger.close_round() == {"bytes_up": 0.0, "bytes_down": 0.0, "flops": 0.0}
     assert ledger.totals.tolist() == [[0.0, 0.0, 7.0], [10.0, 4.0, 0.0], [1.0, 0.0, 0.0]]
+
+
+def test_attention_is_counted() -> None:
+    class Attention(nn.Module):
+        @override
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    # Of a sample: T x T products of D for the weights, T x D of T for the values, two FLOPs each.
+    assert forward_flops(Attention(), torch.zeros(2, 5, 8)) == 2 * 2 * 5 * 5 * 8

@@ -79,8 +79,7 @@ def test_of_heads_a_narrow_client_has_the_leading_part_of_each() -> None:
 
 @pytest.mark.parametrize("surplus", [True, False])
 def test_declared_label_rows_and_the_row_of_no_label(surplus: bool) -> None:
-    algorithm = HeteroFL(mask=False)
-    algorithm.surplus_rows = surplus
+    algorithm = HeteroFL(mask=False, mask_token=surplus)
     fed = fleet(algorithm, WIDE, SLIM)
     algorithm.model.floats.fill_(9.0)
     fed.send(algorithm.model, [0, 1])

@@ -1,0 +1,294 @@
+"""The masked language model: its size, its arithmetic, what it masks, how its heads nest."""
+
+import json
+from itertools import pairwise, product
+from math import ceil, sqrt
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lightfed.core.store import ModelLayout
+from lightfed.models.scaler import Scaler
+from lightfed.models.transformer import Attention, Transformer
+from lightfed.utils.errors import UserError
+from tests.small import GOLDEN
+
+RATES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
+VOCABULARY, WINDOW = 11, 6
+
+
+def small(**given: Any) -> Transformer:
+    given = {"embedding": 8, "heads": 2, "hidden": 12, "layers": 2, "dropout": 0.0} | given
+    return Transformer(VOCABULARY, (WINDOW,), **given)
+
+
+def windows(count: int = 3, length: int = WINDOW) -> Tensor:
+    rng = torch.Generator().manual_seed(0)
+    return torch.randint(VOCABULARY, (count, length), generator=rng)
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("level", RATES)
+def test_it_has_the_parameters_of_the_released_code(level: str) -> None:
+    counts = json.loads((GOLDEN / "heterofl/param_counts.json").read_text())
+    with torch.device("meta"):
+        model = Transformer(rate=RATES[level])
+    found = ModelLayout.of(model).parameter_numel
+    assert found == counts["transformer_wikitext2_33278_tokens_bptt64"][level]
+
+
+def expected_logits(model: Transformer, tokens: Tensor, divisor: float) -> Tensor:
+    """The network as a formula of its parameters, head by head."""
+    p = dict(model.named_parameters())
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        return x * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    def gelu(x: Tensor) -> Tensor:
+        return x * (1 + torch.erf(x / sqrt(2))) / 2
+
+    tokens = torch.where(model.masked, VOCABULARY, tokens)
+    positions = torch.arange(tokens.shape[1])
+    x = p["token.weight"][tokens] / divisor + p["position.weight"][positions] / divisor
+    x = norm(x, "norm")
+    for i in range(len(model.layers)):
+        layer = f"layers.{i}"
+        q, k, v = (linear(x, f"{layer}.attention.{name}") / divisor for name in "qkv")
+        channels = x.shape[-1] // 2
+        outputs = []
+        for head in (slice(0, channels), slice(channels, None)):
+            scores = q[..., head] @ k[..., head].transpose(1, 2) / sqrt(channels)
+            outputs.append(scores.softmax(-1) @ v[..., head])
+        x = x + linear(torch.cat(outputs, -1), f"{layer}.attention.o") / divisor
+        x = norm(x, f"{layer}.norm1")
+        hidden = gelu(linear(x, f"{layer}.linear1") / divisor)
+        x = norm(x + linear(hidden, f"{layer}.linear2") / divisor, f"{layer}.norm2")
+    return linear(norm(gelu(linear(x, "decoder.0") / divisor), "decoder.3"), "decoder.4")
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.25])
+@torch.no_grad()
+def test_the_forward_pass_is_its_formula(rate: float) -> None:
+    model, tokens = small(rate=rate), windows()
+    for parameter in model.parameters():  # biases and norms, too, that start as nothing
+        parameter.uniform_(-0.7, 0.7, generator=torch.Generator().manual_seed(parameter.numel()))
+    for training, divisor in ((True, rate), (False, 1.0)):
+        logits = model.train(training)(tokens)
+        assert logits.shape == (3, WINDOW, VOCABULARY)
+        expected = expected_logits(model, tokens, divisor)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_attention_of_one_head_by_hand() -> None:
+    attention = Attention(1, 1, 1.0)
+    for name, value in {"q": 1.0, "k": 1.0, "v": 10.0, "o": 1.0}.items():
+        getattr(attention, name).weight.fill_(value)
+        getattr(attention, name).bias.zero_()
+    found = attention(torch.tensor([[[0.0], [1.0]]]))
+    # Position 0 weighs both alike; position 1 by exp(0) and exp(1): 10 e / (1 + e).
+    assert found.flatten().tolist() == pytest.approx([5.0, 7.310586], abs=1e-5)
+
+
+def test_what_the_scalers_follow() -> None:
+    parts = dict(small(rate=0.5).named_modules())
+    of_layer = ["attention.scaler", "scaler"]
+    expected = ["scaler", *(f"layers.{i}.{n}" for i, n in product(range(2), of_layer)), "decoder.1"]
+    assert sorted(n for n, m in parts.items() if isinstance(m, Scaler)) == sorted(expected)
+
+
+def test_how_it_starts() -> None:
+    model = small(embedding=64, hidden=96)
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    assert len(linears) == 14
+    assert not any(linear.bias.any() for linear in linears)
+    for layer in model.layers:
+        for linear in (layer.linear1, layer.linear2):
+            assert linear.weight.std().item() == pytest.approx(0.02, rel=0.1)  # type: ignore[operator, union-attr]
+
+
+def masks(model: Transformer, seed: int, count: int = 3) -> Tensor:
+    torch.manual_seed(seed)
+    model(windows(count))
+    return model.masked
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("training", [True, False])
+def test_masks_are_drawn_afresh_in_training_and_evaluation(training: bool) -> None:
+    model = small(mask_rate=0.3).train(training)
+    found = masks(model, 0, 500)
+    assert found.dtype == torch.bool
+    assert found.shape == (500, WINDOW)
+    assert abs(float(found.float().mean()) - 0.3) < 0.04  # five standard deviations
+    assert torch.equal(found, masks(model, 0, 500))
+    model(windows(500))
+    assert not torch.equal(model.masked, found)
+
+
+@torch.no_grad()
+def test_masked_positions_do_not_see_their_token_and_others_are_not_touched() -> None:
+    model, tokens = small(layers=0).eval(), windows(50)  # without attention positions are alone
+    logits = model(tokens)
+    masked = model.masked
+    assert masked.any()
+    model.mask_rate = 0.0
+    assert torch.equal(model(tokens)[~masked], logits[~masked])
+    assert not model.masked.any()
+    model.mask_rate = 1.0
+    assert torch.equal(model(tokens)[masked], logits[masked])
+    assert torch.equal(model(tokens), model(tokens.flip(0)))
+    assert model.masked.all()
+
+
+def test_masks_are_no_state_and_tokens_keep() -> None:
+    model, tokens = small(mask_rate=1.0), windows()
+    before = tokens.clone()
+    model(tokens).sum().backward()
+    assert torch.equal(tokens, before)
+    assert not any("masked" in name for name in model.state_dict())
+    gradient = model.token.weight.grad
+    assert gradient is not None
+    assert not gradient[:VOCABULARY].any()  # only the mask token's row was used
+
+
+@torch.no_grad()
+def test_short_windows_use_the_first_positions() -> None:
+    model = small(mask_rate=0.0).eval()
+    short = model(windows(length=4))
+    assert short.shape == (3, 4, VOCABULARY)
+    model.position.weight[4:] = 7.0
+    assert torch.equal(model(windows(length=4)), short)
+
+
+def kept(shape: tuple[int, ...], wide: tuple[int, ...], groups: tuple[int, ...]) -> list[list[int]]:
+    """Per dimension, the indices of a wide tensor that a narrow one has."""
+    return [
+        [g * (w // count) + i for g in range(count) for i in range(n // count)]
+        for n, w, count in zip(shape, wide, groups, strict=True)
+    ]
+
+
+def declared(model: Transformer) -> dict[str, tuple[int, ...]]:
+    """Groups of all parameters, by their names in the model."""
+    found = {name: (1,) * len(shape) for name, shape in shapes(model).items()}
+    for path, part in model.named_modules():
+        own = {f"{path}.{n}": counts for n, counts in getattr(part, "slice_groups", {}).items()}
+        assert own.keys() <= found.keys()
+        found.update(own)
+    return found
+
+
+def test_slices_are_those_of_the_released_code() -> None:
+    recorded = json.loads((GOLDEN / "heterofl/transformer_abcde.json").read_text())
+    tensors = load_file(GOLDEN / "heterofl/transformer_abcde.safetensors")
+    cfg = recorded["cfg"]
+
+    def build(level: str) -> Transformer:
+        return Transformer(
+            cfg["num_tokens"], (cfg["bptt"],), embedding=cfg["embedding"], heads=cfg["heads"],
+            hidden=cfg["hidden"], layers=cfg["layers"], rate=RATES[level],
+        )  # fmt: skip
+
+    wide = shapes(build("a"))
+    # One to one, in the order of the parameters.
+    assert [list(shape) for shape in wide.values()] == list(recorded["param_shapes"].values())
+    groups = declared(build("a"))
+    for client, level in enumerate(recorded["levels_by_client"]):
+        narrow = shapes(build(level))
+        for name, released in zip(wide, recorded["param_shapes"], strict=True):
+            indices = kept(narrow[name], wide[name], groups[name])
+            full = tensors[f"global_before/{released}"]
+            grid = torch.meshgrid(*map(torch.tensor, indices), indexing="ij")
+            expected = tensors[f"distributed/{client}/{released}"]
+            assert torch.equal(full[grid], expected), (level, name)
+
+
+def test_label_rows_are_the_tokens_and_the_mask_token() -> None:
+    model = small(rate=0.5)
+    assert [shapes(model)[name] for name in model.label_rows] == [(VOCABULARY + 1, 4)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rate", [0.5, 0.25])
+def test_a_narrow_attention_is_the_wide_one_whose_other_weights_are_zero(rate: float) -> None:
+    wide, narrow = Attention(16, 4, 1.0).eval(), Attention(ceil(16 * rate), 4, rate).eval()
+    for name, value in wide.named_parameters():
+        part = narrow.get_parameter(name)
+        groups = wide.slice_groups.get(name, (1,) * value.dim())
+        indices = kept(tuple(part.shape), tuple(value.shape), groups)
+        value.zero_()
+        # A wide head divides its scores by more: the local temperature makes up for it.
+        factor = 1 / sqrt(rate) if name.startswith("q") else 1.0
+        grid = torch.meshgrid(*map(torch.tensor, indices), indexing="ij")
+        value[grid] = part * factor
+    x = torch.randn(2, 5, narrow.q.in_features, generator=torch.Generator().manual_seed(0))
+    found = wide(F.pad(x, (0, 16 - x.shape[-1])))
+    torch.testing.assert_close(found[..., : x.shape[-1]], narrow(x), rtol=1e-4, atol=1e-5)
+    assert not found[..., x.shape[-1] :].any()
+
+
+def is_legal(embedding: int, heads: int, rate: float) -> bool:
+    return heads * ceil(embedding / heads * rate) == ceil(embedding * rate)
+
+
+rates = st.floats(0.03, 1.0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(embedding=st.integers(1, 40), heads=st.integers(1, 8), rate=rates)
+def test_a_width_without_whole_heads_is_refused(embedding: int, heads: int, rate: float) -> None:
+    if is_legal(embedding, heads, rate):
+        model = small(embedding=embedding, heads=heads, rate=rate, layers=1)
+        assert model.norm.weight.numel() % heads == 0
+        return
+    with pytest.raises(ValueError, match=r"^layers\.0\.attention: ") as error:
+        small(embedding=embedding, heads=heads, rate=rate, layers=1)
+    needed, width = heads * ceil(embedding / heads * rate), ceil(embedding * rate)
+    assert f"are {needed}, where" in str(error.value)
+    assert str(error.value).endswith(f"is {width}")
+
+
+@settings(deadline=None, max_examples=40)
+@given(given=st.lists(rates, min_size=2, max_size=4), heads=st.sampled_from([1, 2, 4]))
+def test_narrower_models_have_leading_parts_of_every_head(given: list[float], heads: int) -> None:
+    legal = sorted(rate for rate in (1.0, 0.5, *given) if is_legal(8, heads, rate))
+    models = [small(heads=heads, rate=rate, layers=1) for rate in legal]
+    whole = shapes(models[-1])
+    groups = declared(models[-1])
+    assert declared(models[0]) == groups
+    for narrow, wide in pairwise(models):
+        for name, counts in groups.items():
+            pair = zip(
+                kept(shapes(narrow)[name], whole[name], counts),
+                kept(shapes(wide)[name], whole[name], counts),
+                strict=True,
+            )
+            assert all(set(less) <= set(more) for less, more in pair), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"), [({"mask_rate": 1.5}, "mask_rate"), ({"heads": 0}, "heads")]
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as error:
+        small(**wrong)
+    assert error.value.key == key
+
+
+def test_images_are_no_windows() -> None:
+    with pytest.raises(UserError, match=r"input_shape: .*one dimension"):
+        Transformer(10, (3, 32, 32))
