@@ -225,6 +225,39 @@ def test_nobody_holds_a_label_and_nobody_weighs(device: torch.device) -> None:
     assert (WIDE.views(out.cpu())["w"] == 7.0).all()
 
 
+def test_label_rows_of_a_tensor_that_nobody_narrows(device: torch.device) -> None:
+    layout = Layout.build([("head", (5, 8)), ("b", (5,))])
+    table = SliceTable.build(layout, [layout], label_rows=("head",), device=device)
+    out, rows = filled(layout, 7.0, device), [filled(layout, value, device) for value in (1.0, 3.0)]
+    slice_merge_(out, rows, Members.build(table, [0, 0], labels=[[0, 2], [2, 3]]))
+    found = layout.views(out.cpu())
+    assert found["head"].tolist() == [[mean] * 8 for mean in (1.0, 7.0, 2.0, 3.0, 7.0)]
+    assert found["b"].tolist() == [2.0] * 5
+
+
+def test_tensors_may_lie_in_another_order_or_apart(device: torch.device) -> None:
+    wide = Layout.build([("a", (40,)), ("b", (40,)), ("c", (40,))])
+    others = [
+        Layout.build([("b", (40,)), ("a", (40,)), ("c", (40,))]),
+        Layout.build([("a", (40,)), ("own", (3,)), ("b", (40,)), ("c", (40,))]),
+    ]
+    for layout in others:
+        row = layout.new_row(device=device)
+        for value, name in enumerate("abc"):
+            layout.views(row)[name].fill_(float(value))
+        out = wide.new_row(device=device)
+        table = SliceTable.build(wide, [layout], device=device)
+        slice_merge_(out, [row], Members.build(table, [0]))
+        assert [view.unique().tolist() for view in wide.views(out).values()] == [
+            [0.0],
+            [1.0],
+            [2.0],
+        ]
+        back = layout.new_row(device=device)
+        slice_take_(out, [back], table, [0])
+        assert torch.equal(back, row)
+
+
 def test_one_element(device: torch.device) -> None:
     layout = Layout.build([("x", ())])
     members = Members.build(SliceTable.build(layout, [layout], device=device), [0, 0])
