@@ -4,6 +4,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
+from lightfed.data.language import Prose, WikiText2
 from lightfed.data.schemes import Iid
 from lightfed.data.vision import MNIST
 from lightfed.models.cnn import Conv, SimpleCNN
@@ -21,8 +22,10 @@ __all__ = [
     "HeteroFL",
     "Iid",
     "PreActResNet",
+    "Prose",
     "SimpleCNN",
     "Standalone",
     "Torchvision",
     "Transformer",
+    "WikiText2",
 ]

@@ -2,7 +2,7 @@
 
 import torch
 
-from lightfed.core.cohort import CohortState
+from lightfed.core.cohort import CohortState, blank
 from lightfed.core.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.utils.errors import UserError
@@ -24,18 +24,18 @@ def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
             continue
         cohort = fleet.home_cohort(client)
         if cohort not in capable:
-            capable[cohort] = _trains_on_one(fleet.cohorts[cohort], data.input_shape)
+            capable[cohort] = _trains_on_one(fleet.cohorts[cohort], data)
         if not capable[cohort]:
             _refuse(client, samples, data, f"which a normalisation of cohort {cohort} cannot take")
 
 
-def _trains_on_one(state: CohortState, shape: tuple[int, ...]) -> bool:
+def _trains_on_one(state: CohortState, data: FederatedDataModule) -> bool:
     module = state.module
     training = module.training
     module.train()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            module(torch.zeros(1, *shape, device=state.store.device))
+            module(blank(data, samples=1).to(state.store.device))
     except NotImplementedError:
         return True  # a user's module may have no forward, and then nobody knows
     except ValueError:

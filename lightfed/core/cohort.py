@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import lightning.pytorch as L
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightfed.core._lightning import is_overridden
 from lightfed.core.client import ClientModule, MaskedLanguageClient, NetworkClient
@@ -179,6 +179,12 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
         )
 
 
+def blank(data: DataSpec, *, samples: int) -> Tensor:
+    """A batch of zeros that a model of these data takes: (samples, *input_shape)."""
+    dtype = torch.int64 if data.task == "masked_lm" else torch.float32
+    return torch.zeros(samples, *data.input_shape, dtype=dtype)
+
+
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; refuses a model that cannot take one or misses the classes."""
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
@@ -187,8 +193,7 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     outputs: list[Any] = []
     handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
     try:
-        dtype = torch.int64 if data.task == "masked_lm" else torch.float32
-        flops = forward_flops(module, torch.zeros(2, *shape, dtype=dtype))
+        flops = forward_flops(module, blank(data, samples=2))
     except NotImplementedError:
         return 0.0
     except (RuntimeError, ValueError) as error:

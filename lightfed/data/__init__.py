@@ -5,6 +5,7 @@ All data sets and schemes are imported here, so that a config can name them with
 
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.dataset import Dataset, Samples, Transform
+from lightfed.data.language import Prose, WikiText2
 from lightfed.data.partition import (
     Classes,
     Dirichlet,
@@ -37,10 +38,12 @@ __all__ = [
     "Natural",
     "Partition",
     "Partitioner",
+    "Prose",
     "Quantity",
     "ResidentSplit",
     "Samples",
     "Shards",
     "Transform",
+    "WikiText2",
     "draw_partition",
 ]

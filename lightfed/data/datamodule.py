@@ -19,7 +19,14 @@ from lightfed.data.partition import (
     check_personal_test,
     draw_partition,
 )
-from lightfed.data.resident import Batch, LastBatch, ResidentSplit, batch_sizes
+from lightfed.data.resident import (
+    Batch,
+    LastBatch,
+    Resident,
+    ResidentSplit,
+    ResidentTokens,
+    batch_sizes,
+)
 from lightfed.utils.errors import UserError
 
 
@@ -36,8 +43,8 @@ class FederatedDataModule(LightningDataModule):
     """
 
     partition_: Partition
-    train: ResidentSplit
-    test: ResidentSplit
+    train: Resident
+    test: Resident
 
     def __init__(
         self,
@@ -80,6 +87,7 @@ class FederatedDataModule(LightningDataModule):
         self.train_fraction = train_fraction
         self.channels_last = channels_last
         self.last_batch: LastBatch = last_batch
+        self._tokens: Tensor | None = None
         self._prepared: tuple[int, int, torch.device] | None = None
 
     @property
@@ -146,9 +154,9 @@ class FederatedDataModule(LightningDataModule):
         train, test = self.dataset.load("train"), self.dataset.load("test")
         self.partition_ = self._partition(train, test, clients=clients, seed=seed, folder=folder)
         self._check_dropped()
-        transform, last = self.dataset.transform, self.channels_last
-        self.train = ResidentSplit(train, transform, device=device, channels_last=last, train=True)
-        self.test = ResidentSplit(test, transform, device=device, channels_last=last, train=False)
+        self.train = self._resident(train, device, train=True)
+        self.test = self._resident(test, device, train=False)
+        self._tokens = train.x if self.task == "masked_lm" else None
         self._union = torch.from_numpy(np.unique(self.partition_.train_index))
         self._prepared = (clients, seed, device)
 
@@ -168,8 +176,11 @@ class FederatedDataModule(LightningDataModule):
         return len(batch_sizes(self.num_samples(client), self.batch_size, self.last_batch))
 
     def labels(self, client: int) -> Tensor:
-        """The classes that a client trains on: int64, ascending, on the CPU."""
-        return torch.from_numpy(self.partition_.labels(client))
+        """The classes, or the tokens, that a client trains on: int64, ascending, on the CPU."""
+        if self._tokens is None:
+            return torch.from_numpy(self.partition_.labels(client))
+        own = self._tokens.index_select(0, torch.from_numpy(self.partition_.train(client)))
+        return torch.bincount(own.flatten()).nonzero().squeeze(1)
 
     def train_epoch(
         self,
@@ -221,6 +232,17 @@ class FederatedDataModule(LightningDataModule):
     def train_batch(self, i: int, batch_size: int) -> Batch:
         """Batch i of the training samples of all clients, each sample once, not augmented."""
         return self.train.batch(self._union[i * batch_size : (i + 1) * batch_size])
+
+    def _resident(self, samples: Samples, device: torch.device, *, train: bool) -> Resident:
+        if self.task == "masked_lm":
+            return ResidentTokens(samples, device=device)
+        return ResidentSplit(
+            samples,
+            self.dataset.transform,
+            device=device,
+            channels_last=self.channels_last,
+            train=train,
+        )
 
     def _partition(
         self, train: Samples, test: Samples, *, clients: int, seed: int, folder: Path | None

@@ -15,8 +15,8 @@ class Samples:
     """One split, resident as compact tensors.
 
     Attributes:
-        x: (N, C, H, W) uint8 for images, float32 for anything else.
-        y: (N,) int64, the class of each sample.
+        x: (N, C, H, W) uint8 for images, (N, window) int32 for tokens, float32 for anything else.
+        y: (N,) int64, the class of each sample; partitioners see it.
         groups: (N,) int64, the natural owner of each sample (writer, speaker), if there is one.
     """
 
@@ -67,6 +67,7 @@ class Dataset(ABC):
 
     @property
     def num_classes(self) -> int:
+        """Logits of a prediction: the classes; of a language model, the size of the vocabulary."""
         return len(self.classes)
 
     @property

@@ -227,12 +227,12 @@ def draw_partition(
     check_personal_test(test, train_fraction)
     if clients < 1:
         raise UserError("model.cohorts", f"{clients} clients", "give at least one client")
-    name = type(scheme).__name__
+    name, num_classes = type(scheme).__name__, len(dataset.classes)
     labels, test_labels = train.y.numpy(), test_samples.y.numpy()
     parts = scheme.split(
         labels,
         clients=clients,
-        num_classes=dataset.num_classes,
+        num_classes=num_classes,
         rng=numpy_generator(seed, f"partition/{name}"),
         groups=None if train.groups is None else train.groups.numpy(),
     )
@@ -243,10 +243,10 @@ def draw_partition(
     rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
         owned, tested = hold_out(
-            owned, labels, fraction=train_fraction, num_classes=dataset.num_classes, rng=rng
+            owned, labels, fraction=train_fraction, num_classes=num_classes, rng=rng
         )
         test_labels = labels
-    train_counts = class_counts(owned, labels, dataset.num_classes)
+    train_counts = class_counts(owned, labels, num_classes)
     if test != "split":
         tested = _test_of(train_counts, test_labels, test, rng)
     dtype = np.int32 if max(len(train), len(test_samples)) <= np.iinfo(np.int32).max else np.int64
@@ -256,7 +256,7 @@ def draw_partition(
         test_index=tested[0].astype(dtype),
         test_offsets=tested[1],
         train_counts=train_counts,
-        test_counts=class_counts(tested, test_labels, dataset.num_classes),
+        test_counts=class_counts(tested, test_labels, num_classes),
         meta=_describe(
             dataset,
             scheme,

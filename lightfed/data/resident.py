@@ -4,12 +4,14 @@ There are no worker processes and no per-sample Python: a batch is a gather from
 epoch of a small client is one gather altogether, cut into views.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from lightfed.data.crop import BorderedImages
 from lightfed.data.dataset import Samples, Transform
@@ -41,63 +43,19 @@ def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[in
     return sizes
 
 
-class ResidentSplit:
+class Resident(ABC):
     """One split on one device, and the batches of it.
 
-    Stored is normalised float32 if that is small enough, else the samples as they came, and then
-    each batch is normalised by the same arithmetic, hence to the same bits. A split that is cropped
-    is stored as it came, with a black border. For channels_last a split is stored as NHWC and
-    turned after the gather, which copies nothing.
-
     Attributes:
-        y: (N,) int64 on the device.
+        y: (N,) int64 on the device, what `Samples.y` holds.
         device: where the split lies.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        transform: Transform,
-        *,
-        device: torch.device,
-        channels_last: bool = False,
-        train: bool,
-        float_limit: int = 512 * _MEBI,
-    ) -> None:
-        """Move a split to a device.
-
-        Args:
-            samples: the split, on the CPU.
-            transform: what happens to a batch.
-            device: where the split goes.
-            channels_last: give images in that memory format; samples of another shape have none.
-            train: whether crop and flip apply.
-            float_limit: bytes of normalised float32 up to which that is what is stored.
-        """
+    def __init__(self, y: Tensor, *, device: torch.device, sample_bytes: int) -> None:
         self.device = device
-        self.y = samples.y.to(device)
-        self._last = channels_last and samples.x.dim() == 4
-        self._flip = train and transform.flip
-        self._padding = transform.crop_padding if train else 0
-        x = samples.x.to(device)
-        if self._padding:
-            x = F.pad(x, (self._padding,) * 4)
-        shift, scale = _constants(transform, x)
-        # With a crop nothing is won: to convert a copy costs no more than copying 4 times as much.
-        self._ready = not self._padding and 4 * x.numel() <= float_limit
-        if self._ready:
-            x = x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
-        shape = samples.x.shape[1:]
-        # Shaped like a sample: to broadcast over an innermost axis of 3 channels is 7 times slower.
-        self._shift = self._memory(shift.expand(1, *shape))[0]
-        self._scale = self._memory(scale.expand(1, *shape))[0]
-        self._sample_bytes = 4 * shape.numel()
+        self.y = y.to(device)
+        self._sample_bytes = sample_bytes  # of x in a batch
         self._gather_bytes = _GATHER_BYTES.get(device.type, _GATHER_BYTES["cpu"])
-        x = self._memory(x)
-        self._bordered: BorderedImages | None = None
-        if self._padding:
-            self._bordered = BorderedImages(x, border=self._padding, rows=1 if self._last else 2)
-        self._plain = x if self._bordered is None else self._bordered.middle()
 
     def __len__(self) -> int:
         return len(self.y)
@@ -110,18 +68,14 @@ class ResidentSplit:
             generator: of the CPU; what it draws does not depend on the device.
 
         Returns:
-            x (B, C, H, W) float32, normalised, and y (B,) int64.
+            x and y: of images (B, C, H, W) float32, normalised, and (B,) int64.
         """
         draw = self._draw(len(index), generator)
-        index = index.to(self.device)
-        return self._take(index, draw), self.y.index_select(0, index)
+        return self._take(index.to(self.device), draw)
 
+    @abstractmethod
     def span(self, start: int, stop: int) -> Batch:
         """Samples start to stop - 1, not augmented; views where nothing has to be done to them."""
-        x = self._plain[start:stop]
-        if not self._ready:
-            x = x.to(torch.float32, copy=True).sub_(self._shift).mul_(self._scale)
-        return self._logical(x.contiguous()), self.y[start:stop]
 
     def epoch(
         self,
@@ -159,24 +113,92 @@ class ResidentSplit:
             return iter(())
         draw = self._draw(count, generator)
         index = index[:count].to(self.device)
-        y = self.y.index_select(0, index)
         together = max(1, self._gather_bytes // (batch_size * self._sample_bytes))
         if len(sizes) <= together:
-            return zip(_cut(self._take(index, draw), sizes), _cut(y, sizes), strict=True)
-        return self._gathers(index, draw, y, sizes=sizes, together=together)
+            x, y = self._take(index, draw)
+            return zip(_cut(x, sizes), _cut(y, sizes), strict=True)
+        return self._gathers(index, draw, sizes=sizes, together=together)
 
     def _gathers(
-        self, index: Tensor, draw: Tensor | None, y: Tensor, *, sizes: list[int], together: int
+        self, index: Tensor, draw: Tensor | None, *, sizes: list[int], together: int
     ) -> Iterator[Batch]:
         """The batches of a long epoch, `together` of them gathered at a time."""
         start = 0
         for first in range(0, len(sizes), together):
             group = sizes[first : first + together]
             part = slice(start, start + sum(group))
-            x = self._take(index[part], None if draw is None else draw[:, part])
-            yield from zip(_cut(x, group), _cut(y[part], group), strict=True)
+            x, y = self._take(index[part], None if draw is None else draw[:, part])
+            yield from zip(_cut(x, group), _cut(y, group), strict=True)
             start = part.stop
 
+    @abstractmethod
+    def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
+        """What is random in `count` samples, (..., count) on the CPU; None if nothing is."""
+
+    @abstractmethod
+    def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
+        """The samples of an index on the device, in new memory."""
+
+
+class ResidentSplit(Resident):
+    """Images, or samples of numbers.
+
+    Stored is normalised float32 if that is small enough, else the samples as they came, and then
+    each batch is normalised by the same arithmetic, hence to the same bits. A split that is cropped
+    is stored as it came, with a black border. For channels_last a split is stored as NHWC and
+    turned after the gather, which copies nothing.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        transform: Transform,
+        *,
+        device: torch.device,
+        channels_last: bool = False,
+        train: bool,
+        float_limit: int = 512 * _MEBI,
+    ) -> None:
+        """Move a split to a device.
+
+        Args:
+            samples: the split, on the CPU.
+            transform: what happens to a batch.
+            device: where the split goes.
+            channels_last: give images in that memory format; samples of another shape have none.
+            train: whether crop and flip apply.
+            float_limit: bytes of normalised float32 up to which that is what is stored.
+        """
+        shape = samples.x.shape[1:]
+        super().__init__(samples.y, device=device, sample_bytes=4 * shape.numel())
+        self._last = channels_last and samples.x.dim() == 4
+        self._flip = train and transform.flip
+        self._padding = transform.crop_padding if train else 0
+        x = samples.x.to(device)
+        if self._padding:
+            x = F.pad(x, (self._padding,) * 4)
+        shift, scale = _constants(transform, x)
+        # With a crop nothing is won: to convert a copy costs no more than copying 4 times as much.
+        self._ready = not self._padding and 4 * x.numel() <= float_limit
+        if self._ready:
+            x = x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
+        # Shaped like a sample: to broadcast over an innermost axis of 3 channels is 7 times slower.
+        self._shift = self._memory(shift.expand(1, *shape))[0]
+        self._scale = self._memory(scale.expand(1, *shape))[0]
+        x = self._memory(x)
+        self._bordered: BorderedImages | None = None
+        if self._padding:
+            self._bordered = BorderedImages(x, border=self._padding, rows=1 if self._last else 2)
+        self._plain = x if self._bordered is None else self._bordered.middle()
+
+    @override
+    def span(self, start: int, stop: int) -> Batch:
+        x = self._plain[start:stop]
+        if not self._ready:
+            x = x.to(torch.float32, copy=True).sub_(self._shift).mul_(self._scale)
+        return self._logical(x.contiguous()), self.y[start:stop]
+
+    @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
         """(3, count) on the CPU: top and left edge of each crop, and 1 for a mirrored sample."""
         if generator is None or not (self._padding or self._flip):
@@ -185,7 +207,8 @@ class ResidentSplit:
         mirrored = torch.randint(0, 2 if self._flip else 1, (1, count), generator=generator)
         return torch.cat((offsets, mirrored))
 
-    def _take(self, index: Tensor, draw: Tensor | None) -> Tensor:
+    @override
+    def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
         """Gather, normalise and mirror the samples of an index on the device."""
         if self._bordered is None:
             x = self._plain.index_select(0, index)
@@ -199,7 +222,7 @@ class ResidentSplit:
             mirrored = draw[2].nonzero().squeeze(1).to(self.device)
             width = 2 if self._last else 3
             x.index_copy_(0, mirrored, x.index_select(0, mirrored).flip(width))
-        return self._logical(x)
+        return self._logical(x), self.y.index_select(0, index)
 
     def _memory(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> as it lies in memory: (N, H, W, C) for channels_last."""
@@ -208,6 +231,32 @@ class ResidentSplit:
     def _logical(self, x: Tensor) -> Tensor:
         """The inverse of `_memory`, a view."""
         return x.permute(0, 3, 1, 2) if self._last else x
+
+
+class ResidentTokens(Resident):
+    """Windows of tokens; the target of a window is the window itself.
+
+    Stored as they came, in few bytes, and given out as int64. Nothing about them is random: which
+    positions are masked, the model draws.
+    """
+
+    def __init__(self, samples: Samples, *, device: torch.device) -> None:
+        super().__init__(samples.y, device=device, sample_bytes=8 * samples.x.shape[1])
+        self._tokens = samples.x.to(device)
+
+    @override
+    def span(self, start: int, stop: int) -> Batch:
+        x = self._tokens[start:stop].long()
+        return x, x
+
+    @override
+    def _draw(self, count: int, generator: torch.Generator | None) -> None:
+        return None
+
+    @override
+    def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
+        x = self._tokens.index_select(0, index).long()
+        return x, x
 
 
 def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:

@@ -1,5 +1,7 @@
 """Several runs side by side: comparison.png, comparison.html and a table with a row per run.
 
+Federations of levels get charts of their own, comparison-*.png.
+
 With `group`, runs that differ in the seed alone share a row: mean +- sample standard deviation.
 """
 
@@ -10,9 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
+from lightfed.report.charts import FILES, Chart, charts
 from lightfed.report.groups import Group, common_parent, grouped, singles
 from lightfed.report.markup import document, heading, paragraph, picture, table, title, write_file
-from lightfed.report.outcome import Outcome, base_name, outcome_of, primary_metric
+from lightfed.report.outcome import (
+    Outcome,
+    base_name,
+    mean_and_std,
+    outcome_of,
+    primary_metric,
+)
 from lightfed.report.plots import Image, render
 from lightfed.report.runfiles import RunFiles, load
 from lightfed.report.summary import new_console, print_line, print_table
@@ -93,13 +102,6 @@ def comparison_table(rows: Sequence[Group], column: str) -> TextTable:
     return TextTable(headers, tuple(_row(row, column) for row in rows)).without_empty_columns()
 
 
-def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Over the values that are known; the sample deviation is NaN below two of them."""
-    known = np.array([value for value in values if math.isfinite(value)])
-    mean = float(known.mean()) if len(known) else math.nan
-    return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
-
-
 def _row(row: Group, column: str) -> tuple[str, ...]:
     outcomes = [outcome_of(run, primary=column) for run in row.runs]
 
@@ -130,17 +132,27 @@ def _told(row: Group, key: str) -> str:
 
 def _write(rows: Sequence[Group], column: str, content: TextTable, *, target: Path) -> Path:
     image = render(partial(comparison_figure, rows, column))
-    drawing = target / "comparison.png"
-    if image is None:
-        drawing.unlink(missing_ok=True)
-    else:
-        write_file(drawing, image.light)
+    found = charts([run for row in rows for run in row.runs])
+    drawn = [(chart, drawing) for chart in found if (drawing := render(chart.draw))]
+    pictures = {chart.file: drawing for chart, drawing in drawn}
+    if image is not None:
+        pictures["comparison.png"] = image
+    for name, drawing in pictures.items():
+        write_file(target / name, drawing.light)
+    for old in (target / "comparison.png", *(p for f in FILES for p in target.glob(f))):
+        if old.name not in pictures:
+            old.unlink(missing_ok=True)  # a picture of other runs would now be wrong
     page = target / "comparison.html"
-    write_file(page, _page(rows, image, content).encode())
+    write_file(page, _page(rows, image, drawn, content).encode())
     return page
 
 
-def _page(rows: Sequence[Group], image: Image | None, content: TextTable) -> str:
+def _page(
+    rows: Sequence[Group],
+    image: Image | None,
+    drawn: Sequence[tuple[Chart, Image]],
+    content: TextTable,
+) -> str:
     runs = [run for row in rows for run in row.runs]
     several = any(len(row.runs) > 1 for row in rows)
     name = f"Comparison of {len(runs)} runs"
@@ -153,6 +165,9 @@ def _page(rows: Sequence[Group], image: Image | None, content: TextTable) -> str
     else:
         caption = "The band is one sample standard deviation over seeds." if several else ""
         body.append(picture(image, alt="Course of the runs", caption=caption))
+    for chart, drawing in drawn:
+        body.append(heading(chart.heading))
+        body.append(picture(drawing, alt=chart.heading, caption=chart.caption))
     body += [heading("Final figures"), table(content, dots=range(len(rows)))]
     if several:
         body.append(paragraph(GROUPED_NOTE.capitalize() + ".", kind="small"))

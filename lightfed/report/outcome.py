@@ -4,6 +4,7 @@ Every number on a page, in a table or in a comparison is computed here, once.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,6 +163,13 @@ def total(values: Floats) -> float:
     """The sum over the rounds that were measured, NaN if none was."""
     finite = values[np.isfinite(values)]
     return float(finite.sum()) if len(finite) else NAN
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Over the values that are known; the sample deviation is NaN below two of them."""
+    known = np.array([value for value in values if math.isfinite(value)])
+    mean = float(known.mean()) if len(known) else math.nan
+    return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
 
 
 def traffic(run: RunFiles) -> Floats:

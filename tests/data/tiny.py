@@ -2,7 +2,7 @@
 
 Every class has a fixed template and its samples are that plus noise, so that training on them
 learns. The functions return what they wrote: of both splits the images (N, C, H, W) uint8 and the
-labels (N,) int64.
+labels (N,) int64; of a text its lines.
 """
 
 import io
@@ -91,6 +91,29 @@ def mnist(root: Path, *, name: str = "MNIST", train: int = 120, test: int = 60) 
     return written
 
 
+def wikitext2(root: Path, *, lines: int = 900, hub: bool = False) -> dict[str, list[str]]:
+    """ROOT/wikitext-2: three token files, or with `hub` a parquet file of each split.
+
+    Of eleven lines the first is a heading and the last is blank. The first word of a line is
+    anything, each further one nearly always follows from the word before, so that training learns.
+    One word of the test text never occurs in training.
+    """
+    folder = root / "wikitext-2"
+    folder.mkdir(parents=True)
+    written = {}
+    for seed, split in enumerate(("train", "valid", "test")):
+        count = lines if split == "train" else lines // 6
+        rng = np.random.default_rng(seed)
+        written[split] = [_line(rng, number) for number in range(count)]
+    written["test"][-1] = " w1 <unk> unheard-of . \n"
+    for split, content in written.items():
+        if hub:
+            _parquet(folder / f"{split}-00000-of-00001.parquet", content)
+        else:
+            (folder / f"wiki.{split}.tokens").write_text("".join(content), "utf-8", newline="\n")
+    return written
+
+
 def archive(folder: Path, path: Path) -> None:
     """Pack a folder as the published archives are, with no trace of when or by whom."""
 
@@ -108,3 +131,21 @@ def _cifar_file(path: Path, x: np.ndarray, labels: dict[str, list[int]]) -> None
     names = [f"{path.name}_{i}.png" for i in range(len(x))]
     content = {"batch_label": path.name, **labels, "data": rows, "filenames": names}
     path.write_bytes(python2_pickle(content))
+
+
+def _line(rng: np.random.Generator, number: int) -> str:
+    if number % 11 == 10:
+        return " \n"
+    words = [int(rng.integers(40))]
+    while len(words) < 16:
+        follows = (words[-1] * 7 + 3) % 40
+        words.append(follows if rng.random() < 0.9 else int(rng.integers(40)))
+    text = " ".join("<unk>" if word == 0 else f"w{word}" for word in words)
+    return f" = {text} = \n" if number % 11 == 0 else f" {text} . \n"
+
+
+def _parquet(path: Path, lines: list[str]) -> None:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow.parquet import write_table  # type: ignore[import-untyped]
+
+    write_table(pyarrow.table({"text": lines}), path)

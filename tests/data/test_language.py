@@ -1,0 +1,323 @@
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.dataset import Dataset
+from lightfed.data.dirichlet import Dirichlet
+from lightfed.data.language import Prose, Text, WikiText2
+from lightfed.data.partition import PersonalTest
+from lightfed.data.partitioner import Partitioner
+from lightfed.data.schemes import Iid, Natural
+from lightfed.data.vision import Digits
+from lightfed.report.heatmap import partition_figure
+from lightfed.report.runfiles import load
+from lightfed.report.style import LIGHT, png_bytes
+from lightfed.utils.errors import UserError
+from tests.data import tiny
+from tests.report.make_run import write_run
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    tiny.wikitext2(folder)
+    return folder
+
+
+def prepared(
+    dataset: Dataset, scheme: Partitioner | None = None, *, clients: int = 100, **settings: Any
+) -> FederatedDataModule:
+    data = FederatedDataModule(dataset, scheme or Natural(), **settings)
+    data.prepare(clients=clients, seed=0, device=CPU, folder=None)
+    return data
+
+
+def published(lines: dict[str, list[str]]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """Vocabulary and token streams by the rule of HeteroFL's code, word by word."""
+    words = {
+        split: [word for line in content for word in [*line.split(), "<eos>"]]
+        for split, content in lines.items()
+    }
+    number = {"<ukn>": 0, "<eos>": 1}
+    for word in words["train"]:
+        if word not in number:
+            number[word] = len(number)
+    return number, {split: [number.get(word, 0) for word in text] for split, text in words.items()}
+
+
+@pytest.mark.parametrize("hub", [False, True])
+def test_wikitext2_follows_the_published_protocol(hub: bool, tmp_path: Path) -> None:
+    number, streams = published(tiny.wikitext2(tmp_path, hub=hub))
+    dataset = WikiText2(str(tmp_path))
+    assert dataset.task == "masked_lm"
+    assert dataset.num_classes == len(number)
+    assert dataset.vocabulary.words == tuple(number)
+    assert dataset.vocabulary.words[:2] == ("<ukn>", "<eos>")
+    train, test = dataset.load("train"), dataset.load("test")
+    assert train.x.dtype == test.x.dtype == torch.int32
+    assert train.x.is_contiguous()
+    assert train.groups is not None
+    assert test.groups is None
+    length = len(streams["train"]) // 100
+    for row in range(100):
+        own = train.x[train.groups == row].flatten().tolist()
+        assert own == streams["train"][row * length :][: length // 64 * 64]
+    assert test.x.flatten().tolist() == streams["test"][: len(streams["test"]) // 64 * 64]
+
+
+def test_a_word_of_the_test_text_alone_is_unknown(root: Path) -> None:
+    dataset = WikiText2(str(root), window=1)
+    assert not (dataset.load("train").x == 0).any()
+    assert (dataset.load("test").x == 0).sum() == 1
+    assert "<unk>" in dataset.vocabulary.words  # a word of the published text like any other
+
+
+@pytest.mark.parametrize("folder", ["wikitext-2-v1", "wikitext/wikitext-2-v1"])
+def test_the_hubs_folders_are_found(folder: str, tmp_path: Path) -> None:
+    tiny.wikitext2(tmp_path / "a", hub=True)
+    tiny.wikitext2(tmp_path / "b")
+    (tmp_path / "c" / folder).parent.mkdir(parents=True)
+    (tmp_path / "a" / "wikitext-2").rename(tmp_path / "c" / folder)
+    ours, theirs = (WikiText2(str(tmp_path / name)).load("train") for name in "cb")
+    assert torch.equal(ours.x, theirs.x)
+
+
+def test_only_the_signs_of_a_file_end_a_line(tmp_path: Path) -> None:
+    (tmp_path / "wikitext-2").mkdir()
+    text = "a\u2028b c\x85d\ne\n"
+    (tmp_path / "wikitext-2" / "wiki.train.tokens").write_text(text, "utf-8")
+    stream = WikiText2(str(tmp_path), rows=1, window=7).load("train").x
+    assert stream.tolist() == [[2, 3, 4, 5, 1, 6, 1]]
+
+
+def test_the_training_text_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: Counter[str] = Counter()
+    original = Path.open
+
+    def counted(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened[path.name] += 1
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", counted)
+    dataset = WikiText2(str(root))
+    assert not opened
+    assert dataset.num_classes == dataset.num_classes
+    prepared(dataset)
+    assert opened == {"wiki.train.tokens": 1, "wiki.test.tokens": 1}
+
+
+def test_prose_is_real_text_with_unknown_words() -> None:
+    from pydoc_data.topics import topics
+
+    dataset = Prose()
+    train, test = dataset.load("train"), dataset.load("test")
+    words = dataset.vocabulary.words
+    assert not dataset.synthetic
+    assert 1000 < dataset.num_classes == len(set(words)) < 10_000
+    assert all(word == word.lower() for word in words)
+    assert {"the", ".", "(", "python"} <= set(words)
+    assert len(train) % 100 == 0
+    assert len(train) >= 1000
+    assert len(test) >= 50
+    for split in (train, test):
+        unknown = (split.x == 0).float().mean()
+        assert 0.001 < unknown < 0.1
+        assert int(split.x.max()) < dataset.num_classes
+    # the first test topic, word by word: nothing but what is unknown has changed
+    start = [words[i] for i in test.x[0].tolist()]
+    text = topics[min(topics)].lower()
+    assert all(word in text for word in start if word not in ("<ukn>", "<eos>"))
+    assert torch.equal(Prose().load("train").x, train.x)
+
+
+def test_the_topics_of_the_prose_are_trained_on_or_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {f"t{i:02}": f"Word{i} word{i}.\n\nSame, **same**..." for i in range(30)}
+    monkeypatch.setattr("pydoc_data.topics.topics", made)
+    dataset = Prose(rows=1, window=1)
+    words = dataset.vocabulary.words
+    assert words[2:] == ("word1", ".", "same", ",", "**", "...", *(
+        f"word{i}" for i in range(2, 30) if i % 10
+    ))  # fmt: skip
+    assert len(dataset.load("train")) == 27 * 11
+    tested = [words[i] for i in dataset.load("test").x.flatten().tolist()]
+    assert tested == [
+        "<ukn>", "<ukn>", ".", "<eos>", "same", ",", "**", "same", "**", "...", "<eos>",
+    ] * 3  # fmt: skip
+
+
+def test_natural_gives_each_client_its_row(root: Path) -> None:
+    dataset = WikiText2(str(root))
+    samples = dataset.load("train")
+    data = prepared(dataset)
+    for client in range(100):
+        own = samples.x[samples.groups == client]
+        assert torch.equal(samples.x[torch.from_numpy(data.partition_.train(client)).long()], own)
+        assert data.num_samples(client) == len(own)
+        assert data.labels(client).dtype == torch.int64
+        assert torch.equal(data.labels(client), own.unique().long())
+
+
+def test_fewer_clients_own_several_whole_rows(root: Path) -> None:
+    dataset = WikiText2(str(root))
+    groups = dataset.load("train").groups
+    assert groups is not None
+    data = prepared(dataset, clients=8)
+    rows = [groups[data.partition_.train(client)].unique().tolist() for client in range(8)]
+    assert sorted(row for own in rows for row in own) == list(range(100))
+    assert {len(own) for own in rows} == {12, 13}
+    with pytest.raises(UserError, match="101 clients, but the training set has 100 natural owners"):
+        prepared(dataset, clients=101)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_target_of_a_window_is_the_window(root: Path, channels_last: bool) -> None:
+    dataset = WikiText2(str(root))
+    data = prepared(dataset, clients=10, batch_size=6, channels_last=channels_last)
+    assert (data.task, data.input_shape) == ("masked_lm", (64,))
+    assert data.num_classes == dataset.num_classes
+    assert not data.augments
+    samples = dataset.load("train").x.long()
+    own = torch.from_numpy(data.partition_.train(3)).long()
+    order = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(1))]
+    batches = list(data.train_epoch(3, order=torch.Generator().manual_seed(1), augment=None))
+    assert len(batches) == data.num_batches(3)
+    assert torch.equal(torch.cat([x for x, _ in batches]), samples[order])
+    test = dataset.load("test").x.long()
+    ends = [data.global_test_batch(i) for i in range(data.global_test_batches())]
+    assert torch.equal(torch.cat([x for x, _ in ends]), test)
+    union = [data.train_batch(i, 7) for i in range(data.train_batches(7))]
+    assert torch.equal(torch.cat([x for x, _ in union]), samples)
+    for x, target in [*batches, *ends, *union, *data.test_batches(3)]:
+        assert x.dtype == target.dtype == torch.int64
+        assert torch.equal(x, target)
+
+
+def test_a_long_epoch_is_gathered_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def windows() -> list[torch.Tensor]:
+        data = prepared(WikiText2(str(root)), clients=2, batch_size=4)
+        epoch = data.train_epoch(0, order=torch.Generator().manual_seed(1), augment=None)
+        return [x for x, _ in epoch]
+
+    at_once = windows()
+    monkeypatch.setattr("lightfed.data.resident._GATHER_BYTES", {"cpu": 8 * 64 * 8})
+    in_parts = windows()
+    assert all(torch.equal(*pair) for pair in zip(at_once, in_parts, strict=True))
+    assert len({x.untyped_storage().data_ptr() for x in in_parts}) > 1
+
+
+@pytest.mark.parametrize("personal", ["match", "disjoint", "split", "labels"])
+@pytest.mark.parametrize("scheme", [Natural(), Iid(), Dirichlet(0.5)])
+def test_every_personal_test_works_on_windows(
+    personal: PersonalTest, scheme: Partitioner, root: Path
+) -> None:
+    data = prepared(WikiText2(str(root)), scheme, clients=5, personal_test=personal)
+    every = len(data.train) if personal == "split" else len(data.test)
+    for client in range(5):
+        tested = data.partition_.test(client).tolist()
+        assert 0 < len(tested) == len(set(tested))
+        assert max(tested) < every
+        if personal == "split":
+            assert not set(tested) & set(data.partition_.train(client).tolist())
+    assert data.partition_.train_counts.shape == (5, 1)
+
+
+def test_the_partition_is_printed_and_drawn(root: Path, tmp_path: Path) -> None:
+    data = prepared(WikiText2(str(root)))
+    assert f"{len(data.train)} training samples, 100 clients" in data.partition_.table()
+    folder = write_run(tmp_path / "run")
+    data.partition_.save(folder / "partition.npz")
+    assert (folder / "partition.npz").stat().st_size < 50_000  # no vocabulary in it
+    run = load(folder)
+    assert run.split is not None
+    assert run.split.classes == ("window",)
+    figure = partition_figure(run, LIGHT)
+    assert figure is not None
+    assert png_bytes(figure).startswith(b"\x89PNG")
+
+
+def test_images_have_the_other_task() -> None:
+    data = FederatedDataModule(Digits(), Iid())
+    assert (data.task, data.num_classes) == ("classification", 10)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_missing_token_file_is_named(split: str, tmp_path: Path) -> None:
+    tiny.wikitext2(tmp_path)
+    path = tmp_path / "wikitext-2" / f"wiki.{split}.tokens"
+    path.unlink()
+    with pytest.raises(UserError) as error:
+        prepared(WikiText2(str(tmp_path)))
+    assert str(error.value) == (
+        f"data.dataset.init_args.root: expected {path}, which is not there, nor the hub's "
+        f"{split}-*.parquet; set root to the folder that holds wikitext-2"
+    )
+
+
+def test_the_size_of_a_vocabulary_without_files_is_refused_likewise(tmp_path: Path) -> None:
+    data = FederatedDataModule(WikiText2(str(tmp_path / "nowhere")), Natural())
+    with pytest.raises(UserError, match=r"nowhere/wikitext-2/wiki\.train\.tokens, which is not"):
+        _ = data.num_classes
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    tiny.wikitext2(tmp_path / "tokens")
+    (tmp_path / "tokens" / "wikitext-2" / "wiki.train.tokens").write_bytes(b"\xff\xfe\x00")
+    tiny.wikitext2(tmp_path / "hub", hub=True)
+    parquet = tmp_path / "hub" / "wikitext-2" / "train-00000-of-00001.parquet"
+    parquet.write_bytes(parquet.read_bytes()[:1000])
+    for name in ("tokens", "hub"):
+        with pytest.raises(UserError, match="cannot be read") as error:
+            WikiText2(str(tmp_path / name)).load("train")
+        assert error.value.key == "data.dataset.init_args.root"
+        assert "train" in error.value.found
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [{"words": ["a"]}, {"text": [1, 2]}])
+def test_a_parquet_file_without_text_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow.parquet import write_table  # type: ignore[import-untyped]
+
+    (tmp_path / "wikitext-2").mkdir()
+    write_table(pyarrow.table(content), tmp_path / "wikitext-2" / "train-0.parquet")
+    with pytest.raises(UserError, match=r"train-0\.parquet cannot be read .*text"):
+        WikiText2(str(tmp_path)).load("train")
+
+
+def test_a_text_too_short_for_its_rows_is_refused(root: Path) -> None:
+    with pytest.raises(UserError) as error:
+        WikiText2(str(root), rows=1000).load("train")
+    assert error.value.key == "data.dataset.init_args.window"
+    assert "64 tokens, but a text of " in error.value.found
+    assert error.value.found.endswith(" in rows (1000) has 14 in each")
+
+
+@pytest.mark.parametrize("kind", [Prose, lambda **given: WikiText2("x", **given)])
+@pytest.mark.parametrize("key", ["rows", "window"])
+def test_a_bad_argument_is_named(kind: Any, key: str) -> None:
+    with pytest.raises(UserError, match=rf"^data\.dataset\.init_args\.{key}: 0; give at least 1"):
+        kind(**{key: 0})
+
+
+def test_another_text_needs_its_lines_alone() -> None:
+    class Twelve(Text):
+        def _lines(self, split: str) -> list[str]:
+            return ["one two three", "two three four"] if split == "train" else ["four five"]
+
+    data = prepared(Twelve(rows=2, window=3), clients=2)
+    assert data.num_classes == 6
+    assert [data.labels(client).tolist() for client in range(2)] == [[2, 3, 4], [3, 4, 5]]
+    assert data.global_test_batch(0)[0].tolist() == [[5, 0, 1]]
+
+
+def test_tiny_texts_never_change(tmp_path: Path) -> None:
+    one, two = (tiny.wikitext2(tmp_path / name) for name in "ab")
+    assert one == two
+    assert set(one) == {"train", "valid", "test"}
+    assert len(one["train"]) == 900
