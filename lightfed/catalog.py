@@ -3,6 +3,7 @@
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.data.language import Prose, WikiText2
 from lightfed.data.schemes import Iid
@@ -21,6 +22,7 @@ __all__ = [
     "FedProx",
     "HeteroFL",
     "Iid",
+    "LGFedAvg",
     "PreActResNet",
     "Prose",
     "SimpleCNN",

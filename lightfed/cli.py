@@ -23,6 +23,10 @@ def main(argv: list[str] | None = None) -> None:
             from lightfed.report.command import main as report
 
             sys.exit(report(arguments[1:]))
+        if arguments[:1] == ["control"]:
+            from lightfed.control import main as control
+
+            sys.exit(control(arguments[1:]))
         _run(arguments, from_python=argv is not None)
     except UserError as error:
         _leave()
@@ -33,8 +37,11 @@ def main(argv: list[str] | None = None) -> None:
 def _run(arguments: list[str], *, from_python: bool) -> None:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+    from lightfed.control import written_out
+
     try:
-        _command_line(arguments if from_python else None)
+        words = written_out(arguments)
+        _command_line(words if from_python or words != arguments else None)
     except (MisconfigurationException, RuntimeError) as error:
         from lightfed.messages import lightning_error
 
@@ -158,7 +165,8 @@ def _command_line(arguments: list[str] | None) -> None:
 def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
     description = (
         "Train federations of heterogeneous clients. `lightfed report RUN [RUN ...]` makes the "
-        "page of a run folder or compares several."
+        "page of a run folder or compares several; `lightfed control STRING` explains a control "
+        "string of HeteroFL, and `--config control:DATA:STRING` stands for its configuration."
     )
     options = {"exit_on_error": False}
     return {"prog": "lightfed", "description": description, **options} | dict.fromkeys(

@@ -123,7 +123,7 @@ def _of_command(message: str, written: Written) -> UserError:
 
 def _subcommands(parsed: str) -> str:
     names = re.findall(r"\w+", parsed.removeprefix("(choose from "))
-    return f"known: {', '.join([*names, 'report'])}"
+    return f"known: {', '.join([*names, 'report', 'control'])}"
 
 
 def _no_option(word: str) -> UserError:

@@ -170,7 +170,7 @@ WRONG_VALUES = [
 ]  # fmt: skip
 
 NO_CLASSES = [
-    edit("model.algorithm", "FedAvgg", "known: FedAvg, FedProx, HeteroFL, Standalone"),
+    edit("model.algorithm", "FedAvgg", "known: FedAvg, FedProx, HeteroFL, LGFedAvg, Standalone"),
     edit("model.algorithm", of_class("HeteroFLL"), "did you mean HeteroFL?"),
     edit("model.algorithm", "lightfed.algorithms.nothing.FedAvg", "did you mean FedAvg?"),
     edit("model.algorithm", "torch.optim.SGD", "torch.optim.SGD is no Algorithm"),
@@ -180,7 +180,7 @@ NO_CLASSES = [
     edit("data.partition", of_class("Dirichlett"), "did you mean Dirichlet?"),
     edit("model.optimizer", of_class("torch.optim.SGDD"), "did you mean SGD?"),
     edit("model.optimizer", {"lr": 0.1}, "names no class; give it a class_path"),
-    edit(MODEL, of_class("Convv"), "did you mean Conv? known: Conv, MLP, SimpleCNN, Torchvision"),
+    edit(MODEL, of_class("Convv"), "did you mean Conv? known: Conv, MLP, PreActResNet, SimpleCNN,"),
     edit(MODEL, of_class("collections.OrderedDict"), "collections.OrderedDict is no Module"),
     edit("model.lr_schedule", of_class("torch.optim.SGD", lr=0.1), "SGD is no LRScheduler"),
     edit("trainer.callbacks", [of_class("EarlyStoping")], "did you mean EarlyStopping?",
@@ -234,7 +234,8 @@ FEDERATIONS = [
     edit(f"{MODEL}.init_args.hidden", [4, 4], "cohort b does not fit", named="model.cohorts"),
     edit(f"{MODEL}.init_args.num_classes", 7, "7, where the run has 10"),
     edit(f"{MODEL}.init_args.hidden", [-8], "negative dimension", named=MODEL),
-    edit(f"{MODEL}.init_args", {"hidden": [6], "norm": "gn"}, "divisible", named=MODEL),
+    edit(f"{MODEL}.init_args", {"hidden": [6], "norm": "gn"},
+         "blocks.2: 3 channels do not form 4 whole groups", named=MODEL),
     Case("model.cohorts.0.model", "samples of shape (1, 8, 8) (Given input size: (4x1x1)",
          hidden(4, 4, 4, 4, 4)),
     Case("model.cohorts.0.model", "samples of shape (1, 8, 8)", hidden(0)),

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lightfed import cli
-from tests.data.tiny import mnist
+from tests.data.tiny import cifar10, mnist, wikitext2
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -19,6 +19,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny files of the data sets that are not in the installation."""
     root = tmp_path_factory.mktemp("data")
     mnist(root, train=800, test=100)
+    cifar10(root, per_batch=160)
+    wikitext2(root)
     return root
 
 
@@ -37,7 +39,8 @@ def small(config: Path, files: Path) -> list[str]:
     text = yaml.safe_load(config.read_text())
     if "root" in str(text["data"]["dataset"]):
         options.append(f"--data.dataset.init_args.root={files}")
-        options += ["--data.dataset.init_args.verify_checksums=false"]
+        if text["data"]["dataset"]["class_path"] != "WikiText2":
+            options.append("--data.dataset.init_args.verify_checksums=false")
     return options
 
 

@@ -15,15 +15,20 @@ from torch.optim import SGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.dirichlet import Dirichlet
+from lightfed.data.language import Prose
+from lightfed.data.schemes import Natural
 from lightfed.data.vision import Digits
 from lightfed.models.cnn import Conv
 from lightfed.models.mlp import MLP
+from lightfed.models.resnet import PreActResNet
+from lightfed.models.transformer import Transformer
 
 CLIENTS = 7
 ROUNDS = 3
@@ -43,6 +48,15 @@ class NormNet(nn.Module):
         return self.layers(x)
 
 
+def digits() -> FederatedDataModule:
+    return FederatedDataModule(Digits(), Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100)
+
+
+def prose() -> FederatedDataModule:
+    dataset = Prose(rows=2 * CLIENTS, window=16)
+    return FederatedDataModule(dataset, Natural(), batch_size=16, eval_batch_size=50)
+
+
 @dataclass(frozen=True)
 class Case:
     algorithm: Callable[[], Algorithm]
@@ -50,6 +64,7 @@ class Case:
     levels: str = ""
     federation: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
+    data: Callable[[], FederatedDataModule] = digits
 
     def cohorts(self) -> list[Cohort]:
         if not self.levels:
@@ -69,11 +84,9 @@ class Case:
         return Federation(self.algorithm(), self.cohorts(), seed=seed, **settings)
 
 
-def data() -> FederatedDataModule:
-    return FederatedDataModule(Digits(), Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100)
-
-
 _conv = partial(Conv, hidden=(8, 12))
+_resnet = partial(PreActResNet, hidden=(8, 12), blocks=(1, 1))
+_transformer = partial(Transformer, embedding=16, heads=2, hidden=16, layers=1)
 _mlp = partial(MLP, hidden=(16,), dropout=0.3)
 
 CASES = {
@@ -86,5 +99,11 @@ CASES = {
     "heterofl": Case(HeteroFL, _conv, "abcde", federation={"fraction": 0.7}),
     "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
     "heterofl_dropout": Case(HeteroFL, _mlp, "ace"),
+    "heterofl_resnet": Case(HeteroFL, _resnet, "abd"),
+    "heterofl_transformer": Case(
+        HeteroFL, _transformer, "abd", data=prose, trainer={"limit_train_batches": 4}
+    ),
+    "lgfedavg": Case(partial(LGFedAvg, 2), federation={"local_epochs": 2}),
+    "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "host"}),
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from lightfed.core.federation import Federation
 from lightfed.core.runlog import RunLogger
 from lightfed.core.trainer import FederatedTrainer
-from tests.conformance.cases import ROUNDS, Case, data
+from tests.conformance.cases import ROUNDS, Case
 
 
 def quiet() -> None:
@@ -38,7 +38,7 @@ def fit(
         max_epochs=rounds, accelerator="cpu", devices=ranks, enable_progress_bar=False,
         logger=RunLogger(str(folder), "run"), **(case.trainer | flags),
     )  # fmt: skip
-    trainer.fit(federation, datamodule=data(), ckpt_path=ckpt_path)
+    trainer.fit(federation, datamodule=case.data(), ckpt_path=ckpt_path)
     return trainer, federation
 
 

@@ -1,0 +1,177 @@
+"""LG-FedAvg: local representations, global classifiers.
+
+Liang, Liu, Liu, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally:
+Federated Learning with Local and Global Representations. 2020. https://arxiv.org/abs/2001.01523
+
+A client keeps the lower layers of its network, which represent its data; the layers on top of them
+are the server's and are averaged. The released code settles what the paper leaves open: the mean is
+uniform over the participants, and training starts from the model of a finished FedAvg run
+(`start`). Its script for CIFAR-10 shares the two convolutions and keeps the linear layers, the
+opposite of the paper's text: `side: bottom, global_layers: 2`.
+
+Deviations: a client gets the server's layers when it takes part or is evaluated, where the released
+code writes them to all clients after every round, with the same result; the test of a new device by
+an ensemble of all clients' networks is left out, so that there is no global accuracy.
+"""
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+import lightning.pytorch as L
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.core import checkpoint as checkpoints
+from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.fleet import Fleet, Weights
+from lightfed.core.store import ModelLayout, Row
+from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_LAYERS = "model.algorithm.init_args.global_layers"
+_START = "model.algorithm.init_args.start"
+
+
+class LGFedAvg(Algorithm):
+    """The last layers are the mean of what the participants made of them; the others are local."""
+
+    stateful = True  # a client keeps its representation
+    model: ServerModel
+
+    def __init__(
+        self,
+        global_layers: int,
+        side: Literal["top", "bottom"] = "top",
+        weights: Weights = "uniform",
+        start: str | None = None,
+    ) -> None:
+        """What is shared, and from where the clients start.
+
+        Args:
+            global_layers: How many layers are the server's. A layer is a module with parameters of
+                its own, in the order in which the network registers them; its BatchNorm statistics
+                go with it. All of them are FedAvg.
+            side: Share the last layers, as in the paper, or the first (its script for CIFAR-10).
+            weights: Of the participants in the mean: uniform, or by samples.
+            start: Values that server and clients begin with: a checkpoint of a FedAvg run, or its
+                models/server.safetensors. Initial values by default.
+        """
+        super().__init__()
+        if global_layers < 1:
+            fix = "give at least 1; with none every client is alone, which is Standalone"
+            raise UserError(_LAYERS, str(global_layers), fix)
+        self.global_layers = global_layers
+        self.side = side
+        self.weights: Weights = weights
+        self.start = start
+        self._global: frozenset[str] | None = None  # tensors of the global layers; None: all
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        first = fed.cohorts[0]
+        for state in fed.cohorts:
+            if state.layout != first.layout:
+                found = f"cohorts {first.name} and {state.name} have different architectures"
+                raise UserError("model.cohorts", found, "LGFedAvg needs one for all")
+        self._global = self._tensors(first.module, first.layout)
+        if self.start is not None:
+            values = start_values(Path(self.start), first.layout)
+            for state in fed.cohorts:
+                state.initial.copy_(values)
+            for client in fed.mine(range(fed.clients)):
+                fed.row(client).copy_(values)
+        self.model = fed.new_model()  # only its global layers ever change
+
+    def _tensors(self, module: nn.Module, layout: ModelLayout) -> frozenset[str] | None:
+        """Names of the tensors of the global layers; None for all."""
+        layers = [n for n, m in module.named_modules() if list(m.parameters(recurse=False))]
+        count = self.global_layers
+        if count > len(layers):
+            found = f"{count}, where the model has {len(layers)} layers with parameters"
+            raise UserError(_LAYERS, found, f"give at most {len(layers)}")
+        if count == len(layers):
+            log.warning("LGFedAvg with all of the %d layers global is FedAvg", count)
+            return None
+        chosen = layers[-count:] if self.side == "top" else layers[:count]
+        return frozenset(e.name for e in layout.floats if e.name.rpartition(".")[0] in chosen)
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients = fed.participants(t)  # S_t
+        fed.send(self.model, clients, tensors=self._global)  # theta_g to every participant
+        fed.train(clients, t)  # local layers and global ones together, on D_m
+        # theta_g <- mean of theta_g,m
+        fed.merge(clients, into=self.model, weights=self.weights, tensors=self._global)
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        """A client's own layers with the server's."""
+        if client is None:  # the server has no representation, unless all layers are global
+            return fed.bind_model(self.model) if self._global is None else None
+        self._receive(fed, client)
+        return fed.bind(client)
+
+    @override
+    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
+        self._receive(fed, client)
+        return fed.state(client).layout, fed.row(client)
+
+    def _receive(self, fed: Fleet, client: int) -> None:
+        """The server's present layers into a client's row; no message, nothing in the ledger."""
+        if self._global is None:
+            fed.row(client).copy_(self.model.row)
+            return
+        layout = self.model.layout.floats
+        theirs, own = layout.views(self.model.floats), layout.views(fed.row(client).floats)
+        for name in sorted(self._global):
+            own[name].copy_(theirs[name])
+
+
+def start_values(path: Path, layout: ModelLayout) -> Row:
+    """The server's model of a finished run as a row, from its checkpoint or its weights file.
+
+    Raises:
+        UserError: the file cannot be read, or holds another architecture.
+    """
+    if not path.is_file():
+        raise UserError(_START, f"no file {path}", "give a .ckpt or .safetensors file of a run")
+    if path.suffix == ".safetensors":
+        return _of_weights(path, layout)
+    return _of_checkpoint(path, layout)
+
+
+def _of_weights(path: Path, layout: ModelLayout) -> Row:
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(_START, f"{path} cannot be read ({error})", "give another file") from error
+    row = Row(layout.floats.new_row(), layout.integers.new_row(dtype=torch.int64))
+    views = layout.floats.views(row.floats) | layout.integers.views(row.integers)
+    for name, view in views.items():
+        saved = tensors.get(name.removeprefix("net."))
+        if saved is None or saved.shape != view.shape:
+            shape = None if saved is None else list(saved.shape)
+            found = f"{path} has {name.removeprefix('net.')} as {shape}, not {list(view.shape)}"
+            raise UserError(_START, found, "start from a run of the same model")
+        view.copy_(saved)
+    return row
+
+
+def _of_checkpoint(path: Path, layout: ModelLayout) -> Row:
+    try:
+        state = checkpoints.load(path)["state_dict"]
+    except UserError as error:
+        raise UserError(_START, error.found, "give a checkpoint of a lightfed run") from error
+    names = ("algorithm.model.floats", "algorithm.model.integers")
+    saved: list[Tensor | None] = [state.get(name) for name in names]
+    expected = (layout.size, layout.integers.size)
+    if [None if s is None else s.numel() for s in saved] != list(expected):
+        found = f"{path} holds no server model of this architecture"
+        raise UserError(_START, found, "start from a FedAvg run of the same model")
+    floats, integers = (s.clone() for s in saved if s is not None)
+    return Row(floats, integers)

@@ -1,0 +1,236 @@
+"""Clients with layers of their own below common ones."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.core.algorithm import ServerModel
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.core.fleet import Fleet
+from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.small import GOLDEN, fit, fleet_of, random_data, run_round, server_row
+
+SIZES = [5, 7, 4]
+CLIENTS = len(SIZES)
+mlp = partial(MLP, hidden=(6, 5))
+slow = partial(SGD, lr=0.1)
+
+
+class Normed(nn.Module):
+    """Three layers: linear, BatchNorm, linear."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.low = nn.Linear(input_shape[0], 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.low(x)).relu())
+
+
+def lg_fleet(algorithm: LGFedAvg, model: Any = mlp, **work: Any) -> Fleet:
+    return fleet_of([Cohort(3, model)], algorithm, random_data(SIZES), optimizer=slow, **work)
+
+
+def row_of(fleet: Fleet, client: int) -> dict[str, Tensor]:
+    """A client's tensors, as they lie in its row."""
+    return {
+        name.removeprefix("net."): view.clone()
+        for name, view in fleet.cohorts[0].layout.floats.views(fleet.row(client).floats).items()
+    }
+
+
+def model_of(fleet: Fleet) -> ServerModel:
+    assert isinstance(fleet.algorithm, LGFedAvg)
+    return fleet.algorithm.model
+
+
+def server_of(fleet: Fleet) -> dict[str, Tensor]:
+    model = model_of(fleet)
+    views = model.layout.floats.views(model.floats)
+    return {name.removeprefix("net."): view.clone() for name, view in views.items()}
+
+
+def shared_names(algorithm: LGFedAvg, model: Any) -> set[str]:
+    """The tensors that a round changes on the server."""
+    fleet = lg_fleet(algorithm, model)
+    before = server_of(fleet)
+    run_round(fleet, 0)
+    return {
+        name for name, value in server_of(fleet).items() if not torch.equal(value, before[name])
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "side", "expected"),
+    [
+        (1, "top", {"head"}),
+        (2, "top", {"head", "norm"}),
+        (1, "bottom", {"low"}),
+        (2, "bottom", {"low", "norm"}),
+    ],
+)
+def test_the_layers_of_a_side_are_shared_with_their_statistics(
+    count: int, side: Any, expected: set[str]
+) -> None:
+    found = shared_names(LGFedAvg(count, side), Normed)
+    assert {name.split(".")[0] for name in found} == expected
+    assert ("norm.running_mean" in found) == ("norm" in expected)
+
+
+@pytest.mark.parametrize(("weights", "shares"), [("uniform", [1, 1, 1]), ("samples", SIZES)])
+def test_the_server_has_the_mean_of_the_global_layers(weights: Any, shares: list[int]) -> None:
+    fleet = lg_fleet(LGFedAvg(1, weights=weights))
+    before = server_of(fleet)
+    run_round(fleet, 0)
+    rows, after = [row_of(fleet, k) for k in range(CLIENTS)], server_of(fleet)
+    *local, weight, bias = before
+    for name in (weight, bias):
+        stacked = torch.stack([row[name].double() for row in rows])
+        mean = torch.tensordot(torch.tensor(shares).double() / sum(shares), stacked, 1)
+        assert torch.allclose(after[name].double(), mean, atol=1e-7), name
+    for name in local:
+        assert torch.equal(after[name], before[name])
+        assert not torch.equal(rows[0][name], rows[1][name])
+
+
+def test_a_client_is_tested_with_its_own_layers_and_the_servers() -> None:
+    fleet = lg_fleet(LGFedAvg(2), clients_per_round=1)
+    for t in range(3):
+        run_round(fleet, t)
+    kept, server = [row_of(fleet, k) for k in range(CLIENTS)], server_of(fleet)
+    *local, _, _, _, _ = server
+    assert fleet.algorithm.evaluated(fleet, None) is None
+    for client in range(CLIENTS):
+        module = fleet.algorithm.evaluated(fleet, client)
+        assert module is not None
+        for name, value in module.get_submodule("net").state_dict().items():
+            assert torch.equal(value, (kept[client] if name in local else server)[name]), name
+
+
+def test_who_does_not_take_part_keeps_its_layers() -> None:
+    fleet = lg_fleet(LGFedAvg(1), clients_per_round=1)
+    for t in range(4):
+        before = [row_of(fleet, k) for k in range(CLIENTS)]
+        (chosen,) = fleet.participants(t)
+        run_round(fleet, t)
+        for client in range(CLIENTS):
+            after = row_of(fleet, client)
+            same = all(torch.equal(after[name], before[client][name]) for name in after)
+            assert same == (client != chosen)
+
+
+def test_only_global_layers_travel() -> None:
+    metrics = run_round(lg_fleet(LGFedAvg(1)), 0)
+    assert metrics["bytes_down"] == metrics["bytes_up"] == CLIENTS * 4 * (5 * 3 + 3)
+
+
+@pytest.mark.parametrize("model", [mlp, Normed])
+def test_all_layers_global_is_fedavg(model: Any, tmp_path: Path) -> None:
+    found = []
+    for algorithm in (LGFedAvg(3, weights="samples"), FedAvg()):
+        federation = Federation(
+            algorithm, [Cohort(3, model)], optimizer=slow, clients_per_round=2, local_epochs=2
+        )
+        trainer = fit(federation, random_data(SIZES), tmp_path, rounds=3)
+        found.append((server_row(federation), trainer.callback_metrics))
+    (ours, our_metrics), (theirs, their_metrics) = found
+    assert torch.equal(ours, theirs)
+    assert our_metrics == their_metrics
+
+
+def test_htfllibs_mean_of_the_head() -> None:
+    """Weights .2, .3, .5 of the samples, of the head only."""
+    golden = load_file(GOLDEN / "baselines" / "htfllib.safetensors")
+
+    class Head(nn.Module):
+        def __init__(self, num_classes: int = 4) -> None:
+            super().__init__()
+            self.low = nn.Linear(7, 5)
+            self.head = nn.Linear(5, num_classes)
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.low(x))
+
+    data = random_data([4, 6, 10], classes=4, features=7)
+    frozen = partial(SGD, lr=0.0)
+    fleet = fleet_of([Cohort(3, Head)], LGFedAvg(1, weights="samples"), data, optimizer=frozen)
+    layout, clients = fleet.cohorts[0].layout.floats, fleet.participants(0)
+    for client in clients:
+        views = layout.views(fleet.row(client).floats)
+        for part in ("weight", "bias"):
+            views[f"net.head.{part}"].copy_(golden[f"lg_agg/in/{client}/{part}"])
+    names = frozenset({"net.head.weight", "net.head.bias"})
+    fleet.open_round()
+    fleet.merge(clients, into=model_of(fleet), weights="samples", tensors=names)
+    for part in ("weight", "bias"):
+        assert torch.allclose(
+            server_of(fleet)[f"head.{part}"], golden[f"lg_agg/out/{part}"], atol=1e-6
+        )
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> tuple[Path, Tensor]:
+    """The run folder of a FedAvg run, and its model."""
+    federation = Federation(FedAvg(), [Cohort(3, Normed)], optimizer=slow)
+    fit(federation, random_data(SIZES), tmp_path, rounds=2)
+    return tmp_path / "run", server_row(federation)
+
+
+@pytest.mark.parametrize("name", ["checkpoints/last.ckpt", "models/server.safetensors"])
+def test_it_starts_from_a_finished_run(name: str, finished: tuple[Path, Tensor]) -> None:
+    folder, trained = finished
+    fleet = lg_fleet(LGFedAvg(1, start=str(folder / name)), Normed)
+    assert torch.equal(model_of(fleet).floats, trained)
+    for client in range(CLIENTS):
+        assert torch.equal(fleet.row(client).floats, trained)
+        assert int(fleet.row(client).integers[0]) > 0  # BatchNorm's count
+
+
+@pytest.mark.parametrize(
+    ("name", "fragment"),
+    [
+        ("nowhere.ckpt", "no file"),
+        ("config.ckpt", "cannot be read"),
+        ("config.safetensors", "cannot be read"),
+        ("checkpoints/last.ckpt", "no server model of this architecture"),
+        ("models/server.safetensors", "as None, not"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused(
+    name: str, fragment: str, finished: tuple[Path, Tensor]
+) -> None:
+    folder, _ = finished
+    for suffix in ("ckpt", "safetensors"):
+        (folder / f"config.{suffix}").write_text("nothing")
+    with pytest.raises(UserError, match=fragment) as error:
+        lg_fleet(LGFedAvg(1, start=str(folder / name)), mlp)
+    assert error.value.key == "model.algorithm.init_args.start"
+
+
+@pytest.mark.parametrize(
+    ("count", "fragment"), [(0, "which is Standalone"), (4, "4, where the model has 3 layers")]
+)
+def test_a_count_that_cannot_be_is_refused(count: int, fragment: str) -> None:
+    with pytest.raises(UserError, match=fragment):
+        lg_fleet(LGFedAvg(count))
+
+
+def test_cohorts_of_different_shapes_are_refused() -> None:
+    cohorts = [Cohort(1, mlp, name="x"), Cohort(1, MLP, name="y")]
+    with pytest.raises(UserError, match=r"model\.cohorts: cohorts x and y have different"):
+        fleet_of(cohorts, LGFedAvg(1), random_data([3, 3]))
