@@ -1,10 +1,9 @@
 """What a control string of HeteroFL stands for: a configuration, with the data set's settings."""
 
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
-from lightfed.control_string import Control, width
+from lightfed.control_string import Control
 from lightfed.utils.errors import UserError
 
 
@@ -14,8 +13,7 @@ class Setting:
 
     Attributes:
         model: class of the clients' models.
-        widths: its arguments that narrow with the global level, of level a.
-        fixed: its arguments that are not its defaults, of level a.
+        fixed: its arguments that are not its defaults.
         lr: first learning rate; a tenth after each of the milestones.
         rounds: IID; twice as many otherwise.
         milestones: rounds, IID; twice as late otherwise.
@@ -27,7 +25,6 @@ class Setting:
     """
 
     model: str
-    widths: dict[str, int | tuple[int, ...]]
     lr: float
     rounds: int
     milestones: tuple[int, ...]
@@ -39,11 +36,9 @@ class Setting:
     dataset: str = ""
 
 
-_CHANNELS: dict[str, int | tuple[int, ...]] = {"hidden": (64, 128, 256, 512)}
-_CONV = Setting("Conv", _CHANNELS, 0.01, 200, (100,))
+_CONV = Setting("Conv", 0.01, 200, (100,))
 _RESNET = Setting(
     "PreActResNet",
-    _CHANNELS,
     0.1,
     400,
     (150, 250),
@@ -51,7 +46,6 @@ _RESNET = Setting(
 )
 _TEXT = Setting(
     "lightfed.models.Transformer",  # torch.nn has one of that name, too
-    {"embedding": 256, "hidden": 512},
     0.1,
     200,
     (50, 100),
@@ -59,7 +53,7 @@ _TEXT = Setting(
     batch=(1, 10),
     rows=True,
 )
-_SMALL: dict[str, int | tuple[int, ...]] = {"embedding": 128, "hidden": 256}
+_SMALL = (("embedding", 128), ("hidden", 256), ("layers", 2))
 SETTINGS = {
     "MNIST": _CONV,
     "MNIST-ResNet": replace(_CONV, model=_RESNET.model, fixed=_RESNET.fixed, dataset="MNIST"),
@@ -68,8 +62,7 @@ SETTINGS = {
     # The embedded data sets, with hyper-parameters of our own.
     "Digits": replace(_CONV, lr=0.03, rounds=60, milestones=(40,), files=False),
     "Prose": replace(
-        _TEXT, widths=_SMALL, fixed=(*_SMALL.items(), ("layers", 2)), rounds=60,
-        milestones=(40,), files=False,
+        _TEXT, fixed=_SMALL, rounds=60, milestones=(40,), files=False,
     ),
 }  # fmt: skip
 
@@ -112,28 +105,18 @@ def setting_of(data: str) -> Setting:
 
 
 def _cohorts(control: Control, setting: Setting) -> list[dict[str, Any]]:
-    """The clients of every level, their models relative to the global one."""
-    widest = width(control.modes[0][0])
+    """The clients of every level; that of the first is the global model's."""
     arguments: dict[str, Any] = {
         n: list(v) if isinstance(v, tuple) else v for n, v in setting.fixed
     }
-    if widest < 1:
-        # The Scaler divides by the width relative to the global model: that one has rate 1.
-        arguments |= {name: _narrowed(size, widest) for name, size in setting.widths.items()}
     if not setting.rows:
         arguments |= {} if control.norm == "bn" else {"norm": control.norm}
         arguments |= {} if control.scale else {"scaler": False}
     model = _named(setting.model, arguments)
     return [
         {"count": count, "level": level, "model": model}
-        if widest == 1
-        else {"count": count, "rate": width(level) / widest, "name": level, "model": model}
         for (level, _), count in zip(control.modes, control.counts, strict=True)
     ]
-
-
-def _narrowed(size: int | tuple[int, ...], rate: float) -> int | list[int]:
-    return ceil(size * rate) if isinstance(size, int) else [ceil(s * rate) for s in size]
 
 
 def _data(control: Control, data: str, setting: Setting) -> dict[str, Any]:

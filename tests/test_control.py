@@ -104,12 +104,14 @@ def test_a_shipped_configuration_is_that_of_its_string(config: str, text: str) -
     assert yaml.safe_load((CONFIGS / f"{config}.yaml").read_text()) == control_of(text)[1]
 
 
-def test_a_narrower_global_model_is_of_rate_one() -> None:
-    """Widths and Scalers of the clients are relative to it."""
+def test_the_global_model_may_be_of_a_narrower_level() -> None:
+    """HeteroFL's Scalers divide by widths relative to it, whatever its level."""
     _, config = control_of("MNIST:1_100_0.1_iid_fix_b3-e4_bn_1_1")
     cohorts = config["model"]["cohorts"]
-    assert [(c["name"], c["rate"]) for c in cohorts] == [("b", 1.0), ("e", 0.125)]
-    assert all(c["model"]["init_args"]["hidden"] == [32, 64, 128, 256] for c in cohorts)
+    assert [(c["level"], c["model"]) for c in cohorts] == [
+        ("b", {"class_path": "Conv"}),
+        ("e", {"class_path": "Conv"}),
+    ]
 
 
 def test_it_is_told_in_sentences() -> None:
