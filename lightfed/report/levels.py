@@ -272,12 +272,16 @@ def _variants(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
 
 
 def _usual(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The most frequent value of each option, `unset` where most have none."""
+    """The most frequent value of each option, `unset` where most have none.
+
+    Of a tie, neither is usual: all are told.
+    """
     names = dict.fromkeys(name for one in options for name in one)
-    return {
-        name: Counter(one.get(name, "unset") for one in options).most_common(1)[0][0]
-        for name in names
-    }
+    usual = {}
+    for name in names:
+        (value, times), *others = Counter(one.get(name, "unset") for one in options).most_common(2)
+        usual[name] = "" if others and others[0][1] == times else value
+    return usual
 
 
 def _difference(mixture: Mixture, usual: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ from lightfed.report import compare
 from lightfed.report.charts import charts
 from lightfed.report.dynamics import dynamic_figure
 from lightfed.report.levels import Family, Level, families
+from lightfed.report.levels import _usual as usual
 from lightfed.report.runfiles import RunFiles, load
 from lightfed.report.settings import settings
 from lightfed.report.sizes import combinations_figure, shares_figure
@@ -316,3 +317,10 @@ VALUES = st.recursive(
 @given(st.dictionaries(WORDS, VALUES, min_size=1, max_size=4))
 def test_settings_are_those_that_yaml_reads(config: dict[str, Any]) -> None:
     assert settings("# lightning\n" + yaml.safe_dump(config, sort_keys=False)) == _flat(config)
+
+
+def test_of_two_variants_that_are_as_frequent_both_are_told() -> None:
+    masks = [{"mask": "true"}, {"mask": "false"}]
+    assert usual(masks) == {"mask": ""}
+    assert usual([*masks, {}, {"mask": "true"}]) == {"mask": "true"}
+    assert usual([{}, {"mask": "false"}, {}]) == {"mask": "unset"}
