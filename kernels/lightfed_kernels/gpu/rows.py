@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lightfed_kernels._rows import addresses, check_grid, to_device
-from lightfed_kernels.gpu.masks import on_device
+from lightfed_kernels.gpu.masks import TYPES, on_device
 
 WARPS = 4
 
@@ -28,7 +28,7 @@ MEMBERS: tl.constexpr = tl.constexpr(3)
 
 Target = Literal["sums", "out", "step", "members"]
 _TARGETS = {"sums": 0, "out": 1, "step": 2, "members": 3}
-_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
+
 _ROUND = {torch.float32: tl.float32, torch.bfloat16: tl.float32, torch.float64: tl.float64}
 
 
@@ -179,7 +179,7 @@ def launch_means(
             moved if totals is None else totals.to(device, non_blocking=True),
             like if out is None else out,
             lr,
-            TYPE=_TYPES[like.dtype],
+            TYPE=TYPES[like.dtype],
             ROUND=_ROUND[like.dtype],
             TARGET=_TARGETS[target],
             FROM_ROWS=totals is None,
