@@ -1,32 +1,70 @@
 """All classes that a configuration can name by their short name."""
 
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.flexifed import BasicCommon, ClusteredCommon, ClusteredFL, MaxCommon
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.standalone import Standalone
+from lightfed.comm.topology import TimeVarying
+from lightfed.data.cinic import CINIC10
+from lightfed.data.docstrings import Docstrings
 from lightfed.data.language import Prose, WikiText2
 from lightfed.data.schemes import Iid
+from lightfed.data.speech import SpeechCommands
+from lightfed.data.text import AGNews
+from lightfed.data.tones import Tones
 from lightfed.data.vision import MNIST
+from lightfed.models.charcnn import CharCNN
+from lightfed.models.cifar_resnet import CIFARResNet, ResNet18GN
 from lightfed.models.cnn import Conv, SimpleCNN
+from lightfed.models.lenet import LeNet, MoECNN
 from lightfed.models.mlp import MLP
 from lightfed.models.resnet import PreActResNet
 from lightfed.models.torchvision import Torchvision
 from lightfed.models.transformer import Transformer
+from lightfed.models.vdcnn import VDCNN
+from lightfed.models.vgg import VGG, VGG11GN
 
 __all__ = [
+    "CINIC10",
+    "DPSGD",
     "MLP",
     "MNIST",
+    "VDCNN",
+    "VGG",
+    "VGG11GN",
+    "AGNews",
+    "BasicCommon",
+    "CIFARResNet",
+    "CharCNN",
+    "ClusteredCommon",
+    "ClusteredFL",
     "Conv",
+    "DisPFL",
+    "Docstrings",
     "FedAvg",
     "FedProx",
     "HeteroFL",
     "Iid",
     "LGFedAvg",
+    "LeNet",
+    "MaxCommon",
+    "MoECNN",
+    "My1",
+    "My2",
     "PreActResNet",
     "Prose",
+    "ResNet18GN",
     "SimpleCNN",
+    "SpeechCommands",
     "Standalone",
+    "TimeVarying",
+    "Tones",
     "Torchvision",
     "Transformer",
     "WikiText2",

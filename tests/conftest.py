@@ -1,8 +1,11 @@
 """For all tests: one thread, and no network but the loopback device."""
 
+import atexit
 import ipaddress
 import os
+import shutil
 import socket
+import tempfile
 from typing import Any
 
 import pytest
@@ -13,6 +16,10 @@ torch.set_num_threads(1)
 # Kernels are interpreted where they cannot be compiled; Triton looks when it is first imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What data sets keep on disk, of this process and of the ranks that it starts.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lightfed-cache")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 _connect, _connect_ex = socket.socket.connect, socket.socket.connect_ex
 

@@ -3,8 +3,10 @@
 All data sets and schemes are imported here, so that a config can name them without their module.
 """
 
+from lightfed.data.cinic import CINIC10
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.dataset import Dataset, Samples, Transform
+from lightfed.data.docstrings import Docstrings
 from lightfed.data.language import Prose, WikiText2
 from lightfed.data.partition import (
     Classes,
@@ -20,18 +22,24 @@ from lightfed.data.partition import (
     draw_partition,
 )
 from lightfed.data.resident import ResidentSplit
+from lightfed.data.speech import SpeechCommands
+from lightfed.data.text import AGNews
+from lightfed.data.tones import Tones
 from lightfed.data.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "CINIC10",
     "MNIST",
+    "AGNews",
     "Classes",
     "Dataset",
     "Digits",
     "Dirichlet",
     "DirichletClient",
     "Diversity",
+    "Docstrings",
     "FashionMNIST",
     "FederatedDataModule",
     "Iid",
@@ -43,6 +51,8 @@ __all__ = [
     "ResidentSplit",
     "Samples",
     "Shards",
+    "SpeechCommands",
+    "Tones",
     "Transform",
     "WikiText2",
     "draw_partition",

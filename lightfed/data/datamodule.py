@@ -164,7 +164,7 @@ class FederatedDataModule(LightningDataModule):
     def augments(self) -> bool:
         """Whether training batches are cropped or flipped at random."""
         transform = self.dataset.transform
-        return bool(transform.crop_padding or transform.flip)
+        return transform is not None and bool(transform.crop_padding or transform.flip)
 
     def num_samples(self, client: int) -> int:
         """Training samples of a client, n_k."""
@@ -234,11 +234,12 @@ class FederatedDataModule(LightningDataModule):
         return self.train.batch(self._union[i * batch_size : (i + 1) * batch_size])
 
     def _resident(self, samples: Samples, device: torch.device, *, train: bool) -> Resident:
-        if self.task == "masked_lm":
-            return ResidentTokens(samples, device=device)
+        transform = self.dataset.transform
+        if transform is None:
+            return ResidentTokens(samples, device=device, windows=self.task == "masked_lm")
         return ResidentSplit(
             samples,
-            self.dataset.transform,
+            transform,
             device=device,
             channels_last=self.channels_last,
             train=train,

@@ -15,7 +15,8 @@ class Samples:
     """One split, resident as compact tensors.
 
     Attributes:
-        x: (N, C, H, W) uint8 for images, (N, window) int32 for tokens, float32 for anything else.
+        x: (N, C, H, W) uint8 for images, (N, window) int32 for tokens, (N, length) uint8 for
+            characters, float32 for anything else.
         y: (N,) int64, the class of each sample; partitioners see it.
         groups: (N,) int64, the natural owner of each sample (writer, speaker), if there is one.
     """
@@ -72,8 +73,12 @@ class Dataset(ABC):
 
     @property
     @abstractmethod
-    def transform(self) -> Transform:
-        """What turns stored samples into the batches that a model sees."""
+    def transform(self) -> Transform | None:
+        """What turns stored samples into the batches that a model sees.
+
+        None for what has only to change its type: tokens become int64, and characters float32, as
+        all that is classified.
+        """
 
     def fetch(self) -> None:  # noqa: B027 - most data sets have nothing to fetch
         """Put the files in place; one process of a node does so before any process loads them."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from lightfed.data.dataset import Dataset, Samples, Split, Task, Transform
+from lightfed.data.dataset import Dataset, Samples, Split, Task
 from lightfed.data.vocabulary import Vocabulary, fold
 from lightfed.utils.errors import UserError
 
@@ -70,9 +70,8 @@ class Text(Dataset):
 
     @property
     @override
-    def transform(self) -> Transform:
-        """Of no effect: tokens are given out as they are."""
-        return Transform(mean=(0.0,), std=(1.0,))
+    def transform(self) -> None:
+        """None: tokens are numbers as they are."""
 
     @override
     def load(self, split: Split) -> Samples:

@@ -68,7 +68,8 @@ class Resident(ABC):
             generator: of the CPU; what it draws does not depend on the device.
 
         Returns:
-            x and y: of images (B, C, H, W) float32, normalised, and (B,) int64.
+            x and y: of images (B, C, H, W) float32, normalised, of characters (B, length)
+            float32, and (B,) int64.
         """
         draw = self._draw(len(index), generator)
         return self._take(index.to(self.device), draw)
@@ -234,20 +235,24 @@ class ResidentSplit(Resident):
 
 
 class ResidentTokens(Resident):
-    """Windows of tokens; the target of a window is the window itself.
+    """Tokens or characters: stored as they came, in few bytes, and given out as larger numbers.
 
-    Stored as they came, in few bytes, and given out as int64. Nothing about them is random: which
+    Windows of tokens become int64, and are their own targets. Characters become float32, as every
+    sample that is classified; a model makes indices of them. Nothing about either is random: which
     positions are masked, the model draws.
     """
 
-    def __init__(self, samples: Samples, *, device: torch.device) -> None:
-        super().__init__(samples.y, device=device, sample_bytes=8 * samples.x.shape[1])
+    def __init__(self, samples: Samples, *, device: torch.device, windows: bool) -> None:
+        self._dtype = torch.int64 if windows else torch.float32
+        bytes_each = self._dtype.itemsize * samples.x.shape[1]
+        super().__init__(samples.y, device=device, sample_bytes=bytes_each)
         self._tokens = samples.x.to(device)
+        self._windows = windows
 
     @override
     def span(self, start: int, stop: int) -> Batch:
-        x = self._tokens[start:stop].long()
-        return x, x
+        x = self._tokens[start:stop].to(self._dtype)
+        return x, x if self._windows else self.y[start:stop]
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> None:
@@ -255,8 +260,8 @@ class ResidentTokens(Resident):
 
     @override
     def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
-        x = self._tokens.index_select(0, index).long()
-        return x, x
+        x = self._tokens.index_select(0, index).to(self._dtype)
+        return x, x if self._windows else self.y.index_select(0, index)
 
 
 def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:

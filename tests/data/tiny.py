@@ -5,14 +5,18 @@ learns. The functions return what they wrote: of both splits the images (N, C, H
 labels (N,) int64; of a text its lines.
 """
 
+import csv
 import io
 import pickle
 import struct
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lightfed.data.tones import Tones, write_tones
 
 Written = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -108,9 +112,79 @@ def wikitext2(root: Path, *, lines: int = 900, hub: bool = False) -> dict[str, l
     written["test"][-1] = " w1 <unk> unheard-of . \n"
     for split, content in written.items():
         if hub:
-            _parquet(folder / f"{split}-00000-of-00001.parquet", content)
+            parquet(folder / f"{split}-00000-of-00001.parquet", {"text": content})
         else:
             (folder / f"wiki.{split}.tokens").write_text("".join(content), "utf-8", newline="\n")
+    return written
+
+
+SPOKEN = ["yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", "bed", "zero"]
+
+
+def speech_commands(root: Path, *, version: str = "v0.01", speakers: int = 10) -> Tones:
+    """ROOT/SpeechCommands/speech_commands_VERSION: two clips of each of `SPOKEN` by each speaker.
+
+    Two speakers in ten are tested, one is in the validation list. One clip in five is short.
+    """
+    tones = Tones(words=len(SPOKEN), clips=2 * len(SPOKEN) * speakers, speakers=speakers)
+    write_tones(root, tones, words=SPOKEN, version=version)
+    return tones
+
+
+NEWS = {
+    "World": "minister treaty Border vote embassy",
+    "Sports": "goal match Coach season stadium",
+    "Business": "shares profit Merger oil market",
+    "Sci/Tech": "software chip Probe browser network",
+}
+
+
+def ag_news(
+    root: Path, *, train: int = 80, test: int = 24, hub: bool = False
+) -> dict[str, tuple[list[str], np.ndarray]]:
+    """ROOT/ag_news_csv: two csv files, or with `hub` parquet files in ROOT/ag_news/data.
+
+    Titles and descriptions are of the words of a class, and hold commas, quotes and ends of lines.
+    Returned are the texts and the labels (N,) of both splits.
+    """
+    folder = root / "ag_news" / "data" if hub else root / "ag_news_csv"
+    folder.mkdir(parents=True)
+    written = {}
+    for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
+        rng = np.random.default_rng(seed)
+        labels = rng.permutation(np.arange(count) % len(NEWS))
+        words = [list(NEWS.values())[label].split() for label in labels]
+        titles = [" ".join(rng.choice(own, 3)) for own in words]
+        bodies = [f'{", ".join(rng.choice(own, 9))} "{own[0]}"\\\nend' for own in words]
+        texts = [f"{title} {body}" for title, body in zip(titles, bodies, strict=True)]
+        if hub:
+            columns = {"text": texts, "label": labels.tolist()}
+            parquet(folder / f"{split}-00000-of-00001.parquet", columns)
+        else:
+            with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+                rows = zip((labels + 1).tolist(), titles, bodies, strict=True)
+                csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+        written[split] = (texts, labels)
+    return written
+
+
+THINGS = "airplane automobile bird cat deer dog frog horse ship truck"
+
+
+def cinic10(root: Path, *, per_class: int = 3) -> Written:
+    """ROOT/{train,valid,test}/CLASS/*.png; the images returned are in the order of class, name."""
+    from PIL import Image
+
+    written = {}
+    for seed, split in enumerate(("train", "valid", "test")):
+        x, y = samples(10 * per_class, classes=10, shape=(3, 32, 32), seed=seed)
+        order = np.argsort(y, kind="stable")
+        for number, (image, label) in enumerate(zip(x[order], y[order], strict=True)):
+            folder = root / split / THINGS.split()[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"cifar10-{split}-{number:05}.png"
+            Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(path)
+        written[split] = (x[order], y[order])
     return written
 
 
@@ -144,8 +218,9 @@ def _line(rng: np.random.Generator, number: int) -> str:
     return f" = {text} = \n" if number % 11 == 0 else f" {text} . \n"
 
 
-def _parquet(path: Path, lines: list[str]) -> None:
+def parquet(path: Path, columns: Mapping[str, list[Any]]) -> None:
+    """A table as the hub keeps it."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow.parquet import write_table  # type: ignore[import-untyped]
 
-    write_table(pyarrow.table({"text": lines}), path)
+    write_table(pyarrow.table(columns), path)

@@ -1,0 +1,52 @@
+"""Sizes that a configuration gives to a network: what it asks of them, in the user's words."""
+
+from collections.abc import Sequence
+from math import ceil
+
+from torch import nn
+
+from lightfed.utils.errors import UserError
+
+
+def image_shape(input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, int, int]:
+    """The shape of one image: (channels, height, width).
+
+    Args:
+        input_shape: of one sample of the data.
+        at_least: pixels that the network needs in height and width.
+
+    Raises:
+        UserError: the samples are no images, or smaller.
+    """
+    if len(input_shape) != 3:
+        found = f"samples of shape {tuple(input_shape)}"
+        raise UserError("input_shape", found, "use data of images: (channels, height, width)")
+    channels, height, width = input_shape
+    if min(height, width) < at_least:
+        found = f"images of {height}x{width} pixels, of which pooling leaves none"
+        fix = f"use images of at least {at_least}x{at_least} (Digits: image_size: {at_least})"
+        raise UserError("input_shape", found, fix)
+    return channels, height, width
+
+
+def scaled(sizes: Sequence[int], width: float) -> list[int]:
+    """Channels or units, each times `width` and rounded up.
+
+    Raises:
+        UserError: the width is not positive.
+    """
+    if width <= 0:
+        raise UserError("width", f"{width}", "give a positive factor such as 0.25")
+    return [ceil(size * width) for size in sizes]
+
+
+def group_norm(channels: int, groups: int) -> nn.GroupNorm:
+    """Group normalisation.
+
+    Raises:
+        UserError: the channels do not form so many whole groups.
+    """
+    if not 1 <= groups <= channels or channels % groups:
+        found = f"{groups}, which do not divide {channels} channels"
+        raise UserError("groups", found, "take a divisor of them, or another width")
+    return nn.GroupNorm(groups, channels)

@@ -1,0 +1,103 @@
+"""What is kept between runs: made once for a key, again if damaged, and never half written."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from lightfed.data import cache
+from lightfed.data.cache import cache_folder, cached
+
+
+class Maker:
+    """Counts how often it is asked; its tensors say so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self) -> dict[str, Tensor]:
+        self.asked += 1
+        return {"a": torch.full((3, 2), self.asked), "b": torch.arange(5, dtype=torch.uint8)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "lightfed"
+
+
+def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_folder() == tmp_path / ".cache" / "lightfed"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    assert cache_folder() == tmp_path / "other" / "lightfed"
+
+
+def test_tensors_are_made_once_for_a_key(folder: Path) -> None:
+    make = Maker()
+    for _ in range(2):
+        found = cached("x", {"version": [1, "a"]}, make)
+        assert torch.equal(found["a"], torch.ones(3, 2, dtype=torch.int64))
+        assert found["b"].dtype == torch.uint8
+    assert make.asked == 1
+    assert cached("x", {"version": [2, "a"]}, make)["a"].max() == 2
+    assert cached("y", {"version": [1, "a"]}, make)["a"].max() == 3
+    assert len(list(folder.iterdir())) == 3  # and nothing temporary
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_a_damaged_file_is_made_again(
+    damage: bytes | None, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = Maker()
+    cached("x", 1, make)
+    (path,) = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-1] if damage is None else damage)
+    with caplog.at_level(logging.WARNING):
+        assert cached("x", 1, make)["a"].max() == 2
+    assert str(path) in caplog.text
+    assert cached("x", 1, make)["a"].max() == 2
+    assert make.asked == 2
+
+
+def test_without_a_writable_folder_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    make = Maker()
+    for asked in (1, 2):
+        assert cached("x", 1, make)["a"].max() == asked
+    assert "cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [((os, "replace"), OSError("full")), ((cache, "save_file"), SafetensorError("full"))],
+)
+def test_a_failed_write_leaves_nothing_behind(
+    where: tuple[Any, str], error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(*where, fail)
+    assert cached("x", 1, Maker())["a"].max() == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_what_the_maker_refuses_is_not_kept(folder: Path) -> None:
+    def refuse() -> dict[str, Tensor]:
+        raise ValueError("no")
+
+    makers: list[Callable[[], dict[str, Tensor]]] = [refuse, Maker()]
+    with pytest.raises(ValueError, match="no"):
+        cached("x", 1, makers[0])
+    assert cached("x", 1, makers[1])["a"].max() == 1

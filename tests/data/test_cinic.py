@@ -1,0 +1,152 @@
+"""CINIC-10 from folders of pictures, decoded once."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lightfed.data import cinic
+from lightfed.data.cinic import CINIC10
+from lightfed.data.dataset import Transform
+from lightfed.utils.errors import UserError
+from tests.data import tiny
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "lightfed"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "CINIC-10"
+
+
+def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(path: str) -> None:
+        raise AssertionError(f"{path} is decoded")
+
+    monkeypatch.setattr(cinic, "_picture", decode)
+
+
+def assert_holds(root: Path, written: tiny.Written) -> None:
+    dataset = CINIC10(str(root))
+    for split in ("train", "test"):
+        loaded = dataset.load(split)
+        images, labels = written[split]
+        assert (loaded.x.dtype, loaded.y.dtype) == (torch.uint8, torch.int64)
+        np.testing.assert_array_equal(loaded.x.numpy(), images)
+        np.testing.assert_array_equal(loaded.y.numpy(), labels)
+
+
+def test_cinic10_reads_its_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = tiny.cinic10(root)
+    assert CINIC10.classes == tuple(sorted(os.listdir(root / "train")))
+    assert_holds(root, written)
+    forbid_decoding(monkeypatch)
+    assert_holds(root, written)
+
+
+def test_the_node_decodes_before_its_ranks_load(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tiny.cinic10(root)
+    CINIC10(str(root)).fetch()
+    forbid_decoding(monkeypatch)
+    assert_holds(root, written)
+    assert len(list(cache.iterdir())) == 2
+
+
+def plain(path: Path, shade: int, *, time: int) -> int:
+    """Write a picture of one colour with a given time; its bytes."""
+    Image.new("RGB", (32, 32), (shade, 0, 0)).save(path)
+    os.utime(path, ns=(time, time))
+    return path.stat().st_size
+
+
+@pytest.mark.parametrize("change", ["name", "size", "time"])
+def test_changed_files_are_decoded_again(change: str, root: Path) -> None:
+    tiny.cinic10(root)
+    one, other = (root / "train" / "bird" / f"cifar10-train-0000{i}.png" for i in (6, 7))
+    assert plain(one, 10, time=5) == plain(other, 20, time=5)
+    assert CINIC10(str(root)).load("train").x[6:8, 0, 0, 0].tolist() == [10, 20]
+    if change == "name":
+        kept = one.rename(root / "kept.png")
+        other.rename(one)
+        kept.rename(other)
+        expected = [20, 10]
+    elif change == "time":
+        assert plain(one, 30, time=6) == other.stat().st_size
+        expected = [30, 20]
+    else:
+        Image.new("L", (32, 32), 40).save(one)
+        os.utime(one, ns=(5, 5))
+        expected = [40, 20]
+    assert CINIC10(str(root)).load("train").x[6:8, 0, 0, 0].tolist() == expected
+
+
+def test_classes_may_differ_in_size(root: Path) -> None:
+    tiny.cinic10(root)
+    CINIC10(str(root)).load("test")
+    path = root / "test" / "bird" / "cifar10-test-00007.png"
+    path.rename(root / "test" / "cat" / path.name)
+    assert CINIC10(str(root)).load("test").y.bincount().tolist() == [3, 3, 2, 4, 3, 3, 3, 3, 3, 3]
+
+
+def test_grey_pictures_become_coloured(root: Path) -> None:
+    tiny.cinic10(root)
+    path = root / "test" / "airplane" / "cifar10-test-00000.png"
+    Image.new("L", (32, 32), 77).save(path)
+    assert (CINIC10(str(root)).load("test").x[0] == 77).all()
+
+
+def refused(root: Path) -> UserError:
+    with pytest.raises(UserError) as error:
+        CINIC10(str(root)).load("train")
+    assert error.value.key == "data.dataset.init_args.root"
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def test_missing_folders_are_named(root: Path) -> None:
+    assert refused(root).found == f"expected {root / 'train' / 'airplane'}, which is not there"
+    tiny.cinic10(root)
+    for path in (root / "train" / "deer").iterdir():
+        path.unlink()
+    assert f"{root / 'train' / 'deer' / '*.png'}, which is not there" in refused(root).found
+    (root / "train" / "deer").rmdir()
+    error = refused(root)
+    assert f"expected {root / 'train' / 'deer'}, which" in error.found
+    assert error.fix == "set root to the folder that holds train and test"
+
+
+def test_an_archive_is_no_folder(root: Path, tmp_path: Path) -> None:
+    tiny.cinic10(tmp_path / "source", per_class=1)
+    root.mkdir()
+    packed = root / "CINIC-10.tar.gz"
+    tiny.archive(tmp_path / "source", packed)
+    for given in (root, packed):
+        assert refused(given).found == f"{packed} is an archive, not a folder"
+
+
+def test_damaged_and_foreign_pictures_are_named(root: Path, cache: Path) -> None:
+    tiny.cinic10(root)
+    path = root / "train" / "frog" / "cifar10-train-00019.png"
+    whole = path.read_bytes()
+    for damaged in (whole[:500], b"", b"no picture", whole[:40] + b"x" * 400):
+        path.write_bytes(damaged)
+        assert f"{path} cannot be read" in refused(root).found
+    Image.new("RGB", (32, 31)).save(path)
+    assert refused(root).found == f"{path} has 32x31 pixels, not 32x32"
+    assert not cache.exists()
+
+
+def test_the_constants_are_those_of_the_published_code() -> None:
+    mean, std = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
+    assert CINIC10("x").transform == Transform(mean, std, crop_padding=4, flip=True)
+    assert CINIC10("x", augment=False).transform == Transform(mean, std)
+    assert CINIC10.input_shape == (3, 32, 32)

@@ -1,0 +1,149 @@
+"""Docstrings as a data set: which texts, how they are dealt, and that they are scanned once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightfed.data import docstrings as module
+from lightfed.data.characters import encode
+from lightfed.data.docstrings import Docstrings, docstrings, source_folders
+from lightfed.utils.errors import UserError
+
+
+def text(name: str, number: int) -> str:
+    return f"The {name} function number {number} " + "does what its long name says. " * 3 + "End."
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Four packages: 20, 25, 30 and 35 documented functions each, and nothing in the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folders = {}
+    for name, count in zip(Docstrings.classes, (20, 25, 30, 35), strict=True):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        lines = [f'def f{i}():\n    """{text(name, i)}"""\n' for i in range(count)]
+        (folders[name] / "a.py").write_text("".join(lines))
+    monkeypatch.setattr(module, "source_folders", lambda: {n: [f] for n, f in folders.items()})
+    return folders
+
+
+def rows(x: Tensor) -> set[tuple[int, ...]]:
+    return set(map(tuple, x.tolist()))
+
+
+def test_classes_are_balanced_and_splits_apart(sources: dict[str, Path]) -> None:
+    dataset = Docstrings(length=120, per_class=10)
+    train, test = dataset.load("train"), dataset.load("test")
+    assert dataset.input_shape == (120,)
+    assert train.y.bincount().tolist() == [8] * 4
+    assert test.y.bincount().tolist() == [2] * 4
+    assert (train.x.dtype, train.y.dtype) == (torch.uint8, torch.int64)
+    assert len(rows(torch.cat((train.x, test.x)))) == 40
+    assert not rows(train.x) & rows(test.x)
+
+
+def test_labels_belong_to_the_texts(sources: dict[str, Path]) -> None:
+    loaded = Docstrings(length=9).load("train")
+    names = {tuple(encode([f"the {name}"], 9)[0].tolist()): c for c, name in enumerate(sources)}
+    assert [names[tuple(row)] for row in loaded.x.tolist()] == loaded.y.tolist()
+
+
+def test_the_smallest_package_sets_the_number(sources: dict[str, Path]) -> None:
+    dataset = Docstrings()
+    assert dataset.load("train").y.bincount().tolist() == [16] * 4
+    assert dataset.load("test").y.bincount().tolist() == [4] * 4
+
+
+def test_samples_depend_on_the_sources_alone(sources: dict[str, Path]) -> None:
+    first, again = Docstrings(per_class=10).load("train"), Docstrings(per_class=10).load("train")
+    torch.manual_seed(1)
+    shutil.rmtree(sources["torch"].parent / "cache")
+    scanned = Docstrings(per_class=10).load("train")
+    for other in (again, scanned):
+        assert torch.equal(first.x, other.x)
+        assert torch.equal(first.y, other.y)
+
+
+def forbid_scanning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(folder: Path) -> None:
+        raise AssertionError(f"{folder} is scanned")
+
+    monkeypatch.setattr(module, "docstrings", scan)
+
+
+def test_sources_are_scanned_once(
+    sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        Docstrings(per_class=10).fetch()
+        forbid_scanning(patch)
+        assert len(Docstrings(length=7, per_class=20).load("train")) == 64
+    monkeypatch.setattr(module, "version", lambda name: "another" if name == "pandas" else "1")
+    forbid_scanning(monkeypatch)
+    with pytest.raises(AssertionError, match="is scanned"):
+        Docstrings().load("train")
+
+
+def test_any_text_survives_the_cache(sources: dict[str, Path]) -> None:
+    odd = text("stdlib", 0).replace("what", "\\ud800 \\U0001f600")
+    (sources["stdlib"] / "a.py").write_text(f'"""{odd}"""\n' + f'def g():\n    "{"x" * 80}"\n')
+    fresh, kept = Docstrings()._found, Docstrings()._found
+    assert fresh[0] == kept[0]
+    assert fresh[0][:2] == [odd.encode().decode("unicode_escape"), "x" * 80]
+    assert "\ud800 \U0001f600" in fresh[0][0]
+
+
+def test_what_counts_as_a_docstring(tmp_path: Path) -> None:
+    long = [letter * 80 for letter in "abcdefg"]
+    (tmp_path / "one.py").write_text(
+        f'"""{long[0]}"""\n'
+        f'class C:\n    """{long[1]}"""\n    async def g(self):\n        """{long[2]}"""\n'
+        f'def h():\n    """{"h" * 79}"""\n'
+        f'def i():\n    "\\d"\n    """{long[3]}"""\n'
+        f'x = """{long[4]}"""\n'
+    )
+    for folder in ("tests", "site-packages", "sub"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "two.py").write_text(f'"""{folder} {long[5]}"""\n')
+    (tmp_path / "broken.py").write_text(f'"""{long[6]}"""\ndef (')
+    (tmp_path / "zeros.py").write_bytes(b'"""' + b"\0" * 80 + b'"""')
+    assert list(docstrings(tmp_path)) == [*long[:3], f"sub {long[5]}"]
+
+
+def test_a_text_is_there_once(sources: dict[str, Path]) -> None:
+    for name in ("stdlib", "torch"):
+        path = sources[name] / "b.py"
+        path.write_text(f'"""{"same " * 20}"""\ndef f():\n    """{"same " * 20}"""\n')
+    texts, labels = Docstrings()._found
+    assert texts.count("same " * 20) == 1
+    assert labels[texts.index("same " * 20)] == 0
+
+
+def test_the_real_sources_are_found() -> None:
+    folders = source_folders()
+    assert list(folders) == list(Docstrings.classes)
+    assert all(folder.is_dir() for found in folders.values() for folder in found)
+    assert len(folders["torch"]) == 4
+    assert (folders["stdlib"][0] / "ast.py").is_file()
+    found = list(docstrings(folders["numpy"][0] / "linalg"))
+    assert len(found) > 10
+    assert min(map(len, found)) >= 80
+
+
+def test_packages_without_sources_are_refused(
+    sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "source_folders", lambda: {n: [] for n in sources})
+    with pytest.raises(UserError, match=r"data\.dataset: not all of stdlib, torch") as error:
+        Docstrings().load("test")
+    assert "AGNews" in error.value.fix
+
+
+def test_a_class_has_at_least_five_texts() -> None:
+    assert Docstrings().per_class == 1200
+    with pytest.raises(UserError, match=r"data\.dataset\.init_args\.per_class: 4 texts"):
+        Docstrings(per_class=4)

@@ -1,0 +1,245 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightfed.data import logmel
+from lightfed.data.dataset import Samples
+from lightfed.data.recording import RATE, write_recording
+from lightfed.data.speech import SpeechCommands
+from lightfed.data.tones import SYNTHETIC, Tones
+from lightfed.utils.errors import UserError
+from tests.data import tiny
+
+COMMANDS = ["yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tones]:
+    root = tmp_path_factory.mktemp("speech")
+    return root, tiny.speech_commands(root)
+
+
+@pytest.fixture
+def root(written: tuple[Path, Tones], tmp_path: Path) -> Path:
+    """A tree of its own, which the test may spoil."""
+    return shutil.copytree(written[0], tmp_path / "root")
+
+
+def folder(root: Path) -> Path:
+    return root / "SpeechCommands" / "speech_commands_v0.01"
+
+
+def said(samples: Samples, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
+    """What is in a split, in no order: the word and the picture."""
+    pairs = zip(samples.y.tolist(), samples.x, strict=True)
+    return sorted((names[label], picture.numpy().tobytes()) for label, picture in pairs)
+
+
+def test_the_official_tree_is_read_clip_for_clip(written: tuple[Path, Tones]) -> None:
+    root, tones = written
+    dataset = SpeechCommands(str(root), protocol="words")
+    heard = tones.load("train")
+    assert heard.groups is not None
+    kept = heard.groups != 0  # the first speaker is in the validation list
+    expected = Samples(heard.x[kept], heard.y[kept])
+    train, test = dataset.load("train"), dataset.load("test")
+    assert said(train, dataset.classes) == said(expected, tuple(tiny.SPOKEN))
+    assert said(test, dataset.classes) == said(tones.load("test"), tuple(tiny.SPOKEN))
+    assert (len(train), len(test)) == (2 * 12 * 7, 2 * 12 * 2)
+    assert train.y.dtype == torch.int64
+    assert train.x.shape[1:] == dataset.input_shape
+    assert dataset.transform == logmel.NORMALISE
+
+
+def test_groups_are_the_speakers(written: tuple[Path, Tones]) -> None:
+    root, tones = written
+    train = SpeechCommands(str(root), protocol="words").load("train")
+    assert train.groups is not None
+    assert train.groups.dtype == torch.int64
+    heard = tones.load("train")
+    assert heard.groups is not None
+    spoken = dict(zip((p.numpy().tobytes() for p in heard.x), heard.groups.tolist(), strict=True))
+    pairs = {
+        (group, spoken[picture.numpy().tobytes()])
+        for group, picture in zip(train.groups.tolist(), train.x, strict=True)
+    }
+    assert len(pairs) == 7
+    assert len({group for group, _ in pairs}) == len({speaker for _, speaker in pairs}) == 7
+
+
+def test_commands_are_twelve_classes(written: tuple[Path, Tones]) -> None:
+    root, _ = written
+    dataset = SpeechCommands(str(root))
+    assert dataset.classes == (*COMMANDS, "unknown", "silence")
+    words = SpeechCommands(str(root), protocol="words")
+    for split, clips in (("train", 168), ("test", 48)):
+        samples, all_words = dataset.load(split), words.load(split)
+        assert samples.y.bincount().tolist() == [clips // 12] * 10 + [clips // 6, clips // 10]
+        assert torch.equal(samples.x[:clips], all_words.x)
+        names = [words.classes[label] for label in all_words.y]
+        expected = [COMMANDS.index(n) if n in COMMANDS else 10 for n in names]
+        assert samples.y[:clips].tolist() == expected
+
+
+def test_silence_of_the_test_is_never_trained_on(root: Path) -> None:
+    """The first nine tenths of one background hum low, the last tenth high; the other is short."""
+    t = np.arange(20 * RATE) / RATE
+    hum = np.sin(2 * np.pi * np.where(t < 18, 300, 3000) * t) * 8000
+    backgrounds = folder(root) / "_background_noise_"
+    write_recording(backgrounds / "white_noise.wav", hum.astype(np.int16))
+    write_recording(backgrounds / "brown_noise.wav", np.zeros(RATE // 2, dtype=np.int16))
+    dataset = SpeechCommands(str(root))
+    for split, bands in (("train", range(2, 5)), ("test", range(20, 25))):
+        samples = dataset.load(split)
+        silence = samples.x[samples.y == 11]
+        brightest = silence[:, 0].long().sum(2).argmax(1)
+        assert all(band in bands for band in brightest.tolist())
+
+
+def test_silence_is_drawn_by_a_constant_and_dealt_to_speakers(root: Path) -> None:
+    shutil.rmtree(folder(root) / "bed")  # of two words only one is left: another number of clips
+    one, other = SpeechCommands(str(root)).load("train"), SpeechCommands(str(root)).load("train")
+    assert torch.equal(one.x, other.x)
+    assert one.groups is not None
+    silent = one.y == 11
+    assert int(silent.sum()) == 154 // 10
+    pictures = one.x[silent].flatten(1).unique(dim=0)
+    assert len(pictures) == 15
+    assert len(set(one.groups[silent].tolist())) > 3
+    assert int(one.groups.max()) == 6  # silence is of no speaker of its own
+
+
+def test_all_words_are_thirty_or_thirty_five_classes(tmp_path: Path) -> None:
+    first = SpeechCommands("x", protocol="words")
+    second = SpeechCommands("x", version="v0.02", protocol="words")
+    assert (first.num_classes, second.num_classes) == (30, 35)
+    assert list(first.classes) == sorted(set(first.classes))
+    assert list(second.classes) == sorted({*first.classes, *second.classes})
+    assert set(COMMANDS) < set(first.classes)
+    tiny.speech_commands(tmp_path, version="v0.02", speakers=5)
+    samples = SpeechCommands(str(tmp_path), version="v0.02", protocol="words").load("test")
+    assert {second.classes[label] for label in samples.y.tolist()} == set(tiny.SPOKEN)
+
+
+def test_a_tree_of_tones_is_said_to_be_synthetic(root: Path) -> None:
+    assert SpeechCommands(str(root)).synthetic
+    (folder(root) / SYNTHETIC).unlink()
+    assert not SpeechCommands(str(root)).synthetic
+    assert not SpeechCommands("nowhere").synthetic
+
+
+def test_pictures_are_computed_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = SpeechCommands(str(root))
+    dataset.fetch()
+    with monkeypatch.context() as patch:
+        patch.setattr(logmel, "log_mel", lambda _: pytest.fail("computed again"))
+        before = [dataset.load("train"), dataset.load("test")]
+        other = SpeechCommands(str(root), protocol="words")
+        with pytest.raises(pytest.fail.Exception):
+            other.load("train")
+    write_recording(folder(root) / "yes" / "feedcafe_nohash_0.wav", np.zeros(9, dtype=np.int16))
+    assert len(dataset.load("train")) == len(before[0]) + 1
+
+
+def test_a_recording_that_was_replaced_is_read_again(root: Path) -> None:
+    dataset = SpeechCommands(str(root), protocol="words")
+    before = dataset.load("test")
+    path = folder(root) / (folder(root) / "testing_list.txt").read_text().split()[0]
+    path.unlink()
+    write_recording(path, np.zeros(RATE, dtype=np.int16))
+    changed = (dataset.load("test").x != before.x).flatten(1).any(1)
+    assert changed.tolist() == [True] + [False] * (len(before) - 1)
+
+
+def test_a_damaged_cache_is_made_again(root: Path, tmp_path: Path) -> None:
+    dataset = SpeechCommands(str(root), protocol="words")
+    before = dataset.load("test")
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert len(kept) == 1
+    kept[0].write_bytes(kept[0].read_bytes()[:1000])
+    assert torch.equal(dataset.load("test").x, before.x)
+    assert kept[0].stat().st_size > 1000
+
+
+def refused(root: Path, protocol: str = "commands") -> str:
+    dataset = SpeechCommands(str(root), protocol=protocol)  # type: ignore[arg-type]
+    with pytest.raises(UserError) as error:
+        dataset.load("train")
+    assert error.value.key == "data.dataset.init_args.root"
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    text = refused(tmp_path / "nowhere")
+    assert f"expected {folder(tmp_path / 'nowhere')}, which is not there" in text
+    assert "set root to the folder that holds SpeechCommands/speech_commands_v0.01" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_archive_has_to_be_unpacked(root: Path) -> None:
+    path = root / "speech_commands_v0.01.tar.gz"
+    tiny.archive(folder(root), path)
+    shutil.rmtree(root / "SpeechCommands")
+    for given in (root, path):
+        text = refused(given)
+        assert f"{path} is an archive" in text
+        assert "unpack it" in text
+    assert [entry.name for entry in root.iterdir()] == [path.name]
+
+
+def test_missing_lists_are_named(root: Path) -> None:
+    (folder(root) / "testing_list.txt").unlink()
+    assert "testing_list.txt" in refused(root)
+
+
+def test_a_list_of_something_else_is_refused(root: Path) -> None:
+    with (folder(root) / "testing_list.txt").open("a") as file:
+        file.write("yes/noise.wav\n")
+    with pytest.raises(UserError, match=r"lists of clips in .* cannot be read \(ValueError"):
+        SpeechCommands(str(root)).load("test")
+
+
+def test_a_clip_of_the_list_that_is_not_there_is_named(root: Path) -> None:
+    first = (folder(root) / "testing_list.txt").read_text().split()[0]
+    (folder(root) / first).unlink()
+    with pytest.raises(UserError, match=f"{first} cannot be read"):
+        SpeechCommands(str(root)).load("test")
+
+
+def test_a_wav_of_another_format_is_named(root: Path) -> None:
+    path = folder(root) / "stop" / "00000000_nohash_0.wav"
+    path.write_bytes(b"RIFF")
+    assert f"{path} is not such a file" in refused(root)
+
+
+def test_words_of_the_other_version_are_refused(root: Path) -> None:
+    (folder(root) / "go").rename(folder(root) / "forward")
+    text = refused(root)
+    assert "the word 'forward', which v0.01 does not have; set version" in text
+
+
+def test_a_tree_without_clips_is_refused(root: Path) -> None:
+    for name in tiny.SPOKEN:
+        shutil.rmtree(folder(root) / name)
+    assert "holds no training clips" in refused(root)
+
+
+def test_silence_needs_a_long_background(root: Path) -> None:
+    for path in (folder(root) / "_background_noise_").iterdir():
+        write_recording(path, np.zeros(10 * RATE - 10, dtype=np.int16))
+    dataset = SpeechCommands(str(root))
+    assert len(dataset.load("train")) == 168 + 16
+    with pytest.raises(UserError, match="_background_noise_ holds no recording of ten seconds"):
+        dataset.load("test")
+    shutil.rmtree(folder(root) / "_background_noise_")
+    assert "set protocol: words" in refused(root)
+    assert len(SpeechCommands(str(root), protocol="words").load("train")) == 168

@@ -1,0 +1,187 @@
+"""Characters as numbers, and AG News from the files as they are published."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightfed.data.characters import ALPHABET, encode
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.schemes import Iid
+from lightfed.data.text import AGNews
+from lightfed.models.charcnn import LETTERS
+from lightfed.utils.errors import UserError
+from tests.data import tiny
+
+CPU = torch.device("cpu")
+
+
+def slowly(text: str, length: int) -> list[int]:
+    """Letter by letter: its first place in the alphabet, counted from 1; 0 for others."""
+    letters = [ALPHABET.find(letter) + 1 for letter in text.lower()[:length]]
+    return letters + [0] * (length - len(letters))
+
+
+def test_the_alphabet_is_the_printed_one() -> None:
+    assert len(ALPHABET) == LETTERS == 70
+    assert sorted(letter for letter in ALPHABET if ALPHABET.count(letter) > 1) == ["-", "-"]
+    assert encode(["aZ9-\n\0 é"], 9).tolist() == [[1, 26, 36, 37, 70, 0, 0, 0, 0]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(
+        st.text(max_size=12) | st.text(ALPHABET + "ÀÿĀİ\U0001f600\ud800", max_size=12), max_size=4
+    ),
+    length=st.integers(1, 10),
+)
+def test_every_letter_is_where_it_was(texts: list[str], length: int) -> None:
+    codes = encode(texts, length)
+    assert codes.dtype == np.uint8
+    assert codes.shape == (len(texts), length)
+    assert codes.tolist() == [slowly(text, length) for text in texts]
+
+
+@pytest.mark.parametrize("hub", [False, True])
+def test_ag_news_reads_both_layouts(hub: bool, tmp_path: Path) -> None:
+    written = tiny.ag_news(tmp_path, hub=hub)
+    dataset = AGNews(str(tmp_path), length=50)
+    assert dataset.classes == tuple(tiny.NEWS)
+    assert (dataset.num_classes, dataset.input_shape, dataset.task) == (4, (50,), "classification")
+    for split in ("train", "test"):
+        texts, labels = written[split]
+        loaded = dataset.load(split)
+        assert loaded.x.dtype == torch.uint8
+        assert loaded.x.tolist() == [slowly(text, 50) for text in texts]
+        np.testing.assert_array_equal(loaded.y.numpy(), labels)
+        assert loaded.groups is None
+    assert any("\n" in text and '"' in text and "," in text for text in written["train"][0])
+
+
+def test_parts_of_the_hub_are_one_split(tmp_path: Path) -> None:
+    texts, labels = tiny.ag_news(tmp_path, hub=True)["train"]
+    more: dict[str, list[Any]] = {"text": ["last"], "label": [3]}
+    tiny.parquet(tmp_path / "ag_news" / "data" / "train-00001-of-00002.parquet", more)
+    loaded = AGNews(str(tmp_path)).load("train")
+    assert loaded.y.tolist() == [*labels.tolist(), 3]
+    assert loaded.x[-1].tolist() == slowly("last", 1014)
+    assert len(loaded) == len(texts) + 1
+
+
+def test_batches_hold_the_letters_and_the_classes(tmp_path: Path) -> None:
+    texts, labels = tiny.ag_news(tmp_path)["train"]
+    data = FederatedDataModule(AGNews(str(tmp_path), length=30), Iid(), batch_size=16)
+    data.prepare(clients=2, seed=0, device=CPU, folder=None)
+    assert not data.augments
+    known = {(*slowly(text, 30), int(label)) for text, label in zip(texts, labels, strict=True)}
+    seen = []
+    for client in range(2):
+        order, augment = torch.Generator().manual_seed(client), torch.Generator()
+        for x, y in data.train_epoch(client, order=order, augment=augment):
+            assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+            seen += [(*map(int, row), int(label)) for row, label in zip(x, y, strict=True)]
+    assert len(seen) == len(texts)
+    assert set(seen) == known
+    x, y = data.global_test_batch(0)
+    test = AGNews(str(tmp_path), length=30).load("test")
+    assert torch.equal(x, test.x.float())
+    assert torch.equal(y, test.y)
+
+
+def refused(root: Path) -> UserError:
+    with pytest.raises(UserError) as error:
+        AGNews(str(root)).load("train")
+    assert error.value.key == "data.dataset.init_args.root"
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    error = refused(tmp_path / "nowhere")
+    path = tmp_path / "nowhere" / "ag_news_csv" / "train.csv"
+    assert error.found == f"expected {path}, which is not there"
+    assert "the folder that holds ag_news_csv" in error.fix
+    tiny.ag_news(tmp_path)
+    (tmp_path / "ag_news_csv" / "train.csv").unlink()
+    assert "train.csv, which is not there" in refused(tmp_path).found
+
+
+@pytest.mark.parametrize("given_itself", [False, True])
+def test_an_archive_is_no_folder(given_itself: bool, tmp_path: Path) -> None:
+    tiny.ag_news(tmp_path / "source")
+    packed = tmp_path / "ag_news_csv.tar.gz"
+    tiny.archive(tmp_path / "source" / "ag_news_csv", packed)
+    error = refused(packed if given_itself else tmp_path)
+    assert error.found == f"{packed} is an archive, not a folder"
+    assert error.fix.startswith("unpack it")
+    other = tmp_path / "readme.txt"
+    other.write_text("")
+    assert refused(other).found == f"{other} is a file"
+
+
+def csv_of(content: str) -> Callable[[Path], object]:
+    def write(root: Path) -> None:
+        (root / "ag_news_csv").mkdir()
+        (root / "ag_news_csv" / "train.csv").write_bytes(content.encode())
+
+    return write
+
+
+def hub_of(**columns: list[object]) -> Callable[[Path], object]:
+    def write(root: Path) -> None:
+        (root / "ag_news" / "data").mkdir(parents=True)
+        tiny.parquet(root / "ag_news" / "data" / "train-0.parquet", columns)
+
+    return write
+
+
+def test_ends_of_lines_in_a_text_are_letters_like_others(tmp_path: Path) -> None:
+    csv_of('"1","a","b\r\nc"\r\n"2","d","e"\r\n')(tmp_path)
+    loaded = AGNews(str(tmp_path), length=6).load("train")
+    assert loaded.x.tolist() == [slowly("a b\r\nc", 6), slowly("d e", 6)]
+    assert loaded.y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("write", "found"),
+    [
+        (csv_of('"1","a","b"\n"2","only a title"\n'), "row 2 has 2 columns"),
+        (csv_of('"1","a","b"\n"one","c","d"\n'), "'one'"),
+        (csv_of('"5","a","b"\n"1","c","d"\n'), "classes 0 to 4, where 0 to 3 are known"),
+        (csv_of('"0","a","b"\n"4","c","d"\n'), "classes -1 to 3, where 0 to 3 are known"),
+        (csv_of(""), "no text"),
+        (hub_of(label=[1], content=["a"]), "no column `text` among label, content"),
+        (hub_of(text=["a"], title=["b"]), "no column `label` among text, title"),
+        (hub_of(text=["a", None], label=[0, 1]), "the column `text` holds other values than str"),
+        (hub_of(text=["a"], label=["World"]), "the column `label` holds other values than int"),
+        (hub_of(text=["a"], label=[4]), "classes 4 to 4"),
+    ],
+)
+def test_what_is_not_ag_news_is_refused(
+    write: Callable[[Path], object], found: str, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    error = refused(tmp_path)
+    assert found in error.found
+    assert str(tmp_path / "ag_news") in error.found
+
+
+def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+    tiny.ag_news(tmp_path / "hub", hub=True)
+    path = tmp_path / "hub" / "ag_news" / "data" / "train-00000-of-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert "cannot be read" in refused(tmp_path / "hub").found
+    csv_of("")(tmp_path)
+    (tmp_path / "ag_news_csv" / "train.csv").write_bytes(b'"1","\xff","b"\n')
+    assert "cannot be read" in refused(tmp_path).found
+
+
+def test_a_length_is_at_least_one() -> None:
+    assert AGNews("x").input_shape == (1014,)
+    with pytest.raises(UserError, match=r"data\.dataset\.init_args\.length: 0; give at least 1"):
+        AGNews("x", length=0)

@@ -1,0 +1,117 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightfed.data.dataset import Samples
+from lightfed.data.logmel import NORMALISE, SHAPE
+from lightfed.data.recording import RATE
+from lightfed.data.schemes import Natural
+from lightfed.data.tones import Tones, _record, write_tones
+from lightfed.utils.errors import UserError
+
+
+def recordings(tones: Tones, *clips: int) -> list[np.ndarray]:
+    return list(tones.recordings(np.array(clips)))
+
+
+def test_they_are_said_to_be_synthetic() -> None:
+    assert Tones.synthetic
+    assert Tones().classes == tuple(f"tone {i}" for i in range(10))
+
+
+def test_both_splits_hold_every_word_of_every_speaker() -> None:
+    tones = Tones(words=6, clips=6 * 10 * 2 + 5, speakers=10)
+    train, test = tones.load("train"), tones.load("test")
+    assert (len(train), len(test)) == (6 * 8 * 2 + 5, 6 * 2 * 2)
+    assert train.x.shape[1:] == tones.input_shape == SHAPE
+    assert train.x.dtype == torch.uint8
+    assert tones.transform == NORMALISE
+    assert train.groups is not None
+    assert test.groups is not None
+    assert set(test.groups.tolist()) == {4, 9}
+    assert set(train.groups.tolist()) == {0, 1, 2, 3, 5, 6, 7, 8}
+    pairs = (test.groups * 6 + test.y).bincount(minlength=60)
+    assert pairs.tolist() == [2 if i // 6 in (4, 9) else 0 for i in range(60)]
+
+
+def test_a_clip_is_the_same_wherever_it_is_made() -> None:
+    few, many = Tones(words=3, clips=30, speakers=5), Tones(words=3, clips=90, speakers=5)
+    for once, again in zip(recordings(few, 7, 29), recordings(many, 7, 29), strict=True):
+        assert once.dtype == np.int16
+        np.testing.assert_array_equal(once, again)
+    assert torch.equal(few.load("test").x, Tones(words=3, clips=30, speakers=5).load("test").x)
+    one, other = recordings(few, 0, 15)  # the same word by the same speaker
+    assert not np.array_equal(one[:12_800], other[:12_800])
+
+
+def test_some_clips_are_short_whatever_their_word() -> None:
+    tones = Tones(words=2, clips=400, speakers=5)
+    short = np.array([len(r) for r in tones.recordings(np.arange(400))]) == 12_800
+    assert 40 < short.sum() < 130
+    for word in range(2):
+        assert 0.08 < short[tones.word() == word].mean() < 0.35
+    whole = recordings(tones, int(np.flatnonzero(~short)[0]))[0]
+    assert len(whole) == RATE
+
+
+def test_every_two_words_and_speakers_differ() -> None:
+    assert len({_record(0, word, 0).tobytes() for word in range(56)}) == 56
+    assert len({_record(0, 0, speaker).tobytes() for speaker in range(9)}) == 9
+
+
+def spectra(samples: Samples, *, parts: int) -> Tensor:
+    """(N, 32 * parts + 1): the pictures averaged over equal parts of the second, and a 1."""
+    means = samples.x.float().div(255).unflatten(3, (parts, -1)).mean(dim=4).flatten(1)
+    return torch.cat((means, torch.ones(len(means), 1)), dim=1)
+
+
+def test_unheard_speakers_are_understood_by_how_the_spectrum_changes() -> None:
+    """Word w glides from vowel a to b, word w + 4 from b to a; a linear classifier shall tell."""
+    tones = Tones(words=8, clips=8 * 40, speakers=20)
+    train, test = tones.load("train"), tones.load("test")
+    found = []
+    for parts in (1, 2):
+        wanted = torch.eye(8)[train.y]
+        weights = torch.linalg.lstsq(spectra(train, parts=parts), wanted).solution
+        found.append((spectra(test, parts=parts) @ weights).argmax(1))
+    assert (found[0] % 4 == test.y % 4).float().mean() > 0.75
+    assert (found[0] == test.y).float().mean() < 0.5
+    assert (found[1] == test.y).float().mean() > 0.6
+
+
+def test_the_natural_split_gives_a_client_whole_speakers() -> None:
+    train = Tones(words=4, clips=80, speakers=10).load("train")
+    assert train.groups is not None
+    groups = train.groups.numpy()
+    rng = np.random.default_rng(0)
+    parts = Natural().split(train.y.numpy(), clients=8, num_classes=4, rng=rng, groups=groups)
+    assert sorted(len(part) for part in parts) == [8] * 8
+    assert all(len(set(groups[part])) == 1 for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"words": 1}, "words: 1; give 2 to 56"),
+        ({"words": 57}, "words: 57; give 2 to 56"),
+        ({"speakers": 4}, "speakers: 4; give at least 5"),
+        ({"words": 10, "speakers": 20, "clips": 199}, "clips: 199; give at least 200"),
+    ],
+)
+def test_impossible_numbers_are_refused(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Tones(**arguments)
+
+
+def test_the_tree_never_changes(tmp_path: Path) -> None:
+    tones = Tones(words=2, clips=10, speakers=5)
+    trees = []
+    for name in ("one", "two"):
+        write_tones(tmp_path / name, tones, words=["yes", "no"])
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        trees.append({str(p.relative_to(tmp_path / name)): p.read_bytes() for p in files})
+    assert trees[0] == trees[1]
+    assert len(trees[0]) == 10 + 2 + 2 + 1

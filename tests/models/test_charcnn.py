@@ -1,0 +1,139 @@
+"""CharCNN: the published entries, frozen letters, and how short a text may be."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightfed.core.cohort import Cohort
+from lightfed.core.store import LiveModule, ModelLayout
+from lightfed.models.charcnn import CharCNN
+from lightfed.utils.errors import UserError
+from tests.small import GOLDEN
+
+DEPTHS = (3, 4, 5, 6)
+FAMILY = json.loads((GOLDEN / "flexifed/families.json").read_text())["charcnn"]
+
+
+def small(layers: int = 3, length: int = 100, **settings: float) -> CharCNN:
+    return CharCNN(layers, 4, (length,), **({"width": 0.03, "hidden": 8} | settings))  # type: ignore[arg-type]
+
+
+def letters(*shape: int) -> Tensor:
+    return torch.randint(0, 71, shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("layers", DEPTHS)
+def test_charcnns_have_the_published_entries_in_order(layers: int) -> None:
+    with torch.device("meta"):
+        model = CharCNN(layers)  # type: ignore[arg-type]
+    shapes = [list(entry.shape) for entry in model.state_dict().values()]
+    assert shapes == [shape for _, shape in FAMILY["entries"][f"charcnn{layers}"]]
+    count = FAMILY["param_count"][f"charcnn{layers}"]
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert ModelLayout.of(model).parameter_numel == count
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == count - 71 * 70
+
+
+@pytest.mark.parametrize("layers", DEPTHS)
+def test_layers_are_registered_as_they_are_called(layers: int) -> None:
+    model = small(layers, 200)
+    leaves = [module for module in model.modules() if not list(module.children())]
+    called: list[nn.Module] = []
+    for module in leaves:
+        module.register_forward_hook(lambda module, *_: called.append(module))
+    model(letters(2, 200))
+    assert [id(module) for module in called] == [id(module) for module in leaves]
+    norms = sum(isinstance(module, nn.BatchNorm1d) for module in leaves)
+    assert norms == sum(isinstance(module, nn.Conv1d) for module in leaves) - 1 == layers - 1
+
+
+def test_letters_are_one_hot_and_stay_so() -> None:
+    model = small()
+    assert torch.equal(model.embedding(torch.arange(1, 71)), torch.eye(70))
+    assert not model.embedding(torch.tensor(0)).any()
+    live = LiveModule(model, ModelLayout.of(model))
+    assert all(p is not model.embedding.weight for p in live.trainable)
+    optimizer = torch.optim.SGD(live.trainable, lr=0.1, weight_decay=0.1)
+    F.cross_entropy(model(letters(8, 100)), letters(8) % 4).backward()
+    optimizer.step()
+    assert torch.equal(model.embedding.weight[1:], torch.eye(70))
+    assert not model.embedding.weight[0].any()
+
+
+def test_letters_may_come_in_any_type() -> None:
+    model = small().eval()
+    x = letters(3, 100)
+    assert model(x).shape == (3, 4)
+    for dtype in (torch.uint8, torch.float32):
+        assert torch.equal(model(x.to(dtype)), model(x))
+
+
+@pytest.mark.parametrize("layers", DEPTHS)
+def test_every_text_that_is_long_enough_will_do(layers: int) -> None:
+    with pytest.raises(UserError) as error:
+        small(layers, 1)
+    assert error.value.key == "layers"
+    least = int(error.value.found.split("take ")[1].split()[0])
+    for length in (least, least + 1, least + 26, 257):
+        assert small(layers, length).eval()(letters(1, length)).shape == (1, 4)
+    with pytest.raises(UserError, match=f"the samples have {least - 1}"):
+        small(layers, least - 1)
+    features = small(layers, least).features.eval()
+    with pytest.raises(RuntimeError):
+        features(torch.zeros(1, 70, least - 1))
+
+
+def test_the_size_can_be_chosen() -> None:
+    model = CharCNN(4, 7, (120,), width=0.1, hidden=9, dropout=0.25)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert shapes["features.0.weight"] == (26, 70, 7)  # 25.6, rounded up
+    assert shapes["classifier.7.weight"] == (7, 9)
+    drops = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    assert drops == [0.25, 0.25]
+    assert [m.p for m in small().modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
+
+
+def test_logits_are_moderate_to_begin_with() -> None:
+    torch.manual_seed(0)
+    model = CharCNN(3, input_shape=(200,), width=0.5, hidden=256).eval()
+    assert model(letters(8, 200)).abs().max() < 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "width", "key"),
+    [((1, 28, 28), 1.0, "input_shape"), ((100,), 0.0, "width"), ((100,), -1.0, "width")],
+)
+def test_what_cannot_be_is_refused(shape: tuple[int, ...], width: float, key: str) -> None:
+    with pytest.raises(UserError) as error:
+        CharCNN(3, 4, shape, width=width)
+    assert error.value.key == key
+
+
+def test_a_cohort_names_the_key() -> None:
+    class Spec:
+        num_classes = 4
+        input_shape = (40,)
+        task = "classification"
+
+    with pytest.raises(UserError) as error:
+        Cohort(1, CharCNN).build(Spec(), position=2, seed=0)  # type: ignore[arg-type]
+    assert error.value.key == "model.cohorts.2.model.init_args.layers"
+
+
+def test_letters_can_be_learnt_from() -> None:
+    torch.manual_seed(0)
+    y = torch.arange(32) % 4
+    x = torch.where(torch.rand(32, 100) < 0.5, y[:, None] * 9 + 3, letters(32, 100))
+    model = small(width=0.1, hidden=64, dropout=0.0)
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9
+    )
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.3

@@ -1,0 +1,166 @@
+"""Residual networks of small images: the papers' sizes, torchvision's arithmetic, shortcuts."""
+
+import json
+from functools import partial
+from itertools import combinations, takewhile
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+from lightfed.core.store import ModelLayout
+from lightfed.models.cifar_resnet import CIFARResNet, PadShortcut, ResidualBlock, ResNet18GN
+from lightfed.utils.errors import UserError
+from tests.small import GOLDEN
+
+Depth = Literal[20, 32, 44, 56]
+DEPTHS: tuple[Depth, ...] = (20, 32, 44, 56)
+FAMILY = json.loads((GOLDEN / "flexifed/families.json").read_text())["resnet"]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def shapes(model: nn.Module) -> list[list[int]]:
+    return [list(value.shape) for value in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_it_has_the_entries_of_the_papers_in_their_order(depth: Depth) -> None:
+    with torch.device("meta"):
+        model = CIFARResNet(depth=depth)
+    theirs = FAMILY["entries"][f"resnet{depth}"]
+    assert shapes(model) == [shape for _, shape in theirs]
+    kinds = [name.rpartition(".")[2] for name in model.state_dict()]
+    assert kinds == [name.rpartition(".")[2] for name, _ in theirs]
+    assert ModelLayout.of(model).parameter_numel == FAMILY["param_count"][f"resnet{depth}"]
+
+
+@pytest.mark.parametrize("pair", combinations(DEPTHS, 2))
+def test_small_versions_have_the_same_prefixes_in_common(pair: tuple[Depth, Depth]) -> None:
+    one, other = (CIFARResNet(depth=depth, width=0.25) for depth in pair)
+    both = zip(one.state_dict().items(), other.state_dict().items(), strict=False)
+    same = takewhile(lambda ab: ab[0][0] == ab[1][0] and ab[0][1].shape == ab[1][1].shape, both)
+    key = f"resnet{pair[0]}|resnet{pair[1]}"
+    assert len(list(same)) == FAMILY["pairwise"][key]["common_entries"]
+
+
+def test_fedbcds_has_padded_shortcuts_and_biases() -> None:
+    model = CIFARResNet(depth=20, shortcut="pad", conv_bias=True)
+    assert ModelLayout.of(model).parameter_numel == 270_410
+    assert sum(isinstance(m, PadShortcut) for m in model.modules()) == 2
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convs) == 19
+    assert not any(conv.bias.any() for conv in convs if conv.bias is not None)
+
+
+@pytest.mark.parametrize("shortcut", ["conv", "pad"])
+@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 32, 32), (1, 8, 8), (2, 9, 5)])
+def test_images_become_logits(shortcut: Any, shape: tuple[int, int, int]) -> None:
+    model = CIFARResNet(5, shape, depth=20, width=0.125, shortcut=shortcut)
+    logits = model(random(2, *shape))
+    assert logits.shape == (2, 5)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_every_stage_but_the_first_halves_the_image_in_its_first_block() -> None:
+    model = CIFARResNet(depth=32, width=0.25)
+    x = model.stem(random(2, 3, 32, 32))
+    for blocks, size, channels in zip(model.stages, (32, 16, 8), (4, 8, 16), strict=True):
+        assert len(blocks) == 5  # type: ignore[arg-type]
+        for block in blocks:  # type: ignore[attr-defined]
+            x = block(x)
+            assert x.shape == (2, channels, size, size)
+
+
+@torch.no_grad()
+def test_a_padded_shortcut_adds_every_second_pixel_to_the_first_channels() -> None:
+    block = ResidualBlock(2, 5, 2, norm=nn.BatchNorm2d, shortcut="pad", conv_bias=False).eval()
+    block.body[-1].weight.zero_()  # type: ignore[operator]
+    x = random(2, 2, 5, 4)
+    y = block(x)
+    assert torch.equal(y[:, :2], x[:, :, [0, 2, 4]][..., [0, 2]].relu())
+    assert not y[:, 2:].any()
+
+
+@torch.no_grad()
+def test_a_block_is_its_formula() -> None:
+    block = ResidualBlock(2, 4, 2, norm=nn.BatchNorm2d, shortcut="conv", conv_bias=True).eval()
+    p = dict(block.named_parameters())
+    scale = (1 + 1e-5) ** -0.5  # a fresh batch normalisation in evaluation
+
+    def conv(x: Tensor, name: str, stride: int) -> Tensor:
+        weight = p[f"{name}.weight"]
+        return scale * F.conv2d(x, weight, p[f"{name}.bias"], stride, weight.shape[-1] // 2)
+
+    x = random(2, 2, 6, 6)
+    expected = conv(conv(x, "body.0", 2).relu(), "body.3", 1) + conv(x, "shortcut.0", 2)
+    torch.testing.assert_close(block(x), expected.relu())
+
+
+def test_where_the_shape_stays_the_input_itself_is_added() -> None:
+    block = ResidualBlock(3, 3, 1, norm=nn.BatchNorm2d, shortcut="conv", conv_bias=False)
+    assert block.shortcut is None
+    with torch.no_grad():
+        block.body[-1].weight.zero_()  # type: ignore[operator]
+    x = random(2, 3, 4, 4)
+    assert torch.equal(block(x), x.relu())
+
+
+def test_convolutions_start_by_their_outputs() -> None:
+    for conv in CIFARResNet(depth=20).modules():
+        if isinstance(conv, nn.Conv2d):
+            pixels = conv.kernel_size[0] ** 2
+            std = (2 / (pixels * conv.out_channels)) ** 0.5
+            assert conv.weight.std().item() == pytest.approx(std, rel=0.15)
+
+
+@torch.no_grad()
+def test_resnet18gn_is_torchvisions_with_another_norm_and_stem() -> None:
+    model = ResNet18GN()
+    layout = ModelLayout.of(model)
+    assert (layout.parameter_numel, len(list(model.parameters()))) == (11_173_962, 62)
+    assert not list(model.buffers())
+    theirs = resnet18(num_classes=10, norm_layer=partial(nn.GroupNorm, 32))
+    theirs.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+    theirs.maxpool = nn.Identity()
+    assert shapes(model) == shapes(theirs)
+    for ours, copy in zip(model.parameters(), theirs.parameters(), strict=True):
+        copy.copy_(ours)
+    x = random(2, 3, 32, 32)
+    torch.testing.assert_close(model(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_resnet18gn_has_the_entries_of_the_released_code(classes: int) -> None:
+    with torch.device("meta"):
+        model = ResNet18GN(classes)
+    theirs = json.loads((GOLDEN / "dispfl/erk.json").read_text())[f"resnet18_gn_c{classes}"]
+    assert shapes(model) == list(theirs["params"].values())
+    assert ModelLayout.of(model).parameter_numel == theirs["total"]
+
+
+def test_a_narrow_resnet18gn() -> None:
+    model = ResNet18GN(4, (1, 8, 8), width=6, groups=3)
+    norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
+    assert len(norms) == 20
+    assert {m.num_groups for m in norms} == {3}
+    assert [m.num_channels for m in norms if m is not norms[0]][::5] == [6, 12, 24, 48]
+    assert model.linear.in_features == 48
+    assert model(random(2, 1, 8, 8)).shape == (2, 4)
+
+
+def test_what_cannot_be_built() -> None:
+    with pytest.raises(UserError, match=r"^groups: 32, which do not divide 16 channels"):
+        ResNet18GN(width=16)
+    with pytest.raises(UserError, match=r"^groups: 4, which do not divide 6 channels"):
+        ResNet18GN(width=6, groups=4)
+    with pytest.raises(UserError, match=r"^width: -1; give a positive factor"):
+        CIFARResNet(depth=20, width=-1)
+    with pytest.raises(UserError, match=r"^input_shape: samples of shape \(1014,\)"):
+        CIFARResNet(4, (1014,), depth=20)

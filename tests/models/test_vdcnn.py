@@ -1,0 +1,127 @@
+"""VDCNN: the published entries, its own alphabet, its blocks and poolings."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightfed.core.store import ModelLayout
+from lightfed.data.characters import ALPHABET, encode
+from lightfed.models.vdcnn import VDCNN, ConvBlock
+from lightfed.utils.errors import UserError
+from tests.small import GOLDEN
+
+DEPTHS = (9, 17, 29, 49)
+FAMILY = json.loads((GOLDEN / "flexifed/families.json").read_text())["vdcnn"]
+
+
+def small(layers: int = 9, **settings: float) -> VDCNN:
+    return VDCNN(layers, 4, **({"width": 0.07, "hidden": 8} | settings))  # type: ignore[arg-type]
+
+
+def letters(*shape: int) -> Tensor:
+    return torch.randint(0, 71, shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("layers", DEPTHS)
+def test_vdcnns_have_the_published_entries_in_order(layers: int) -> None:
+    with torch.device("meta"):
+        model = VDCNN(layers)  # type: ignore[arg-type]
+    shapes = [list(entry.shape) for entry in model.state_dict().values()]
+    assert shapes == [shape for _, shape in FAMILY["entries"][f"vdcnn{layers}"]]
+    count = FAMILY["param_count"][f"vdcnn{layers}"]
+    assert ModelLayout.of(model).parameter_numel == count
+
+
+@pytest.mark.parametrize("layers", DEPTHS)
+def test_layers_are_registered_as_they_are_called(layers: int) -> None:
+    model = small(layers)
+    leaves = [module for module in model.modules() if not list(module.children())]
+    called: list[nn.Module] = []
+    for module in leaves:
+        module.register_forward_hook(lambda module, *_: called.append(module))
+    model(letters(2, 64))
+    assert [id(module) for module in called] == [id(module) for module in leaves]
+    # The first, two of every block, and one of the shortcut of each of the three that widen.
+    convolutions = [module for module in leaves if isinstance(module, nn.Conv1d)]
+    assert len(convolutions) == {9: 12, 17: 20, 29: 32, 49: 52}[layers]
+
+
+def test_the_alphabet_has_no_newline_and_one_hyphen() -> None:
+    codes = torch.from_numpy(encode(list(ALPHABET), 1))
+    model = small()
+    seen: list[Tensor] = []
+    model.embedding.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(codes)
+    own = dict(zip(ALPHABET, seen[0].flatten().tolist(), strict=True))
+    assert own.pop("\n") == 0
+    assert sorted(own.values()) == list(range(1, 69)) == list(own.values())
+    assert not model.embedding(torch.tensor(0)).any()
+    assert model.embedding.weight.shape == (69, 16)
+
+
+def test_letters_may_come_in_any_type_and_number() -> None:
+    model = small().eval()
+    for length in (1, 7, 130):
+        x = letters(2, length)
+        assert model(x).shape == (2, 4)
+        for dtype in (torch.uint8, torch.float32):
+            assert torch.equal(model(x.to(dtype)), model(x))
+
+
+def test_a_stage_halves_the_positions() -> None:
+    model = small(17)
+    x = model.stem(model.embedding(letters(1, 1024) % 69).transpose(1, 2))
+    positions = [x.shape[-1]]
+    for stage in model.stages:
+        x = stage(x)
+        positions.append(x.shape[-1])
+    assert positions == [1024, 512, 256, 128, 64]
+    assert x.shape[1] == 36  # 35.84, rounded up
+    assert model.classifier[0](x).shape == (1, 36, 8)
+
+
+def test_a_block_adds_its_input_and_then_rectifies() -> None:
+    x = torch.randn(4, 3, 10, generator=torch.Generator().manual_seed(0))
+    block = ConvBlock(3, 3, widens=False).eval()
+    out = F.relu(block.body(x) + x)
+    assert torch.equal(block(x), out)
+    nn.init.zeros_(block.body[4].weight)  # type: ignore[arg-type]
+    assert torch.equal(block(x), F.relu(x))
+    wide = ConvBlock(3, 5, widens=True).eval()
+    nn.init.zeros_(wide.body[4].weight)  # type: ignore[arg-type]
+    assert wide.shortcut is not None
+    assert torch.equal(wide(x), F.relu(wide.shortcut(x)))
+    convolution = wide.shortcut[0]
+    assert isinstance(convolution, nn.Conv1d)
+    assert (convolution.kernel_size, convolution.bias) == ((1,), None)
+
+
+def test_convolutions_start_as_he_et_al_say() -> None:
+    torch.manual_seed(0)
+    for module in VDCNN(9, width=0.5, hidden=8).modules():
+        if isinstance(module, nn.Conv1d) and module.weight.numel() > 10_000:
+            fan_in = module.weight[0].numel()
+            assert (module.weight.std() * (fan_in / 2) ** 0.5 - 1).abs() < 0.05
+
+
+def test_a_width_leaves_channels() -> None:
+    assert small(width=1e-6)(letters(2, 20)).shape == (2, 4)
+    with pytest.raises(UserError, match="width: 0"):
+        small(width=0.0)
+
+
+def test_letters_can_be_learnt_from() -> None:
+    torch.manual_seed(0)
+    y = torch.arange(32) % 4
+    x = torch.where(torch.rand(32, 60) < 0.5, y[:, None] * 9 + 3, letters(32, 60))
+    model = small(9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.3

@@ -1,0 +1,152 @@
+"""VGG: the entries of the released code, torchvision's arithmetic, small versions."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from itertools import combinations, takewhile
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torchvision.models.vgg import cfgs, make_layers
+
+from lightfed.core.store import ModelLayout
+from lightfed.models.vgg import VGG, VGG11GN, Depth
+from lightfed.utils.errors import UserError
+from tests.small import GOLDEN
+
+DEPTHS = get_args(Depth)
+FAMILY = json.loads((GOLDEN / "flexifed/families.json").read_text())["vgg_official"]
+
+
+def small(depth: Depth = 11, channels: int = 3, size: int = 32, **given: Any) -> VGG:
+    given = {"width": 0.0625, "hidden": 8} | given
+    return VGG(5, (channels, size, size), depth=depth, **given)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def entries(model: nn.Module) -> list[list[Any]]:
+    return [[name, list(value.shape)] for name, value in model.state_dict().items()]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_it_has_the_entries_of_the_released_code(depth: Depth) -> None:
+    with torch.device("meta"):
+        model = VGG(depth=depth)
+        assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert entries(model) == FAMILY["entries"][f"vgg{depth}"]
+    assert ModelLayout.of(model).parameter_numel == FAMILY["param_count"][f"vgg{depth}"]
+
+
+@pytest.mark.parametrize("pair", combinations(DEPTHS, 2))
+def test_small_versions_have_the_same_prefixes_in_common(pair: tuple[Depth, Depth]) -> None:
+    both = zip(*(entries(small(depth)) for depth in pair), strict=False)
+    common = takewhile(lambda ab: ab[0] == ab[1], both)
+    key = f"vgg{pair[0]}|vgg{pair[1]}"
+    assert len(list(common)) == FAMILY["pairwise"][key]["common_entries"]
+
+
+@torch.no_grad()
+def test_its_features_are_those_of_torchvision() -> None:
+    model = VGG(depth=11, hidden=4).eval()
+    theirs = make_layers(cfgs["A"], batch_norm=True).eval()
+    theirs.load_state_dict(model.features.state_dict())
+    x = random(2, 3, 32, 32)
+    assert torch.equal(model.features(x), theirs(x))
+
+
+@torch.no_grad()
+def test_the_head_drops_twice_and_is_a_formula_of_its_parameters() -> None:
+    model = small(dropout=0.25).eval()
+    drops = [i for i, m in enumerate(model.classifier) if isinstance(m, nn.Dropout)]
+    assert drops == [0, 3]
+    assert [model.classifier[i].p for i in drops] == [0.25, 0.25]
+    p = dict(model.classifier.named_parameters())
+    x = random(2, 3, 32, 32)
+    y = model.features(x).flatten(1)
+    for layer in ("1", "4"):
+        y = (y @ p[f"{layer}.weight"].T + p[f"{layer}.bias"]).relu()
+    torch.testing.assert_close(model(x), y @ p["6.weight"].T + p["6.bias"])
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(("channels", "size"), [(1, 32), (3, 32), (3, 70)])
+def test_images_become_logits(depth: Depth, channels: int, size: int) -> None:
+    model = small(depth, channels, size)
+    logits = model(random(2, channels, size, size))
+    assert logits.shape == (2, 5)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("make", [partial(VGG, depth=13, width=0.5, hidden=4), VGG11GN])
+def test_convolutions_start_by_their_outputs(make: Callable[[], nn.Module]) -> None:
+    convs = [m for m in make().modules() if isinstance(m, nn.Conv2d)]
+    for conv in convs:
+        assert conv.bias is not None
+        assert not conv.bias.any()
+        assert conv.weight.std().item() == pytest.approx((2 / (9 * conv.out_channels)) ** 0.5, 0.1)
+
+
+@settings(deadline=None, max_examples=15)
+@given(width=st.floats(0.01, 0.2), hidden=st.integers(1, 9), depth=st.sampled_from(DEPTHS))
+def test_channels_are_scaled_and_rounded_up(width: float, hidden: int, depth: Depth) -> None:
+    with torch.device("meta"):
+        model, full = small(depth, width=width, hidden=hidden), VGG(depth=depth)
+    convs, wide = (
+        [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)] for net in (model, full)
+    )
+    assert all(c - 1 < w * width <= c for c, w in zip(convs, wide, strict=True))
+    linears = [m for m in model.classifier if isinstance(m, nn.Linear)]
+    assert [m.in_features for m in linears] == [convs[-1], hidden, hidden]
+    assert [m.out_features for m in linears] == [hidden, hidden, 5]
+
+
+def test_vgg11gn_has_the_entries_of_the_released_code() -> None:
+    with torch.device("meta"):
+        model = VGG11GN()
+        assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    pieces = [e for e in FAMILY["entries"]["vgg11"] if e[0].startswith("features.")]
+    expected = [e for e in pieces if "running" not in e[0] and "tracked" not in e[0]]
+    assert entries(model) == [
+        *expected,
+        ["classifier.0.weight", [10, 512]],
+        ["classifier.0.bias", [10]],
+    ]
+    layout = ModelLayout.of(model)
+    assert layout.parameter_numel == 9_231_114
+    assert not list(model.buffers())
+
+
+def test_vgg11gn_normalises_in_groups() -> None:
+    model = VGG11GN(5, (1, 64, 32), width=8, groups=4)
+    norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
+    assert [m.num_channels for m in norms] == [8, 16, 32, 32, 64, 64, 64, 64]
+    assert {m.num_groups for m in norms} == {4}
+    assert model(random(2, 1, 64, 32)).shape == (2, 5)
+    linear = VGG11GN(50).classifier[0]
+    assert not linear.bias.any()  # type: ignore[operator]
+    assert linear.weight.std().item() == pytest.approx(0.01, 0.05)  # type: ignore[operator]
+
+
+def test_what_cannot_be_built() -> None:
+    with pytest.raises(UserError, match=r"^input_shape: images of 28x28 pixels.* at least 32x32 "):
+        VGG(10, (1, 28, 28), depth=11)
+    with pytest.raises(UserError, match=r"^input_shape: images of 32x31 pixels"):
+        VGG11GN(10, (3, 32, 31))
+    with pytest.raises(
+        UserError, match=r"^input_shape: samples of shape \(64,\); use data of images"
+    ):
+        VGG(10, (64,), depth=11)
+    with pytest.raises(UserError, match=r"^width: 0.0; give a positive factor"):
+        VGG(depth=11, width=0.0)
+    with pytest.raises(UserError, match=r"^groups: 32, which do not divide 48 channels"):
+        VGG11GN(width=48)
+    with pytest.raises(UserError, match=r"^groups: 0, which do not divide 64 channels"):
+        VGG11GN(groups=0)
