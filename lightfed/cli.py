@@ -27,6 +27,10 @@ def main(argv: list[str] | None = None) -> None:
             from lightfed.control import main as control
 
             sys.exit(control(arguments[1:]))
+        if arguments[:1] == ["latency"]:
+            from lightfed.latency_command import main as latency
+
+            sys.exit(latency(arguments[1:]))
         _run(arguments, from_python=argv is not None)
     except UserError as error:
         _leave()
@@ -42,7 +46,9 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
     try:
         words = written_out(arguments)
         _command_line(words if from_python or words != arguments else None)
-    except (MisconfigurationException, RuntimeError) as error:
+    except UserError:
+        raise
+    except (MisconfigurationException, RuntimeError, ValueError) as error:
         from lightfed.messages import lightning_error
 
         told = lightning_error(error)
@@ -109,6 +115,7 @@ def _command_line(arguments: list[str] | None) -> None:
                 "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
                 "test": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
                 "partition": {"model", "datamodule"},
+                "groups": {"model", "datamodule"},
             }
 
         @override
@@ -166,7 +173,8 @@ def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
     description = (
         "Train federations of heterogeneous clients. `lightfed report RUN [RUN ...]` makes the "
         "page of a run folder or compares several; `lightfed control STRING` explains a control "
-        "string of HeteroFL, and `--config control:DATA:STRING` stands for its configuration."
+        "string of HeteroFL, and `--config control:DATA:STRING` stands for its configuration; "
+        "`lightfed latency --delay CLASS` says what it saves to wait for the first servers alone."
     )
     options = {"exit_on_error": False}
     return {"prog": "lightfed", "description": description, **options} | dict.fromkeys(

@@ -54,6 +54,7 @@ _NO_CLASS = re.compile(
     r"(?:' to be .*| does not correspond .*| is (?:abstract|a protocol).*|\n *Subclass types .*)?$",
     re.DOTALL,
 )
+_OWN = re.compile(r"^ *- ((?:trainer|model|data)\.[\w.]+): (.+?); (.+)$", re.MULTILINE)
 _NO_MODULE = re.compile(r"module '.+' has no attribute|No module named ")
 
 _UNWATCHED = (
@@ -75,7 +76,13 @@ def explain(message: str, argv: Sequence[str]) -> UserError:
 
 
 def lightning_error(error: Exception) -> UserError | None:
-    """What Lightning has against the Trainer's flags or callbacks; None for any other error."""
+    """What Lightning has against the Trainer's flags or callbacks; None for any other error.
+
+    And what a class of ours has against its arguments, where jsonargparse took that for one of
+    several types that do not fit.
+    """
+    if own := _OWN.search(str(error)):
+        return UserError(own[1], own[2], own[3])
     message = one_line(str(error))
     for pattern in _UNWATCHED:
         if found := pattern.search(message):
@@ -123,7 +130,7 @@ def _of_command(message: str, written: Written) -> UserError:
 
 def _subcommands(parsed: str) -> str:
     names = re.findall(r"\w+", parsed.removeprefix("(choose from "))
-    return f"known: {', '.join([*names, 'report', 'control'])}"
+    return f"known: {', '.join([*names, 'report', 'control', 'latency'])}"
 
 
 def _no_option(word: str) -> UserError:

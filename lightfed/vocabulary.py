@@ -22,6 +22,8 @@ SECTIONS: dict[str, type] = {
 # Modules whose public classes are offered where a key names a class.
 _OFFERED = (
     "lightfed.algorithms.",
+    "lightfed.comm.",
+    "lightfed.core.delays.",
     "lightfed.data.",
     "lightfed.core.strategy.",
     "torch.optim.",

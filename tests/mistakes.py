@@ -170,17 +170,22 @@ WRONG_VALUES = [
 ]  # fmt: skip
 
 NO_CLASSES = [
-    edit("model.algorithm", "FedAvgg", "known: FedAvg, FedProx, HeteroFL, LGFedAvg, Standalone"),
+    edit(
+        "model.algorithm",
+        of_class("DisPFL", topology=of_class("TimeVarying", neighbours=0)),
+        "topology.init_args.neighbours: 0; give at least 1",
+    ),
+    edit("model.algorithm", "FedAvgg", "FedAvgg is no Algorithm; did you mean FedAvg?"),
     edit("model.algorithm", of_class("HeteroFLL"), "did you mean HeteroFL?"),
     edit("model.algorithm", "lightfed.algorithms.nothing.FedAvg", "did you mean FedAvg?"),
     edit("model.algorithm", "torch.optim.SGD", "torch.optim.SGD is no Algorithm"),
-    edit("model.algorithm", {"mask": True}, "give it a class_path; known: FedAvg"),
-    edit("model.algorithm", "lightfed.core.algorithm.Algorithm", "is abstract; known: FedAvg"),
+    edit("model.algorithm", {"mask": True}, "give it a class_path; known: "),
+    edit("model.algorithm", "lightfed.core.algorithm.Algorithm", "is abstract; known: "),
     edit("data.dataset", "Digitz", "did you mean Digits?"),
     edit("data.partition", of_class("Dirichlett"), "did you mean Dirichlet?"),
     edit("model.optimizer", of_class("torch.optim.SGDD"), "did you mean SGD?"),
     edit("model.optimizer", {"lr": 0.1}, "names no class; give it a class_path"),
-    edit(MODEL, of_class("Convv"), "did you mean Conv? known: Conv, MLP, PreActResNet, SimpleCNN,"),
+    edit(MODEL, of_class("Convv"), "Convv is no Module; did you mean Conv?"),
     edit(MODEL, of_class("collections.OrderedDict"), "collections.OrderedDict is no Module"),
     edit("model.lr_schedule", of_class("torch.optim.SGD", lr=0.1), "SGD is no LRScheduler"),
     edit("trainer.callbacks", [of_class("EarlyStoping")], "did you mean EarlyStopping?",
@@ -192,8 +197,8 @@ MISSING = [
           named="model.algorithm.init_args.mu"),
     edit("data.partition", "Dirichlet", "is not given; give a number", named=f"{PARTITION}.alpha"),
     edit("model.cohorts.1.count", GONE, "is not given; give a whole number"),
-    edit(MODEL, GONE, "is not given; name one of Conv"),
-    edit("data.dataset", GONE, "is not given; name one of CIFAR10, CIFAR100, Digits"),
+    edit(MODEL, GONE, "is not given; name one of "),
+    edit("data.dataset", GONE, "is not given; name one of "),
     edit("data", GONE, "is not given, nor data.partition;", named="data.dataset"),
     edit("model.optimizer", GONE, "class_path: torch.optim.SGD"),
 ]  # fmt: skip

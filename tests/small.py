@@ -150,7 +150,7 @@ def fleet_of(
         client_stepper(state, i, optimizer, runtime, evaluated=False)
         for i, state in enumerate(fleet.cohorts)
     ]
-    fleet.attach(runtime, steppers)
+    fleet.training.attach(runtime, steppers)
     return fleet
 
 

@@ -25,7 +25,12 @@ ALLOWED = {
     "lightfed_kernels": {"lightfed_kernels"},
 }
 ALLOWED["cli"] = {"cli", "report"} | set(ALLOWED)
-PARENTS = {("fedprox", "fedavg"), ("heterofl", "fedavg")}  # algorithm, and the one that it imports
+PARENTS = {
+    ("fedprox", "fedavg"),
+    ("heterofl", "fedavg"),
+    ("my1", "dispfl"),
+    ("my2", "dispfl"),
+}  # algorithm, and the one that it imports
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
 

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.core.fleet import Fleet, Weights
+from lightfed.core.store import Row
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class FedProx(FedAvg):
         self._anchor: dict[int, Tensor] = {}  # address of a parameter -> its value in w_t
 
     @override
-    def session_start(self, fed: Fleet, client: int, module: L.LightningModule) -> None:
+    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
         live = fed.state(client).live
         received = live.trainable_views(self.model.floats)
         self._anchor = {p.data_ptr(): w for p, w in zip(live.trainable, received, strict=True)}

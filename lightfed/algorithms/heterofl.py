@@ -117,7 +117,7 @@ class HeteroFL(Algorithm):
         return int(numpy_generator(fed.seed, "level", t, client).choice(len(shares), p=shares))
 
     @override
-    def session_start(self, fed: Fleet, client: int, module: L.LightningModule) -> None:
+    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
         if self.mask:
             self._hooks.check(module)
             self._hooks.hold(module, fed.data.labels(client), fed.data.num_classes, fed.device)

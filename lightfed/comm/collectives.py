@@ -3,7 +3,7 @@
 World size 1, with or without a process group, is the same code path without communication.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -53,6 +53,25 @@ class Ranks:
             payload = tensor.numel() * tensor.element_size()
             self.wire_bytes += 2 * (self.world - 1) / self.world * payload
         return tensor
+
+    def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Give every rank its part, and get one from each; one's own comes back as it is.
+
+        Args:
+            parts: (n,) of one dtype, by receiving rank.
+            sizes: elements that come, by sending rank; every rank knows what the others send.
+        """
+        if self.world == 1:
+            return list(parts)
+        sent = [0 if r == self.rank else len(part) for r, part in enumerate(parts)]
+        coming = [0 if r == self.rank else size for r, size in enumerate(sizes)]
+        outgoing = torch.cat([part for r, part in enumerate(parts) if r != self.rank])
+        received = outgoing.new_empty(sum(coming))
+        dist.all_to_all_single(received, outgoing, coming, sent)
+        self.wire_bytes += sum(sent) * outgoing.element_size()
+        found = list(received.split(coming))
+        found[self.rank] = parts[self.rank]
+        return found
 
     def gather(self, objects: list[Any]) -> list[Any]:
         """The concatenation of every rank's list, on every rank, in rank order."""

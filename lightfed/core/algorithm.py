@@ -42,11 +42,13 @@ class Algorithm(nn.Module, ABC):
         label_rows: a client's row covers only the class-label rows of the labels it holds
             (HeteroFL).
         surplus_rows: rows of such tensors beyond the classes, as a mask token's, are everybody's.
+        tests_start: clients are tested at the start of their sessions too, after aggregation.
     """
 
     stateful: bool = False
     label_rows: bool = False
     surplus_rows: bool = True
+    tests_start: bool = False
 
     @abstractmethod
     def setup(self, fed: "Fleet") -> None:
@@ -59,8 +61,15 @@ class Algorithm(nn.Module, ABC):
     def prepare_module(self, module: L.LightningModule) -> None:
         """Change a freshly built client module, before its layout is taken."""
 
-    def session_start(self, fed: "Fleet", client: int, module: L.LightningModule) -> None:
-        """Before a client's session, its row bound to `module`."""
+    def session_start(self, fed: "Fleet", client: int, module: L.LightningModule, row: Row) -> None:
+        """Before a client's session, its row (on the device) bound to `module`."""
+
+    def session_end(self, fed: "Fleet", client: int, row: Row) -> None:
+        """After a client's session, on its trained row; called only if overridden."""
+
+    def trained_mask(self, fed: "Fleet", client: int) -> Tensor | None:
+        """(P / 32,) packed: what a client of this rank trains; the rest of its row stays 0."""
+        return None
 
     def local_gradient(self, params: list[Tensor], grads: list[Tensor]) -> None:
         """Change the gradients of a batch in place; called only if overridden."""
@@ -81,3 +90,23 @@ class Algorithm(nn.Module, ABC):
 
         A stateful client lies on this rank.
         """
+
+    def client_state(self, fed: "Fleet", client: int) -> dict[str, Tensor]:
+        """What a stateful client of this rank keeps from round to round, for checkpoints."""
+        row = fed.row(client)
+        return {"floats": row.floats, "integers": row.integers}
+
+    def load_client_state(self, fed: "Fleet", client: int, state: dict[str, Tensor]) -> None:
+        """The inverse of `client_state`."""
+        fed.row(client).copy_(Row(state["floats"], state["integers"]))
+
+    def stored_bytes(self, fed: "Fleet", client: int) -> int:
+        """Bytes that a client of this rank keeps; a stateless one keeps nothing."""
+        if not self.stateful:
+            return 0
+        layout = fed.state(client).layout
+        return 4 * layout.floats.numel + 8 * layout.integers.numel
+
+    def start_anew(self, fed: "Fleet", client: int) -> None:
+        """A stateful client of this rank whose row is not finite: back to its initial values."""
+        fed.row(client).copy_(fed.state(client).initial)

@@ -6,24 +6,26 @@ figures do not depend on it.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
-import numpy as np
+import lightning.pytorch as L
+import torch
 
 from lightfed.core.client import reported
+from lightfed.core.figures import client_figures
 from lightfed.core.fleet import Fleet
 from lightfed.core.session import Report, seed_default_generators, weighted_means
 from lightfed.core.work import ClientData
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 
-Kind = Literal["global", "personal"]
-WORST = 0.1  # share of the clients in the "worst" figure
+Kind = Literal["global", "personal", "finetuned"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class EvaluationData(ClientData, Protocol):
     """What an evaluation asks of a data module."""
 
-    def test_batches(self, client: int) -> Iterator[Any]: ...
     def global_test_batches(self) -> int: ...
     def global_test_batch(self, index: int) -> Any: ...
 
@@ -64,10 +66,14 @@ class Evaluation:
     ) -> None:
         self._fleet = fleet
         self._data = data
-        self._reports: list[Report] = []
-        chosen = self._choose(clients) if "personal" in kinds else []
-        self._has_global = "global" in kinds
-        self.jobs = Jobs(self._spread(chosen))
+        self._reports: dict[Kind, list[Report]] = {}
+        self._kinds = frozenset(kinds)
+        if "finetuned" in kinds and fleet.algorithm.stateful:
+            found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep their models"
+            fix = "leave it out: personal tests what they have trained"
+            raise UserError("model.evaluate", found, fix)
+        self.clients = self._choose(clients) if self._kinds - {"global"} else []
+        self.jobs = Jobs(self._spread(self.clients))
 
     def _choose(self, count: int | None) -> list[int]:
         if count is None or count >= self._fleet.clients:
@@ -86,14 +92,15 @@ class Evaluation:
         else:
             shares = [clients[r::world] for r in range(world)]
         jobs: list[int] = list(shares[rank])
-        if self._has_global:
+        has_global = "global" in self._kinds
+        if has_global:
             jobs.insert(0, GLOBAL)
-        length = max(1, max(len(share) for share in shares) + self._has_global)
+        length = max(1, max(len(share) for share in shares) + has_global)
         return jobs + [IDLE] * (length - len(jobs))
 
     def start(self) -> None:
         """Before the first job, on every rank."""
-        self._reports = []
+        self._reports = {kind: [] for kind in KINDS}
         self._fleet.algorithm.evaluation_start(self._fleet)
 
     def run(self, job: int) -> None:
@@ -101,21 +108,44 @@ class Evaluation:
         if job == IDLE:
             return
         module = self._fleet.algorithm.evaluated(self._fleet, None if job == GLOBAL else job)
-        if module is None:
+        if job == GLOBAL:
+            if module is not None:
+                self._run_global(module)
             return
-        session = self._fleet.session_of(module)
+        if module is not None and "personal" in self._kinds:
+            report = self._run_client(module, job)
+            report.stored = self._fleet.algorithm.stored_bytes(self._fleet, job)
+            self._reports["personal"].append(report)
+        if "finetuned" in self._kinds:
+            self._reports["finetuned"].append(self._run_finetuned(job))
+
+    def _run_client(self, module: L.LightningModule, client: int) -> Report:
+        """A client's own test split."""
         if module.training:
             module.eval()
-        if job != GLOBAL:
-            self._name_draws(job)
-            batches = self._data.test_batches(job)
-            self._reports.append(session.evaluate(batches, client=job))
-            return
-        ranks = self._fleet.ranks
+        self._name_draws(client)
+        session = self._fleet.training.session_of(module)
+        report = session.evaluate(self._data.test_batches(client), client=client)
+        report.metrics = reported(report.metrics)
+        return report
+
+    def _run_finetuned(self, client: int) -> Report:
+        """The same after a session on the client's training split, which nobody hears of."""
+        # Lightning evaluates in inference mode, which gradients could not leave.
+        with torch.inference_mode(False), torch.enable_grad():
+            _, row = self._fleet.algorithm.client_row(self._fleet, client)
+            module = self._fleet.training.finetune(client, row)
+        return self._run_client(module, client)
+
+    def _run_global(self, module: L.LightningModule) -> None:
+        """This rank's batches of the global test set."""
+        if module.training:
+            module.eval()
+        session, ranks = self._fleet.training.session_of(module), self._fleet.ranks
         for index in range(ranks.rank, self._data.global_test_batches(), ranks.world):
             batch = self._data.global_test_batch(index)
             self._name_draws(index, kind="global")
-            self._reports.append(session.evaluate([batch], client=GLOBAL, batch=index))
+            self._reports["global"].append(session.evaluate([batch], client=GLOBAL, batch=index))
 
     def _name_draws(self, number: int, kind: str = "personal") -> None:
         """What a module draws in evaluation (tokens to mask) is the same on any rank."""
@@ -124,41 +154,20 @@ class Evaluation:
 
     def finish(self) -> tuple[dict[str, float], list[Report]]:
         """The figures, the same on every rank, and the reports of the clients in order."""
-        reports = self._fleet.ranks.gather(self._reports)
-        reports.sort(key=lambda r: (r.client, r.batch))
-        personal = [r for r in reports if r.client >= 0 and r.samples]
-        for report in personal:
-            report.metrics = reported(report.metrics)
-        means = reported(weighted_means([r for r in reports if r.client < 0]))
-        figures = {f"global/{name}": value for name, value in means.items()}
-        return figures | self._personal_figures(personal), personal
-
-    def _personal_figures(self, reports: list[Report]) -> dict[str, float]:
-        """Over clients, each counting once.
-
-        Mean, standard deviation, mean of the worst tenth, mean by cohort.
-        """
+        gathered = self._fleet.ranks.gather([self._reports])
         figures: dict[str, float] = {}
-        names = sorted({name for report in reports for name in report.metrics})
-        for name in names:
-            having = [r for r in reports if name in r.metrics]
-            values = np.array([r.metrics[name] for r in having])
-            figures[f"personal/{name}"] = float(values.mean())
-            if name.endswith("loss") or name.startswith("perplexity"):
-                continue  # the worst are the largest, and a few would be all of the deviation
-            worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
-            figures[f"personal/{name}_std"] = float(values.std())
-            figures[f"personal/{name}_worst10"] = float(worst.mean())
-            figures |= self._by_cohort(name, having, values)
-        return figures
-
-    def _by_cohort(self, name: str, reports: list[Report], values: np.ndarray) -> dict[str, float]:
-        cohorts = self._fleet.cohorts
-        if len(cohorts) == 1:
-            return {}
-        of = np.array([self._fleet.home_cohort(r.client) for r in reports])
-        return {
-            f"personal/{name}/{state.name}": float(values[of == i].mean())
-            for i, state in enumerate(cohorts)
-            if (of == i).any()
-        }
+        every: dict[Kind, list[Report]] = {}
+        for kind in KINDS:
+            reports = [report for part in gathered for report in part[kind]]
+            reports.sort(key=lambda r: (r.client, r.batch))
+            every[kind] = [r for r in reports if r.samples]
+        means = reported(weighted_means(every["global"]))
+        figures = {f"global/{name}": value for name, value in means.items()}
+        for kind in KINDS[1:]:
+            figures |= client_figures(
+                every[kind],
+                kind,
+                cohorts=[state.name for state in self._fleet.cohorts],
+                cohort_of=[self._fleet.home_cohort(r.client) for r in every[kind]],
+            )
+        return figures, every["personal"]

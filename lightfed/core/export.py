@@ -46,3 +46,16 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path)
+
+
+def export_masks(fleet: Fleet, folder: Path) -> None:
+    """Write `client<k>.safetensors` with the packed `mask` of every client that trains under one.
+
+    Bit i of word w is element 32 w + i of a row. Each rank its own clients.
+    """
+    if not fleet.algorithm.stateful:
+        return
+    for client in fleet.mine(range(fleet.clients)):
+        mask = fleet.algorithm.trained_mask(fleet, client)
+        if mask is not None:
+            _save({"mask": mask.cpu()}, folder / f"client{client}.safetensors")

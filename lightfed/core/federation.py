@@ -22,8 +22,8 @@ from lightfed.core.checks import check_single_samples
 from lightfed.core.cohort import Cohort
 from lightfed.core.coverage import Accumulate
 from lightfed.core.evaluation import Evaluation, Jobs, Kind
-from lightfed.core.export import Exported, export
-from lightfed.core.fleet import Fleet, Waves
+from lightfed.core.export import Exported, export, export_masks
+from lightfed.core.fleet import Fleet
 from lightfed.core.local import (
     OptimizerFactory,
     ScheduleFactory,
@@ -36,6 +36,7 @@ from lightfed.core.local import (
 from lightfed.core.runlog import software
 from lightfed.core.session import Report
 from lightfed.core.strategy import FederatedStrategy
+from lightfed.core.training import Waves
 from lightfed.core.work import LocalWork
 from lightfed.utils.errors import UserError
 from lightfed.utils.heap import trim_heap
@@ -70,6 +71,7 @@ class Federation(L.LightningModule):
         eval_clients: int | None = None,
         accumulate: Accumulate = "float64",
         store: Literal["device", "host"] = "device",
+        exchange_buffer: int = 256,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
     ) -> None:
@@ -86,10 +88,11 @@ class Federation(L.LightningModule):
             local_epochs: Epochs of a session.
             local_steps: Steps of a session, instead of local_epochs.
             evaluate: Which evaluations: global (the server's model), personal (each client on its
-                own test split).
+                own test split), finetuned (the same after a session on its training split).
             eval_clients: Evaluate only so many clients, drawn once; all by default.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
             store: Keep client rows on the device, or in pinned host memory where they do not fit.
+            exchange_buffer: Memory of a rank, in MiB, for rows that clients exchange (DisPFL).
             export: Which weights the run folder gets as safetensors in the end: of the server, of
                 every client.
             seed: Of everything that is drawn.
@@ -117,6 +120,10 @@ class Federation(L.LightningModule):
         self._kinds = tuple(evaluate)
         self._eval_clients = eval_clients
         self._export = tuple(export)
+        if exchange_buffer < 1:
+            fix = "give at least 1; a few rows of the model make it quick"
+            raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
+        self._exchange_buffer = exchange_buffer * 2**20
         self._accumulate: Accumulate = accumulate
         self._host_rows = store == "host"
         self._round_metrics: dict[str, float] = {}
@@ -149,6 +156,8 @@ class Federation(L.LightningModule):
             seed=self.seed,
             accumulate=self._accumulate,
             host_rows=self._host_rows,
+            exchange_buffer=self._exchange_buffer,
+            rounds=trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None,
         )
         check_single_samples(self.fleet, data)
         runtime = runtime_of(trainer)
@@ -156,7 +165,7 @@ class Federation(L.LightningModule):
             client_stepper(state, i, self._optimizer, runtime, evaluated=bool(self._kinds))
             for i, state in enumerate(self.fleet.cohorts)
         ]
-        self.fleet.attach(runtime, steppers)
+        self.fleet.training.attach(runtime, steppers)
         self.evaluation = Evaluation(
             self.fleet, data, kinds=self._kinds, clients=self._eval_clients
         )
@@ -224,10 +233,13 @@ class Federation(L.LightningModule):
 
     # A round.
 
-    def run_round(self, t: int, waves: Waves) -> None:
-        """One round of the algorithm; called by the loop."""
+    def run_round(self, t: int, waves: Waves, *, validates: bool) -> None:
+        """One round of the algorithm; called by the loop, which says whether validation follows."""
         self._round_started = time.monotonic()
-        self.fleet.waves = waves
+        training = self.fleet.training
+        training.waves = waves
+        tests = validates and self.algorithm.tests_start
+        training.tested = frozenset(self.evaluation.clients) if tests else ()
         self.fleet.open_round()
         self.algorithm.round(self.fleet, t)
         self._round_metrics = self.fleet.close_round()
@@ -241,7 +253,7 @@ class Federation(L.LightningModule):
             while config.scheduler.last_epoch < t:
                 optimizers[0].step()  # the template has no gradient; torch wants this order
                 step_schedule(config.scheduler)
-        self.fleet.lr = float(optimizers[0].param_groups[0]["lr"])
+        self.fleet.training.lr = float(optimizers[0].param_groups[0]["lr"])
 
     @override
     def on_train_epoch_end(self) -> None:
@@ -326,6 +338,7 @@ class Federation(L.LightningModule):
             "bytes_up": up,
             "bytes_down": down,
             "flops": flops,
+            "stored_bytes": report.stored,
         }
 
     @override
@@ -333,6 +346,8 @@ class Federation(L.LightningModule):
         logger = self.federated_trainer.run_logger
         if logger is not None:
             export(self.fleet, logger.folder / "models", kinds=self._export)
+            export_masks(self.fleet, logger.folder / "masks")
+            self.fleet.ranks.barrier()  # rank 0 makes the run's page, of all ranks' files
 
     # Checkpoints.
 
@@ -352,9 +367,9 @@ class Federation(L.LightningModule):
         checkpoint[_FINGERPRINT] = self.fingerprint()
         checkpoint[_METRICS] = self._round_metrics
         checkpoint[_LEDGER] = torch.from_numpy(self.fleet.ledger.totals.copy())
-        rows = self.fleet.rows()
-        if rows is not None:
-            checkpoint[checkpoints.CLIENTS] = rows
+        states = self.fleet.states()
+        if states is not None:
+            checkpoint[checkpoints.CLIENTS] = states
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -369,7 +384,7 @@ class Federation(L.LightningModule):
                 )
         self._round_metrics = checkpoint[_METRICS]
         self.fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
-        self.fleet.load_rows(checkpoint[checkpoints.CLIENTS])
+        self.fleet.load_states(checkpoint[checkpoints.CLIENTS])
 
 
 def _digest(value: Any) -> str:

@@ -4,43 +4,33 @@ Every rank runs the same algorithm on its own Fleet and holds its share of the c
 below hide which.
 """
 
-import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import lightning.pytorch as L
 import numpy as np
 import torch
-from lightfed_kernels import FIXED_LIMIT
 from torch import Tensor
 
 from lightfed.comm.collectives import Ranks
 from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.cohort import Cohort, CohortState, cohort_names
 from lightfed.core.coverage import Accumulate
+from lightfed.core.exchange import Exchange, Over
+from lightfed.core.figures import client_figures
 from lightfed.core.ledger import Ledger
 from lightfed.core.nesting import Nesting, Parts
-from lightfed.core.optimizer import Stepper
 from lightfed.core.placement import place
-from lightfed.core.session import (
-    LocalSession,
-    PendingReport,
-    Report,
-    Runtime,
-    Work,
-    weighted_means,
-)
+from lightfed.core.session import weighted_means
+from lightfed.core.sharing import Group, Sharing
 from lightfed.core.store import Row
+from lightfed.core.training import Training
 from lightfed.core.work import ClientData, LocalWork
-from lightfed.utils.rng import derive_seed, numpy_generator, torch_generator
-
-log = logging.getLogger(__name__)
+from lightfed.utils.rng import numpy_generator
 
 Weights = Literal["samples", "uniform"]
-RunClient = Callable[[int], PendingReport]
-Waves = Callable[[list[int], int, RunClient], list[PendingReport]]
 
 
 @dataclass(frozen=True)
@@ -64,6 +54,8 @@ class Fleet:
         seed: of the whole run.
         accumulate: how sums over clients are held.
         host_rows: keep client rows in host memory.
+        exchange_buffer: bytes of a rank for rows that clients exchange.
+        rounds: of the run, where that is known.
     """
 
     def __init__(
@@ -77,8 +69,11 @@ class Fleet:
         seed: int = 0,
         accumulate: Accumulate = "float64",
         host_rows: bool = False,
+        exchange_buffer: int = 2**28,
+        rounds: int | None = None,
     ) -> None:
         self.algorithm = algorithm
+        self.rounds = rounds
         self.data = data
         self.ranks = ranks
         self.device = ranks.device
@@ -110,13 +105,10 @@ class Fleet:
         self._nesting = Nesting(
             self.cohorts, algorithm, num_classes=data.num_classes, device=self.device
         )
+        self._exchange_buffer = exchange_buffer
+        self._exchange: Exchange | None = None
         self.metrics: dict[str, float] = {}
-        self.lr: float | None = None
-        self.runtime = Runtime()
-        self._sessions: dict[int, LocalSession] = {}
-        self.waves: Waves = lambda mine, _, run: [run(client) for client in mine]
-        has_hook = type(algorithm).local_gradient is not Algorithm.local_gradient
-        self._hook = algorithm.local_gradient if has_hook else None
+        self.training = Training(self)
         if algorithm.stateful:
             self._settle()
         algorithm.setup(self)
@@ -196,14 +188,21 @@ class Fleet:
             if self.ranks.world == 1
             else max(sum(self._owner[k] == r for k in clients) for r in range(self.ranks.world))
         )
-        pending = self.waves(mine, waves, lambda client: self._run(client, mine, t))
+        training = self.training
+        training.starts = []
+        pending = training.waves(mine, waves, lambda client: training.run(client, mine, t))
         reports = self.ranks.gather([report.resolve() for report in pending])
         reports.sort(key=lambda report: report.client)
         for report in reports:
-            self.ledger.computed(
-                report.client, 3 * self.state(report.client).flops * report.samples
-            )
-        self._judge(reports, t)
+            self.ledger.computed(report.client, 3 * report.flops * report.samples)
+        self._usable |= training.judge(reports, t)
+        good = [r for r in reports if self._usable[r.client]]
+        self.metrics |= weighted_means(good)
+        self.metrics["participants"] = float(len(reports))
+        self.metrics["excluded"] = float(len(reports) - len(good))
+        if training.tested:
+            starts = sorted(self.ranks.gather(training.starts), key=lambda report: report.client)
+            self.metrics |= client_figures(starts, "aggregated")
 
     def merge(
         self,
@@ -256,6 +255,75 @@ class Fleet:
                 torch.maximum(largest, row.integers.to(self.device), out=largest)
             into.integers.copy_(self.ranks.max_(largest))
 
+    def exchange(
+        self,
+        hears: Mapping[int, Sequence[int]],
+        *,
+        masks: Mapping[int, Tensor] | None = None,
+        keep: Mapping[int, Tensor] | None = None,
+        over: Over = "covered",
+    ) -> None:
+        """Every listed client's row becomes the mean of its own and of those that it hears.
+
+        All read what was there before; sums are in ascending order of the clients. Stateful
+        algorithms only, of one architecture.
+
+        Args:
+            hears: receiver -> whom it hears, itself left out; the same on every rank.
+            masks: of this rank's clients: packed words (P / 32,), what a row covers; None for all.
+            keep: of this rank's receivers: what they keep of the mean; None for all.
+            over: divide by the number that cover an element, or by all that are heard.
+        """
+        assert self.algorithm.stateful, "clients that hear each other keep rows"
+        if self._exchange is None:
+            layout = self.cohorts[0].layout
+            assert all(state.layout == layout for state in self.cohorts), "one architecture"
+            self._exchange = Exchange(
+                layout, self.ranks, owner=self._owner, buffer=self._exchange_buffer
+            )
+        rows = {k: self.row(k) for k in self.mine(range(self.clients))}
+        sizes = self._exchange.mean_(rows, hears, masks=masks, keep=keep, over=over)
+        for receiver in sorted(hears):
+            for sender in hears[receiver]:
+                self.ledger.sent_up(sender, sizes[sender])
+                self.ledger.sent_down(receiver, sizes[sender])
+
+    def share(self, clients: Sequence[int], groups: Sequence[Group]) -> None:
+        """Every group's tensors become their mean over those of the clients that have them.
+
+        Stateful algorithms only. Who is left out of a merge gives nothing, but receives.
+        """
+        layouts = [state.layout for state in self.cohorts]
+        sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
+        for client in clients:
+            self.ledger.sent_up(client, sharing.bytes(client))
+            self.ledger.sent_down(client, sharing.bytes(client))
+        several = self.ranks.world > 1
+        sharing.mean_(
+            {k: self.row(k) for k in self.mine(clients)},
+            givers={k for k in clients if self._usable.get(k, True)},
+            accumulate=self.accumulate,
+            device=self.device,
+            sum_over_ranks=self.ranks.sum_ if several else None,
+            max_over_ranks=self.ranks.max_ if several else None,
+        )
+
+    def gradient(self, client: int, t: int) -> Tensor:
+        """(P,) on the device: the gradient of one training batch at the client's row, in eval mode.
+
+        Drawn by (seed, "gradient", t, client); the client lies on this rank.
+        """
+        row = self.row(client)
+        here = Row(row.floats.to(self.device), row.integers.to(self.device))
+        return self.training.gradient(client, here, t)
+
+    def tally(self, name: str, values: Iterable[Tensor]) -> None:
+        """A metric of the round: a sum of integers over clients; every rank gives its own."""
+        total = torch.zeros((), dtype=torch.int64, device=self.device)
+        for value in values:
+            total += value
+        self.metrics[name] = float(self.ranks.sum_(total))
+
     # What the rest of core, and tests, ask.
 
     def state(self, client: int) -> CohortState:
@@ -285,27 +353,6 @@ class Fleet:
         module = self.cohorts[cohort].live.bind(model.row)
         assert isinstance(module, L.LightningModule)
         return module
-
-    def session_of(self, module: L.LightningModule) -> LocalSession:
-        """The session that evaluates a module: a cohort's, or one for an algorithm's own module."""
-        session = self._sessions.get(id(module))
-        if session is None:
-            session = self._sessions[id(module)] = LocalSession(module, self.runtime)
-        return session
-
-    def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
-        """Give the cohorts their sessions.
-
-        Args:
-            runtime: of the Trainer.
-            steppers: one a cohort, and whether it takes the round's learning rate.
-        """
-        self.runtime = runtime
-        self._sessions = {}
-        for state, (stepper, takes_lr) in zip(self.cohorts, steppers, strict=True):
-            state.takes_lr = takes_lr
-            state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
-            self._sessions[id(state.module)] = state.session
 
     def home_cohort(self, client: int) -> int:
         """The configured cohort of a client, whatever it is assigned in a round."""
@@ -343,26 +390,21 @@ class Fleet:
         row.integers.copy_(model.integers)
         return row
 
-    def rows(self) -> dict[int, list[Tensor]] | None:
-        """The rows of this rank's stateful clients, for a checkpoint.
-
-        None if clients keep nothing.
-        """
+    def states(self) -> dict[int, dict[str, Tensor]] | None:
+        """What this rank's stateful clients keep, for a checkpoint; None if they keep nothing."""
         if not self.algorithm.stateful:
             return None
-        rows = {k: self.row(k) for k in self.mine(range(self.clients))}
+        states = {k: self.algorithm.client_state(self, k) for k in self.mine(range(self.clients))}
         # Cloned: a view would be saved with the whole matrix behind it.
-        return {
-            k: [row.floats.cpu().clone(), row.integers.cpu().clone()] for k, row in rows.items()
-        }
+        return {k: {n: t.cpu().clone() for n, t in s.items()} for k, s in states.items()}
 
-    def load_rows(self, shards: Sequence[Mapping[int, list[Tensor]]]) -> None:
+    def load_states(self, shards: Sequence[Mapping[int, dict[str, Tensor]]]) -> None:
         """Take this rank's clients from the shards of a checkpoint, whatever ranks wrote them."""
         if not self.algorithm.stateful:
             return
         for shard in shards:
             for client in self.mine(sorted(shard)):
-                self.row(client).copy_(Row(*shard[client]))
+                self.algorithm.load_client_state(self, client, shard[client])
 
     def open_round(self) -> None:
         """Forget the participants of the last round.
@@ -408,68 +450,3 @@ class Fleet:
         held: list[int] = self.data.labels(client).tolist()
         surplus = range(self.data.num_classes, rows) if self.algorithm.surplus_rows else ()
         return [*held, *surplus]
-
-    def _run(self, client: int, mine: list[int], t: int) -> PendingReport:
-        """One session, on this rank."""
-        state = self.state(client)
-        assert state.session is not None, "sessions are attached before the first round"
-        row = self._fetch(client, mine)
-        state.live.bind(row)
-        self.algorithm.session_start(self, client, state.module)
-        per_epoch = self.data.num_batches(client)
-        work = Work(
-            client,
-            self._batches(client, t, self.work.batches(per_epoch)),
-            epoch_batches=per_epoch,
-            lr=self.lr if state.takes_lr else None,
-            seed=derive_seed(self.seed, "session", t, client),
-            hook=self._hook,
-        )
-        report = state.session.train(row, work)
-        if state.staging is not None:
-            state.staging.put_back(client)
-        return report
-
-    def _fetch(self, client: int, mine: list[int]) -> Row:
-        """The client's row on the device, and the next client's on its way."""
-        state = self.state(client)
-        if state.staging is None:
-            return self.row(client)
-        row = state.staging.get(client)
-        position = mine.index(client) + 1
-        if position < len(mine) and (ahead := self.state(mine[position]).staging) is not None:
-            ahead.prefetch(mine[position])
-        return row
-
-    def _batches(self, client: int, t: int, left: int) -> Iterator[Any]:
-        order = torch_generator(self.seed, "order", t, client)
-        augment = torch_generator(self.seed, "augment", t, client) if self.data.augments else None
-        while left > 0:
-            before = left
-            for batch in self.data.train_epoch(client, order=order, augment=augment, limit=left):
-                left -= 1
-                yield batch
-            assert left < before, f"client {client} has no batch"
-
-    def _start_anew(self, client: int) -> None:
-        """Give a stateful client its initial row: from what is not finite there is no way back."""
-        if self.algorithm.stateful and self._owner[client] == self.ranks.rank:
-            self.row(client).copy_(self.state(client).initial)
-
-    def _judge(self, reports: list[Report], t: int) -> None:
-        """Who is left out, and the round's means."""
-        limit = FIXED_LIMIT if self.accumulate == "fixed" else math.inf
-        for report in reports:
-            self._usable[report.client] = usable = report.norm < limit
-            if not usable:
-                self._start_anew(report.client)
-            if not usable and self.ranks.rank == 0:
-                log.warning(
-                    "round %d: the update of client %d is not finite (norm %g); "
-                    "it is left out of the merge, and a client that keeps its row starts anew",
-                    t, report.client, report.norm,
-                )  # fmt: skip
-        good = [r for r in reports if self._usable[r.client]]
-        self.metrics |= weighted_means(good)
-        self.metrics["participants"] = float(len(reports))
-        self.metrics["excluded"] = float(len(reports) - len(good))

@@ -5,6 +5,7 @@ rank it lies on: part of the bit promise. Bytes between ranks are a property of 
 outside it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,3 +72,46 @@ def forward_flops(module: nn.Module, batch: torch.Tensor) -> float:
         module(batch)
     module.train(training)
     return counter.get_total_flops() / len(batch)
+
+
+def weight_uses(module: nn.Module, batch: torch.Tensor) -> dict[str, float]:
+    """Multiply-adds of every element of a weight in the forward pass of one sample.
+
+    Of convolutions and linear layers, which is where masks save work: positions of the output.
+
+    Args:
+        module: called as `module(batch)`; put into eval mode and back.
+        batch: (2, ...) zeros.
+    """
+    uses: dict[str, float] = {}
+    handles = []
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+
+            def count(layer: nn.Module, _: object, output: torch.Tensor, name: str = name) -> None:
+                channels = layer.get_parameter("weight").shape[0]
+                positions = output.numel() / len(batch) / channels
+                uses[f"{name}.weight"] = uses.get(f"{name}.weight", 0.0) + positions
+
+            handles.append(part.register_forward_hook(count))
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            module(batch)
+    finally:
+        module.train(training)
+        for handle in handles:
+            handle.remove()
+    return uses
+
+
+def masked_flops(dense: float, uses: Mapping[str, float], missing: Mapping[str, int]) -> float:
+    """Forward FLOPs of a sample under a mask: two for every multiply-add of a weight that is there.
+
+    Args:
+        dense: FLOPs of the whole model.
+        uses: of `weight_uses`.
+        missing: elements that the mask leaves out, by tensor.
+    """
+    return dense - sum(2 * uses.get(name, 0.0) * count for name, count in missing.items())

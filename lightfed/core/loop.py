@@ -19,8 +19,8 @@ from lightfed.core._lightning import (
     _TrainingEpochLoop,
     is_overridden,
 )
-from lightfed.core.fleet import RunClient
 from lightfed.core.session import PendingReport
+from lightfed.core.training import RunClient
 
 if TYPE_CHECKING:
     from lightfed.core.federation import Federation
@@ -64,7 +64,7 @@ class RoundLoop(_TrainingEpochLoop):
         # already updated.
         if self._server_steps == t:
             self.in_round = True
-            federation.run_round(t, self._waves)
+            federation.run_round(t, self._waves, validates=self._should_check_val_epoch())
             self._server_steps += 1
             self.in_round = False
         if self._should_check_val_epoch():

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as L
 import torch
+from lightfed_kernels import apply_mask_
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -28,6 +29,8 @@ class Report:
         client: who; -1 for the global model.
         samples: samples processed (a sample counts once per epoch).
         steps: optimiser steps.
+        flops: forward FLOPs of a sample.
+        stored: bytes that the client keeps.
         metrics: sample-weighted means by name.
         norm: of the trained row; nan or inf where the update is not finite.
         batch: position among the batches of the global test set.
@@ -39,6 +42,8 @@ class Report:
     metrics: dict[str, float] = field(default_factory=dict)
     norm: float = 0.0
     batch: int = -1
+    flops: float = 0.0
+    stored: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Work:
         lr: learning rate of the round; None keeps the optimiser's own.
         seed: of dropout and whatever else draws from the device's default generator.
         hook: the algorithm's change to the gradients.
+        mask: packed words (P / 32,); what they do not cover is 0 after every step.
     """
 
     client: int
@@ -60,6 +66,7 @@ class Work:
     lr: float | None
     seed: int
     hook: GradientHook | None
+    mask: Tensor | None = None
 
 
 class LogBook:
@@ -167,6 +174,8 @@ class LocalSession:
                 loss = _loss(module.training_step(batch, index))
             if loss is not None:
                 stepper.step(loss, work.hook)
+                if work.mask is not None:
+                    apply_mask_(row.floats, work.mask)
                 losses.append(loss.detach())
                 sizes.append(size)
             if (index + 1) % work.epoch_batches == 0:
@@ -175,6 +184,27 @@ class LocalSession:
         # A dot product: ten times as fast as a maximum, and as good a test for what is not finite.
         square = torch.dot(row.floats, row.floats)
         return PendingReport(work.client, losses, sizes, book.close(), square)
+
+    def gradient(self, row: Row, batch: Any) -> Tensor:
+        """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is left as it is."""
+        assert self._live is not None, "this session only evaluates"
+        self._live.bind(row)
+        self.module.eval()
+        self._log.batch_size = batch_size(batch)
+        with self._context():
+            loss = _loss(self.module.training_step(batch, 0))
+        gradient = torch.zeros_like(row.floats)
+        if loss is not None:
+            parameters = self._live.trainable
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            views = self._live.layout.floats.views(gradient)
+            names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+            for name, grad in zip(names, found, strict=True):
+                if grad is not None:
+                    views[name].copy_(grad)
+        self._log.close()
+        self._live.unbind()
+        return gradient
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
@@ -201,6 +231,7 @@ class PendingReport:
     sizes: list[int]
     logged: dict[str, Tensor | float]
     square: Tensor
+    flops: float = 0.0
 
     def resolve(self) -> Report:
         samples = sum(self.sizes)
@@ -213,7 +244,8 @@ class PendingReport:
             )
             weighted = sum(x * n for x, n in zip(losses, self.sizes, strict=True))
             metrics.setdefault("train_loss", weighted / samples)
-        return Report(self.client, samples, len(self.losses), metrics, float(self.square) ** 0.5)
+        norm = float(self.square) ** 0.5
+        return Report(self.client, samples, len(self.losses), metrics, norm, flops=self.flops)
 
 
 def seed_default_generators(seed: int, device: torch.device) -> None:

@@ -290,6 +290,19 @@ class FederatedTrainer(L.Trainer):
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)  # type: ignore[attr-defined]
         print(datamodule.partition_.table())  # type: ignore[attr-defined]
 
+    def groups(self, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
+        """Print which layers which cohorts have in common (FlexiFed's trie); trains nothing.
+
+        Args:
+            model: the Federation.
+            datamodule: the FederatedDataModule; it knows the shape of a sample.
+        """
+        from lightfed.core.groups import groups_table
+
+        prepare = model.algorithm.prepare_module  # type: ignore[union-attr]
+        text = groups_table(model.cohorts, datamodule, seed=model.seed, prepare=prepare)  # type: ignore[arg-type]
+        print(text)
+
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint; `fresh` where `last` may mean a run that starts.
 

@@ -129,7 +129,7 @@ def test_the_proximal_step_is_that_of_pfllib() -> None:
     for position, (name, w_t, w) in enumerate(zip(names, received, start, strict=True)):
         w_t.copy_(golden[f"fedprox/global/{position}"])
         w.copy_(golden[f"fedprox/before/{name}"])
-    algorithm.session_start(fleet, 0, fleet.bind(0))
+    algorithm.session_start(fleet, 0, fleet.bind(0), row)
     batches = list(zip(x.split(settings["batch"]), y.split(settings["batch"]), strict=True))
     work = Work(
         0,

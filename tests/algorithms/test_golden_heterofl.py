@@ -59,7 +59,7 @@ class Local:
         module = self.fleet.bind(1)
         assert isinstance(self.fleet.algorithm, HeteroFL)
         if masked:
-            self.fleet.algorithm.session_start(self.fleet, 1, module)
+            self.fleet.algorithm.session_start(self.fleet, 1, module, self.row)
         return module.train()
 
 

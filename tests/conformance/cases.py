@@ -12,11 +12,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.flexifed import ClusteredCommon, MaxCommon
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.standalone import Standalone
+from lightfed.comm.topology import Ring, TimeVarying
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
@@ -46,6 +52,17 @@ class NormNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
+
+
+class DeepNet(NormNet):
+    """Levels below a have one convolution more."""
+
+    def __init__(self, num_classes: int = 10, rate: float = 1.0) -> None:
+        super().__init__(num_classes)
+        if rate < 1:
+            first, rest = list(self.layers)[:3], list(self.layers)[2:]
+            deeper = [nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)]
+            self.layers = nn.Sequential(*first, *deeper, *rest)
 
 
 def digits() -> FederatedDataModule:
@@ -89,13 +106,33 @@ _resnet = partial(PreActResNet, hidden=(8, 12), blocks=(1, 1))
 _transformer = partial(Transformer, embedding=16, heads=2, hidden=16, layers=1)
 _mlp = partial(MLP, hidden=(16,), dropout=0.3)
 
+# All clients take part; the cosine of the masks ends with the run, also where it was stopped.
+_everyone: dict[str, Any] = {"fraction": 1.0}
+_sparse: dict[str, Any] = {"topology": TimeVarying(2), "rounds": ROUNDS}
+
 CASES = {
+    "dispfl": Case(
+        partial(DisPFL, **_sparse, density=[0.3, 0.6]), _mlp, federation=_everyone,
+        trainer={"gradient_clip_val": 10.0},
+    ),
+    "dispfl_statistics": Case(
+        partial(DisPFL, **_sparse, regrow="gradient", active=0.7, buffers="average"),
+        federation=_everyone | {"store": "host", "exchange_buffer": 1},
+    ),
+    "dpsgd": Case(partial(DPSGD, Ring())),
     "fedavg": Case(FedAvg),
     "fedavg_uniform_fixed": Case(partial(FedAvg, "uniform"), federation={"accumulate": "fixed"}),
     "fedavg_local_statistics": Case(partial(FedAvg, buffers="local")),
     "fedavg_drop_statistics": Case(partial(FedAvg, buffers="drop")),
     "fedavg_host_rows": Case(FedAvg, federation={"store": "host"}),
     "fedprox": Case(partial(FedProx, mu=0.1), _mlp, trainer={"gradient_clip_val": 1.0}),
+    "flexifed_clustered": Case(
+        ClusteredCommon, DeepNet, "ab",
+        federation={"store": "host", "fraction": 0.7, "accumulate": "fixed"},
+    ),
+    "flexifed_max": Case(
+        partial(MaxCommon, share_classifier=True), DeepNet, "abc", federation={"fraction": 0.9}
+    ),
     "heterofl": Case(HeteroFL, _conv, "abcde", federation={"fraction": 0.7}),
     "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
     "heterofl_dropout": Case(HeteroFL, _mlp, "ace"),
@@ -105,5 +142,9 @@ CASES = {
     ),
     "lgfedavg": Case(partial(LGFedAvg, 2), federation={"local_epochs": 2}),
     "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "host"}),
+    "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
+    "my2": Case(
+        partial(My2, **_sparse, keep_own=True, buffers="average"), federation=_everyone
+    ),
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip

@@ -55,9 +55,11 @@ def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
             for client in state.store.slots
         ]
     )
+    kept = [(client, _hash(*state.values())) for client, state in (fleet.states() or {}).items()]
     metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
     return {
         "server": _hash(*federation.state_dict().values()),
+        "kept": repr(sorted(fleet.ranks.gather(kept))),
         "rows": hashlib.sha256(repr(sorted(rows)).encode()).hexdigest(),
         "metrics": repr(sorted(metrics.items())),
         "ledger": _hash(torch.from_numpy(fleet.ledger.totals)),

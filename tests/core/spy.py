@@ -78,11 +78,11 @@ def data(**settings: Any) -> Any:
 
 def state_of(model: Federation) -> dict[str, Any]:
     """All that a round leaves behind: server, clients' rows, ledger."""
-    rows = model.fleet.rows() or {}
+    rows = model.fleet.states() or {}
     state: dict[str, Any] = {"ledger": model.fleet.ledger.totals.tolist()}
     if not rows:
         state["server"] = server_row(model).tolist()
-    return state | {f"client {k}": [t.tolist() for t in row] for k, row in rows.items()}
+    return state | {f"client {k}": [t.tolist() for t in row.values()] for k, row in rows.items()}
 
 
 def lr_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:

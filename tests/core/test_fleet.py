@@ -147,7 +147,7 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
         fed = Fleet([Cohort(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
         optimizer = partial(SGD, lr=0.1, momentum=0.9)
         stepper = client_stepper(fed.cohorts[0], 0, optimizer, Runtime(), evaluated=False)
-        fed.attach(Runtime(), [stepper])
+        fed.training.attach(Runtime(), [stepper])
         for t in range(2):
             run_round(fed, t)
         assert isinstance(fed.algorithm, FedAvg | HeteroFL)

@@ -1,0 +1,305 @@
+"""DisPFL: decentralised, sparse, personalised training; every client has a mask of its own.
+
+Dai, Shen, He, Tian, Tao: DisPFL: Towards Communication-Efficient Personalized Federated Learning
+via Decentralized Sparse Training. ICML 2022. https://arxiv.org/abs/2206.00187
+
+Without a server, client k hears the clients S_k of a graph, averages every weight over those whose
+masks cover it, keeps what its own mask covers, trains that and nothing else, and then drops the
+smallest of its weights and grows others. The released code settles what the paper leaves open: the
+average is counted by the masks that the neighbours trained with (the paper's line 7 writes the new
+ones); weights that a mask drops are sent once more; a client that is not active in a round trains
+without communicating; gradients are clipped (trainer.gradient_clip_val: 10) before they are masked.
+
+Deviations: a mask search (line 15) is done at the start of the next round, from the same values, so
+that a client keeps one mask between rounds and not two; its draws do not depend on the device; the
+number of weights to drop is computed in float64. Tensors without a gap are not searched, which
+changes nothing.
+"""
+
+import logging
+from math import cos, pi
+from typing import Literal
+
+import lightning.pytorch as L
+import torch
+from lightfed_kernels import (
+    Layout,
+    Segments,
+    apply_mask_,
+    compress,
+    count_per_tensor,
+    expand,
+    popcount,
+    prune_counts,
+    prune_regrow,
+    select_random,
+)
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.comm.topology import TimeVarying, Topology, hearing
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.fleet import Fleet
+from lightfed.core.sparsity import active_counts, erk_densities
+from lightfed.core.store import ModelLayout, Row
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import derive_seed, numpy_generator
+
+log = logging.getLogger(__name__)
+
+_KEY = "model.algorithm.init_args"
+
+
+class DisPFL(Algorithm):
+    """Personal sparse masks, searched by magnitude and by gradient or chance; no server."""
+
+    stateful = True
+    tests_start = True
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        density: float | list[float] = 0.5,
+        distribution: Literal["erk", "uniform"] = "erk",
+        own_masks: bool = True,
+        prune_rate: float = 0.5,
+        regrow: Literal["random", "gradient"] = "random",
+        static: bool = False,
+        active: float = 1.0,
+        buffers: Literal["refuse", "average"] = "refuse",
+        rounds: int | None = None,
+    ) -> None:
+        """Who hears whom, how sparse clients are, and how masks change.
+
+        Args:
+            topology: Who hears whom; 10 clients drawn anew for every client and round by default.
+            density: Share of its weights that a client has; of a list, client i has entry
+                i mod length.
+            distribution: Of the density over the tensors: erk (Erdos-Renyi-Kernel) keeps small
+                tensors dense, uniform treats all alike.
+            own_masks: Every client starts with a mask of its own, else all of a density share one.
+            prune_rate: alpha_0, share of a mask that is dropped and grown in the first round; it
+                falls to 0 along a cosine.
+            regrow: Grow weights at random, as in the released scripts, or where the gradient of a
+                batch is largest, as in the paper.
+            static: Keep the masks of the start.
+            active: Probability of a client to communicate in a round; all train.
+            buffers: BatchNorm statistics have no mask: refuse a model that has any, or average
+                them over those that a client hears.
+            rounds: T of the cosine; the length of the run by default.
+        """
+        super().__init__()
+        self.topology = topology or TimeVarying()
+        self.densities = [density] if isinstance(density, int | float) else list(density)
+        _check_densities(self.densities)
+        _check_share("prune_rate", prune_rate, least=0.0)
+        _check_share("active", active)
+        self.distribution = distribution
+        self.own_masks = own_masks
+        self.prune_rate = prune_rate
+        self.regrow = regrow
+        self.static = static
+        self.active = active
+        self.statistics = buffers
+        self.rounds = rounds
+        self.masks: dict[int, Tensor] = {}  # of this rank's clients: what they last trained
+        self._segments: Segments  # of the parameters, which lead a row
+        self._buffer_words: Tensor  # of a row's mask, behind the parameters: all ones
+        self._counted: list[Tensor] = []
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        layout = self._layout(fed)
+        self.topology.check(fed.clients)
+        self._warn_of_isolated(fed)
+        if self.rounds is None and fed.rounds is None and not self.static:
+            found = "nothing, and trainer.max_epochs does not say how long the run is"
+            raise UserError(f"{_KEY}.rounds", found, "give the number of rounds of the cosine")
+        parameters = layout.floats.entries[: layout.parameters]
+        shapes = [(entry.name, entry.shape) for entry in parameters]
+        self._segments = Segments.build(Layout.build(shapes), device=fed.device)
+        every = Segments.build(layout.floats).live_on(fed.device)
+        self._buffer_words = every[len(self._segments.live) :]
+        for client in fed.mine(range(fed.clients)):
+            self.masks[client] = self._first_mask(fed, client)
+            row = fed.row(client).floats  # w_0, the same for all
+            apply_mask_(row, self.masks[client].to(row.device))
+
+    def _layout(self, fed: Fleet) -> ModelLayout:
+        """The one layout of all clients.
+
+        Raises:
+            UserError: there are several, or it has buffers, or not all clients train.
+        """
+        first = fed.cohorts[0]
+        for state in fed.cohorts:
+            if state.layout != first.layout:
+                found = f"cohorts {first.name} and {state.name} have different architectures"
+                fix = f"{type(self).__name__} needs one; clients differ by density"
+                raise UserError("model.cohorts", found, fix)
+        statistics = first.layout.floats.entries[first.layout.parameters :]
+        if statistics and self.statistics == "refuse":
+            found = f"the model has buffers, such as {statistics[0].name}, which have no mask"
+            fix = f"use a model without (ResNet18GN), or set {_KEY}.buffers: average"
+            raise UserError("model.cohorts", found, fix)
+        if fed.work.fraction != 1.0 or fed.work.clients_per_round is not None:
+            key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
+            fix = f"leave it out; {_KEY}.active and the topology say who communicates"
+            raise UserError(f"model.{key}", "a part of the clients, where all train", fix)
+        return first.layout
+
+    def _warn_of_isolated(self, fed: Fleet) -> None:
+        """Name clients that hear nobody, where the graph is always the same."""
+        if self.topology.varies or fed.ranks.rank != 0:
+            return
+        lists = hearing(self.topology, 0, clients=fed.clients, seed=fed.seed)
+        lonely = [client for client, heard in lists.items() if not heard]
+        if lonely:
+            names = ", ".join(map(str, lonely[:10]))
+            more = "" if len(lonely) <= 10 else f" and {len(lonely) - 10} more"
+            log.warning("the topology leaves clients %s%s alone: they hear nobody", names, more)
+
+    def _first_mask(self, fed: Fleet, client: int) -> Tensor:
+        """m_{k,0}: of every tensor so many weights at random."""
+        density = self.densities[client % len(self.densities)]
+        layout = self._segments.layout
+        shapes = [entry.shape for entry in layout]
+        each = [density] * len(shapes)
+        if self.distribution == "erk":
+            each = erk_densities(shapes, density)
+        counts = active_counts(shapes, each)
+        name = client if self.own_masks else -1
+        seed = derive_seed(fed.seed, "first-mask", client=name)
+        drawn = select_random(self._segments.live_on(fed.device), counts, self._segments, seed=seed)
+        return self._whole(drawn)
+
+    def _whole(self, parameters: Tensor) -> Tensor:
+        """The mask of a row: of the parameters as given, of buffers all."""
+        return torch.cat([parameters, self._buffer_words])
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        masks = self.next_masks(fed, t)  # m_{k,t}: line 15 of the round before
+        # w_{k,t+1/2} = (sum_j w_{j,t} / sum_j m_j) * m_{k,t},   j in S_{k,t} and k: line 7
+        fed.exchange(self.hears(fed, t), masks=self.masks, keep=masks)
+        self.masks = masks
+        self.sessions(fed, t)  # lines 8-14
+
+    def sessions(self, fed: Fleet, t: int) -> None:
+        """E local epochs of every client under its mask."""
+        self._counted = []
+        fed.train(range(fed.clients), t)
+        # As the released code counts: weights that are not 0 before and after a session.
+        fed.tally("counted_parameters", self._counted)
+
+    def hears(self, fed: Fleet, t: int) -> dict[int, list[int]]:
+        """S_{k,t} of every client; nobody, for one that is not active."""
+        active: list[int] | None = None
+        if self.active < 1:
+            draws = (numpy_generator(fed.seed, "active", t, k) for k in range(fed.clients))
+            active = [k for k, draw in enumerate(draws) if draw.random() < self.active]
+        lists = hearing(self.topology, t, clients=fed.clients, seed=fed.seed, active=active)
+        return {k: lists.get(k, []) for k in range(fed.clients)}
+
+    def next_masks(self, fed: Fleet, t: int) -> dict[int, Tensor]:
+        """Masks of round t, from what the clients have trained in the one before: algorithm 2."""
+        if t == 0 or self.static:
+            return self.masks
+        return {k: self._search(fed, k, t - 1) for k in self.masks}
+
+    def _search(self, fed: Fleet, client: int, t: int) -> Tensor:
+        """Drop the smallest of a client's weights and grow as many others."""
+        weights = self._weights(fed.row(client).floats.to(fed.device))
+        mask = self._words(self.masks[client])
+        counts = self.drops(fed, mask, t)
+        grown = prune_regrow(
+            weights, mask, counts, self._segments, regrow=self.growth(fed, client, t)
+        )
+        return self._whole(grown)
+
+    def growth(self, fed: Fleet, client: int, t: int) -> Tensor | int:
+        """Where a client's weights grow: |g(w_{k,t+1})| of a batch, or the seed of a draw."""
+        if self.regrow == "random":
+            return derive_seed(fed.seed, "regrow", t, client)
+        return self._weights(fed.gradient(client, t))
+
+    def drops(self, fed: Fleet, mask: Tensor, t: int) -> list[int]:
+        """ceil(alpha_t n) of the n weights of every tensor that has gaps.
+
+        alpha_t = alpha_0 / 2 (1 + cos(pi t / T)): eq. (4) of the document.
+        """
+        length = self.rounds or fed.rounds
+        assert length is not None, "checked in setup"
+        rate = self.prune_rate / 2 * (1 + cos(pi * min(t, length) / length))
+        active = count_per_tensor(mask, self._segments).tolist()
+        whole = [entry.numel for entry in self._segments.layout]
+        dropped = prune_counts(active, rate)
+        return [0 if n == size else k for k, n, size in zip(dropped, active, whole, strict=True)]
+
+    def _weights(self, row: Tensor) -> Tensor:
+        return row[: self._segments.size]
+
+    def _words(self, mask: Tensor) -> Tensor:
+        """The words of the parameters."""
+        return mask[: len(self._segments.live)]
+
+    @override
+    def trained_mask(self, fed: Fleet, client: int) -> Tensor | None:
+        return self.masks[client]
+
+    @override
+    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
+        self._counted.append(row.floats.count_nonzero())
+
+    @override
+    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+        self._counted.append(row.floats.count_nonzero())
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        return None if client is None else fed.bind(client)
+
+    @override
+    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
+        return fed.state(client).layout, fed.row(client)
+
+    @override
+    def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:
+        """The covered values and the mask."""
+        row, mask = fed.row(client), self.masks[client].to(fed.row(client).floats.device)
+        values = compress(row.floats, mask, nnz=int(popcount(mask)))
+        return {"values": values, "mask": mask, "integers": row.integers}
+
+    @override
+    def load_client_state(self, fed: Fleet, client: int, state: dict[str, Tensor]) -> None:
+        row = fed.row(client)
+        mask = self.masks[client] = state["mask"].to(fed.device, copy=True)
+        expand(state["values"].to(row.floats.device), mask.to(row.floats.device), out=row.floats)
+        row.integers.copy_(state["integers"])
+
+    @override
+    def stored_bytes(self, fed: Fleet, client: int) -> int:
+        integers = 8 * fed.state(client).layout.integers.numel
+        return 4 * int(popcount(self.masks[client])) + 4 * len(self.masks[client]) + integers
+
+    @override
+    def start_anew(self, fed: Fleet, client: int) -> None:
+        super().start_anew(fed, client)
+        row = fed.row(client).floats
+        apply_mask_(row, self.masks[client].to(row.device))
+
+
+def _check_densities(densities: list[float]) -> None:
+    if not densities:
+        raise UserError(f"{_KEY}.density", "an empty list", "give at least one density")
+    for density in densities:
+        _check_share("density", density)
+
+
+def _check_share(name: str, share: float, *, least: float | None = None) -> None:
+    inside = 0 < share <= 1 if least is None else least <= share <= 1
+    if not inside:
+        bounds = "(0, 1]" if least is None else "[0, 1]"
+        raise UserError(
+            f"{_KEY}.{name}", f"{share} is outside {bounds}", f"give a share in {bounds}"
+        )

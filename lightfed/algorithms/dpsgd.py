@@ -1,0 +1,57 @@
+"""D-PSGD with local epochs: decentralised, dense; the baseline of DisPFL without masks.
+
+Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized
+Algorithms? NeurIPS 2017. https://arxiv.org/abs/1705.09056
+
+As in the released code of DisPFL, a client takes the plain mean over itself and those it hears, and
+then trains local epochs, where the paper takes one step of gradient at its own old model.
+"""
+
+import lightning.pytorch as L
+from typing_extensions import override
+
+from lightfed.comm.topology import TimeVarying, Topology, hearing
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.fleet import Fleet
+from lightfed.core.store import ModelLayout, Row
+from lightfed.utils.errors import UserError
+
+
+class DPSGD(Algorithm):
+    """w_k <- mean over k and its neighbours, then E local epochs of SGD on D_k."""
+
+    stateful = True
+    tests_start = True
+
+    def __init__(self, topology: Topology | None = None) -> None:
+        """Who hears whom.
+
+        Args:
+            topology: 10 clients drawn anew for every client and round by default.
+        """
+        super().__init__()
+        self.topology = topology or TimeVarying()
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        first = fed.cohorts[0]
+        for state in fed.cohorts:
+            if state.layout != first.layout:
+                found = f"cohorts {first.name} and {state.name} have different architectures"
+                raise UserError("model.cohorts", found, "DPSGD needs one for all")
+        self.topology.check(fed.clients)
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients = fed.participants(t)
+        lists = hearing(self.topology, t, clients=fed.clients, seed=fed.seed, active=clients)
+        fed.exchange(lists)  # w_k <- sum_j w_j / J,   j in S_k and k
+        fed.train(clients, t)
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        return None if client is None else fed.bind(client)
+
+    @override
+    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
+        return fed.state(client).layout, fed.row(client)

@@ -1,0 +1,205 @@
+"""FlexiFed: clients of different architectures average the layers that these begin with in common.
+
+Wang, He, Chen, Chen, Huang, Jin, Yang: FlexiFed: Personalized Federated Learning for Edge Clients
+with Heterogeneous Model Architectures. WWW 2023. https://doi.org/10.1145/3543507.3583347
+
+All strategies are choices of nodes of one prefix trie of the clients' layers: a node's tensors
+become their plain mean over the participants that pass through it. Layers are compared by what they
+are, not by name, and a convolution with its norm and activation is one layer
+(`lightfed.core.signature`). Basic-, Clustered- and Max-Common are the paper's strategies;
+Clustered-FL is its baseline, and Standalone (`lightfed.algorithms.standalone`) the choice of none.
+
+Every client starts from its own initial values and keeps its row. BatchNorm statistics are
+averaged like weights, as in the released code; num_batches_tracked, of which the released code
+makes a fraction, becomes the largest of the group. The released code tests clients after
+aggregation, and so does an evaluation here, but with the statistics of evaluation, not of training.
+
+Bytes are those of the tensors that a client shares in the round, up and down; the released code
+sends whole models up.
+"""
+
+import logging
+from abc import abstractmethod
+from typing import Literal
+
+import lightning.pytorch as L
+from typing_extensions import override
+
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import blank
+from lightfed.core.fleet import Fleet
+from lightfed.core.signature import layers_of
+from lightfed.core.store import LiveModule, ModelLayout, Row
+from lightfed.core.trie import Node, Trie
+from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+Initial = Literal["own", "cohort"]
+
+
+class FlexiFed(Algorithm):
+    """A round of every strategy: train, choose nodes of the trie, average them."""
+
+    stateful = True
+    trie: Trie
+
+    def __init__(self, initial: Initial = "own") -> None:
+        """Where the clients start.
+
+        Args:
+            initial: Every client from its own draw of initial values, as in the paper, or all
+                clients of a cohort from the same.
+        """
+        super().__init__()
+        self.initial = initial
+
+    @abstractmethod
+    def choose(self, trie: Trie) -> list[Node]:
+        """The nodes that are averaged; no layer of a cohort is in two of them.
+
+        Args:
+            trie: of the cohorts that take part in the round.
+        """
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        batch = blank(fed.data, samples=2).to(fed.device)
+        self.trie = Trie.build(
+            {
+                cohort: layers_of(state.module, batch, key=f"model.cohorts.{cohort}.model")
+                for cohort, state in enumerate(fed.cohorts)
+            }
+        )
+        self._warn_of_strangers(fed)
+        for client in fed.mine(range(fed.clients)):
+            self.start_anew(fed, client)  # w_u,0
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients = fed.participants(t)  # U
+        fed.train(clients, t)  # E local epochs of SGD on D_u
+        trie = self.trie.among({fed.home_cohort(u) for u in clients})
+        # eq. (4), (6): w_u[node] <- sum_v w_v[node] / |U_node|, u and v in U_node
+        fed.share(clients, trie.groups(self.choose(trie)))
+
+    @override
+    def start_anew(self, fed: Fleet, client: int) -> None:
+        """The client's initial values, a function of (seed, client) where they are its own."""
+        state = fed.state(client)
+        row = state.initial
+        if self.initial == "own":
+            module = state.cohort.build(fed.data, position=client, seed=fed.seed)
+            self.prepare_module(module)
+            row = LiveModule(module, state.layout).row_of_module()
+        fed.row(client).copy_(row)
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        return None if client is None else fed.bind(client)
+
+    @override
+    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
+        return fed.state(client).layout, fed.row(client)
+
+    def _warn_of_strangers(self, fed: Fleet) -> None:
+        """Tell of clients that have, or share, nothing with others."""
+        names, strategy = [state.name for state in fed.cohorts], type(self).__name__
+        families = [node.cohorts for node in self.trie.nodes if node.depth == 0]
+        if len(families) > 1:
+            listed = " | ".join(", ".join(names[c] for c in family) for family in families)
+            log.warning("cohorts %s: they have no layer in common and share nothing", listed)
+        counts = [state.cohort.count for state in fed.cohorts]
+        chosen = self.choose(self.trie)
+        shared = {c for n in chosen if sum(counts[k] for k in n.cohorts) > 1 for c in n.cohorts}
+        for cohort in sorted(set(self.trie.cohorts) - shared):
+            log.warning("cohort %s: its clients share nothing under %s", names[cohort], strategy)
+
+
+class BasicCommon(FlexiFed):
+    """The base that all participants have in common is averaged; everything else is personal."""
+
+    @override
+    def choose(self, trie: Trie) -> list[Node]:
+        return trie.common()
+
+
+class ClusteredCommon(FlexiFed):
+    """The common base over all participants, and the rest over those of the same architecture."""
+
+    @override
+    def choose(self, trie: Trie) -> list[Node]:
+        base = trie.common()
+        return base + [n for c in trie.clusters() for n in trie.whole(c)[len(base) :]]
+
+
+class MaxCommon(FlexiFed):
+    """Every layer is averaged over all whose networks begin with the same layers up to it.
+
+    The paper's recursion (Alg. 1) averages the common base of a set of clients, splits the set by
+    the next layer and goes on with the parts: that visits the nodes of the trie.
+    """
+
+    def __init__(
+        self,
+        max_common_layers: int | None = None,
+        share_classifier: bool = False,
+        initial: Initial = "own",
+    ) -> None:
+        """The paper's experiments beside the strategy itself.
+
+        Args:
+            max_common_layers: L, share no more than the first L layers (convolutions, embeddings,
+                linear layers), also between equal architectures; 0 is Standalone. All by default.
+            share_classifier: Average the linear layers at the end over all clients whose shapes
+                agree from there to the end, though their bases differ. The paper expects it to
+                hurt.
+            initial: Every client from its own draw of initial values, as in the paper, or all
+                clients of a cohort from the same.
+        """
+        super().__init__(initial)
+        key = "model.algorithm.init_args"
+        if max_common_layers is not None and max_common_layers < 0:
+            fix = "give a number of layers, 0 or more"
+            raise UserError(f"{key}.max_common_layers", str(max_common_layers), fix)
+        if max_common_layers is not None and share_classifier:
+            found = f"true, beside max_common_layers: {max_common_layers}"
+            fix = "keep one: the limit holds for the classifier, too"
+            raise UserError(f"{key}.share_classifier", found, fix)
+        self.max_common_layers = max_common_layers
+        self.share_classifier = share_classifier
+
+    @override
+    def choose(self, trie: Trie) -> list[Node]:
+        limit = self.max_common_layers
+        nodes = [n for n in trie.nodes if limit is None or n.depth < limit]
+        return with_heads(trie, nodes) if self.share_classifier else nodes
+
+
+class ClusteredFL(FlexiFed):
+    """FedAvg within each group of the same architecture (baseline)."""
+
+    @override
+    def choose(self, trie: Trie) -> list[Node]:
+        return [n for cluster in trie.clusters() for n in trie.whole(cluster)]
+
+
+def with_heads(trie: Trie, nodes: list[Node]) -> list[Node]:
+    """The nodes, with layers of the classifiers shared by their shapes where more have them so.
+
+    As one mean: that over all clients of the means of groups, each taken by all of its members, is
+    the mean over all clients.
+    """
+
+    def places(node: Node) -> set[tuple[int, int]]:
+        """Cohorts, and which layer of theirs it is."""
+        return {(c, range(len(trie.models[c]))[node.depth]) for c in node.cohorts}
+
+    by_path = {place: places(node) for node in nodes for place in places(node)}
+    heads = [
+        head
+        for head in trie.heads()
+        if all(by_path[place] <= places(head) for place in places(head))
+    ]
+    taken = {place for head in heads for place in places(head)}
+    return [node for node in nodes if not places(node) & taken] + heads

@@ -1,0 +1,116 @@
+"""My-2: DisPFL whose masks change at aggregation, towards what the neighbours have.
+
+The second variant of the document behind DisPFL's reproduction (section 4.1). Before it trains, a
+client drops the smallest of its own weights, and grows where the neighbours' mean is largest; the
+mean is divided by the number of neighbours, not by those that cover a weight. Its author's code
+settles the rest: of every tensor the n largest elements of the mean are taken, n being the number
+dropped, kept ones included; for every one of them that the client has kept, another grows at random
+from those still missing, so that the number of weights stays.
+
+The code computes a model with the client's own values on what it has kept and then uses the mean
+everywhere; that is the default here too, and `keep_own` is what its comment says.
+"""
+
+from typing import Literal
+
+from lightfed_kernels import (
+    apply_mask_,
+    compress,
+    count_per_tensor,
+    expand,
+    popcount,
+    select_by_magnitude,
+    select_random,
+)
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.comm.topology import Topology
+from lightfed.core.fleet import Fleet
+from lightfed.utils.rng import derive_seed
+
+
+class My2(DisPFL):
+    """DisPFL, its masks changed by the neighbours' plain mean before training."""
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        density: float | list[float] = 0.5,
+        distribution: Literal["erk", "uniform"] = "erk",
+        own_masks: bool = True,
+        prune_rate: float = 0.5,
+        keep_own: bool = False,
+        active: float = 1.0,
+        buffers: Literal["refuse", "average"] = "refuse",
+        rounds: int | None = None,
+    ) -> None:
+        """As DisPFL, but for the masks.
+
+        Args:
+            topology: See DisPFL.
+            density: See DisPFL.
+            distribution: See DisPFL.
+            own_masks: See DisPFL.
+            prune_rate: See DisPFL.
+            keep_own: Start from one's own values where a weight was kept, and from the mean where
+                it has grown.
+            active: See DisPFL.
+            buffers: See DisPFL.
+            rounds: See DisPFL.
+        """
+        super().__init__(
+            topology, density, distribution, own_masks, prune_rate,
+            active=active, buffers=buffers, rounds=rounds,
+        )  # fmt: skip
+        self.keep_own = keep_own
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        kept = {k: self._pruned(fed, k, t) for k in self.masks}
+        own = {k: self._values(fed, k, mask) for k, mask in kept.items()} if self.keep_own else {}
+        fed.exchange(self.hears(fed, t), masks=self.masks, over="neighbours")  # 1/J sum_j w_j
+        for client, mask in kept.items():
+            self.masks[client] = self._grown(fed, client, mask, t)
+            row = fed.row(client).floats
+            if self.keep_own:
+                self._put_back(row, mask, own[client])
+            apply_mask_(row, self.masks[client].to(row.device))
+        self.sessions(fed, t)
+
+    def _pruned(self, fed: Fleet, client: int, t: int) -> Tensor:
+        """The client's mask without the smallest of its own weights; of the parameters."""
+        mask = self._words(self.masks[client])
+        counts = self.drops(fed, mask, t)
+        weights = self._weights(fed.row(client).floats.to(fed.device))
+        dropped = select_by_magnitude(weights, mask, counts, self._segments, largest=False)
+        return mask & ~dropped
+
+    def _grown(self, fed: Fleet, client: int, kept: Tensor, t: int) -> Tensor:
+        """As many weights as were dropped: the largest of the mean, and others at random."""
+        segments, live = self._segments, self._segments.live_on(fed.device)
+        counts = self.drops(fed, self._words(self.masks[client]), t)
+        mean = self._weights(fed.row(client).floats.to(fed.device))
+        largest = select_by_magnitude(mean, live, counts, segments, largest=True)
+        twice = count_per_tensor(largest & kept, segments)
+        mask = kept | largest
+        others = self.others(fed, live & ~mask, twice, client, t)
+        return self._whole(mask | others)
+
+    def others(self, fed: Fleet, free: Tensor, counts: Tensor, client: int, t: int) -> Tensor:
+        """So many of every tensor's free elements, at random."""
+        seed = derive_seed(fed.seed, "regrow", t, client)
+        return select_random(free, counts, self._segments, seed=seed)
+
+    def _values(self, fed: Fleet, client: int, mask: Tensor) -> Tensor:
+        """The client's own weights under a mask of the parameters."""
+        weights = self._weights(fed.row(client).floats)
+        mask = mask.to(weights.device)
+        return compress(weights, mask, nnz=int(popcount(mask)))
+
+    def _put_back(self, row: Tensor, mask: Tensor, values: Tensor) -> None:
+        """Own weights over the mean, where they were kept."""
+        weights, mask = self._weights(row), mask.to(row.device)
+        apply_mask_(weights, ~mask)
+        weights += expand(values, mask)

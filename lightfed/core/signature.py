@@ -1,0 +1,204 @@
+"""What the layers of a network are, read from its modules: equal signatures are equal layers.
+
+FlexiFed compares architectures layer by layer, from the input on. A layer is a module with weights
+together with the norms and activations right behind it; modules without weights in between, as
+poolings and dropout, belong to the layer that follows. Its signature is the kinds, settings and
+tensor shapes of all of them. Only so is the third convolution of CharCNN-3, which has no norm,
+another layer than that of CharCNN-4, and the second one of VGG-11, behind a pooling, another than
+that of VGG-13, while their first is the same.
+
+Layers are in the order in which a forward pass calls them. In a network that registers its modules
+in that order, as it should, that is the order of its state, where the released code compares names.
+What a network does between its modules (functions, additions, who holds them) is not seen.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightfed.utils.errors import UserError
+
+# Where torch keeps what joins the layer in front of it.
+_JOINING = {
+    f"torch.nn.modules.{name}"
+    for name in ("activation", "batchnorm", "instancenorm", "normalization")
+}
+# Attributes that do not change what a module computes in evaluation, nor what it learns.
+_NO_SETTING = {"training", "inplace"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a network.
+
+    Attributes:
+        path: of its module with weights.
+        kind: class of that module.
+        signature: what it is: two layers are alike if and only if these are equal.
+        tensors: names of its parameters and persistent buffers, in the order of the modules.
+        shapes: of the tensors.
+        parameters: elements of those that are parameters.
+        text: for people.
+    """
+
+    path: str
+    kind: str
+    signature: tuple[str, ...]
+    tensors: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    parameters: int
+    text: str
+
+
+def layers_of(module: nn.Module, batch: Tensor, *, key: str) -> tuple[Layer, ...]:
+    """The layers of a network, from the input on.
+
+    Args:
+        module: the network, on the device of the batch.
+        batch: that it takes; zeros will do.
+        key: of the configuration, for errors.
+
+    Raises:
+        UserError: the order of the layers cannot be told: a module is called twice or never, has
+            weights of its own beside its parts, or those of another; names it. Or there is none.
+    """
+    leaves = dict(_leaves(module, "", key))
+    _check_untied(leaves, key)
+    pending: list[str] = []  # signatures of modules without weights since the last layer
+    parts: list[list[nn.Module]] = []
+    before: list[list[str]] = []
+    joinable = False
+    for part in _calls(module, batch, leaves, key):
+        if joinable and _joins(part):
+            parts[-1].append(part)
+        elif _has_tensors(part):
+            parts.append([part])
+            before.append(pending)
+            pending, joinable = [], True
+        elif not isinstance(part, nn.Identity | nn.Sequential):  # an empty one is an identity, too
+            pending.append(_signature(part))
+            joinable = False
+    if not parts:
+        raise UserError(key, "a network without layers that have weights", "use another model")
+    layers = [_layer(own, leaves, first) for own, first in zip(parts, before, strict=True)]
+    layers[-1] = replace(layers[-1], signature=(*layers[-1].signature, *pending))
+    return tuple(layers)
+
+
+def _layer(parts: list[nn.Module], paths: dict[nn.Module, str], before: list[str]) -> Layer:
+    """Of a module with weights and those that join it."""
+    named = [
+        (f"{paths[part]}.{name}".lstrip("."), tensor)
+        for part in parts
+        for name, tensor in part.state_dict(keep_vars=True).items()
+        if isinstance(tensor, Tensor)
+    ]
+    sizes = "x".join(str(size) for size in named[0][1].shape) if named else ""
+    kinds = [type(part).__name__ for part in parts]
+    return Layer(
+        path=paths[parts[0]],
+        kind=kinds[0],
+        signature=(*before, *(_signature(part) for part in parts)),
+        tensors=tuple(name for name, _ in named),
+        shapes=tuple(tuple(tensor.shape) for _, tensor in named),
+        parameters=sum(t.numel() for _, t in named if isinstance(t, nn.Parameter)),
+        text=" + ".join([f"{kinds[0]} {sizes}".rstrip(), *kinds[1:]]),
+    )
+
+
+def _leaves(module: nn.Module, path: str, key: str) -> Iterator[tuple[nn.Module, str]]:
+    """The modules that are called to compute something, and their paths.
+
+    One of torch's that has both weights and parts, as attention does, computes all by itself.
+    """
+    children = list(module.named_children())
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    if not children or (own and type(module).__module__.startswith("torch.nn.modules.")):
+        yield module, path
+        return
+    if own:
+        found = f"{path or type(module).__name__} has {own[0][0]} of its own beside its parts"
+        fix = "the order of its layers cannot be told: put it into a module that forward calls"
+        raise UserError(key, found, fix)
+    for name, child in children:
+        yield from _leaves(child, f"{path}.{name}".lstrip("."), key)
+
+
+def _check_untied(leaves: dict[nn.Module, str], key: str) -> None:
+    """Refuse weights that are two modules': they would be in two layers."""
+    owners: dict[nn.Parameter, str] = {}
+    for leaf, path in leaves.items():
+        for parameter in leaf.parameters():
+            other = owners.setdefault(parameter, path)
+            if other != path:
+                found = f"{path} has the weights of {other}"
+                fix = "the order of its layers cannot be told: give every module its own"
+                raise UserError(key, found, fix)
+
+
+def _calls(
+    module: nn.Module, batch: Tensor, leaves: dict[nn.Module, str], key: str
+) -> list[nn.Module]:
+    """The leaves in the order in which a forward pass calls them, those with weights once each."""
+    calls: list[nn.Module] = []
+    handles = [leaf.register_forward_pre_hook(lambda m, _: calls.append(m)) for leaf in leaves]
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            module(batch)
+    except NotImplementedError as error:
+        found = f"{type(module).__name__} has no forward that tells the order of its layers"
+        raise UserError(key, found, "define one that maps a batch of inputs to logits") from error
+    finally:
+        module.train(training)
+        for handle in handles:
+            handle.remove()
+    for leaf, path in leaves.items():
+        times = calls.count(leaf)
+        if _has_tensors(leaf) and times != 1:
+            how = "never called" if times == 0 else f"called {times} times"
+            found = f"{path or type(leaf).__name__} is {how} in a forward pass"
+            fix = "the order of its layers cannot be told: call every module with weights once"
+            raise UserError(key, found, fix)
+    return calls
+
+
+def _joins(part: nn.Module) -> bool:
+    """Whether a module belongs to the layer right in front of it."""
+    return type(part).__module__ in _JOINING and not isinstance(part, nn.MultiheadAttention)
+
+
+def _has_tensors(part: nn.Module) -> bool:
+    return any(True for _ in part.parameters()) or any(True for _ in part.buffers())
+
+
+def _signature(module: nn.Module) -> str:
+    """Kind, settings and tensors (names, shapes, types) of a module with all its parts."""
+    parts = [
+        f"{path} {type(part).__module__}.{type(part).__qualname__}{_settings(part)}".lstrip()
+        for path, part in module.named_modules()
+    ]
+    tensors = [
+        f"{name} {list(tensor.shape)} {tensor.dtype}"
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+    ]
+    return "; ".join([*parts, *tensors])
+
+
+def _settings(part: nn.Module) -> dict[str, Any]:
+    """The public attributes that are numbers, words or tuples of them: what constructors keep."""
+    return {
+        name: value
+        for name, value in sorted(vars(part).items())
+        if not name.startswith("_") and name not in _NO_SETTING and _plain(value)
+    }
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,110 @@
+"""The network and the federation of the vectors in golden/dispfl."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+import torch.nn.functional as F
+from lightfed_kernels import pack_mask
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.comm.topology import Topology
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.core.store import ModelLayout, Row
+from lightfed.data.datamodule import FederatedDataModule
+from tests.small import GOLDEN, data_of, fleet_of
+
+CLIENTS = 5
+
+
+class Net(nn.Module):
+    """299 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.gn = nn.GroupNorm(2, 6)
+        self.fc = nn.Linear(24, 5)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.avg_pool2d(F.relu(self.gn(self.conv(x))), 4).flatten(1))
+
+
+class Recorded(Topology):
+    """The neighbours of a recorded run."""
+
+    varies = True
+
+    def __init__(self, choices: list[dict[str, Any]]) -> None:
+        self.heard = {(c["round"], c["client"]): sorted(c["neighbours"]) for c in choices}
+
+    @override
+    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+        return self.heard[t, client]
+
+
+def vectors(name: str) -> dict[str, Tensor]:
+    return load_file(GOLDEN / f"dispfl/{name}.safetensors")
+
+
+def in_order(data: FederatedDataModule) -> FederatedDataModule:
+    """The data module, whose batches come as the samples lie."""
+
+    def train_epoch(
+        client: int, *, order: torch.Generator, augment: Any, limit: int | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        samples = data.dataset.load("train")
+        mine = torch.from_numpy(data.partition_.train(client))
+        batches = list(mine.split(data.batch_size))
+        yield from ((samples.x[b], samples.y[b]) for b in batches[:limit])
+
+    data.train_epoch = train_epoch  # type: ignore[method-assign,assignment]
+    return data
+
+
+def federation(algorithm: DisPFL, vectors: dict[str, Tensor], about: dict[str, Any]) -> Fleet:
+    """The recorded clients with their data, initial weights and masks."""
+    x = torch.cat([vectors[f"data/{k}/x"] for k in range(CLIENTS)])
+    y = torch.cat([vectors[f"data/{k}/y"] for k in range(CLIENTS)])
+    each = len(y) // CLIENTS
+    parts = [range(k * each, (k + 1) * each) for k in range(CLIENTS)]
+    data = in_order(data_of(x, y, parts, classes=5, batch_size=about["batch"]))
+    optimizer = partial(SGD, lr=1.0, weight_decay=about["wd"])
+    fleet = fleet_of(
+        [Cohort(CLIENTS, Net)], algorithm, data, optimizer=optimizer, clip=about["clip"],
+        epochs=about["epochs"],
+    )  # fmt: skip
+    layout = fleet.cohorts[0].layout
+    for client in range(CLIENTS):
+        mask = row_of(vectors, f"init_mask/{client}", layout)
+        fleet.row(client).floats.copy_(row_of(vectors, "init_dense", layout) * mask)
+        algorithm.masks[client] = pack_mask(mask != 0)
+    return fleet
+
+
+def row_of(vectors: dict[str, Tensor], prefix: str, layout: ModelLayout) -> Tensor:
+    """Recorded tensors as a row."""
+    row = layout.floats.new_row()
+    for name, view in layout.floats.views(row).items():
+        view.copy_(vectors[f"{prefix}/{name.removeprefix('net.')}"])
+    return row
+
+
+class Starts:
+    """A mix-in that keeps the rows that sessions start from."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.starts: dict[int, Tensor] = {}
+
+    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
+        super().session_start(fed, client, module, row)  # type: ignore[misc]
+        self.starts[client] = row.floats.clone()

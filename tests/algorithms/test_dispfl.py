@@ -1,0 +1,306 @@
+"""DisPFL's oracle, and the identities that its paper implies."""
+
+import logging
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lightfed_kernels import pack_mask, popcount, unpack_mask
+from torch import Tensor
+from torch.optim import SGD
+
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.my2 import My2
+from lightfed.comm.topology import Adjacency, Full, Ring, Star, TimeVarying
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.core.sparsity import active_counts, erk_densities
+from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.conformance.cases import NormNet
+from tests.small import Line, data_of, fleet_of, random_data, run_round
+
+SIZES = [9, 6, 12, 7, 5]
+mlp = partial(MLP, hidden=(16,))
+
+
+def fleet(algorithm: Algorithm, *, sizes: list[int] = SIZES, **settings: Any) -> Fleet:
+    data = random_data(sizes, batch_size=4)
+    optimizer = partial(SGD, lr=0.1, weight_decay=5e-4)
+    return fleet_of(
+        [Cohort(len(sizes), mlp)], algorithm, data, **({"optimizer": optimizer} | settings)
+    )
+
+
+def rows(fed: Fleet) -> Tensor:
+    return torch.stack([fed.row(k).floats for k in range(fed.clients)])
+
+
+class Spied(DisPFL):
+    """Keeps what clients held when a round began, and what they started from."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.starts: dict[int, Tensor] = {}
+
+    def session_start(self, fed: Fleet, client: int, module: Any, row: Any) -> None:
+        super().session_start(fed, client, module, row)
+        self.starts[client] = row.floats.clone()
+
+
+def test_oracle_of_two_clients_and_two_weights() -> None:
+    """Half the summed squared error of y = w x, on x = (1, 0) and (0, 1) with y = 0, step .5.
+
+    A step takes w to w / 2 where the mask is 1. Client 0 has mask (1, 0) and client 1 (1, 1).
+    """
+    x, y = torch.eye(2), torch.zeros(2, dtype=torch.long)
+    data = data_of(x.repeat(2, 1), y.repeat(2), [[0, 1], [2, 3]])
+    algorithm = DisPFL(Full(), static=True)
+    fed = fleet_of([Cohort(2, partial(Line, (8.0, 4.0)))], algorithm, data)
+    bits = torch.zeros(2, 32, dtype=torch.bool)
+    bits[0, 0] = bits[1, 0] = bits[1, 1] = True
+    algorithm.masks = dict(enumerate(pack_mask(bits)))
+    fed.row(0).floats[:2] = torch.tensor([8.0, 0.0])
+    fed.row(1).floats[:2] = torch.tensor([4.0, 4.0])
+    run_round(fed, 0)
+    # Of weight 0 the mean of two, of weight 1 client 1's alone; client 0's mask leaves that out.
+    assert fed.row(0).floats[:2].tolist() == [3.0, 0.0]
+    assert fed.row(1).floats[:2].tolist() == [3.0, 2.0]
+
+
+def test_density_one_on_a_full_graph_is_fedavg_with_uniform_weights() -> None:
+    sparse, server = fleet(Spied(Full(), density=1.0, rounds=3)), fleet(FedAvg("uniform"))
+    for t in range(3):
+        run_round(sparse, t)
+        assert isinstance(server.algorithm, FedAvg)
+        assert isinstance(sparse.algorithm, Spied)
+        received = server.algorithm.model.floats
+        for start in sparse.algorithm.starts.values():
+            torch.testing.assert_close(start, received, rtol=0, atol=1e-6)
+        run_round(server, t)
+
+
+@pytest.mark.parametrize("topology", [Ring(), TimeVarying(2), Star(1)])
+def test_a_static_mask_of_density_one_is_dpsgd(topology: Any) -> None:
+    sparse = fleet(DisPFL(topology, density=1.0, static=True))
+    dense = fleet(DPSGD(topology))
+    for t in range(3):
+        masked, plain = run_round(sparse, t), run_round(dense, t)
+        assert torch.equal(rows(sparse), rows(dense))
+        assert masked["bytes_up"] == plain["bytes_up"] > 0
+        assert masked["flops"] == plain["flops"]
+
+
+METHODS = [
+    partial(Spied, regrow="random"), partial(Spied, regrow="gradient"), Spied,
+    My1, partial(My1, regrow_signal="magnitude"), My2, partial(My2, keep_own=True),
+]  # fmt: skip
+
+
+@given(
+    method=st.sampled_from(METHODS),
+    density=st.lists(st.floats(0.05, 1.0), min_size=1, max_size=3),
+    rate=st.floats(0.0, 1.0),
+    erk=st.booleans(),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_number_of_weights_of_a_client_never_changes(
+    method: Any, density: list[float], rate: float, erk: bool
+) -> None:
+    how = "erk" if erk else "uniform"
+    algorithm = method(TimeVarying(2), density, how, prune_rate=rate, rounds=3)
+    fed = fleet(algorithm)
+    layout = fed.cohorts[0].layout.floats
+    shapes = [entry.shape for entry in layout]
+    for t in range(3):
+        before = {k: mask.clone() for k, mask in algorithm.masks.items()}
+        run_round(fed, t)
+        for client, mask in algorithm.masks.items():
+            share = density[client % len(density)]
+            each = erk_densities(shapes, share) if erk else [share] * len(shapes)
+            bits = unpack_mask(mask)
+            found = [int(bits[e.offset : e.offset + e.numel].sum()) for e in layout]
+            assert found == active_counts(shapes, each)
+            assert int(popcount(mask)) == sum(found) == int(popcount(before[client]))
+            outside = fed.row(client).floats[~bits]
+            assert torch.equal(outside, torch.zeros_like(outside))
+        assert torch.isfinite(rows(fed)).all()
+
+
+@pytest.mark.parametrize(("regrow", "own"), product(["random", "gradient"], [True, False]))
+def test_a_start_is_zero_outside_its_mask_and_where_nobody_covers(regrow: Any, own: bool) -> None:
+    algorithm = Spied(TimeVarying(2), 0.2, own_masks=own, regrow=regrow, rounds=6)
+    fed = fleet(algorithm)
+    uncovered = 0
+    for t in range(5):
+        trained = {k: unpack_mask(mask) for k, mask in algorithm.masks.items()}
+        hears = algorithm.hears(fed, t)
+        run_round(fed, t)
+        for client, start in algorithm.starts.items():
+            covered = torch.stack([trained[j] for j in [client, *hears[client]]]).any(0)
+            mine = unpack_mask(algorithm.masks[client])
+            assert torch.isfinite(start).all()
+            assert not start[~mine].any()
+            assert not start[mine & ~covered].any()
+            uncovered += int((mine & ~covered).sum())
+    assert uncovered > 0  # or nothing was tested
+
+
+def test_masks_change_as_the_cosine_says_and_not_at_all_where_they_are_static() -> None:
+    moving, still = fleet(DisPFL(Ring(), 0.3, rounds=4)), fleet(DisPFL(Ring(), 0.3, static=True))
+    changed = []
+    for t in range(5):
+        for fed, differ in ((moving, changed), (still, [])):
+            assert isinstance(fed.algorithm, DisPFL)
+            before = dict(fed.algorithm.masks)
+            run_round(fed, t)
+            after = fed.algorithm.masks
+            differ.append(sum(int(popcount(before[k] ^ after[k])) for k in after))
+            if fed is still:
+                assert differ[-1] == 0
+    # alpha_t: nothing before the first search, then .5, .43, .25, .07 of the weights at most.
+    assert changed[0] == 0
+    assert changed[1] > changed[2] > changed[3] > changed[4] > 0
+
+
+def test_own_masks_differ_and_common_ones_do_not() -> None:
+    own, common = fleet(DisPFL(Ring(), rounds=1)), fleet(DisPFL(Ring(), own_masks=False, rounds=1))
+    for fed, distinct in ((own, len(SIZES)), (common, 1)):
+        assert isinstance(fed.algorithm, DisPFL)
+        assert len({tuple(mask.tolist()) for mask in fed.algorithm.masks.values()}) == distinct
+
+
+def test_an_inactive_client_trains_from_its_own_model() -> None:
+    algorithm = Spied(Full(), 0.5, active=0.5, static=True)
+    fed = fleet(algorithm)
+    idle = 0
+    for t in range(6):
+        before, hears = rows(fed).clone(), algorithm.hears(fed, t)
+        metrics = run_round(fed, t)
+        assert metrics["participants"] == len(SIZES)
+        for client in range(len(SIZES)):
+            if hears[client]:
+                continue
+            idle += 1
+            assert torch.equal(algorithm.starts[client], before[client])
+            assert not any(client in heard for heard in hears.values())
+            assert not torch.equal(fed.row(client).floats, before[client])
+    assert 0 < idle < 6 * len(SIZES)
+
+
+def test_statistics_are_averaged_over_those_that_are_heard_if_asked() -> None:
+    def case(algorithm: Algorithm) -> Fleet:
+        x = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+        parts = [range(0, 10), range(10, 20)]
+        data = data_of(x, torch.arange(20) % 10, parts, classes=10, batch_size=5)
+        return fleet_of([Cohort(2, NormNet)], algorithm, data)
+
+    with pytest.raises(UserError, match=r"buffers, such as net\.layers\.1\.running_mean"):
+        case(DisPFL(Ring(), static=True))
+    fed = case(Spied(Ring(), 0.5, static=True, buffers="average"))
+    assert isinstance(fed.algorithm, Spied)
+    run_round(fed, 0)
+    ends = rows(fed).clone()
+    run_round(fed, 1)
+    layout = fed.cohorts[0].layout
+    first = layout.floats.span(layout.parameters)
+    for start in fed.algorithm.starts.values():
+        torch.testing.assert_close(start[first:], ends[:, first:].mean(0))
+    assert fed.row(0).integers.tolist()[0] == 4
+
+
+def test_a_client_that_diverges_starts_anew_under_its_mask(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    algorithm = DisPFL(Ring(), 0.5, static=True)
+    fed = fleet(algorithm)
+    initial = fed.cohorts[0].initial.floats
+    fed.row(2).floats[unpack_mask(algorithm.masks[2])] = float("nan")
+    with caplog.at_level(logging.WARNING):
+        metrics = run_round(fed, 0)
+    # Its neighbours in the ring hear it, but what they do not cover does not reach them.
+    assert metrics["excluded"] == 3
+    for client in (1, 2, 3):
+        expected = initial * unpack_mask(algorithm.masks[client])
+        assert torch.equal(fed.row(client).floats, expected)
+    assert torch.isfinite(rows(fed)).all()
+
+
+@pytest.mark.parametrize("method", [DisPFL, My1, My2])
+def test_a_client_keeps_its_values_and_masks(method: Any) -> None:
+    algorithm = method(Ring(), 0.5, "uniform", rounds=2)
+    fed = fleet(algorithm)
+    run_round(fed, 0)
+    states = fed.states()
+    assert states is not None
+    dense = 4 * fed.cohorts[0].layout.floats.numel
+    for client, state in states.items():
+        kept = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        assert kept == algorithm.stored_bytes(fed, client)
+        # 0.5 of the values and a bit each; My-1 keeps two masks. Padding costs bits as well.
+        assert kept / dense < (0.59 if method is My1 else 0.55)
+    again = fleet(method(Ring(), 0.5, "uniform", rounds=2))
+    again.load_states([states])
+    run_round(fed, 1)
+    run_round(again, 1)
+    assert torch.equal(rows(fed), rows(again))
+
+
+def test_flops_and_bytes_of_sparse_clients() -> None:
+    densities = [0.25, 1.0]
+    fed = fleet(DisPFL(Full(), densities, "uniform", static=True), sizes=[8, 8])
+    sums = run_round(fed, 0)
+    shapes = {"w1": (16, 4), "b1": (16,), "w2": (3, 16), "b2": (3,)}
+    active = [active_counts(list(shapes.values()), [d] * 4) for d in densities]
+    flops = [2 * (counts[0] + counts[2]) for counts in active]
+    assert sums["flops"] == sum(3 * 8 * f for f in flops)
+    words = sum(-(-int(torch.tensor(s).prod()) // 32) for s in shapes.values())
+    packages = [4 * sum(active[0]) + 4 * words, 4 * sum(active[1])]
+    assert fed.ledger.totals[:, fed.ledger.UP].tolist() == packages
+    assert fed.ledger.totals[:, fed.ledger.DOWN].tolist() == packages[::-1]
+
+
+def test_a_client_that_hears_nobody_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    graph = [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0] * 5, [0, 0, 1, 0, 1], [1, 0, 0, 0, 0]]
+    with caplog.at_level(logging.WARNING):
+        fleet(DisPFL(Adjacency(graph), static=True))
+    assert "clients 2 alone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "work", "key", "found"),
+    [
+        ({"density": 0.0}, {}, "density", "0.0 is outside (0, 1]"),
+        ({"density": [0.5, 1.5]}, {}, "density", "1.5 is outside (0, 1]"),
+        ({"density": []}, {}, "density", "an empty list"),
+        ({"active": 0.0}, {}, "active", "0.0 is outside (0, 1]"),
+        ({"prune_rate": -0.1}, {}, "prune_rate", "-0.1 is outside [0, 1]"),
+        ({"rounds": None}, {}, "rounds", "does not say how long the run is"),
+        ({}, {"fraction": 0.5}, "model.fraction", "where all train"),
+        ({}, {"clients_per_round": 2}, "model.clients_per_round", "where all train"),
+        ({"topology": TimeVarying(5)}, {}, "neighbours", "5"),
+        ({"topology": Adjacency([[0, 1], [1, 0]])}, {}, "topology", "2"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    settings: dict[str, Any], work: dict[str, Any], key: str, found: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        fleet(DisPFL(**({"topology": Ring(), "rounds": 2} | settings)), **work)
+    assert key in error.value.key
+    assert found in error.value.found
+
+
+def test_two_architectures_are_refused() -> None:
+    cohorts = [Cohort(2, mlp), Cohort(3, partial(MLP, hidden=(8,)))]
+    for algorithm in (DisPFL(Ring(), rounds=1), DPSGD(Ring())):
+        with pytest.raises(UserError, match="different architectures"):
+            fleet_of(cohorts, algorithm, random_data(SIZES))

@@ -1,0 +1,146 @@
+"""DisPFL, My-1 and My-2 against whole runs of the released code and its fork (golden/dispfl)."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from lightfed_kernels import pack_mask, select_by_magnitude, unpack_mask
+from torch import Tensor
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.my2 import My2
+from lightfed.comm.topology import Ring
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.core.session import Work
+from lightfed.core.sparsity import active_counts, erk_densities
+from tests.algorithms.dispfl_cases import (
+    CLIENTS,
+    Net,
+    Recorded,
+    Starts,
+    federation,
+    row_of,
+    vectors,
+)
+from tests.small import GOLDEN, data_of, fleet_of, run_round
+
+ABOUT = json.loads((GOLDEN / "dispfl/loops.json").read_text())
+LOOPS = ["loop_dispfl_grad", "loop_dispfl_random", "loop_full", "loop_my1", "loop_my2"]
+
+
+class ByGradient(Starts, DisPFL):
+    pass
+
+
+class LowestIndex(Starts, DisPFL):
+    """Where the released code draws, the recorded run took the lowest index."""
+
+    @override
+    def growth(self, fed: Fleet, client: int, t: int) -> Tensor | int:
+        return torch.zeros(self._segments.size)
+
+
+class RecordedMy1(Starts, My1):
+    pass
+
+
+class RecordedMy2(Starts, My2):
+    @override
+    def others(self, fed: Fleet, free: Tensor, counts: Tensor, client: int, t: int) -> Tensor:
+        none = torch.zeros(self._segments.size)
+        return select_by_magnitude(none, free, counts, self._segments, largest=True)
+
+
+CLASSES: dict[str, Any] = {
+    "loop_dispfl_grad": partial(ByGradient, regrow="gradient"),
+    "loop_full": partial(ByGradient, regrow="gradient"),
+    "loop_dispfl_random": LowestIndex,
+    "loop_my1": RecordedMy1,
+    "loop_my2": RecordedMy2,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_golden_training_loop(name: str) -> None:
+    about, golden = ABOUT[name], vectors(name)
+    choices = about["neighbour_choice"]
+    algorithm = CLASSES[name](Recorded(choices), rounds=about["rounds"])
+    fleet = federation(algorithm, golden, about)
+    layout = fleet.cohorts[0].layout
+    for t in range(about["rounds"]):
+        fleet.training.lr = about["lr"] * about["lr_decay"] ** t
+        metrics = run_round(fleet, t)
+        for client in range(CLIENTS):
+            at = f"r{t}/{client}"
+            trained = row_of(golden, f"{at}/train_mask", layout) != 0
+            assert torch.equal(unpack_mask(algorithm.masks[client]), trained), at
+            start = row_of(golden, f"{at}/start", layout)
+            torch.testing.assert_close(algorithm.starts[client], start, rtol=0, atol=1e-4)
+            end = row_of(golden, f"{at}/end", layout)
+            torch.testing.assert_close(fleet.row(client).floats, end, rtol=0, atol=1e-4)
+        log = [entry["comm_params"] for entry in about["log"] if entry["round"] == t]
+        assert metrics["counted_parameters"] == sum(log)
+        for client, mask in masks_after(algorithm, fleet, t).items():
+            expected = row_of(golden, f"r{t}/{client}/next_mask", layout) != 0
+            assert torch.equal(unpack_mask(mask), expected), (t, client)
+
+
+def masks_after(algorithm: DisPFL, fleet: Fleet, t: int) -> dict[int, Tensor]:
+    """Masks of the next round, where they follow from this one."""
+    if isinstance(algorithm, My2):
+        return algorithm.masks
+    return algorithm.next if isinstance(algorithm, My1) else algorithm.next_masks(fleet, t + 1)
+
+
+@pytest.mark.parametrize("momentum", [0, 0.9])
+def test_golden_masked_sgd(momentum: float) -> None:
+    golden = vectors("masked_sgd")
+    about = json.loads((GOLDEN / "dispfl/meta.json").read_text())[f"masked_sgd_mom{momentum}"]
+    x, y = golden["x"], golden["y"]
+    batches = list(zip(x.split(about["batch"]), y.split(about["batch"]), strict=True))
+    optimizer = partial(SGD, lr=1.0, momentum=momentum, weight_decay=about["wd"])
+    data = data_of(x, y, [range(10), range(10, 20)], classes=5)
+    fleet = fleet_of(
+        [Cohort(2, Net)],
+        DisPFL(Ring(), static=True),
+        data,
+        optimizer=optimizer,
+        clip=about["clip"],
+    )
+    state = fleet.cohorts[0]
+    mask = row_of(golden, "mask", state.layout)
+    row = fleet.row(0)
+    row.floats.copy_(row_of(golden, "init", state.layout) * mask)
+    assert state.session is not None
+    work = Work(
+        0, batches * about["epochs"], len(batches), lr=about["lr"], seed=0, hook=None,
+        mask=pack_mask(mask != 0),
+    )  # fmt: skip
+    state.session.train(row, work)
+    after = row_of(golden, f"after_mom{momentum}", state.layout)
+    torch.testing.assert_close(row.floats, after, rtol=0, atol=1e-4)
+    gradient = state.session.gradient(row, batches[0])
+    screened = row_of(golden, f"screen_grad_mom{momentum}", state.layout)
+    torch.testing.assert_close(gradient.abs(), screened.abs(), rtol=0, atol=1e-4)
+
+
+ERK = json.loads((GOLDEN / "dispfl/erk.json").read_text())
+
+
+@pytest.mark.parametrize("model", ERK)
+def test_golden_erk_densities(model: str) -> None:
+    shapes = {name: tuple(shape) for name, shape in ERK[model]["params"].items()}
+    tried = [key for key in ERK[model] if key not in ("params", "total")]
+    assert len(tried) >= 5
+    for key in tried:
+        expected = ERK[model][key]
+        densities = erk_densities(list(shapes.values()), float(key))
+        assert densities == pytest.approx(list(expected["density"].values()), rel=1e-12)
+        counts = active_counts(list(shapes.values()), densities)
+        assert counts == list(expected["active"].values())

@@ -1,0 +1,202 @@
+"""Random graphs by what defines them; degrees and spectral gaps in closed form."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightfed.comm.graphs import Lists, degrees, isolated, random_regular, small_world, spectral_gap
+from lightfed.comm.topology import (
+    Adjacency,
+    Full,
+    RandomRegular,
+    Ring,
+    Star,
+    TimeVarying,
+    Topology,
+    Torus,
+    graph,
+)
+
+seeds = st.integers(0, 2**40)
+
+
+def links(lists: Lists) -> np.ndarray:
+    """(K, K) bool of neighbour lists."""
+    matrix = np.zeros((len(lists), len(lists)), dtype=np.bool_)
+    for client, known in enumerate(lists):
+        matrix[client, list(known)] = True
+    return matrix
+
+
+def gap(topology: Topology, clients: int) -> float:
+    topology.check(clients)
+    return spectral_gap(graph(topology, 0, clients=clients, seed=0))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1, 24), st.data(), seeds)
+def test_random_regular_is_regular_and_simple(clients: int, data: st.DataObject, seed: int) -> None:
+    even = [degree for degree in range(clients) if clients * degree % 2 == 0]
+    degree = data.draw(st.sampled_from(even))
+    matrix = links(random_regular(clients, degree, seed=seed))
+    assert (matrix.sum(axis=1) == degree).all()
+    assert (matrix == matrix.T).all()
+    assert not matrix.diagonal().any()
+
+
+@pytest.mark.parametrize(
+    ("clients", "degree", "graphs"),
+    [(4, 1, 3), (6, 1, 15), (5, 2, 12), (6, 3, 60 + 10), (6, 4, 15)],
+)
+def test_random_regular_is_uniform(clients: int, degree: int, graphs: int) -> None:
+    """Pairs; cycles; prisms and complete bipartite graphs; all but pairs."""
+    seen: dict[Lists, int] = {}
+    for seed in range(100 * graphs):
+        drawn = random_regular(clients, degree, seed=seed)
+        seen[drawn] = seen.get(drawn, 0) + 1
+    assert len(seen) == graphs
+    # 100 times each, with a standard deviation of 10
+    assert max(abs(times - 100) for times in seen.values()) < 45
+
+
+@pytest.mark.parametrize("degree", [4, 395])
+def test_random_regular_keeps_little_of_a_ring(degree: int) -> None:
+    """A random graph of degree 4 has some 3^4 / 8 cycles of length 4, its start on a ring 400.
+
+    395 is 4 the other way round.
+    """
+    matrix = links(random_regular(400, degree, seed=0))
+    if degree == 395:
+        matrix = ~matrix & ~np.eye(400, dtype=np.bool_)
+    twice = np.linalg.matrix_power(matrix.astype(np.float64), 2)
+    back_and_forth = 400 * 4 * (1 + 2 * 3)
+    assert ((twice * twice).sum() - back_and_forth) / 8 < 30
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(3, 24), st.data(), st.floats(0, 1), seeds)
+def test_small_world_keeps_its_edges_in_number(
+    clients: int, data: st.DataObject, rewire: float, seed: int
+) -> None:
+    half = data.draw(st.integers(1, (clients - 1) // 2))
+    matrix = links(small_world(clients, 2 * half, rewire, seed=seed))
+    assert matrix.sum() == 2 * half * clients
+    assert (matrix == matrix.T).all()
+    assert not matrix.diagonal().any()
+    assert matrix.sum(axis=1).min() >= half
+
+
+def test_small_world_without_shortcuts_is_a_ring() -> None:
+    distance = np.abs(np.subtract.outer(np.arange(9), np.arange(9)))
+    near = np.minimum(distance, 9 - distance)
+    for half in (1, 2, 4):
+        matrix = links(small_world(9, 2 * half, 0.0, seed=0))
+        assert (matrix == ((near > 0) & (near <= half))).all()
+
+
+@pytest.mark.parametrize("rewire", [0.1, 0.5, 1.0])
+def test_small_world_rewires_that_share(rewire: float) -> None:
+    near = links(small_world(1000, 6, 0.0, seed=0))
+    kept = (near & links(small_world(1000, 6, rewire, seed=0))).sum() / near.sum()
+    # 3000 edges; a rewired edge falls on another client nearby once in some 200 times
+    assert abs(kept - (1 - rewire)) < 4 * math.sqrt(rewire * (1 - rewire) / 3000) + 0.01
+
+
+def test_small_world_rewires_to_anybody() -> None:
+    ends = sum(links(small_world(12, 2, 1.0, seed=seed)).astype(np.int64) for seed in range(2000))
+    by_distance = [int(np.trace(np.roll(ends, -step, axis=1))) for step in range(2, 11)]
+    # the nine pairs that are no neighbours on the ring: of some 4800 each, deviation 69
+    assert max(by_distance) - min(by_distance) < 0.05 * max(by_distance)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 8, 25])
+def test_gap_of_a_full_graph(clients: int) -> None:
+    assert gap(Full(), clients) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5, 12, 31])
+def test_gap_of_a_ring(clients: int) -> None:
+    expected = 1 - (1 + 2 * math.cos(2 * math.pi / clients)) / 3
+    # 4 clients: (1 + 2 cos pi) / 3 = -1/3 and 1/3 are equally far from 0
+    assert gap(Ring(), clients) == pytest.approx(expected, abs=1e-12)
+
+
+def test_gap_of_a_torus() -> None:
+    # the mean of 5: eigenvalues (1 + 2 cos(2 pi i / 4) + 2 cos(2 pi j / 6)) / 5
+    expected = 1 - (3 + 2 * math.cos(2 * math.pi / 6)) / 5
+    assert gap(Torus(4), 24) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("clients", [3, 4, 10])
+def test_gap_of_a_star(clients: int) -> None:
+    # 1, 1/2 (values on the leaves alone, that sum to 0), and the rest of the trace: 1/n - 1/2
+    assert gap(Star(), clients) == pytest.approx(0.5, abs=1e-12)
+
+
+def test_gap_of_means_by_row() -> None:
+    # Both others hear client 1, who hears nobody: 1, and 1/2 for each of the two.
+    assert gap(Adjacency([[0, 1, 0], [0, 0, 0], [0, 1, 0]]), 3) == pytest.approx(0.5, abs=1e-12)
+
+
+def test_gap_by_the_modulus() -> None:
+    # Each hears the next: eigenvalues (1 + e^(2 pi i j / n)) / 2, of modulus cos(pi j / n).
+    clients = 7
+    cycle = [[int(j == (k + 1) % clients) for j in range(clients)] for k in range(clients)]
+    expected = 1 - math.cos(math.pi / clients)
+    assert gap(Adjacency(cycle), clients) == pytest.approx(expected, abs=1e-12)
+
+
+def test_gap_of_a_bipartite_graph_counts_the_negative_end() -> None:
+    # K_{m,m} with m = 9: eigenvalues 1, (1 - m) / (1 + m) = -0.8 and 1 / (1 + m) = 0.1.
+    side = np.arange(18) % 2
+    assert spectral_gap(side[:, None] != side) == pytest.approx(0.2, abs=1e-12)
+
+
+def test_without_a_path_there_is_no_gap() -> None:
+    for size in (3, 7, 10):  # some eigenvalues come out above 1
+        halves = np.kron(np.eye(2), np.ones((size, size))) > 0
+        np.fill_diagonal(halves, False)
+        assert 0.0 <= spectral_gap(halves) < 1e-12
+    assert spectral_gap(np.zeros((2, 2), dtype=np.bool_)) == 0.0
+    assert gap(RandomRegular(1), 6) == pytest.approx(0.0, abs=1e-12)
+    some = graph(Full(), 0, clients=5, seed=0, active=[0, 1, 3])
+    assert spectral_gap(some) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_client_is_in_agreement() -> None:
+    assert gap(Full(), 1) == 1.0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 20), st.data(), seeds)
+def test_gap_is_the_rate_of_agreement(clients: int, data: st.DataObject, seed: int) -> None:
+    """Means over and over: the distance from agreement shrinks no slower than the gap says."""
+    topology = TimeVarying(data.draw(st.integers(1, clients - 1)))
+    matrix = graph(topology, 0, clients=clients, seed=seed)
+    measured = spectral_gap(matrix)
+    assert 0.0 <= measured <= 1.0
+    mixing = matrix + np.eye(clients)
+    mixing /= mixing.sum(axis=1, keepdims=True)
+    spread = np.ptp(np.linalg.matrix_power(mixing, 400), axis=0).max()
+    if measured > 0.1:
+        assert spread < 1e-6
+    if spread > 0.5:
+        assert measured < 0.05
+
+
+def test_degrees() -> None:
+    assert degrees(graph(Star(), 0, clients=5, seed=0)) == (1, 8 / 5, 4)
+    assert degrees(graph(TimeVarying(3), 0, clients=9, seed=0)) == (3, 3.0, 3)
+    assert degrees(graph(Adjacency([[0, 1], [0, 0]]), 0, clients=2, seed=0)) == (0, 0.5, 1)
+
+
+def test_isolated_are_those_that_hear_nobody() -> None:
+    # 0 hears 1; 1 hears nobody but is heard; 2 hears nobody and is not heard
+    matrix = graph(Adjacency([[0, 1, 0], [0, 1, 0], [0, 0, 1]]), 0, clients=3, seed=0)
+    assert isolated(matrix) == [1, 2]
+    assert isolated(graph(Ring(), 0, clients=3, seed=0)) == []
+    assert isolated(graph(Ring(), 0, clients=5, seed=0, active=[0, 1, 3])) == [2, 3, 4]
+    assert isolated(graph(Full(), 0, clients=1, seed=0)) == [0]

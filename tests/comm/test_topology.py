@@ -1,0 +1,260 @@
+"""Who hears whom: by hand on small rings and grids, and what holds for every graph and draw."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightfed.comm.topology import (
+    Adjacency,
+    Full,
+    RandomRegular,
+    Ring,
+    SmallWorld,
+    Star,
+    TimeVarying,
+    Topology,
+    Torus,
+    graph,
+    hearing,
+)
+from lightfed.utils.errors import UserError
+
+KEY = "model.algorithm.init_args.topology.init_args"
+CYCLE = [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # each of three hears the next
+seeds = st.integers(0, 2**40)
+rounds = st.integers(0, 1000)
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> tuple[Topology, int]:
+    """A topology and a number of clients that it fits."""
+    clients = draw(st.integers(4, 17))
+    composite = [rows for rows in range(2, clients) if clients % rows == 0]
+    even = [degree for degree in range(1, clients) if clients * degree % 2 == 0]
+    pairs = range(2, clients, 2)
+    choices: list[st.SearchStrategy[Topology]] = [
+        st.just(Ring()),
+        st.just(Full()),
+        st.builds(TimeVarying, st.integers(1, clients - 1)),
+        st.builds(Torus, st.sampled_from([1, clients, *composite])),
+        st.builds(RandomRegular, st.sampled_from(even)),
+        st.builds(SmallWorld, st.sampled_from(pairs), st.floats(0, 1)),
+        st.builds(Star, st.integers(0, clients - 1)),
+    ]
+    return draw(st.one_of(choices)), clients
+
+
+def lists(topology: Topology, clients: int, *, t: int = 0, seed: int = 0) -> list[list[int]]:
+    """Whom each client hears."""
+    topology.check(clients)
+    return list(hearing(topology, t, clients=clients, seed=seed).values())
+
+
+def matrix(topology: Topology, clients: int, *, t: int = 0, seed: int = 0) -> np.ndarray:
+    topology.check(clients)
+    return graph(topology, t, clients=clients, seed=seed)
+
+
+@settings(deadline=None, max_examples=150)
+@given(topologies(), rounds, seeds)
+def test_every_list_ascends_without_its_owner(
+    drawn: tuple[Topology, int], t: int, seed: int
+) -> None:
+    topology, clients = drawn
+    topology.check(clients)
+    heard = hearing(topology, t, clients=clients, seed=seed)
+    assert list(heard) == list(range(clients))
+    for client, others in heard.items():
+        assert others == sorted(set(others) - {client})
+        assert set(others) <= set(range(clients))
+        assert all(type(other) is int for other in others)
+
+
+@settings(deadline=None, max_examples=150)
+@given(topologies(), seeds)
+def test_all_but_the_drawn_ones_are_both_ways(drawn: tuple[Topology, int], seed: int) -> None:
+    topology, clients = drawn
+    if not isinstance(topology, TimeVarying):
+        links = matrix(topology, clients, seed=seed)
+        assert (links == links.T).all()
+
+
+@settings(deadline=None, max_examples=150)
+@given(topologies(), rounds, rounds, seeds)
+def test_only_the_time_varying_graph_varies(
+    drawn: tuple[Topology, int], t: int, other: int, seed: int
+) -> None:
+    topology, clients = drawn
+    if not topology.varies:
+        assert lists(topology, clients, t=t, seed=seed) == lists(
+            topology, clients, t=other, seed=seed
+        )
+
+
+def test_ring() -> None:
+    assert lists(Ring(), 5) == [[1, 4], [0, 2], [1, 3], [2, 4], [0, 3]]
+    assert lists(Ring(), 2) == [[1], [0]]
+    assert lists(Ring(), 1) == [[]]
+
+
+def test_full() -> None:
+    assert lists(Full(), 4) == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
+    assert lists(Full(), 1) == [[]]
+
+
+def test_star() -> None:
+    assert lists(Star(), 4) == [[1, 2, 3], [0], [0], [0]]
+    assert lists(Star(2), 4) == [[2], [2], [0, 1, 3], [2]]
+
+
+def test_torus() -> None:
+    #  0  1  2  3
+    #  4  5  6  7
+    #  8  9 10 11
+    grid = lists(Torus(), 12)
+    assert grid[5] == [1, 4, 6, 9]
+    assert grid[0] == [1, 3, 4, 8]
+    assert grid[11] == [3, 7, 8, 10]
+    assert {len(heard) for heard in grid} == {4}
+    assert lists(Torus(3), 12) == grid
+    assert lists(Torus(4), 12)[4] == [1, 3, 5, 7]  # rows of three
+    assert lists(Torus(2), 4) == [[1, 2], [0, 3], [0, 3], [1, 2]]
+    assert lists(Torus(1), 5) == lists(Torus(5), 5) == lists(Ring(), 5)
+
+
+def test_a_torus_is_as_square_as_can_be() -> None:
+    for clients, rows in ((4, 2), (16, 4), (18, 3), (20, 4), (36, 6), (100, 10)):
+        assert lists(Torus(), clients) == lists(Torus(rows), clients)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 30), st.data(), rounds, seeds)
+def test_time_varying_draws_that_many(clients: int, data: st.DataObject, t: int, seed: int) -> None:
+    neighbours = data.draw(st.integers(1, clients - 1))
+    heard = lists(TimeVarying(neighbours), clients, t=t, seed=seed)
+    assert {len(others) for others in heard} == {neighbours}
+    if neighbours == clients - 1:
+        assert heard == lists(Full(), clients)
+
+
+def test_time_varying_hears_everybody_equally_often() -> None:
+    heard = sum(matrix(TimeVarying(3), 10, t=t).astype(np.int64) for t in range(3000))
+    others = heard[~np.eye(10, dtype=np.bool_)]
+    # 3000 draws of probability 1/3: 1000 with a standard deviation of 26
+    assert abs(others - 1000).max() < 5 * 26
+    assert np.diag(heard).sum() == 0
+
+
+def test_a_draw_is_named_by_seed_round_and_client_alone() -> None:
+    topology = TimeVarying(10)
+    alone = topology.hears(7, 3, clients=100, seed=5)
+    assert lists(topology, 100, t=3, seed=5)[7] == alone
+    for t, seed in ((4, 5), (3, 6)):
+        assert topology.hears(7, t, clients=100, seed=seed) != alone
+    assert len({tuple(heard) for heard in lists(topology, 100)}) == 100
+
+
+def test_the_time_varying_graph_is_directed() -> None:
+    links = matrix(TimeVarying(10), 100)
+    assert (links != links.T).any()
+    assert TimeVarying(10).varies
+
+
+def test_a_graph_drawn_once_is_named_by_the_seed() -> None:
+    for topology in (RandomRegular(4), SmallWorld(4, 0.5)):
+        assert lists(topology, 40, seed=1) == lists(topology, 40, seed=1)
+        assert lists(topology, 40, seed=1) != lists(topology, 40, seed=2)
+
+
+def test_a_caller_may_change_its_list() -> None:
+    for topology in (RandomRegular(2), SmallWorld(2, 0.5), Adjacency(CYCLE)):
+        topology.hears(0, 0, clients=3, seed=0).clear()
+        assert topology.hears(0, 0, clients=3, seed=0)
+
+
+@pytest.mark.parametrize("topology", [Ring(), Full(), TimeVarying(4), Star(3), SmallWorld(4, 0.3)])
+def test_inactive_clients_drop_out_of_the_same_draw(topology: Topology) -> None:
+    everybody = hearing(topology, 2, clients=9, seed=1)
+    some = hearing(topology, 2, clients=9, seed=1, active=[8, 1, 3, 4])
+    assert list(some) == [1, 3, 4, 8]
+    for client, heard in some.items():
+        assert heard == [other for other in everybody[client] if other in {1, 3, 4, 8}]
+    links = graph(topology, 2, clients=9, seed=1, active={1, 3, 4, 8})
+    assert links.shape == (9, 9)
+    assert {k: np.flatnonzero(row).tolist() for k, row in enumerate(links) if row.any()} == {
+        k: heard for k, heard in some.items() if heard
+    }
+
+
+def test_full_hears_the_active() -> None:
+    assert hearing(Full(), 0, clients=5, seed=0, active={0, 2, 4}) == {
+        0: [2, 4],
+        2: [0, 4],
+        4: [0, 2],
+    }
+    assert hearing(Ring(), 0, clients=5, seed=0, active=set()) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "clients", "heard"),
+    [
+        (["--topology=TimeVarying", "--topology.neighbours=1"], 2, [[1], [0]]),
+        (["--topology=Torus", "--topology.rows=null"], 4, [[1, 2], [0, 3], [0, 3], [1, 2]]),
+        (["--topology=Adjacency", f"--topology.matrix={CYCLE}"], 3, [[1], [2], [0]]),
+        (["--topology=Adjacency", "--topology.matrix=graph.csv"], 2, [[1], []]),
+    ],
+)
+def test_a_configuration_names_it(
+    words: list[str],
+    clients: int,
+    heard: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("graph.csv").write_text("0,1\n0,0\n")
+    parser = jsonargparse.ArgumentParser()
+    parser.add_subclass_arguments(Topology, "topology", required=True)
+    config: Any = parser.parse_args(words)
+    assert lists(parser.instantiate_classes(config).topology, clients) == heard
+
+
+@pytest.mark.parametrize(
+    ("argument", "fragment", "make"),
+    [
+        (
+            "neighbours",
+            "10 neighbours, but each of 5 clients has 4",
+            lambda: lists(TimeVarying(), 5),
+        ),
+        ("neighbours", "6 neighbours, but each of 6 ", lambda: lists(SmallWorld(6, 0.1), 6)),
+        ("neighbours", "0; give at least 1", lambda: TimeVarying(0)),
+        ("neighbours", "3; give an even number", lambda: SmallWorld(3, 0.1)),
+        ("neighbours", "0; give an even number", lambda: SmallWorld(0, 0.1)),
+        ("rewire", "1.5 is no probability", lambda: SmallWorld(2, 1.5)),
+        ("rewire", "nan is no probability", lambda: SmallWorld(2, float("nan"))),
+        ("degree", "4 neighbours, but each of 4 clients", lambda: lists(RandomRegular(4), 4)),
+        ("degree", "5 clients of 3 neighbours each", lambda: lists(RandomRegular(3), 5)),
+        ("degree", "0; give at least 1", lambda: RandomRegular(0)),
+        ("rows", "10 clients do not fill 4 rows", lambda: lists(Torus(4), 10)),
+        ("rows", "5 clients do not fill 10 rows", lambda: lists(Torus(10), 5)),
+        ("rows", "7 clients form no grid but a single row", lambda: lists(Torus(), 7)),
+        ("rows", "0; give at least 1", lambda: Torus(0)),
+        ("centre", "client 4 of 4; give 0 to 3", lambda: lists(Star(4), 4)),
+        ("centre", "-1; give the number of a client", lambda: Star(-1)),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_key(
+    argument: str, fragment: str, make: Callable[[], object]
+) -> None:
+    with pytest.raises(UserError) as error:
+        make()
+    assert error.value.key == f"{KEY}.{argument}"
+    assert fragment in str(error.value)
+    assert "\n" not in str(error.value)

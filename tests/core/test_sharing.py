@@ -1,0 +1,254 @@
+"""Means of groups against a loop over tensors; one rank and several get the same bits."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightfed_kernels import Layout
+from torch import Tensor
+
+from lightfed.core.coverage import Accumulate
+from lightfed.core.sharing import Group, Sharing
+from lightfed.core.store import ModelLayout, Row
+
+SHAPES = {"a": (3, 5), "b": (40,), "c": (32,), "d": (2, 2, 2), "e": (7,), "n": (), "m": (3,)}
+PARAMETERS, BUFFERS, INTEGERS = "abc", "de", "nm"
+
+
+def layout_of(tensors: Sequence[str]) -> ModelLayout:
+    """Of tensors in this order, each kind by itself."""
+
+    def part(kind: str) -> list[tuple[str, tuple[int, ...]]]:
+        return [(name, SHAPES[name]) for name in tensors if name in kind]
+
+    parameters = part(PARAMETERS)
+    floats = Layout.build([*parameters, *part(BUFFERS)])
+    return ModelLayout(floats, Layout.build(part(INTEGERS)), len(parameters))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Participants 0, 1, ... of some cohorts, and what is shared.
+
+    Attributes:
+        layouts: of the cohorts.
+        groups: of tensors.
+        cohorts: of the participants.
+        givers: whose values count.
+        rows: of the participants.
+    """
+
+    layouts: list[ModelLayout]
+    groups: list[Group]
+    cohorts: dict[int, int]
+    givers: set[int]
+    rows: dict[int, Row]
+
+    @property
+    def sharing(self) -> Sharing:
+        return Sharing(self.groups, self.layouts, self.cohorts)
+
+    def copies(self, some: Sequence[int]) -> dict[int, Row]:
+        return {k: Row(self.rows[k].floats.clone(), self.rows[k].integers.clone()) for k in some}
+
+
+def filled(layout: ModelLayout, rng: torch.Generator) -> Row:
+    """Random values; padding is zero."""
+    row = Row(layout.floats.new_row(), layout.integers.new_row(dtype=torch.int64))
+    for view in layout.floats.views(row.floats).values():
+        view.copy_(torch.randn(view.shape, generator=rng))
+    for view in layout.integers.views(row.integers).values():
+        view.copy_(torch.randint(-9, 9, view.shape, generator=rng))
+    return row
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Every cohort has some of the tensors in an order; cohorts share some of what they have."""
+    orders = draw(st.lists(st.permutations(sorted(SHAPES)), min_size=1, max_size=3))
+    held = [order[: draw(st.integers(1, len(SHAPES)))] for order in orders]
+    shared: dict[tuple[int, ...], list[str]] = {}
+    for name in draw(st.permutations(sorted(SHAPES))):
+        havers = [c for c, names in enumerate(held) if name in names]
+        if chosen := draw(st.sets(st.sampled_from(havers))) if havers else set():
+            shared.setdefault(tuple(sorted(chosen)), []).append(name)
+    groups = [Group(dict.fromkeys(cohorts, tuple(names))) for cohorts, names in shared.items()]
+    members = draw(st.lists(st.integers(0, len(held) - 1), min_size=1, max_size=6))
+    layouts = [layout_of(names) for names in held]
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    return Case(
+        layouts,
+        groups,
+        dict(enumerate(members)),
+        draw(st.sets(st.integers(0, len(members) - 1))),
+        {k: filled(layouts[cohort], rng) for k, cohort in enumerate(members)},
+    )
+
+
+def tensors_of(case: Case, rows: Mapping[int, Row], client: int) -> dict[str, Tensor]:
+    layout, row = case.layouts[case.cohorts[client]], rows[client]
+    return layout.floats.views(row.floats) | layout.integers.views(row.integers)
+
+
+def expected_of(case: Case) -> dict[int, Row]:
+    """Tensor by tensor."""
+    rows = case.copies(sorted(case.rows))
+    views = {k: tensors_of(case, rows, k) for k in rows}
+    for group in case.groups:
+        members = [k for k in rows if case.cohorts[k] in group.tensors]
+        givers = [k for k in members if k in case.givers]
+        names = {name for names in group.tensors.values() for name in names}
+        for name in names if givers and len(members) > 1 else ():
+            values = torch.stack([views[k][name] for k in givers])
+            mean = values.amax(0) if name in INTEGERS else values.double().sum(0) / len(givers)
+            for k in members:
+                views[k][name].copy_(mean)
+    return rows
+
+
+def same(one: Mapping[int, Row], other: Mapping[int, Row]) -> bool:
+    return all(
+        torch.equal(one[k].floats, other[k].floats)
+        and torch.equal(one[k].integers, other[k].integers)
+        for k in one
+    )
+
+
+@settings(max_examples=150)
+@given(cases())
+def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
+    rows = case.copies(sorted(case.rows))
+    case.sharing.mean_(rows, givers=case.givers)
+    assert same(rows, expected_of(case))  # float64 sums of a few normal numbers are exact
+
+
+@settings(max_examples=50)
+@given(cases())
+def test_fixed_point_is_within_its_resolution(case: Case) -> None:
+    rows, expected = case.copies(sorted(case.rows)), expected_of(case)
+    case.sharing.mean_(rows, givers=case.givers, accumulate="fixed")
+    for k, row in rows.items():
+        assert torch.allclose(row.floats, expected[k].floats, rtol=2.0**-23, atol=1e-10)
+        assert torch.equal(row.integers, expected[k].integers)
+
+
+def on_ranks(case: Case, accumulate: Accumulate, owners: Sequence[int]) -> dict[int, Row]:
+    """All rows, after every rank has done its part."""
+    ranks = range(max(owners) + 1)
+    mine = [[k for k, owner in enumerate(owners) if owner == rank] for rank in ranks]
+    sums: list[Tensor] = []
+    largest: list[Tensor] = []
+
+    def record(into: list[Tensor]) -> Callable[[Tensor], Tensor]:
+        def collective(tensor: Tensor) -> Tensor:
+            into.append(tensor.clone())
+            return tensor
+
+        return collective
+
+    def run(rank: int, add: Callable[[Tensor], Tensor], top: Callable[[Tensor], Tensor]) -> None:
+        case.sharing.mean_(
+            rows[rank], givers=case.givers, accumulate=accumulate,
+            sum_over_ranks=add, max_over_ranks=top,
+        )  # fmt: skip
+
+    rows = [case.copies(own) for own in mine]
+    for rank in ranks:
+        run(rank, record(sums), record(largest))
+    # Either all ranks come to a collective or none does.
+    assert len(sums) in (0, len(ranks))
+    assert len(largest) in (0, len(ranks))
+    rows = [case.copies(own) for own in mine]
+    for rank in ranks:
+        run(
+            rank,
+            lambda tensor: tensor.copy_(torch.stack(sums[::-1]).sum(0)),
+            lambda tensor: tensor.copy_(torch.stack(largest).amax(0)),
+        )
+    return {k: row for part in rows for k, row in part.items()}
+
+
+@settings(max_examples=100)
+@given(cases(), st.sampled_from(["float64", "fixed"]), st.randoms(use_true_random=False))
+def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
+    case: Case, accumulate: Accumulate, rng: random.Random
+) -> None:
+    owners = [rng.randrange(3) for _ in case.rows]  # a rank may have no participant
+    rows = case.copies(sorted(case.rows))
+    case.sharing.mean_(rows, givers=case.givers, accumulate=accumulate)
+    assert same(on_ranks(case, accumulate, owners), rows)
+
+
+def two_cohorts(groups: list[Group], *, clients: Sequence[int] = (0, 0, 1)) -> Case:
+    """Tensors a, d, n in the one; b, a, n, m, d in the other."""
+    layouts = [layout_of("adn"), layout_of("banmd")]
+    rng = torch.Generator().manual_seed(0)
+    rows = {k: filled(layouts[cohort], rng) for k, cohort in enumerate(clients)}
+    return Case(layouts, groups, dict(enumerate(clients)), set(rows), rows)
+
+
+def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
+    """Sums in float64 would lose the small value beside a large one, in some orders only."""
+    case = two_cohorts([Group({0: ("a",)})], clients=(0, 0, 0))
+    for k, value in enumerate((2.0**21, 2.0**-38, -(2.0**21))):
+        case.rows[k].floats.fill_(value)
+    rows = case.copies([0, 1, 2])
+    case.sharing.mean_(rows, givers={0, 1, 2}, accumulate="fixed")
+    assert same(on_ranks(case, "fixed", [0, 1, 0]), rows)
+    assert same(on_ranks(case, "fixed", [0, 1, 2]), rows)
+
+
+def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
+    case = two_cohorts([Group({0: ("a",)})], clients=(0, 0, 0))
+    for row in case.rows.values():
+        row.floats.fill_(2.0**-31)  # 512 units; a third is 170.67
+    rows = case.copies([0, 1, 2])
+    case.sharing.mean_(rows, givers={0, 1, 2}, accumulate="fixed")
+    assert (tensors_of(case, rows, 0)["a"] == 513 * 2.0**-40).all()
+
+
+def test_bytes_are_those_of_the_groups_with_company() -> None:
+    groups = [Group({0: ("a", "n"), 1: ("a", "n")}), Group({0: ("d",)}), Group({1: ("b", "m")})]
+    sharing = two_cohorts(groups).sharing
+    common = 4 * 15 + 8 * 1  # a and n; the other groups' sizes are d 8, b 40, m 3 elements
+    assert [sharing.bytes(k) for k in range(3)] == [common + 4 * 8, common + 4 * 8, common]
+
+
+def test_a_client_alone_sends_nothing_and_meets_nobody() -> None:
+    case = two_cohorts([Group({0: ("a", "d", "n")})], clients=(0, 1, 1))
+    assert not any(case.sharing.bytes(k) for k in range(3))
+
+    def never(tensor: Tensor) -> Tensor:
+        raise AssertionError("a collective over nothing")
+
+    rows = case.copies([0, 1, 2])
+    case.sharing.mean_(rows, givers={0}, sum_over_ranks=never, max_over_ranks=never)
+    assert same(rows, case.rows)
+
+
+@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
+def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
+    case = two_cohorts([Group({0: ("a",), 1: ("a",)})])
+    case.rows[1].floats.fill_(torch.nan)
+    rows = case.copies([0, 1, 2])
+    case.sharing.mean_(rows, givers={0, 2}, accumulate=accumulate)
+    one, other = tensors_of(case, rows, 0)["a"], tensors_of(case, rows, 1)["a"]
+    assert torch.equal(one, other)
+    assert not one.isnan().any()
+
+
+def test_adjacent_tensors_are_one_run() -> None:
+    names = ("d", "b", "a", "e", "c")  # in whatever order they are named
+    layouts = [layout_of("abcde"), layout_of("abced")]
+    sharing = Sharing([Group({0: names, 1: names})], layouts, {0: 0, 1: 1})
+    starts = [(run.starts, run.length) for run in sharing._floats]
+    assert starts == [({0: 0, 1: 0}, 128), ({0: 128, 1: 160}, 32), ({0: 160, 1: 128}, 32)]
+
+
+def test_unlike_tensors_are_our_mistake() -> None:
+    with pytest.raises(AssertionError, match="unlike"):
+        Sharing([Group({0: ("a",), 1: ("b",)})], [layout_of("a"), layout_of("b")], {0: 0, 1: 1})

@@ -1,0 +1,235 @@
+"""Layers read from modules: what is one layer, what makes two alike, and what cannot be read."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models import resnet18
+from typing_extensions import override
+
+from lightfed.core.signature import Layer, layers_of
+from lightfed.utils.errors import UserError
+
+IMAGES = torch.zeros(2, 3, 8, 8)
+VECTORS = torch.zeros(2, 4)
+
+
+def read(module: nn.Module, batch: Tensor = IMAGES) -> tuple[Layer, ...]:
+    return layers_of(module, batch, key="model.cohorts.0.model")
+
+
+def conv(*behind: nn.Module, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(3, 3, 3, stride, padding=1), *behind]
+
+
+def net(*parts: nn.Module) -> nn.Module:
+    return nn.Sequential(*parts)
+
+
+def alike(one: nn.Module, other: nn.Module, batch: Tensor = IMAGES) -> list[bool]:
+    """Layer by layer, whether they are equal."""
+    pairs = zip(read(one, batch), read(other, batch), strict=True)
+    return [a.signature == b.signature for a, b in pairs]
+
+
+def test_a_convolution_with_norm_and_activation_is_one_layer() -> None:
+    found = read(net(*conv(nn.BatchNorm2d(3), nn.ReLU()), *conv(nn.GroupNorm(1, 3), nn.GELU())))
+    assert [layer.path for layer in found] == ["0", "3"]
+    assert found[0].tensors == (
+        "0.weight", "0.bias",
+        "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked",
+    )  # fmt: skip
+    assert found[0].shapes == ((3, 3, 3, 3), (3,), (3,), (3,), (3,), (3,), ())
+    assert found[0].parameters == 81 + 3 + 3 + 3
+    assert found[0].text == "Conv2d 3x3x3x3 + BatchNorm2d + ReLU"
+    assert found[1].tensors == ("3.weight", "3.bias", "4.weight", "4.bias")
+
+
+def test_a_pooling_belongs_to_the_layer_that_follows() -> None:
+    pooled = net(*conv(nn.ReLU()), nn.MaxPool2d(2), *conv(nn.ReLU()), *conv())
+    plain = net(*conv(nn.ReLU()), *conv(nn.ReLU()), *conv())
+    assert alike(pooled, plain) == [True, False, True]
+
+
+def test_what_is_behind_the_last_layer_belongs_to_it() -> None:
+    assert alike(net(*conv(), *conv(), nn.Flatten()), net(*conv(), *conv())) == [True, False]
+
+
+def test_a_norm_behind_a_pooling_is_a_layer_of_its_own() -> None:
+    found = read(net(*conv(), nn.MaxPool2d(2), nn.BatchNorm2d(3), nn.ReLU(), *conv()))
+    assert [layer.kind for layer in found] == ["Conv2d", "BatchNorm2d", "Conv2d"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (conv(), conv(stride=2)),
+        (conv(), conv(nn.ReLU())),
+        (conv(nn.ReLU()), conv(nn.GELU())),
+        (conv(nn.BatchNorm2d(3)), conv(nn.BatchNorm2d(3, momentum=0.2))),
+        (conv(nn.BatchNorm2d(3)), conv(nn.BatchNorm2d(3, track_running_stats=False))),
+        (conv(nn.BatchNorm2d(3)), conv(nn.InstanceNorm2d(3, affine=True))),
+        (conv(nn.PReLU()), conv(nn.PReLU(3))),
+        ([nn.Dropout(0.1), *conv()], [nn.Dropout(0.2), *conv()]),
+        ([nn.MaxPool2d(2), *conv()], [nn.AvgPool2d(2), *conv()]),
+        (conv(), [nn.Conv2d(3, 3, 3, padding=1, bias=False)]),
+        (conv(), [nn.Conv2d(3, 4, 3, padding=1)]),
+        (conv(), [nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")]),
+    ],
+)
+def test_any_setting_makes_another_layer(one: list[nn.Module], other: list[nn.Module]) -> None:
+    assert alike(net(*one), net(*one)) == [True]
+    assert alike(net(*one), net(*other)) == [False]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (conv(nn.ReLU()), conv(nn.ReLU(inplace=True))),
+        (conv(), conv(nn.Identity(), nn.Sequential())),
+        ([nn.Dropout(0.1), *conv()], [nn.Sequential(nn.Dropout(0.1), net(*conv()))]),
+    ],
+)
+def test_neither_memory_nor_wrapping_makes_another_layer(
+    one: list[nn.Module], other: list[nn.Module]
+) -> None:
+    assert alike(net(*one), net(*other)) == [True]
+
+
+class Gain(nn.Module):
+    """A module whose settings are in its tensors alone, and that draws at random."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(size))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain.sum() + torch.rand(1)
+
+
+def test_the_shape_of_a_tensor_makes_another_layer() -> None:
+    assert alike(Gain(1), Gain(1)) == [True]
+    assert alike(Gain(1), Gain(2)) == [False]
+
+
+def test_the_mode_of_a_network_does_not_matter() -> None:
+    assert alike(net(*conv(nn.BatchNorm2d(3))).train(), net(*conv(nn.BatchNorm2d(3))).eval())[0]
+
+
+class Named(nn.Module):
+    """Two linear layers, registered in an order and called in the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+        self.first = nn.Linear(4, 3)
+        self.unused = nn.MaxPool2d(2)  # without weights: nobody minds
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.first(x)))
+
+
+def test_layers_are_in_the_order_of_the_calls() -> None:
+    assert [layer.path for layer in read(Named(), VECTORS)] == ["first", "last"]
+
+
+def test_names_do_not_matter() -> None:
+    assert alike(Named(), net(nn.Linear(4, 3), nn.Linear(3, 2)), VECTORS) == [True, True]
+
+
+def test_a_network_that_shares_its_activations_is_read() -> None:
+    found = read(resnet18(num_classes=5), torch.zeros(2, 3, 32, 32))
+    assert [layer.kind for layer in found] == ["Conv2d"] * 20 + ["Linear"]
+    assert found[7].path == "layer2.0.downsample.0"  # a shortcut, where it is called
+    assert sum(layer.parameters for layer in found) == 11_179_077
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.flatten(1, 2))
+        return self.attention(x, x, x)[0]
+
+
+def test_attention_with_all_its_projections_is_one_layer() -> None:
+    embed, attention = read(Attending())
+    assert [embed.kind, attention.kind] == ["Linear", "MultiheadAttention"]
+    assert "attention.out_proj.weight" in attention.tensors
+    assert attention.parameters == 4 * (6 * 6 + 6)
+
+
+def test_reading_leaves_the_network_and_the_random_state_alone() -> None:
+    module = net(*conv(nn.BatchNorm2d(3)), nn.Dropout(0.5), *conv(), Gain(1))
+    module.train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    read(module, torch.ones(2, 3, 8, 8))
+    assert module.training
+    assert not any(part._forward_pre_hooks for part in module.modules())
+    assert all(torch.equal(value, before[n]) for n, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.inner(x))
+
+
+class Idle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+class Token(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.token = nn.Parameter(torch.zeros(4))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.token
+
+
+def tied() -> nn.Module:
+    module = net(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[1].weight = module[0].weight  # type: ignore[index]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "fragment"),
+    [
+        (Twice, "inner is called 2 times"),
+        (Idle, "spare is never called"),
+        (lambda: net(Token()), "0 has token of its own beside its parts"),
+        (Token, "Token has token of its own"),
+        (tied, "1 has the weights of 0"),
+        (nn.Flatten, "without layers that have weights"),
+        (lambda: nn.ModuleList([nn.Linear(4, 4)]), "ModuleList has no forward"),
+    ],
+)
+def test_layers_without_an_order_are_refused(make: Callable[[], nn.Module], fragment: str) -> None:
+    module = make()
+    with pytest.raises(UserError, match=f"model.cohorts.0.model: .*{fragment}.*; "):
+        read(module, VECTORS)
+    assert not any(part._forward_pre_hooks for part in module.modules())

@@ -1,0 +1,294 @@
+"""The trie against its definition and the paper's recursion, and on the families of the paper."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from itertools import takewhile
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torchvision.models.vgg import make_layers
+
+from lightfed.core.cohort import Cohort
+from lightfed.core.groups import groups_table, trie_table
+from lightfed.core.sharing import Group
+from lightfed.core.signature import Layer, layers_of
+from lightfed.core.trie import Node, Trie
+from lightfed.models.charcnn import CharCNN
+from lightfed.models.cifar_resnet import CIFARResNet
+from lightfed.models.vdcnn import VDCNN
+from lightfed.models.vgg import VGG
+from lightfed.utils.errors import UserError
+from tests.small import GOLDEN
+
+FAMILIES: dict[str, Any] = json.loads((GOLDEN / "flexifed/families.json").read_text())
+
+
+def layer(kind: str, place: int) -> Layer:
+    """A made-up layer: a letter, of one tensor."""
+    return Layer(str(place), kind, (kind,), (f"{place}.w",), ((ord(kind[0]),),), 10, kind)
+
+
+def model(word: str) -> tuple[Layer, ...]:
+    return tuple(layer(kind, place) for place, kind in enumerate(word))
+
+
+def trie_of(*words: str) -> Trie:
+    return Trie.build({cohort: model(word) for cohort, word in enumerate(words)})
+
+
+words = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+def begin_alike(one: str, other: str, count: int) -> bool:
+    """Whether the first layers are the same, a last one being no other's middle."""
+    ends = (len(one) == count, len(other) == count)
+    return len(other) >= count and one[:count] == other[:count] and ends[0] == ends[1]
+
+
+@given(words)
+def test_a_layer_is_shared_by_all_who_begin_with_the_same_ones(architectures: list[str]) -> None:
+    expected = {
+        Node(i, tuple(v for v, o in enumerate(architectures) if begin_alike(word, o, i + 1)))
+        for word in architectures
+        for i in range(len(word))
+    }
+    assert set(trie_of(*architectures).nodes) == expected
+    assert len(trie_of(*architectures).nodes) == len(expected)
+
+
+@given(words, st.randoms(use_true_random=False))
+def test_the_order_of_the_clients_does_not_matter(architectures: list[str], rng: Any) -> None:
+    order = list(range(len(architectures)))
+    rng.shuffle(order)
+    models = {cohort: model(architectures[cohort]) for cohort in order}
+    assert Trie.build(models) == trie_of(*architectures)
+    renamed = trie_of(*(architectures[cohort] for cohort in order))
+    back = [Node(n.depth, tuple(sorted(order[c] for c in n.cohorts))) for n in renamed.nodes]
+    assert tuple(sorted(back)) == trie_of(*architectures).nodes
+
+
+def max_common(models: Mapping[int, Sequence[tuple[str, bool]]], done: int = 0) -> set[Node]:
+    """Algorithm 1 of the paper: average the common base, cluster by what is left, recur."""
+    columns = zip(*(layers[done:] for layers in models.values()), strict=False)
+    base = len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
+    nodes = {Node(done + i, tuple(sorted(models))) for i in range(base)}
+    clusters: dict[Any, dict[int, Sequence[tuple[str, bool]]]] = {}
+    for u, layers in models.items():
+        if len(layers) > done + base:
+            clusters.setdefault(layers[done + base], {})[u] = layers
+    for cluster in clusters.values():
+        nodes |= max_common(cluster, done + base)
+    return nodes
+
+
+@given(words)
+def test_the_nodes_are_those_of_the_papers_recursion(architectures: list[str]) -> None:
+    marked = {
+        u: [(kind, place == len(word) - 1) for place, kind in enumerate(word)]
+        for u, word in enumerate(architectures)
+    }
+    assert set(trie_of(*architectures).nodes) == max_common(marked)
+
+
+@given(words, st.sets(st.integers(0, 5)))
+def test_the_trie_of_some_is_built_from_them_alone(
+    architectures: list[str], some: set[int]
+) -> None:
+    models = {cohort: model(word) for cohort, word in enumerate(architectures)}
+    chosen = {cohort: layers for cohort, layers in models.items() if cohort in some}
+    assert Trie.build(models).among(some) == Trie.build(chosen)
+
+
+def test_common_base_and_clusters() -> None:
+    trie = trie_of("abc", "abdc", "abc", "ab")
+    assert trie.common() == [Node(0, (0, 1, 2, 3))]  # b is the last layer of one of them
+    assert trie.clusters() == [(3,), (0, 2), (1,)]
+    assert trie.whole((0, 2)) == [Node(0, (0, 2)), Node(1, (0, 2)), Node(2, (0, 2))]
+    assert trie.cohorts == (0, 1, 2, 3)
+
+
+def test_strangers_have_no_common_base() -> None:
+    assert trie_of("ab", "bb").common() == []
+
+
+def test_groups_hold_the_tensors_of_their_nodes() -> None:
+    trie = trie_of("abc", "abd")
+    assert trie.groups(trie.nodes) == [
+        Group({0: ("0.w", "1.w"), 1: ("0.w", "1.w")}),
+        Group({0: ("2.w",)}),
+        Group({1: ("2.w",)}),
+    ]
+    assert trie.groups([Node(-1, (0, 1))]) == [Group({0: ("2.w",), 1: ("2.w",)})]
+
+
+def test_heads_are_the_linear_layers_at_the_end_by_shape() -> None:
+    def net(*kinds: str) -> tuple[Layer, ...]:
+        shapes = {"Conv": (9,), "Linear": (5,), "Linear'": (6,)}
+        return tuple(
+            Layer(str(i), kind.rstrip("'"), (kind,), (f"{i}.w",), (shapes[kind],), 1, kind)
+            for i, kind in enumerate(kinds)
+        )
+
+    models = {
+        0: net("Conv", "Linear", "Linear"),
+        1: net("Conv", "Conv", "Linear", "Linear"),
+        2: net("Conv", "Linear'", "Linear"),
+        3: net("Linear", "Linear'"),
+        4: net("Linear", "Conv"),
+    }
+    assert Trie.build(models).heads() == sorted(
+        [
+            Node(-1, (0, 1, 2)), Node(-1, (3,)), Node(-1, (4,)),
+            Node(-2, (0, 1)), Node(-2, (2,)), Node(-2, (3,)),
+        ]
+    )  # fmt: skip
+
+
+# The paper's families, at full size but without memory for values.
+
+Network = Callable[[], nn.Module]
+
+
+def authors_vgg19() -> nn.Module:
+    """The document author's VGG-19: a convolution of 256 channels is missing."""
+    config = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", *[512] * 4, "M", *[512] * 4, "M"]
+    features = make_layers(config, batch_norm=True)
+    return nn.Sequential(features, nn.Flatten(), *VGG(depth=19).classifier)
+
+
+def names(family: str, versions: Sequence[int], make: Callable[[int], nn.Module]) -> Any:
+    return {f"{family}{v}": partial(make, v) for v in versions}
+
+
+VERSIONS: dict[str, dict[str, Network]] = {
+    "vgg_official": names("vgg", (11, 13, 16, 19), lambda v: VGG(depth=v)),  # type: ignore[arg-type]
+    "vgg_seed_author": names("vgg", (11, 13, 16), lambda v: VGG(depth=v))  # type: ignore[arg-type]
+    | {"vgg19": authors_vgg19},
+    "resnet": names("resnet", (20, 32, 44, 56), lambda v: CIFARResNet(depth=v)),  # type: ignore[arg-type]
+    "vdcnn": names("vdcnn", (9, 17, 29, 49), lambda v: VDCNN(v)),  # type: ignore[arg-type]
+    "charcnn": names("charcnn", (3, 4, 5, 6), lambda v: CharCNN(v)),  # type: ignore[arg-type]
+}
+
+
+@cache
+def family_of(name: str) -> tuple[list[str], Trie]:
+    shape = {"vdcnn": (1024,), "charcnn": (1014,)}.get(name, (3, 32, 32))
+    models = {}
+    with torch.device("meta"):
+        for position, make in enumerate(VERSIONS[name].values()):
+            models[position] = layers_of(make(), torch.zeros(2, *shape), key="model")
+    return list(VERSIONS[name]), Trie.build(models)
+
+
+def shared(trie: Trie) -> list[Layer]:
+    return [trie.models[trie.cohorts[0]][node.depth] for node in trie.common()]
+
+
+def entries(layers: Sequence[Layer]) -> int:
+    return sum(len(layer.tensors) for layer in layers)
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_families_have_the_recorded_layers_in_common(name: str) -> None:
+    """Entries of the state, tensors of weights and parameters, of all and of every pair."""
+    versions, trie = family_of(name)
+    golden = FAMILIES[name]
+    assert list(golden["entries"]) == versions
+    for cohort, version in enumerate(versions):
+        layers = trie.models[cohort]
+        assert entries(layers) == len(golden["entries"][version])
+        assert sum(layer.parameters for layer in layers) == golden["param_count"][version]
+    assert entries(shared(trie)) == golden["basic_common_entries"]
+    for pair, expected in golden["pairwise"].items():
+        base = shared(trie.among([versions.index(version) for version in pair.split("|")]))
+        assert entries(base) == expected["common_entries"]
+        assert len(base) == expected["weight_tensors"]
+        assert sum(layer.parameters for layer in base) == expected["params"]
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_entries_of_families_have_the_recorded_sharers(name: str) -> None:
+    versions, trie = family_of(name)
+    for cohort, version in enumerate(versions):
+        nodes = [node for node in trie.nodes if cohort in node.cohorts]
+        found = [
+            [versions[c] for c in node.cohorts]
+            for node in nodes
+            for _ in trie.models[cohort][node.depth].tensors
+        ]
+        recorded = FAMILIES[name]["max_common_sharers"][version]
+        assert found == [sharers for _, sharers in recorded]
+
+
+def test_layers_in_common_by_hand() -> None:
+    """VGG-13, -16, -16, -19: 6 convolutions of 4 clients, one of 3, the rest of 16 of 2."""
+    _, trie = family_of("vgg_official")
+    models = {0: trie.models[1], 1: trie.models[2], 2: trie.models[2], 3: trie.models[3]}
+    found = Trie.build(models).nodes
+    assert [n for n in found if len(n.cohorts) == 4] == [Node(d, (0, 1, 2, 3)) for d in range(6)]
+    assert [n for n in found if len(n.cohorts) == 3] == [Node(6, (1, 2, 3))]
+    assert [n for n in found if len(n.cohorts) == 2] == [Node(d, (1, 2)) for d in range(7, 16)]
+
+
+# As text.
+
+
+class Images:
+    num_classes, input_shape, task = 2, (4,), "classification"
+
+
+class Net(nn.Module):
+    def __init__(self, hidden: int, num_classes: int = 2) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.relu = nn.ReLU()
+        self.rest = nn.Sequential(nn.Linear(3, hidden), nn.Linear(hidden, num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(self.relu(self.first(x)))
+
+
+def test_the_table_says_who_shares_what() -> None:
+    cohorts = [
+        Cohort(3, partial(Net, 5), name="five"),
+        Cohort(1, partial(Net, 6), name="six"),
+        Cohort(2, partial(Net, 5)),
+    ]
+    assert groups_table(cohorts, Images(), seed=0).splitlines() == [  # type: ignore[arg-type]
+        "6 clients of 3 cohorts, 2 architectures",
+        "layers  clients  parameters  cohorts       first layer        last layer",
+        "1             6          15  five, six, 2  Linear 3x4 + ReLU",
+        "  2-3         5          32  five, 2       Linear 5x3         Linear 2x5",
+        "  2-3         1          38  six           Linear 6x3         Linear 2x6",
+    ]
+
+
+def test_the_table_is_indented_by_what_a_stretch_continues() -> None:
+    text = trie_table(trie_of("aab", "aac", "ad", "b"), names="wxyz", counts=[1, 1, 1, 1])
+    rows = [line[:8].rstrip() for line in text.splitlines()[2:]]
+    assert rows == ["1", "  2", "    3", "    3", "  2", "1"]
+
+
+def test_the_table_names_the_cohort_that_cannot_be_read() -> None:
+    class Fixed(Net):
+        def __init__(self) -> None:
+            super().__init__(5)
+            self.bias = nn.Parameter(torch.zeros(2))
+
+    cohorts = [Cohort(1, partial(Net, 5)), Cohort(1, Fixed)]
+    with pytest.raises(UserError, match=r"model\.cohorts\.1\.model: net has bias of its own"):
+        groups_table(cohorts, Images(), seed=0)  # type: ignore[arg-type]
+
+
+def test_the_table_is_of_the_modules_as_the_algorithm_trains_them() -> None:
+    cohorts = [Cohort(1, partial(Net, 5)), Cohort(1, partial(Net, 5))]
+
+    def double(module: Any) -> None:
+        module.net.rest.append(nn.Linear(2, 2))
+
+    assert "1-4" in groups_table(cohorts, Images(), seed=0, prepare=double)  # type: ignore[arg-type]
