@@ -1,4 +1,8 @@
-"""The pictures of a comparison beside its curves: those of federations of levels, if it has any."""
+"""The pictures of a comparison beside its curves, for the runs that have got what they show.
+
+Those of federations of levels, and of methods that are measured both after aggregation and after
+local training.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from lightfed.report.dynamics import dynamic_figure
 from lightfed.report.levels import Family, families
 from lightfed.report.runfiles import RunFiles
 from lightfed.report.sizes import combinations_figure, shares_figure
+from lightfed.report.stages import Stages, stages, stages_figure, stages_heading
 from lightfed.report.style import Theme
 from lightfed.report.tables import readable
 
@@ -67,11 +72,34 @@ KINDS = {
     ),
 }
 
-FILES = tuple(f"comparison-{name}-*.png" for name in KINDS)
+STAGES_CAPTION = (
+    "The clients' own test samples. Without a server: a client's model as it is aggregated from "
+    "its neighbours', before and after its local training of that round. With a server: the "
+    "server's model, and, where it was measured, each client's copy after local training."
+)
+
+FILES = tuple(f"comparison-{name}-*.png" for name in ("stages", *KINDS))
 
 
 def charts(runs: Sequence[RunFiles]) -> list[Chart]:
-    """All that may be drawn of the runs; none unless clients' models have different widths."""
+    """All that may be drawn of the runs.
+
+    None unless clients' models have different widths or were measured both after aggregation and
+    after local training.
+    """
+    return [*map(_stages_chart, stages(runs)), *_level_charts(runs)]
+
+
+def _stages_chart(found: Stages) -> Chart:
+    return Chart(
+        file=f"comparison-stages-{_slug(found.data)}.png",
+        heading=stages_heading(found),
+        caption=f"{STAGES_CAPTION} {SEEDS}" if found.repeated else STAGES_CAPTION,
+        draw=partial(stages_figure, found),
+    )
+
+
+def _level_charts(runs: Sequence[RunFiles]) -> list[Chart]:
     return [
         Chart(
             file=f"comparison-{name}-{_slug(family.name)}.png",

@@ -1,6 +1,7 @@
 """Several runs side by side: comparison.png, comparison.html and a table with a row per run.
 
-Federations of levels get charts of their own, comparison-*.png.
+Federations of levels, and methods that are measured after aggregation and after local training, get
+charts of their own, comparison-*.png.
 
 With `group`, runs that differ in the seed alone share a row: mean +- sample standard deviation.
 """
@@ -38,7 +39,10 @@ from lightfed.report.versus import comparison_figure
 from lightfed.utils.errors import UserError
 
 SETTINGS = ("seed", "algorithm", "data", "clients", "rounds")
-SPARE = ("train loss", "time / round", "compute", "rounds", "algorithm", "seed", "worst 10 %")
+SPARE = (
+    *("train loss", "time / round", "stored / client", "compute"),
+    *("rounds", "algorithm", "seed", "worst 10 %"),
+)
 GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
 
 
@@ -97,6 +101,7 @@ def comparison_table(rows: Sequence[Group], column: str) -> TextTable:
         "train loss",
         "sent",
         "compute",
+        "stored / client",
         "time / round",
     )
     return TextTable(headers, tuple(_row(row, column) for row in rows)).without_empty_columns()
@@ -120,6 +125,7 @@ def _row(row: Group, column: str) -> tuple[str, ...]:
         spread_text("loss", *over_runs(lambda o: o.train_loss)),
         bytes_text(over_runs(lambda o: o.sent)[0]),
         flops_text(over_runs(lambda o: o.flops)[0]),
+        bytes_text(over_runs(lambda o: o.stored_bytes)[0]),
         seconds_text(over_runs(lambda o: o.seconds_per_round)[0]),
     )
 

@@ -26,6 +26,7 @@ class CohortOutcome:
         std: population standard deviation over the clients.
         worst10: mean over the worst tenth of the clients.
         bytes_up: mean over the clients, since the start of the run; bytes_down and flops likewise.
+        stored_bytes: that a client keeps, mean over the clients.
     """
 
     name: str
@@ -36,6 +37,7 @@ class CohortOutcome:
     bytes_up: float = NAN
     bytes_down: float = NAN
     flops: float = NAN
+    stored_bytes: float = NAN
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Outcome:
         best: the best value of the primary column, reached in round `best_round`.
         train_loss: the last finite one, of round `train_loss_round`.
         bytes_up: of all clients and rounds; bytes_down and flops likewise.
+        stored_bytes: that a client keeps, mean over the clients of the last evaluation.
         seconds: of all rounds.
         seconds_per_round: mean over the rounds that were timed.
         client_metric: the metric of the cohorts' figures, None if clients.csv has none.
@@ -77,6 +80,7 @@ class Outcome:
     bytes_up: float
     bytes_down: float
     flops: float
+    stored_bytes: float
     seconds: float
     seconds_per_round: float
     client_metric: str | None
@@ -114,6 +118,7 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
         bytes_up=total(run.series("bytes_up")),
         bytes_down=total(run.series("bytes_down")),
         flops=total(run.series("flops")),
+        stored_bytes=_mean(_client_values(run, "stored_bytes")),
         seconds=total(seconds),
         seconds_per_round=total(seconds) / max(1, int(np.isfinite(seconds).sum())),
         client_metric=client_metric(run.evaluation, metric) if run.evaluation else metric,
@@ -241,8 +246,7 @@ def _cohort(
     name: str, evaluation: Evaluation, member: np.ndarray, metric: str | None
 ) -> CohortOutcome:
     def mean(column: str | None) -> float:
-        values = _finite(evaluation, column, member)
-        return float(values.mean()) if len(values) else NAN
+        return _mean(_finite(evaluation, column, member))
 
     scores = _finite(evaluation, metric, member)
     return CohortOutcome(
@@ -254,7 +258,12 @@ def _cohort(
         bytes_up=mean("bytes_up"),
         bytes_down=mean("bytes_down"),
         flops=mean("flops"),
+        stored_bytes=mean("stored_bytes"),
     )
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else NAN
 
 
 def _finite(evaluation: Evaluation, column: str | None, member: np.ndarray) -> Floats:

@@ -22,6 +22,7 @@ from lightfed.report.markup import (
 from lightfed.report.outcome import Outcome, outcome_of
 from lightfed.report.plots import PICTURES, Image, render
 from lightfed.report.runfiles import RunFiles, load
+from lightfed.report.similarity import similarity_figures
 from lightfed.report.tables import cohort_table, headline, key_figures, rounds_table
 
 ROUNDS_SHOWN = 10
@@ -53,7 +54,7 @@ def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -
         title(run.name),
         paragraph(headline(run, outcome), kind="lead"),
         *(paragraph(text, kind="note") for text in _notes(run, outcome)),
-        cards(key_figures(outcome)),
+        cards([*key_figures(outcome), *similarity_figures(run)]),
         *_pictures(images),
         *_cohorts(run, outcome),
         heading("Last rounds"),
@@ -78,11 +79,12 @@ def _pictures(images: Mapping[str, Image | None]) -> list[str]:
     parts = []
     for kind in PICTURES:
         image = images[kind.file]
-        parts.append(heading(kind.heading))
-        if image is None:
-            parts.append(paragraph(kind.missing, kind="note"))
-        else:
+        if image is not None:
+            parts.append(heading(kind.heading))
             parts.append(picture(image, alt=kind.heading, caption=kind.caption))
+        elif kind.missing is not None:
+            parts.append(heading(kind.heading))
+            parts.append(paragraph(kind.missing, kind="note"))
     return parts
 
 

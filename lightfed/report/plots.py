@@ -10,6 +10,7 @@ from lightfed.report.clients import clients_figure
 from lightfed.report.curves import curves_figure
 from lightfed.report.heatmap import partition_figure
 from lightfed.report.runfiles import RunFiles
+from lightfed.report.similarity import similarity_figure
 from lightfed.report.style import DARK, LIGHT, Theme, png_bytes
 
 if TYPE_CHECKING:
@@ -32,14 +33,15 @@ class Picture:
         file: its name in the run folder, where the light one is written.
         heading: over the picture on the page.
         caption: how to read it.
-        missing: what the page says in its place where `draw` has nothing to show.
+        missing: what the page says in its place where `draw` has nothing to show; None: the page
+            does without its heading too.
         draw: the figure of a run, None where the run has not got what it shows.
     """
 
     file: str
     heading: str
     caption: str
-    missing: str
+    missing: str | None
     draw: Callable[[RunFiles, Theme], Figure | None]
 
 
@@ -67,6 +69,16 @@ PICTURES = (
         caption="The shade grows with the square root of the number of samples.",
         missing="No picture of the partition: the run left no samples per class (partition.npz).",
         draw=partition_figure,
+    ),
+    Picture(
+        file="similarity.png",
+        heading="Labels and masks",
+        caption="Pairs of clients that have a mask, in one order on all axes. Colours stand out "
+        "where two clients are near: on the left, they hold the classes in like shares; on the "
+        "right, few elements are in one of their masks alone. Elements of every mask do not count. "
+        "A negative correlation says that clients with like data have like masks.",
+        missing=None,
+        draw=similarity_figure,
     ),
 )
 

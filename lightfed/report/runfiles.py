@@ -1,9 +1,9 @@
 """What a run folder holds, as arrays.
 
 Its files are metrics.csv, clients.csv, partition.npz, environment.json and config.yaml; only the
-first has to be there. A run may still be going on: a last line without its line end is being
-written and is not read, and an evaluation of which it is a part counts only if there is no earlier
-one.
+first has to be there. (`masks` reads those of sparse clients, which are large.) A run may still be
+going on: a last line without its line end is being written and is not read, and an evaluation of
+which it is a part counts only if there is no earlier one.
 """
 
 import json
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 CLIENT_KEYS = ("round", "client", "cohort")
-CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops")
+CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Evaluation:
         round: finished rounds at that time.
         client: ids, (K,).
         cohort: the cohort of each client, length K.
-        values: the other columns of clients.csv, (K,) each; bytes and FLOPs since the start.
+        values: the other columns of clients.csv, (K,) each; bytes and FLOPs since the start,
+            bytes that a client keeps at that time.
     """
 
     round: int
@@ -63,7 +64,7 @@ class Split:
     meta: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunFiles:
     """One run folder.
 

@@ -118,6 +118,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
             flops_text(outcome.flops),
             _each(flops_text(outcome.per_client(outcome.flops))),
         ),
+        Figure("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
         Figure(
             "time per round",
             seconds_text(outcome.seconds_per_round),
@@ -134,7 +135,10 @@ def rounds_text(outcome: Outcome) -> str:
 
 
 def cohort_table(outcome: Outcome) -> TextTable:
-    """One row per cohort; bytes and FLOPs are means over its clients since the start of the run."""
+    """One row per cohort; bytes and FLOPs are means over its clients.
+
+    Those sent and spent count from the start of the run.
+    """
     metric = outcome.client_metric or ""
     name = readable(metric) or "metric"
     headers = ("cohort", "clients", name, "std", "worst 10 %", "up / client", "down / client")
@@ -148,10 +152,12 @@ def cohort_table(outcome: Outcome) -> TextTable:
             bytes_text(cohort.bytes_up),
             bytes_text(cohort.bytes_down),
             flops_text(cohort.flops),
+            _stored(cohort.stored_bytes),
         )
         for cohort in outcome.cohorts
     )
-    return TextTable((*headers, "compute / client"), rows).without_empty_columns()
+    costs = ("compute / client", "stored / client")
+    return TextTable((*headers, *costs), rows).without_empty_columns()
 
 
 def rounds_table(run: RunFiles, newest: int) -> TextTable:
@@ -190,6 +196,11 @@ def _cell(column: str, value: float) -> str:
 
 def _cost(label: str, outcome: Outcome, value: float) -> Figure:
     return Figure(label, bytes_text(value), _each(bytes_text(outcome.per_client(value))))
+
+
+def _stored(value: float) -> str:
+    """Clients of most methods keep nothing, which needs no figure."""
+    return bytes_text(value) if value else NOTHING
 
 
 def _each(text: str) -> str:

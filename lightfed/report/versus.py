@@ -72,10 +72,16 @@ def _draw_traffic(
         axes.set_xlim(left=0)
 
 
-def _draw(axes: Axes, x: Floats, course: Course, *, place: int, label: str) -> None:
-    colour = colour_of(place)
-    curve(axes, x, course.mean, colour=colour, label=label, line=line_of(place))
+def draw_course(
+    axes: Axes, x: Floats, course: Course, *, colour: str, line: str, label: str
+) -> None:
+    """The mean over the runs of a group as a line, their deviation as a band."""
+    curve(axes, x, course.mean, colour=colour, label=label, line=line)
     if course.std is not None:
         low, high = course.mean - course.std, course.mean + course.std
         known = np.isfinite(x)
         axes.fill_between(x[known], low[known], high[known], color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw(axes: Axes, x: Floats, course: Course, *, place: int, label: str) -> None:
+    draw_course(axes, x, course, colour=colour_of(place), line=line_of(place), label=label)

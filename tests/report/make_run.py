@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 METRICS = {
     "train_loss": (2.0, 1.0, 0.5),
@@ -62,6 +63,7 @@ def write_run(
     evaluations: Sequence[Sequence[Any]] | None = EVALUATIONS,
     counts: np.ndarray | None = COUNTS,
     classes: Sequence[str] = ("zero", "one", "two"),
+    client_columns: str = CLIENTS,
 ) -> Path:
     """Writes a run folder; None leaves a file out."""
     folder.mkdir(parents=True)
@@ -72,7 +74,7 @@ def write_run(
     if evaluations is not None:
         with (folder / "clients.csv").open("w", newline="") as file:
             rows = csv.writer(file)
-            rows.writerow(CLIENTS.split(","))
+            rows.writerow(client_columns.split(","))
             rows.writerows(evaluations)
     if environment is not None:
         (folder / "environment.json").write_text(json.dumps(dict(environment)))
@@ -91,6 +93,14 @@ def write_partition(folder: Path, counts: np.ndarray, *, classes: Sequence[str])
         test_counts=counts.astype(np.int32),
         meta=np.array(json.dumps(meta)),
     )
+
+
+def write_masks(folder: Path, masks: Mapping[int, np.ndarray]) -> None:
+    """Masks of clients, (P,) bool each, P a multiple of 32: bit i of word w is `mask[32 w + i]`."""
+    (folder / "masks").mkdir()
+    for client, mask in masks.items():
+        words = np.packbits(mask, bitorder="little").view("<i4").astype(np.int32)
+        save_file({"mask": words}, folder / "masks" / f"client{client}.safetensors")
 
 
 def append(path: Path, text: str) -> None:

@@ -8,13 +8,13 @@ import pytest
 from matplotlib.image import imread
 
 from lightfed.report import compare
-from lightfed.report.compare import common_metric
+from lightfed.report.compare import common_metric, comparison_table
 from lightfed.report.groups import Group, grouped, singles
 from lightfed.report.runfiles import load
 from lightfed.report.style import LIGHT
 from lightfed.report.versus import comparison_figure
 from lightfed.utils.errors import UserError
-from tests.report.make_run import CONFIG, ENVIRONMENT, METRICS, write_run
+from tests.report.make_run import CLIENTS, CONFIG, ENVIRONMENT, EVALUATIONS, METRICS, write_run
 from tests.report.read_page import ReadPage
 
 SCORES = {("x", 1): (0.25, 0.75), ("x", 2): (0.5, 0.875), ("y", 1): (0.5, 0.5)}
@@ -54,6 +54,18 @@ def test_a_comparison_is_a_picture_a_page_and_a_table(
     assert all(name in printed for name in ("x-seed1", "x-seed2", "y-seed1", "87.50 %"))
     assert "all runs: algorithm HeteroFL, data Digits, clients 4, rounds 2" in printed
     assert printed.endswith(f"page: {path}\n")
+
+
+def test_what_clients_keep_is_a_column_where_some_run_tells_it(
+    three: list[Path], tmp_path: Path
+) -> None:
+    rows = [(*row, kept) for row, kept in zip(EVALUATIONS[-2:], (1000, 3000), strict=True)]
+    told = {"evaluations": rows, "client_columns": f"{CLIENTS},stored_bytes"}
+    runs = [load(folder) for folder in (three[0], _write(tmp_path, "z", 1, **told))]
+    table = comparison_table(singles(runs), "global/accuracy")
+    place = table.headers.index("stored / client")
+    assert [row[place] for row in table.rows] == ["-", "2.00 kB"]
+    assert "stored / client" not in comparison_table(singles(runs[:1]), "global/accuracy").headers
 
 
 def test_grouped_runs_share_a_row_with_their_deviation(

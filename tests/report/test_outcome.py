@@ -10,8 +10,9 @@ import pytest
 
 from lightfed.report.outcome import outcome_of, primary_metric, traffic, worst_tenth
 from lightfed.report.runfiles import RunFiles, load
+from lightfed.report.tables import cohort_table, key_figures
 from lightfed.report.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
-from tests.report.make_run import ENVIRONMENT, METRICS, write_run
+from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, METRICS, write_run
 
 NAN = math.nan
 
@@ -79,6 +80,35 @@ def test_a_metric_that_falls_has_its_best_value_at_the_bottom(tmp_path: Path) ->
 def test_a_loss_that_is_not_finite_is_told_by_its_round(tmp_path: Path) -> None:
     outcome = outcome_of(_load(tmp_path, {"train_loss": (2.0, 1.0, "nan")}))
     assert (outcome.rounds, outcome.train_loss, outcome.train_loss_round) == (3, 1.0, 2)
+
+
+def _keeping(folder: Path, *stored: float) -> RunFiles:
+    """A run of sparse clients that keep so many bytes each."""
+    rows = [(*row, kept) for row, kept in zip(EVALUATIONS[-len(stored) :], stored, strict=True)]
+    return load(write_run(folder, evaluations=rows, client_columns=f"{CLIENTS},stored_bytes"))
+
+
+def test_stored_bytes_are_a_cost_of_the_clients_and_no_metric(tmp_path: Path) -> None:
+    run = _keeping(tmp_path / "run", 1000, 3000, 500, 500)
+    outcome = outcome_of(run)
+    assert outcome.stored_bytes == 1250
+    assert [cohort.stored_bytes for cohort in outcome.cohorts] == [2000, 500]
+    assert run.evaluation is not None
+    assert run.evaluation.metrics == ("accuracy", "loss")
+    (told,) = [figure for figure in key_figures(outcome) if figure.label == "stored / client"]
+    assert (told.value, told.note) == ("1.25 kB", "mean over clients")
+    table = cohort_table(outcome)
+    assert table.headers[-1] == "stored / client"
+    assert [row[-1] for row in table.rows] == ["2.00 kB", "500 B"]
+
+
+@pytest.mark.parametrize("stored", [(0, 0, 0, 0), ("", "", "", "")])
+def test_clients_that_keep_nothing_have_no_figure_of_it(
+    tmp_path: Path, stored: tuple[Any, ...]
+) -> None:
+    outcome = outcome_of(_keeping(tmp_path / "run", *stored))
+    assert "stored / client" not in [figure.label for figure in key_figures(outcome)]
+    assert cohort_table(outcome).headers[-1] == "compute / client"
 
 
 def test_what_was_not_measured_is_not_a_number(tmp_path: Path) -> None:

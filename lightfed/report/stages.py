@@ -1,0 +1,149 @@
+"""A metric after aggregation and after local training, over rounds: two lines for each method.
+
+A method without a server measures its clients twice a round: `aggregated/` before their local
+training, `personal/` after it. Of a method with a server, `personal/` is the server's model on the
+clients' own test samples, and `finetuned/`, where the run measured it, a client's copy of that
+model after a session on the client's own data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightfed.report.groups import Group, grouped
+from lightfed.report.outcome import base_name, primary_metric, traffic
+from lightfed.report.panels import metric_axis
+from lightfed.report.runfiles import RunFiles
+from lightfed.report.style import (
+    PALETTE,
+    Theme,
+    colour_of,
+    dress,
+    label_of,
+    legend_of_all,
+    new_figure,
+    whole_ticks,
+)
+from lightfed.report.tables import readable
+from lightfed.report.versus import draw_course
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AGGREGATED, TRAINED = "after aggregation", "after local training"
+LINES = {AGGREGATED: ("--", ":"), TRAINED: ("-", "-.")}  # the second where colours begin again
+
+
+@dataclass(frozen=True)
+class Method:
+    """One experiment, whose runs differ in the seed alone.
+
+    Attributes:
+        group: its runs.
+        place: among all rows of the comparison, which is its colour.
+        columns: of metrics.csv, for each stage that was measured.
+    """
+
+    group: Group
+    place: int
+    columns: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What shares a picture: all methods with one data set.
+
+    Attributes:
+        data: the data set as the runs name it.
+        metric: without `personal/`.
+        methods: in the order in which their runs were named.
+    """
+
+    data: str
+    metric: str
+    methods: tuple[Method, ...]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether some method was run with several seeds."""
+        return any(len(method.group.runs) > 1 for method in self.methods)
+
+    @property
+    def synthetic(self) -> bool:
+        return any(run.synthetic for method in self.methods for run in method.group.runs)
+
+
+def stages(runs: Sequence[RunFiles]) -> list[Stages]:
+    """What can be drawn of stages: data sets with which some method measured both."""
+    members: dict[str, list[tuple[int, Group]]] = {}
+    for place, group in enumerate(grouped(runs)):
+        data = str(group.runs[0].environment.get("dataset", "data not known"))
+        members.setdefault(data, []).append((place, group))
+    every = [_stages(data, found) for data, found in members.items()]
+    return [one for one in every if any(len(method.columns) == 2 for method in one.methods)]
+
+
+def stages_figure(found: Stages, theme: Theme) -> Figure | None:
+    """Dashed after aggregation, solid after local training; None unless a line has two rounds."""
+    courses = [
+        (method, stage, method.group.course(column))
+        for method in found.methods
+        for stage, column in method.columns.items()
+    ]
+    if all(len(course.rounds) < 2 for *_, course in courses):
+        return None
+    figure = new_figure(10.0, 5.4 + 0.05 * len(found.methods), theme, pad=0.1)
+    axes = figure.subplots()
+    note = " (synthetic data)" if found.synthetic else ""
+    label = f"{readable(found.metric)} on the clients' own test samples, mean over clients"
+    dress(axes, theme, title=stages_heading(found) + note, x_label="round", y_label=label)
+    for method in found.methods:
+        axes.plot([], [], color=colour_of(method.place), label=label_of(method.group.label))
+    for stage, lines in LINES.items():
+        axes.plot([], [], lines[0], color=theme.ink, label=stage)
+    for method, stage, course in courses:
+        again = method.place // len(PALETTE) % 2
+        colour, line = colour_of(method.place), LINES[stage][again]
+        draw_course(axes, course.rounds, course, colour=colour, line=line, label="_")
+    metric_axis(axes, found.metric, np.concatenate([course.mean for *_, course in courses]))
+    whole_ticks(axes)
+    legend_of_all(figure, axes, theme)
+    return figure
+
+
+def stages_heading(found: Stages) -> str:
+    return f"{found.data}: {readable(found.metric)} {AGGREGATED} and {TRAINED}"
+
+
+def _stages(data: str, members: Sequence[tuple[int, Group]]) -> Stages:
+    names = [base_name(primary_metric(run)) for _, group in members for run in group.runs]
+    metric = Counter(names).most_common(1)[0][0]
+    methods = [Method(group, place, _columns(group, metric)) for place, group in members]
+    return Stages(data, metric, tuple(method for method in methods if method.columns))
+
+
+def _columns(group: Group, metric: str) -> dict[str, str]:
+    """Where the runs of a group hold each stage."""
+    aggregated, personal, finetuned = (
+        f"{kind}/{metric}" for kind in ("aggregated", "personal", "finetuned")
+    )
+    if _measured(group, aggregated):
+        columns = {AGGREGATED: aggregated, TRAINED: personal}
+    elif _sends(group):
+        columns = {AGGREGATED: personal, TRAINED: finetuned}
+    else:  # clients that train alone never aggregate
+        columns = {TRAINED: personal}
+    return {stage: name for stage, name in columns.items() if _measured(group, name)}
+
+
+def _measured(group: Group, column: str) -> bool:
+    return len(group.course(column).rounds) > 0
+
+
+def _sends(group: Group) -> bool:
+    return any(np.nanmax(traffic(run), initial=0.0) > 0 for run in group.runs)

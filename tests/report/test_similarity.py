@@ -1,0 +1,177 @@
+"""The heat maps of labels and masks, and what a page says of them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from lightfed.report import build
+from lightfed.report.runfiles import RunFiles, load
+from lightfed.report.similarity import (
+    Similarity,
+    similarity_figure,
+    similarity_figures,
+    similarity_of,
+)
+from lightfed.report.style import LIGHT, png_bytes
+from lightfed.utils.errors import UserError
+from tests.report.make_run import ENVIRONMENT, write_masks, write_run
+from tests.report.read_page import ReadPage
+
+AT = np.arange(64)
+# clients 0 and 2 hold class 1 alone, 1 and 3 class 0 alone; masks follow, 0..31 are in all of them
+TWINS = np.array([[0, 9], [5, 0], [0, 2], [7, 0]])
+TWIN_MASKS = {k: (AT < 32) | ((AT - k) % 2 == 0) for k in range(4)}
+
+
+def _run(
+    root: Path, masks: dict[int, np.ndarray], counts: np.ndarray | None, **changes: Any
+) -> RunFiles:
+    files: dict[str, Any] = {"metrics": {"train_loss": (2.0,)}, "evaluations": None}
+    folder = write_run(root / "run", counts=counts, classes=(), **{**files, **changes})
+    write_masks(folder, masks)
+    return load(folder)
+
+
+def _found(root: Path, masks: dict[int, np.ndarray], counts: np.ndarray) -> Similarity:
+    found = similarity_of(_run(root, masks, counts))
+    assert found is not None
+    return found
+
+
+def test_like_labels_and_like_masks_are_correlated_to_minus_one(tmp_path: Path) -> None:
+    found = _found(tmp_path, TWIN_MASKS, TWINS)
+    assert found.client.tolist() == [1, 3, 0, 2]
+    assert found.dominant.tolist() == [0, 0, 1, 1]
+    alike = np.kron(np.eye(2), np.ones((2, 2)))
+    np.testing.assert_array_equal(found.labels, alike)
+    np.testing.assert_array_equal(found.masks, 1 - alike)
+    assert found.correlation == pytest.approx(-1, abs=1e-12)
+    assert found.pairs == 6
+
+
+def test_clients_of_one_class_come_by_its_share(tmp_path: Path) -> None:
+    counts = np.array([[3, 4], [5, 5], [9, 1], [0, 8]])
+    found = _found(tmp_path, TWIN_MASKS, counts)
+    assert found.client.tolist() == [2, 1, 3, 0]
+    rows = counts[found.client] / np.linalg.norm(counts[found.client], axis=1, keepdims=True)
+    np.testing.assert_allclose(found.labels, rows @ rows.T)
+    upper = np.triu_indices(4, k=1)
+    parity = found.client % 2
+    apart = (parity[:, None] != parity[None]).astype(float)
+    np.testing.assert_array_equal(found.masks, apart)
+    expected = np.corrcoef((rows @ rows.T)[upper], apart[upper])[0, 1]
+    assert found.correlation == pytest.approx(expected)
+
+
+def test_labels_are_those_of_the_clients_that_have_a_mask(tmp_path: Path) -> None:
+    counts = np.array([[9, 9], [0, 5], [9, 9], [5, 0], [0, 2]])
+    found = _found(tmp_path, {k: TWIN_MASKS[k % 4] for k in (4, 1, 3)}, counts)
+    assert found.client.tolist() == [3, 1, 4]
+    np.testing.assert_array_equal(found.labels, [[1, 0, 0], [0, 1, 1], [0, 1, 1]])
+    np.testing.assert_array_equal(found.masks, [[0, 0, 1], [0, 0, 1], [1, 1, 0]])
+    assert found.total == 3
+
+
+def test_labels_that_differ_by_rounding_alone_have_no_correlation(tmp_path: Path) -> None:
+    found = _found(tmp_path, TWIN_MASKS, TWINS)
+    labels = np.ones((4, 4))
+    labels[0, 1] = np.nextafter(1.0, 0.0)
+    assert np.isnan(replace(found, labels=labels).correlation)
+    assert np.isfinite(found.correlation)
+
+
+def test_the_heat_maps_show_the_pairs_and_print_their_correlation(tmp_path: Path) -> None:
+    run = _run(tmp_path, TWIN_MASKS, TWINS, environment={**ENVIRONMENT, "synthetic": True})
+    figure = similarity_figure(run, LIGHT)
+    assert figure is not None
+    found = similarity_of(run)
+    assert found is not None
+    labels, masks, *_ = figure.axes
+    itself = np.eye(4, dtype=bool)
+    for axes, values in ((labels, found.labels), (masks, found.masks)):
+        drawn: np.ndarray = np.ma.filled(np.ma.asarray(axes.images[0].get_array()), np.nan)
+        np.testing.assert_array_equal(drawn, np.where(itself, np.nan, values))
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "3", "0", "2"]
+        assert axes.get_title(loc="left").endswith("(synthetic data)")
+    like, near = labels.images[0].to_rgba(np.array([1.0])), masks.images[0].to_rgba(np.zeros(1))
+    np.testing.assert_array_equal(like, near)
+    np.testing.assert_allclose(like[0, :3], to_rgb(LIGHT.ramp[-1]), atol=0.01)
+    assert figure.get_suptitle().endswith("over 6 pairs of clients: -1.000")
+
+
+def test_many_clients_are_named_by_their_class(tmp_path: Path) -> None:
+    counts = np.eye(3, dtype=int)[np.arange(30) % 3] * 5
+    masks = {k: (AT - k) % 3 > 0 for k in range(30)}
+    run = _run(tmp_path, masks, counts)
+    figure = similarity_figure(run, LIGHT)
+    assert figure is not None
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2"]
+    np.testing.assert_allclose(axes.get_yticks(), [4.5, 14.5, 24.5])
+    lines = sorted({float(np.asarray(line.get_ydata())[0]) for line in axes.get_lines()} - {0.0})
+    assert lines == [9.5, 19.5]
+
+
+def test_more_classes_than_have_room_are_not_named(tmp_path: Path) -> None:
+    masks = {k: (AT - k) != 0 for k in range(31)}
+    figure = similarity_figure(_run(tmp_path, masks, np.eye(31, dtype=int)), LIGHT)
+    assert figure is not None
+    assert len(figure.axes[0].get_yticks()) == 0
+    assert figure.get_suptitle().endswith(": -")  # no two clients are less alike than others
+
+
+def test_clients_that_are_left_out_are_told(tmp_path: Path) -> None:
+    masks: dict[int, np.ndarray] = {**TWIN_MASKS, 4: np.ones(32, bool)}
+    figure = similarity_figure(_run(tmp_path, masks, np.vstack([TWINS, [[1, 1]]])), LIGHT)
+    assert figure is not None
+    assert "6 pairs of 4 of 5 clients" in figure.get_suptitle()
+
+
+def test_a_page_holds_the_picture_and_the_correlation(tmp_path: Path) -> None:
+    run = _run(tmp_path, TWIN_MASKS, TWINS)
+    page = ReadPage(build(run.folder))
+    told = page.cards["label similarity, mask distance"]
+    assert told == ("-1.000", "Pearson correlation, 6 pairs of clients")
+    assert "Labels and masks" in page.texts["h2"]
+    assert (run.folder / "similarity.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("masks", "counts"),
+    [
+        ({}, TWINS),
+        ({0: AT < 9, 3: AT > 9}, TWINS),
+        (TWIN_MASKS, None),
+        (dict.fromkeys(range(4), AT < 64), TWINS),
+    ],
+    ids=["no masks", "one pair", "no partition", "full masks"],
+)
+def test_a_run_that_has_nothing_to_compare_keeps_its_page(
+    tmp_path: Path, masks: dict[int, np.ndarray], counts: np.ndarray | None
+) -> None:
+    run = _run(tmp_path, masks, counts)
+    stale = run.folder / "similarity.png"
+    stale.write_bytes(b"of an earlier state")
+    page = ReadPage(build(run.folder))
+    assert "Labels and masks" not in page.texts["h2"]
+    assert "label similarity, mask distance" not in page.cards
+    assert not stale.exists()
+
+
+def test_equal_masks_have_no_correlation(tmp_path: Path) -> None:
+    run = _run(tmp_path, dict.fromkeys(range(4), AT < 9), TWINS)
+    assert similarity_figures(run) == []
+    figure = similarity_figure(run, LIGHT)
+    assert figure is not None
+    assert figure.get_suptitle().endswith(": -")
+    assert png_bytes(figure)
+
+
+def test_a_mask_of_an_unknown_client_is_the_users_error(tmp_path: Path) -> None:
+    run = _run(tmp_path, {**TWIN_MASKS, 4: AT < 9}, TWINS)
+    with pytest.raises(UserError, match=r"partition\.npz .* it knows no client 4, who has a mask"):
+        similarity_of(run)

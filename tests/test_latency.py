@@ -1,0 +1,287 @@
+"""The latency analysis: closed forms, the reference values, simulations, and the command."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.container import ErrorbarContainer
+from matplotlib.image import imread
+
+from lightfed import cli
+from lightfed.core.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
+from lightfed.latency import Cloud, latencies
+from lightfed.report.latency_plot import LatencyCurves, latency_figure
+from lightfed.report.style import DARK, LIGHT, Theme
+from lightfed.utils.rng import numpy_generator
+from tests.small import GOLDEN
+
+REFERENCE = json.loads((GOLDEN / "fedbcd" / "latency_ratio.json").read_text())
+DELAYS: dict[str, Delay] = {
+    "exp(1)": Exponential(1.0),
+    "uniform(0,1)": Uniform(0.0, 1.0),
+    "weibull(0.5)": Weibull(0.5),
+    "weibull(1.5)": Weibull(1.5),
+    "weibull(2)": Weibull(2.0),
+    "lognormal(0,1)": LogNormal(0.0, 1.0),
+}
+TABLE = ["latency", "--delay", "Exponential", "--delay.mean", "2"]
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_reference_values(name: str) -> None:
+    """They are accurate to 2e-10, by another quadrature."""
+    for case, theirs in REFERENCE[name].items():
+        servers, wait = (int(word[1:]) for word in case.split("_"))
+        cloud = Cloud(DELAYS[name], servers, 1)
+        found = cloud.expected(wait)
+        assert found.value == pytest.approx(theirs["E_B"], rel=1e-9)
+        assert found.error < 1e-13 * found.value
+        ratio = found.value / cloud.expected(servers).value
+        assert ratio == pytest.approx(theirs["r"], rel=1e-9)
+        bound = theirs["eq8_upper"]
+        expected = math.nan if bound is None else bound
+        assert cloud.asymptotic(wait) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+
+
+def harmonic(n: int) -> float:
+    return sum(1 / i for i in range(1, n + 1))
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.floats(1e-3, 1e3))
+def test_exponential_clouds_in_closed_form(servers: int, devices: int, mean: float) -> None:
+    last = Cloud(Exponential(mean), servers, devices).expected(servers)
+    assert last.value == pytest.approx(mean * harmonic(servers * devices), rel=1e-11)
+    for wait in range(1, servers + 1):
+        spacings = harmonic(servers) - harmonic(servers - wait)
+        found = Cloud(Exponential(mean), servers, 1).expected(wait)
+        assert found.value == pytest.approx(mean * spacings, rel=1e-11)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.data())
+def test_uniform_clouds_in_closed_form(servers: int, devices: int, data: st.DataObject) -> None:
+    """The largest of m uniform delays is a beta variable to the power 1 / m."""
+    wait = data.draw(st.integers(1, servers))
+    low, width = data.draw(st.floats(0.0, 9.0)), data.draw(st.floats(0.5, 9.0))
+    power = 1 / devices
+    log = (
+        math.lgamma(servers + 1)
+        + math.lgamma(wait + power)
+        - math.lgamma(wait)
+        - math.lgamma(servers + 1 + power)
+    )
+    found = Cloud(Uniform(low, low + width), servers, devices).expected(wait)
+    assert found.value == pytest.approx(low + width * math.exp(log), rel=1e-11)
+
+
+@pytest.mark.parametrize("name", DELAYS)
+def test_waiting_for_more_takes_longer(name: str) -> None:
+    found = latencies(Cloud(DELAYS[name], 6, 3), range(1, 7), samples=2, seed=0)
+    ratios = [line.ratio for line in found]
+    assert ratios[-1] == 1.0
+    assert all(np.diff(ratios) > 0)
+    assert found[-1].simulated == type(found[-1].simulated)(1.0, 0.0)
+    assert math.isnan(found[-1].asymptotic)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("name", DELAYS)
+def test_simulation_agrees_with_integration(name: str, devices: int) -> None:
+    """Within four standard errors, which are themselves small."""
+    cloud, waits = Cloud(DELAYS[name], 10, devices), [3, 5, 7]
+    rng = numpy_generator(1, "test")
+    found = cloud.simulated(waits, samples=40_000, rng=rng)
+    full = cloud.expected(10).value
+    for wait, estimate in zip(waits, found, strict=True):
+        exact = cloud.expected(wait).value / full
+        assert 0 < estimate.error < 0.02 * exact
+        assert abs(estimate.value - exact) < 4 * estimate.error
+
+
+def test_many_rounds_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def simulate() -> object:
+        rng = numpy_generator(0, "test")
+        return Cloud(LogNormal(0.0, 1.0), 5, 2).simulated([1, 4], samples=101, rng=rng)
+
+    whole = simulate()
+    monkeypatch.setattr("lightfed.latency._DRAWS_AT_ONCE", 99)
+    assert simulate() == whole
+
+
+def test_the_standard_error_is_that_of_repeated_simulations() -> None:
+    cloud = Cloud(Exponential(1.0), 5, 2)
+    runs = [
+        cloud.simulated([2], samples=200, rng=numpy_generator(0, "test", i))[0] for i in range(200)
+    ]
+    spread = np.std([run.value for run in runs], ddof=1)
+    assert np.mean([run.error for run in runs]) == pytest.approx(spread, rel=0.2)
+
+
+def test_a_run_of_memoryless_servers_is_what_the_analysis_says() -> None:
+    cloud = Cloud(Exponential(2.0), 10, 1)
+    for wait in (1, 3, 7, 10):
+        found = cloud.in_a_run(wait, rng=numpy_generator(0, "test", wait))
+        assert abs(found.value - cloud.expected(wait).value) < 4 * found.error
+        assert 0 < found.error < 0.05 * found.value
+
+
+def test_in_a_run_a_server_waits_for_its_slowest_device() -> None:
+    cloud = Cloud(Uniform(0.0, 1.0), 4, 3)
+    found = cloud.in_a_run(4, rng=numpy_generator(0, "test"))
+    assert abs(found.value - cloud.expected(4).value) < 4 * found.error
+    (last,) = latencies(cloud, [4], samples=2, seed=0)
+    assert abs(last.in_a_run.value - 1) < 4 * last.in_a_run.error
+    assert last.in_a_run.error == pytest.approx(found.error / found.value, rel=0.5)
+
+
+def test_in_a_run_of_equal_servers_half_the_servers_take_half_the_time() -> None:
+    """While the analysis, where all start anew, sees no gain."""
+    cloud = Cloud(Constant(2.0), 10, 3)
+    assert cloud.expected(5) == cloud.expected(10) == (2.0, 0.0)
+    assert cloud.in_a_run(5, rng=numpy_generator(0, "test")).value == 1.0
+    assert cloud.in_a_run(10, rng=numpy_generator(0, "test")).value == 2.0
+
+
+def test_in_a_run_stragglers_gather() -> None:
+    cloud = Cloud(Weibull(0.5), 10, 1)
+    found = cloud.in_a_run(3, rng=numpy_generator(0, "test"))
+    assert found.value - 4 * found.error > cloud.expected(3).value
+
+
+@given(st.floats(0.2, 9.0), st.integers(2, 99), st.floats(1e-3, 1e3), st.data())
+def test_the_limit_of_weibull_servers(
+    shape: float, servers: int, scale: float, data: st.DataObject
+) -> None:
+    """r ~ (-ln(1 - beta) / ln N) ** (1 / k), whatever the scale."""
+    wait = data.draw(st.integers(1, servers - 1))
+    limit = (-math.log(1 - wait / servers) / math.log(servers)) ** (1 / shape)
+    assert Cloud(Weibull(shape, scale), servers, 1).asymptotic(wait) == pytest.approx(limit)
+
+
+def test_the_limit_holds_for_many_servers_of_several_devices() -> None:
+    """Eq. (8) replaces E[tau_(N)] by a quantile below it, by less and less."""
+    gaps = []
+    for servers in (10, 100, 1000):
+        cloud, wait = Cloud(Exponential(1.0), servers, 3), servers // 2
+        exact = cloud.expected(wait).value / cloud.expected(servers).value
+        gaps.append(cloud.asymptotic(wait) / exact - 1)
+    assert gaps[0] > gaps[1] > gaps[2] > 0
+    assert gaps[2] < 0.1
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TABLE, "--servers", "4", "--devices", "2", "--waits", "[4,1]", "--samples", "500"]
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(words)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "Exponential(mean=2), 4 servers of 2 active devices"
+    rows = {line.split()[0]: line.split() for line in printed if line.split()[:1] in (["1"], ["4"])}
+    assert list(rows) == ["4", "1"]
+    full, first = (Cloud(Exponential(2.0), 4, 2).expected(wait).value for wait in (4, 1))
+    assert rows["4"][1:8] == [f"{full:.2f}", "s", "1.0000", "1.0000", "+-", "0.0000", "-"]
+    assert rows["1"][1:4] == [f"{first:.2f}", "s", f"{first / full:.4f}"]
+    assert printed[-1] == "integration: relative error below 1e-12"
+
+
+def test_by_default_every_tenth_of_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*TABLE, "--servers", "15", "--samples", "2"])
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    waits = [int(words[0]) for words in printed if words and words[0].isdigit()]
+    assert waits == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15]
+
+
+def test_the_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "latency.png"
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*TABLE, "--samples", "500", "--waits", "[5,10]", "--plot", str(path)])
+    assert capsys.readouterr().err == ""
+    assert imread(path).std() > 0.05
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_what_is_drawn(theme: Theme) -> None:
+    share = np.array([0.5, 1.0])
+    error = np.array([0.01, 0.0])
+    curves = LatencyCurves(
+        title="a $ title",
+        share=share,
+        exact=np.array([0.3, 1.0]),
+        simulated=np.array([0.31, 1.0]),
+        simulated_error=error,
+        asymptotic=np.array([1.4, math.nan]),
+        in_a_run=np.array([0.2, 0.99]),
+        in_a_run_error=error,
+    )
+    figure = latency_figure(curves, theme)
+    (axes,) = figure.axes
+    drawn = [np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()]
+    for name in ("exact", "simulated", "in_a_run"):
+        assert np.column_stack([share, getattr(curves, name)]).tolist() in drawn
+    assert [[0.5, 1.4]] in drawn
+    low, high = axes.get_ylim()
+    assert low <= 0
+    assert high > 1.4
+    bars = [c for c in axes.containers if isinstance(c, ErrorbarContainer)]
+    assert len(bars) == 2
+    for bar in bars:
+        lengths = [float(np.ptp(ends[:, 1])) for ends in bar.lines[2][0].get_segments()]
+        assert lengths == pytest.approx([0.04, 0.0])
+    legend = axes.get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == 4
+    figure.draw_without_rendering()
+
+
+MEAN = ["--delay", "Exponential", "--delay.mean"]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "fragment"),
+    [
+        ([], "--delay", "name one of Constant, Exponential, LogNormal, Trace, Uniform, Weibull"),
+        (["--delay", "Expo"], "--delay", "Expo is no distribution; name one of Constant"),
+        (["--delay", "Exponential"], "--delay.mean", "is not given"),
+        ([*MEAN, "0"], "delay.init_args.mean", "0; give a finite number above 0"),
+        ([*MEAN, "-1"], "delay.init_args.mean", "-1; give a finite number above 0"),
+        ([*MEAN, "x"], "delay.init_args.mean", "x; give a number"),
+        (["--delay", "Constant", "--delay.valu", "1"], "delay.init_args.valu", "mean value?"),
+        (["--delay", "Trace", "--delay.path", "/absent"], "delay.init_args.path", "/absent"),
+        ([*MEAN, "1", "--waits", "[3,11]"], "--waits", "11 of 10 servers; give at least 1 and"),
+        ([*MEAN, "1", "--waits", "[0]"], "--waits", "0 of 10 servers; give at least 1 and at most"),
+        ([*MEAN, "1", "--waits", "3,5"], "--waits", "3,5; write whole numbers in brackets"),
+        ([*MEAN, "1", "--waits", "[]"], "--waits", "give numbers from 1 to 10"),
+        ([*MEAN, "1", "--servers", "x"], "--servers", "x; give a whole number"),
+        ([*MEAN, "1", "--servers", "0"], "--servers", "0; give at least 1"),
+        ([*MEAN, "1", "--devices", "0"], "--devices", "0; give at least 1"),
+        ([*MEAN, "1", "--samples", "1"], "--samples", "1; give at least 2"),
+        ([*MEAN, "1", "--servers"], "--servers", "write one after it"),
+        ([*MEAN, "1", "--plot", "a.pdf"], "--plot", "a.pdf; name a file that ends in .png"),
+        ([*MEAN, "1", "--waitz", "3"], "--waitz", "see lightfed latency --help"),
+    ],
+)
+def test_bad_input(
+    words: list[str], key: str, fragment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(words, key, fragment, capsys)
+
+
+def test_a_plot_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "absent" / "a.png"
+    words = [*MEAN, "1", "--waits", "[10]", "--samples", "2", "--plot", str(path)]
+    assert_refused(words, "--plot", str(path), capsys)
+
+
+def assert_refused(
+    words: list[str], key: str, fragment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["latency", *words])
+    assert exit_.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lightfed: error: {key}: ")
+    assert fragment in line
