@@ -60,7 +60,7 @@ def aspg_torch(
     lr: float,
     gamma: float,
     extrapolation: float,
-    box: float | None,
+    box: tuple[float, float] | None,
 ) -> None:
     for _, (p, old, g, a) in _chunks(point, x, gradient, anchor):
         assert p is not None
@@ -72,7 +72,7 @@ def aspg_torch(
         torch.add(_wide(g), new, alpha=gamma, out=new)
         torch.add(wide, new, alpha=-lr, out=new)
         if box is not None:
-            new.clamp_(-box, box)
+            new.clamp_(*box)
         torch.sub(new, before, out=wide)
         torch.add(new, wide, alpha=extrapolation, out=wide)
         _narrow(p, wide)

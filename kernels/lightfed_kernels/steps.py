@@ -91,11 +91,11 @@ def aspg_step_(
     lr: float,
     gamma: float,
     extrapolation: float,
-    box: float | None,
+    box: tuple[float, float] | None,
 ) -> Tensor:
     """One accelerated stochastic proximal-gradient step of FedBCD in place, eq. (4b) and then (4a).
 
-        x_new = clamp(point - lr * (gradient + gamma * (point - anchor)), -box, box)
+        x_new = clamp(point - lr * (gradient + gamma * (point - anchor)), *box)
         point <- x_new + extrapolation * (x_new - x);  x <- x_new
 
     Args:
@@ -107,7 +107,7 @@ def aspg_step_(
         lr: the step size.
         gamma: weight of the proximal term.
         extrapolation: zeta, of eq. (4a).
-        box: bound of every element's magnitude, above 0; None for no bound.
+        box: lower and upper bound of every element, 0 among them, as padding is; None for none.
 
     Returns:
         x.
@@ -119,7 +119,9 @@ def aspg_step_(
     read = {"point": point, "gradient": gradient, "anchor": anchor}
     _check_vectors("x", x, read)
     _rows.check_one_device(x=x, **read)
-    _aspg_step(point, x, gradient, anchor, lr, gamma, extrapolation, box)
+    low, high = box or (0.0, 0.0)
+    bounded = box is not None
+    _aspg_step(point, x, gradient, anchor, lr, gamma, extrapolation, low, high, bounded)
     return x
 
 
@@ -183,11 +185,13 @@ def _aspg_step(
     lr: float,
     gamma: float,
     extrapolation: float,
-    box: float | None,
+    low: float,
+    high: float,
+    bounded: bool,
 ) -> None:
     _check_numbers(lr=lr, gamma=gamma, extrapolation=extrapolation)
-    if box is not None and not box > 0:
-        raise ValueError(f"box: {box}; a bound above 0 is needed, or None")
+    if bounded and not (low <= 0 <= high and low < high):
+        raise ValueError(f"box: [{low}, {high}]; an interval around 0 is needed, or None")
     check_apart(("point, x", [point, x]), ("gradient", [gradient]), ("anchor", [anchor]))
     if x.numel() == 0:
         return
@@ -195,6 +199,7 @@ def _aspg_step(
         from lightfed_kernels.gpu.steps import launch_aspg as step
     else:
         step = aspg_torch
+    box = (low, high) if bounded else None
     step(point, x, gradient, anchor, lr, gamma, extrapolation, box)
 
 

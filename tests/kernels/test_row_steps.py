@@ -196,18 +196,18 @@ def test_what_is_off_is_not_touched(device: torch.device) -> None:
     size=st.sampled_from([32, 1024, 1056]),
     gamma=st.sampled_from([0.0, 1.0, 0.2]),
     extrapolation=st.sampled_from([0.0, 0.9]),
-    box=st.sampled_from([None, 0.5, 2.0]),
+    box=st.sampled_from([None, (-0.5, 0.5), (-0.25, 2.0)]),
 )
-@example(torch.float32, 1056, 0.2, 0.9, 0.5)
+@example(torch.float32, 1056, 0.2, 0.9, (-0.5, 0.25))
 @example(torch.bfloat16, 1056, 0.2, 0.9, None)
-@example(torch.float64, 1056, 0.2, 0.9, 0.5)
+@example(torch.float64, 1056, 0.2, 0.9, (0.0, 0.5))
 def test_a_step_of_fedbcd_is_the_reference(
     device: torch.device,
     dtype: torch.dtype,
     size: int,
     gamma: float,
     extrapolation: float,
-    box: float | None,
+    box: tuple[float, float] | None,
 ) -> None:
     rows = values(4, size, dtype=dtype, seed=size)
     buffers, (point, x, gradient, anchor) = banded(list(rows), device)
@@ -218,16 +218,16 @@ def test_a_step_of_fedbcd_is_the_reference(
     assert_close(x, expected, dtype)
     assert torch.equal(gradient.cpu(), rows[2])
     assert torch.equal(anchor.cpu(), rows[3])
-    assert box is None or float(x.abs().max()) <= box
+    assert box is None or (float(x.min()) >= box[0] and float(x.max()) <= box[1])
     assert canaries_live(buffers)
 
 
 def test_a_box_bounds_infinity_and_shows_nan(device: torch.device) -> None:
     point, x, gradient, anchor = values(4, 64).to(device)
     gradient[0], gradient[1], gradient[2] = NAN, INF, -INF
-    aspg_step_(point, x, gradient, anchor, lr=0.1, gamma=0.5, extrapolation=0.5, box=2.0)
+    aspg_step_(point, x, gradient, anchor, lr=0.1, gamma=0.5, extrapolation=0.5, box=(-2.0, 3.0))
     assert bool(x[0].isnan())
-    assert x[1:3].tolist() == [-2.0, 2.0]
+    assert x[1:3].tolist() == [-2.0, 3.0]
     assert bool(x[1:].isfinite().all())
     assert torch.nonzero(point.isnan()).flatten().tolist() == [0]
 
@@ -238,7 +238,6 @@ def test_fedbcd_meets_the_derived_iterates(device: torch.device) -> None:
     cases = json.loads((folder / "aspg_quadratic.json").read_text())
     golden = load_file(folder / "aspg_quadratic.safetensors", device=str(device))
     low, high = cases["box"]
-    assert low == -high
     length = golden["b"].shape[0]
 
     def padded(tensor: Tensor) -> Tensor:
@@ -251,7 +250,7 @@ def test_fedbcd_meets_the_derived_iterates(device: torch.device) -> None:
             gradient = padded(golden["A"] @ point[:length] - golden["b"])
             aspg_step_(
                 point, x, gradient, anchor, lr=case["eta"], gamma=case["gamma"],
-                extrapolation=case["zeta"], box=high,
+                extrapolation=case["zeta"], box=(low, high),
             )  # fmt: skip
             torch.testing.assert_close(x[:length], golden[f"{name}/x{step}"], rtol=0, atol=1e-12)
 
@@ -264,7 +263,7 @@ def outcomes(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         words=pack_mask(mask_of(1056).to(device)),
     )  # fmt: skip
     point = row.clone()
-    aspg_step_(point, x, gradient, anchor, lr=0.1, gamma=0.2, extrapolation=0.9, box=1.0)
+    aspg_step_(point, x, gradient, anchor, lr=0.1, gamma=0.2, extrapolation=0.9, box=(-1.0, 1.0))
     return [row, buffer, point, x]
 
 
@@ -306,14 +305,14 @@ def test_columns_beyond_2_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
     assert a[-64:].tolist() == [2.5] * 32 + [0.0] * 32
     assert c[-64:].tolist() == [3.0] * 64
     aspg_kernel[(1,)](
-        c, a, b, d, size, 0.5, 1.0, 0.5, 0.0, WIDE=tl.float32, BOX=False, BLOCK=1024
+        c, a, b, d, size, 0.5, 1.0, 0.5, 0.0, 0.0, WIDE=tl.float32, BOX=False, BLOCK=1024
     )  # fmt: skip
     assert a[-64:].tolist() == [1.0] * 64
     assert c[-64:].tolist() == [0.25] * 32 + [1.5] * 32
 
 
 R, S, T = torch.zeros(64), torch.zeros(64), torch.zeros(64)
-NUMBERS = {"lr": 0.1, "gamma": 0.1, "extrapolation": 0.1, "box": 2.0}
+NUMBERS = {"lr": 0.1, "gamma": 0.1, "extrapolation": 0.1, "box": (-2.0, 2.0)}
 ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "buffer: missing; momentum is 0.9", lambda: sgd_step_(R, S, lr=1, momentum=0.9)),
     (ValueError, "nesterov: needs a momentum", lambda: sgd_step_(R, S, lr=1, nesterov=True)),
@@ -360,8 +359,21 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "x: of shape [1, 64]", lambda: aspg_step_(R, S[None], T, T, **NUMBERS)),
     (ValueError, "anchor: rows of 32", lambda: aspg_step_(R, S, T, T[:32], **NUMBERS)),
     (TypeError, "point: torch.float64", lambda: aspg_step_(R.double(), S, T, T, **NUMBERS)),
-    (ValueError, "box: 0.0; a bound", lambda: aspg_step_(R, S, T, T, **NUMBERS | {"box": 0.0})),
-    (ValueError, "box: nan; a bound", lambda: aspg_step_(R, S, T, T, **NUMBERS | {"box": NAN})),
+    (
+        ValueError,
+        "box: [",
+        lambda: aspg_step_(R, S, T, T, **NUMBERS | {"box": (0.0, 0.0)}),
+    ),
+    (
+        ValueError,
+        "box: [",
+        lambda: aspg_step_(R, S, T, T, **NUMBERS | {"box": (NAN, 1.0)}),
+    ),
+    (
+        ValueError,
+        "box: [",
+        lambda: aspg_step_(R, S, T, T, **NUMBERS | {"box": (0.5, 1.0)}),
+    ),
     (ValueError, "gamma: -1.0", lambda: aspg_step_(R, S, T, T, **NUMBERS | {"gamma": -1.0})),
     (ValueError, "lr: inf", lambda: aspg_step_(R, S, T, T, **NUMBERS | {"lr": INF})),
     (
@@ -397,8 +409,8 @@ def test_the_operators_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = (a, b, None, None, None, None, 0.1, 0.0, 0.0, 0.0, False)
     torch.library.opcheck(steps._sgd_step, plain)
     torch.library.opcheck(steps._sgd_step, (a, b, c, d, scale, words, 0.1, 0.9, 0.1, 0.1, True))
-    torch.library.opcheck(steps._aspg_step, (a, b, c, d, 0.1, 0.2, 0.3, None))
-    torch.library.opcheck(steps._aspg_step, (a, b, c, d, 0.1, 0.2, 0.3, 1.0))
+    torch.library.opcheck(steps._aspg_step, (a, b, c, d, 0.1, 0.2, 0.3, 0.0, 0.0, False))
+    torch.library.opcheck(steps._aspg_step, (a, b, c, d, 0.1, 0.2, 0.3, -1.0, 1.0, True))
 
 
 def test_the_functions_compile_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +419,7 @@ def test_the_functions_compile_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def both(a: Tensor, b: Tensor, c: Tensor, d: Tensor, lr: float) -> Tensor:
         sgd_step_(a, b, lr=lr, momentum=0.9, buffer=c, words=words, prox=0.1, anchor=d)
-        aspg_step_(c, b, a, d, lr=lr, gamma=0.1, extrapolation=0.2, box=1.0)
+        aspg_step_(c, b, a, d, lr=lr, gamma=0.1, extrapolation=0.2, box=(-1.0, 1.0))
         return a
 
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")

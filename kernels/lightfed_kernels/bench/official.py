@@ -174,12 +174,12 @@ def fedbcd_server(
 
 def fedbcd_local(
     point: Tensors, x: Tensors, gradient: Tensors, anchor: Tensors, *, lr: float, gamma: float,
-    extrapolation: float, box: float,
+    extrapolation: float, box: tuple[float, float],
 ) -> None:  # fmt: skip
     """FedBCD, equations (4a) and (4b): a projected step from the extrapolated point."""
     for name in x:
         step = gradient[name] + gamma * (point[name] - anchor[name])
-        new = torch.clamp(point[name] - lr * step, -box, box)
+        new = torch.clamp(point[name] - lr * step, *box)
         point[name].copy_(new + extrapolation * (new - x[name]))
         x[name].copy_(new)
 

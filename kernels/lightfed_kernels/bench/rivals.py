@@ -165,14 +165,14 @@ def flat_grouped(rows: Tensor, jobs: Sequence[tuple[Tensor, int, int]]) -> Tenso
 
 def foreach_aspg(
     point: List, x: List, gradient: List, anchor: List, *, lr: float, gamma: float,
-    extrapolation: float, box: float,
+    extrapolation: float, box: tuple[float, float],
 ) -> None:  # fmt: skip
     step = torch._foreach_sub(point, anchor)
     torch._foreach_mul_(step, gamma)
     torch._foreach_add_(step, gradient)
     new = torch._foreach_add(point, step, alpha=-lr)
-    torch._foreach_clamp_min_(new, -box)
-    torch._foreach_clamp_max_(new, box)
+    torch._foreach_clamp_min_(new, box[0])
+    torch._foreach_clamp_max_(new, box[1])
     difference = torch._foreach_sub(new, x)
     torch._foreach_copy_(x, new)
     torch._foreach_add_(new, difference, alpha=extrapolation)
@@ -181,9 +181,9 @@ def foreach_aspg(
 
 def flat_aspg(
     point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, *, lr: float, gamma: float,
-    extrapolation: float, box: float,
+    extrapolation: float, box: tuple[float, float],
 ) -> None:  # fmt: skip
-    new = (point - lr * (gradient + gamma * (point - anchor))).clamp(-box, box)
+    new = (point - lr * (gradient + gamma * (point - anchor))).clamp(*box)
     point.copy_(new + extrapolation * (new - x))
     x.copy_(new)
 

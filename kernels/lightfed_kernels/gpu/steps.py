@@ -88,14 +88,15 @@ def aspg_kernel(
     lr: tl.float64,
     gamma: tl.float64,
     extrapolation: tl.float64,
-    box: tl.float64,
+    low: tl.float64,
+    high: tl.float64,
     WIDE: tl.constexpr,
     BOX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """FedBCD (4b) and the extrapolation (4a) of the step after it.
 
-        x' = clamp(point - lr (gradient + gamma (point - anchor)), -box, box)
+        x' = clamp(point - lr (gradient + gamma (point - anchor)), low, high)
         point <- x' + extrapolation (x' - x);  x <- x'
 
     A program owns BLOCK columns.
@@ -111,10 +112,9 @@ def aspg_kernel(
     d = d + tl.full([], gamma, WIDE) * (point - anchor)
     new = point - tl.full([], lr, WIDE) * d
     if BOX:
-        bound = tl.full([], box, WIDE)
         # Comparisons with NaN are false: it stays visible.
-        new = tl.where(new > bound, bound, new)
-        new = tl.where(new < -bound, -bound, new)
+        new = tl.where(new > high, tl.full([], high, WIDE), new)
+        new = tl.where(new < low, tl.full([], low, WIDE), new)
     old = tl.load(x_ptr + base + lane, mask=here, other=0).to(WIDE)
     point = new + tl.full([], extrapolation, WIDE) * (new - old)
     tl.store(point_ptr + base + lane, point.to(TYPE), mask=here)
@@ -169,10 +169,11 @@ def launch_aspg(
     lr: float,
     gamma: float,
     extrapolation: float,
-    box: float | None,
+    box: tuple[float, float] | None,
 ) -> None:
     programs = -(-x.shape[0] // TILE)
     check_grid("x", programs)
+    low, high = box or (0.0, 0.0)
     with on_device(x):
         aspg_kernel[(programs,)](
             point,
@@ -183,7 +184,8 @@ def launch_aspg(
             lr,
             gamma,
             extrapolation,
-            0.0 if box is None else box,
+            low,
+            high,
             WIDE=_WIDE[x.dtype],
             BOX=box is not None,
             BLOCK=TILE,

@@ -62,13 +62,13 @@ def aspg_step(
     lr: float,
     gamma: float,
     extrapolation: float,
-    box: float | None,
+    box: tuple[float, float] | None,
 ) -> tuple[Tensor, Tensor]:
     """FedBCD, eq. (4b) at `point`, and (4a) of the step after it: the next point and iterate."""
     point, x, gradient, anchor = (t.to(torch.float64) for t in (point, x, gradient, anchor))
     new = point - lr * (gradient + gamma * (point - anchor))
     if box is not None:
-        new = torch.clamp(new, -box, box)
+        new = torch.clamp(new, *box)
     return new + extrapolation * (new - x), new
 
 

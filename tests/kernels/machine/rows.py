@@ -52,7 +52,7 @@ def _sgd(dtype: str, *, flags: bool, mask: bool = True, **bounds: int) -> Case:
 
 def _aspg(dtype: str, **bounds: int) -> Case:
     rows = dict.fromkeys(("point_ptr", "x_ptr", "gradient_ptr", "anchor_ptr"), f"*{dtype}")
-    numbers = dict.fromkeys(("lr", "gamma", "extrapolation", "box"), "fp64")
+    numbers = dict.fromkeys(("lr", "gamma", "extrapolation", "low", "high"), "fp64")
     return Case(
         f"rows aspg {dtype}",
         "steps:aspg_kernel",
@@ -81,7 +81,7 @@ CASES = [
     _sgd("fp32", flags=True, registers=40, wide_loads=8, wide_stores=4),
     _sgd("bf16", flags=True, registers=40, wide_loads=4, wide_stores=2),
     _sgd("fp64", flags=True, registers=72, wide_loads=16, wide_stores=8),
-    _aspg("fp32", registers=32, wide_loads=8, wide_stores=4),
-    _aspg("bf16", registers=32, wide_loads=4, wide_stores=2),
+    _aspg("fp32", registers=40, wide_loads=8, wide_stores=4),
+    _aspg("bf16", registers=40, wide_loads=4, wide_stores=2),
     _aspg("fp64", registers=56, wide_loads=16, wide_stores=8),
 ]

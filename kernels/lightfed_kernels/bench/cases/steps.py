@@ -26,7 +26,7 @@ from lightfed_kernels.steps import aspg_step_, sgd_step_
 OPERATIONS = ("aspg_step", "sgd_step")
 
 LR = 0.1
-GAMMA, EXTRAPOLATION, BOX = 0.5, 0.3, 2.0
+GAMMA, EXTRAPOLATION, BOX = 0.5, 0.3, (-2.0, 2.0)
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 
 
