@@ -1,8 +1,11 @@
 """All classes that a configuration can name by their short name."""
 
+from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.flexifed import BasicCommon, ClusteredCommon, ClusteredFL, MaxCommon
 from lightfed.algorithms.heterofl import HeteroFL
@@ -11,6 +14,8 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.standalone import Standalone
 from lightfed.comm.topology import TimeVarying
+from lightfed.core.aspg import ASPG
+from lightfed.core.delays import Exponential
 from lightfed.data.cinic import CINIC10
 from lightfed.data.docstrings import Docstrings
 from lightfed.data.language import Prose, WikiText2
@@ -31,6 +36,7 @@ from lightfed.models.vdcnn import VDCNN
 from lightfed.models.vgg import VGG, VGG11GN
 
 __all__ = [
+    "ASPG",
     "CINIC10",
     "DPSGD",
     "MLP",
@@ -42,12 +48,16 @@ __all__ = [
     "BasicCommon",
     "CIFARResNet",
     "CharCNN",
+    "CloudFedAvg",
     "ClusteredCommon",
     "ClusteredFL",
     "Conv",
     "DisPFL",
     "Docstrings",
+    "Exponential",
     "FedAvg",
+    "FedBCD",
+    "FedBCDI",
     "FedProx",
     "HeteroFL",
     "Iid",

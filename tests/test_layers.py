@@ -28,6 +28,8 @@ ALLOWED["cli"] = {"cli", "report"} | set(ALLOWED)
 PARENTS = {
     ("fedprox", "fedavg"),
     ("heterofl", "fedavg"),
+    ("cloudfedavg", "fedavg"),
+    ("fedbcdi", "fedbcd"),
     ("my1", "dispfl"),
     ("my2", "dispfl"),
 }  # algorithm, and the one that it imports

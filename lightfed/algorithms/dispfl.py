@@ -16,7 +16,6 @@ number of weights to drop is computed in float64. Tensors without a gap are not 
 changes nothing.
 """
 
-import logging
 from math import cos, pi
 from typing import Literal
 
@@ -37,15 +36,13 @@ from lightfed_kernels import (
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.comm.topology import TimeVarying, Topology, hearing
+from lightfed.comm.topology import TimeVarying, Topology, hearing, warn_of_lonely
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.fleet import Fleet
 from lightfed.core.sparsity import active_counts, erk_densities
 from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
-
-log = logging.getLogger(__name__)
 
 _KEY = "model.algorithm.init_args"
 
@@ -94,6 +91,9 @@ class DisPFL(Algorithm):
         _check_densities(self.densities)
         _check_share("prune_rate", prune_rate, least=0.0)
         _check_share("active", active)
+        if rounds is not None and rounds < 1:
+            fix = "give at least 1, or leave it out for the length of the run"
+            raise UserError(f"{_KEY}.rounds", str(rounds), fix)
         self.distribution = distribution
         self.own_masks = own_masks
         self.prune_rate = prune_rate
@@ -111,7 +111,8 @@ class DisPFL(Algorithm):
     def setup(self, fed: Fleet) -> None:
         layout = self._layout(fed)
         self.topology.check(fed.clients)
-        self._warn_of_isolated(fed)
+        if fed.ranks.rank == 0:
+            warn_of_lonely(self.topology, clients=fed.clients, seed=fed.seed)
         if self.rounds is None and fed.rounds is None and not self.static:
             found = "nothing, and trainer.max_epochs does not say how long the run is"
             raise UserError(f"{_KEY}.rounds", found, "give the number of rounds of the cosine")
@@ -147,17 +148,6 @@ class DisPFL(Algorithm):
             fix = f"leave it out; {_KEY}.active and the topology say who communicates"
             raise UserError(f"model.{key}", "a part of the clients, where all train", fix)
         return first.layout
-
-    def _warn_of_isolated(self, fed: Fleet) -> None:
-        """Name clients that hear nobody, where the graph is always the same."""
-        if self.topology.varies or fed.ranks.rank != 0:
-            return
-        lists = hearing(self.topology, 0, clients=fed.clients, seed=fed.seed)
-        lonely = [client for client, heard in lists.items() if not heard]
-        if lonely:
-            names = ", ".join(map(str, lonely[:10]))
-            more = "" if len(lonely) <= 10 else f" and {len(lonely) - 10} more"
-            log.warning("the topology leaves clients %s%s alone: they hear nobody", names, more)
 
     def _first_mask(self, fed: Fleet, client: int) -> Tensor:
         """m_{k,0}: of every tensor so many weights at random."""
@@ -249,11 +239,11 @@ class DisPFL(Algorithm):
 
     @override
     def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        self._counted.append(row.floats.count_nonzero())
+        self._counted.append(self._weights(row.floats).count_nonzero())
 
     @override
     def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        self._counted.append(row.floats.count_nonzero())
+        self._counted.append(self._weights(row.floats).count_nonzero())
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:

@@ -10,7 +10,7 @@ then trains local epochs, where the paper takes one step of gradient at its own 
 import lightning.pytorch as L
 from typing_extensions import override
 
-from lightfed.comm.topology import TimeVarying, Topology, hearing
+from lightfed.comm.topology import TimeVarying, Topology, hearing, warn_of_lonely
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.fleet import Fleet
 from lightfed.core.store import ModelLayout, Row
@@ -40,6 +40,8 @@ class DPSGD(Algorithm):
                 found = f"cohorts {first.name} and {state.name} have different architectures"
                 raise UserError("model.cohorts", found, "DPSGD needs one for all")
         self.topology.check(fed.clients)
+        if fed.ranks.rank == 0:
+            warn_of_lonely(self.topology, clients=fed.clients, seed=fed.seed)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

@@ -4,6 +4,7 @@ A topology is a class whose arguments are config keys. `hearing` gives the lists
 `graph` the same as a matrix, of which `lightfed.comm.graphs` knows degrees and spectral gap.
 """
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -18,6 +19,8 @@ from lightfed.comm.adjacency import read_adjacency
 from lightfed.comm.graphs import random_regular, small_world
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
+
+log = logging.getLogger(__name__)
 
 _KEY = "model.algorithm.init_args.topology.init_args"
 
@@ -77,6 +80,18 @@ def hearing(
         k: [j for j in topology.hears(k, t, clients=clients, seed=seed) if j in present]
         for k in sorted(present)
     }
+
+
+def warn_of_lonely(topology: Topology, *, clients: int, seed: int) -> None:
+    """Name clients that hear nobody, where the graph is always the same."""
+    if topology.varies:
+        return
+    lists = hearing(topology, 0, clients=clients, seed=seed)
+    lonely = [client for client, heard in lists.items() if not heard]
+    if lonely:
+        names = ", ".join(map(str, lonely[:10]))
+        more = "" if len(lonely) <= 10 else f" and {len(lonely) - 10} more"
+        log.warning("the topology leaves clients %s%s alone: they hear nobody", names, more)
 
 
 def graph(

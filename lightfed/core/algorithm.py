@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import lightning.pytorch as L
 from torch import Tensor, nn
 
+from lightfed.core.optimizer import Proximal
 from lightfed.core.store import ModelLayout, Row
 
 if TYPE_CHECKING:
@@ -42,12 +43,14 @@ class Algorithm(nn.Module, ABC):
         label_rows: a client's row covers only the class-label rows of the labels it holds
             (HeteroFL).
         surplus_rows: rows of such tensors beyond the classes, as a mask token's, are everybody's.
+        global_models: how many models are tested as global ones; the figures are their means.
         tests_start: clients are tested at the start of their sessions too, after aggregation.
     """
 
     stateful: bool = False
     label_rows: bool = False
     surplus_rows: bool = True
+    global_models: int = 1
     tests_start: bool = False
 
     @abstractmethod
@@ -67,6 +70,10 @@ class Algorithm(nn.Module, ABC):
     def session_end(self, fed: "Fleet", client: int, row: Row) -> None:
         """After a client's session, on its trained row; called only if overridden."""
 
+    def proximal(self, fed: "Fleet", client: int) -> Proximal | None:
+        """What a session of a client of this rank is pulled to."""
+        return None
+
     def trained_mask(self, fed: "Fleet", client: int) -> Tensor | None:
         """(P / 32,) packed: what a client of this rank trains; the rest of its row stays 0."""
         return None
@@ -76,6 +83,10 @@ class Algorithm(nn.Module, ABC):
 
     def evaluation_start(self, fed: "Fleet") -> None:
         """Before an evaluation, on every rank."""
+
+    def evaluated_server(self, fed: "Fleet", server: int) -> L.LightningModule | None:
+        """The module, bound to the values, that is tested as one of `global_models`."""
+        return self.evaluated(fed, None)
 
     def evaluated(self, fed: "Fleet", client: int | None) -> L.LightningModule | None:
         """The module, bound to the values, that is tested for a client (None: as the global model).

@@ -5,6 +5,7 @@ import torch
 from lightfed.core.cohort import CohortState, blank
 from lightfed.core.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.resident import batch_sizes
 from lightfed.utils.errors import UserError
 
 
@@ -18,15 +19,23 @@ def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
     """
     capable: dict[int, bool] = {}
     for client in range(fleet.clients):
-        batches, samples = data.num_batches(client), data.num_samples(client)
-        last = samples - (batches - 1) * data.batch_size
-        if last != 1 or fleet.work.batches(batches) < batches:
+        samples = _ending_on_one(fleet, data, client)
+        if samples is None:
             continue
         cohort = fleet.home_cohort(client)
         if cohort not in capable:
             capable[cohort] = _trains_on_one(fleet.cohorts[cohort], data)
         if not capable[cohort]:
             _refuse(client, samples, data, f"which a normalisation of cohort {cohort} cannot take")
+
+
+def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
+    """Samples of an epoch of the client's whose last batch is a single one; None without such."""
+    for samples in data.epoch_sizes(client):
+        sizes = batch_sizes(samples, data.batch_size, data.last_batch)
+        if sizes[-1] == 1 and fleet.work.batches(len(sizes)) >= len(sizes):
+            return samples
+    return None
 
 
 def _trains_on_one(state: CohortState, data: FederatedDataModule) -> bool:
@@ -49,7 +58,9 @@ def _refuse(client: int, samples: int, data: FederatedDataModule, why: str) -> N
     if data.batch_size == 1:
         raise UserError("data.batch_size", f"single samples, {why}", "give at least 2")
     if samples == 1:
-        found = f"client {client} holds a single sample, {why}"
+        found = f"client {client} trains on a single sample, {why}"
+        if data.chunks > 1:
+            raise UserError("data.chunks", f"{data.chunks}, and {found}", "lower it")
         raise UserError("data.partition", found, "deal at least 2 samples to every client")
     found = f"{data.last_batch}, and client {client} ends on a single sample, {why}"
     raise UserError("data.last_batch", found, "set it to join")

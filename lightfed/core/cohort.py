@@ -236,6 +236,7 @@ class CohortState:
     flops: float
     session: LocalSession | None = None
     takes_lr: bool = True
+    _borrowed: Row | None = None
 
     @classmethod
     def build(
@@ -289,6 +290,20 @@ class CohortState:
         """Slots for clients of this rank."""
         if self.store.open(clients, keep=keep):
             self.live.forget_views()
+
+    def borrow(self, row: Row) -> Row:
+        """A copy of a row on the device, until the next one is borrowed.
+
+        One for all clients: a live module keeps the rows that it has been bound to.
+        """
+        if self._borrowed is None:
+            device = self.store.device
+            with torch.inference_mode(False):  # a row that is evaluated first is trained later
+                self._borrowed = Row(
+                    self.layout.floats.new_row(device=device),
+                    torch.zeros(self.layout.integers.size, dtype=torch.int64, device=device),
+                )
+        return self._borrowed.copy_(row)
 
     @property
     def module(self) -> L.LightningModule:

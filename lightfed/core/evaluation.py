@@ -69,8 +69,8 @@ class Evaluation:
         self._reports: dict[Kind, list[Report]] = {}
         self._kinds = frozenset(kinds)
         if "finetuned" in kinds and fleet.algorithm.stateful:
-            found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep their models"
-            fix = "leave it out: personal tests what they have trained"
+            found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
+            fix = "leave it out: it is for clients that start from what the server has"
             raise UserError("model.evaluate", found, fix)
         self.clients = self._choose(clients) if self._kinds - {"global"} else []
         self.jobs = Jobs(self._spread(self.clients))
@@ -101,17 +101,19 @@ class Evaluation:
     def start(self) -> None:
         """Before the first job, on every rank."""
         self._reports = {kind: [] for kind in KINDS}
-        self._fleet.algorithm.evaluation_start(self._fleet)
+        # `validate` and `test` run in inference mode, in which no module can be built to stay.
+        with torch.inference_mode(False), torch.no_grad():
+            self._fleet.algorithm.evaluation_start(self._fleet)
 
     def run(self, job: int) -> None:
         """Evaluate; the reports stay on this rank until `finish`."""
         if job == IDLE:
             return
-        module = self._fleet.algorithm.evaluated(self._fleet, None if job == GLOBAL else job)
         if job == GLOBAL:
-            if module is not None:
-                self._run_global(module)
+            for server in range(self._fleet.algorithm.global_models):
+                self._run_global(server)
             return
+        module = self._fleet.algorithm.evaluated(self._fleet, job)
         if module is not None and "personal" in self._kinds:
             report = self._run_client(module, job)
             report.stored = self._fleet.algorithm.stored_bytes(self._fleet, job)
@@ -137,15 +139,19 @@ class Evaluation:
             module = self._fleet.training.finetune(client, row)
         return self._run_client(module, client)
 
-    def _run_global(self, module: L.LightningModule) -> None:
-        """This rank's batches of the global test set."""
+    def _run_global(self, server: int) -> None:
+        """A server's model on this rank's batches of the global test set."""
+        module = self._fleet.algorithm.evaluated_server(self._fleet, server)
+        if module is None:
+            return
         if module.training:
             module.eval()
         session, ranks = self._fleet.training.session_of(module), self._fleet.ranks
-        for index in range(ranks.rank, self._data.global_test_batches(), ranks.world):
-            batch = self._data.global_test_batch(index)
+        batches = self._data.global_test_batches()
+        for index in range(ranks.rank, batches, ranks.world):
+            batch, number = self._data.global_test_batch(index), server * batches + index
             self._name_draws(index, kind="global")
-            self._reports["global"].append(session.evaluate([batch], client=GLOBAL, batch=index))
+            self._reports["global"].append(session.evaluate([batch], client=GLOBAL, batch=number))
 
     def _name_draws(self, number: int, kind: str = "personal") -> None:
         """What a module draws in evaluation (tokens to mask) is the same on any rank."""

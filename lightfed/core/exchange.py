@@ -30,7 +30,8 @@ from lightfed.core.store import ModelLayout, Row
 
 Over = Literal["covered", "neighbours"]
 
-# Bytes of a column for every row on its way: the value as sent and as merged, and a bit for each.
+# Bytes of a column for every row on its way, one that comes (as received and as merged) or one that
+# goes (in its package and beside the others'): a value and a bit, twice.
 _ROW = 8.25
 # A block is cut where a word ends, and is not so narrow that calls cost more than columns.
 _LEAST = 128 * ALIGNMENT
@@ -76,6 +77,8 @@ class Exchange:
         Returns:
             sender -> bytes of its package.
         """
+        if not hears:
+            return {}
         lists = {k: sorted({k, *hears[k]}) for k in sorted(hears)}
         senders = sorted({sender for heard in lists.values() for sender in heard})
         counts = self._counts(senders, masks)
@@ -126,7 +129,8 @@ class Exchange:
     def _blocks(self, traffic: "Traffic", shipment: "Shipment") -> list[tuple[int, int]]:
         """Columns of every block; the same on every rank."""
         widest = max(
-            _ROW * len(traffic.needed[r]) + 8 * traffic.present[r] for r in range(self._ranks.world)
+            _ROW * (len(traffic.needed[r]) + traffic.sent(r)) + 8 * traffic.present[r]
+            for r in range(self._ranks.world)
         )
         width = int(self._buffer / widest) // ALIGNMENT * ALIGNMENT
         width = max(width, _LEAST)
@@ -211,6 +215,10 @@ class Traffic:
     def local(self, ranks: Ranks) -> list[int]:
         """Clients of this rank whose rows are read."""
         return self.locals[ranks.rank]
+
+    def sent(self, rank: int) -> int:
+        """Rows that a rank sends; one that goes to several ranks counts for each."""
+        return sum(len(clients) for (sender, _), clients in self.routes.items() if sender == rank)
 
     def between(self, sender: int, receiver: int) -> list[int]:
         """Clients whose rows go from one rank to another."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _FINGERPRINT = "lightfed_fingerprint"
 _LEDGER = "lightfed_ledger"
+_LR = "lightfed_lr"  # of the last round: what is evaluated after a session trains with it
 _METRICS = "lightfed_round_metrics"  # of a round that is trained, but perhaps not yet validated
 
 
@@ -366,6 +367,7 @@ class Federation(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[_FINGERPRINT] = self.fingerprint()
         checkpoint[_METRICS] = self._round_metrics
+        checkpoint[_LR] = self.fleet.training.lr
         checkpoint[_LEDGER] = torch.from_numpy(self.fleet.ledger.totals.copy())
         states = self.fleet.states()
         if states is not None:
@@ -383,6 +385,7 @@ class Federation(L.LightningModule):
                     "resume with the configuration it was made with: config.yaml in its run folder",
                 )
         self._round_metrics = checkpoint[_METRICS]
+        self.fleet.training.lr = checkpoint[_LR]
         self.fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
         self.fleet.load_states(checkpoint[checkpoints.CLIENTS])
 

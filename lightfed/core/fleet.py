@@ -176,10 +176,17 @@ class Fleet:
                 if state.staging is not None:
                     self._deliver(client)
 
-    def train(self, clients: Sequence[int], t: int) -> None:
+    def train(
+        self, clients: Sequence[int], t: int, *, steps: Mapping[int, int] | None = None
+    ) -> None:
         """Local training of every client, in waves; metrics are their means, weighted by samples.
 
         A client whose update is not finite is named in the log and left out of this round's merges.
+
+        Args:
+            clients: whose session it is.
+            t: the round.
+            steps: batches of their sessions; as configured by default.
         """
         self._open(clients)
         mine = self.mine(clients)
@@ -189,7 +196,7 @@ class Fleet:
             else max(sum(self._owner[k] == r for k in clients) for r in range(self.ranks.world))
         )
         training = self.training
-        training.starts = []
+        training.starts, training.steps = [], steps or {}
         pending = training.waves(mine, waves, lambda client: training.run(client, mine, t))
         reports = self.ranks.gather([report.resolve() for report in pending])
         reports.sort(key=lambda report: report.client)
@@ -209,24 +216,26 @@ class Fleet:
         clients: Sequence[int],
         *,
         into: ServerModel,
-        weights: Weights = "samples",
+        weights: Weights | Mapping[int, int] = "samples",
         buffers: bool = True,
         tensors: Collection[str] | None = None,
+        sent: Collection[int] | None = None,
     ) -> None:
         """Coverage-weighted mean of the clients' rows; elements nobody covers keep their old value.
 
         Args:
             clients: whose rows.
             into: the server model that is replaced by the mean.
-            weights: n_k, or 1 for all.
+            weights: n_k, or 1 for all, or of every client (integers: their sums are exact).
             buffers: merge buffers too; integer ones become the largest of the clients'.
             tensors: names of the only tensors to merge; all by default.
+            sent: clients whose rows travel; the others' lie at the server. All by default.
         """
         parts = Parts.of(buffers=buffers, tensors=tensors)
         for client in list(self._inbox):
             self._deliver(client)
         valid = [k for k in clients if self._usable.get(k, True)]
-        for client in clients:
+        for client in clients if sent is None else sorted(sent):
             self.ledger.sent_up(client, self._nesting.bytes(into, self.cohort_of(client), parts))
         if not valid:
             return
@@ -242,9 +251,7 @@ class Fleet:
             into.floats,
             [self.cohort_of(k) for k in valid],
             {i: row.floats for i, row in rows.items()},
-            weights=[
-                float(self.data.num_samples(k)) if weights == "samples" else 1.0 for k in valid
-            ],
+            weights=[self._weight(weights, k) for k in valid],
             labels=labels,
             accumulate=self.accumulate,
             sum_over_ranks=self.ranks.sum_ if self.ranks.world > 1 else None,
@@ -254,6 +261,12 @@ class Fleet:
             for row in rows.values():
                 torch.maximum(largest, row.integers.to(self.device), out=largest)
             into.integers.copy_(self.ranks.max_(largest))
+
+    def show(self, model: ServerModel, clients: Sequence[int]) -> None:
+        """Clients read a server's model, and keep their rows: bytes for the ledger."""
+        for client in clients:
+            size = self._nesting.bytes(model, self.cohort_of(client), Parts())
+            self.ledger.sent_down(client, size)
 
     def exchange(
         self,
@@ -313,9 +326,7 @@ class Fleet:
 
         Drawn by (seed, "gradient", t, client); the client lies on this rank.
         """
-        row = self.row(client)
-        here = Row(row.floats.to(self.device), row.integers.to(self.device))
-        return self.training.gradient(client, here, t)
+        return self.training.gradient(client, self._row_here(client), t)
 
     def tally(self, name: str, values: Iterable[Tensor]) -> None:
         """A metric of the round: a sum of integers over clients; every rank gives its own."""
@@ -343,8 +354,11 @@ class Fleet:
         return self.state(client).store.row(client)
 
     def bind(self, client: int) -> L.LightningModule:
-        """The client's live module, bound to the client's own row; it lies on this rank."""
-        module = self.state(client).live.bind(self.row(client))
+        """The client's live module, bound to the client's own row, or to a copy of a row on the host.
+
+        The client lies on this rank.
+        """
+        module = self.state(client).live.bind(self._row_here(client))
         assert isinstance(module, L.LightningModule)
         return module
 
@@ -429,6 +443,11 @@ class Fleet:
         for index, state in enumerate(self.cohorts):
             state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
 
+    def _row_here(self, client: int) -> Row:
+        """The client's row on the device: its own, or a copy of a row on the host."""
+        row, state = self.row(client), self.state(client)
+        return row if state.staging is None else state.borrow(row)
+
     def _deliver(self, client: int) -> None:
         """Write what was sent to a client into its row."""
         message = self._inbox.pop(client, None)
@@ -444,6 +463,11 @@ class Fleet:
 
     def _cost(self, client: int) -> float:
         return self.data.num_samples(client) * max(self.state(client).flops, 1.0)
+
+    def _weight(self, weights: Weights | Mapping[int, int], client: int) -> float:
+        if isinstance(weights, Mapping):
+            return float(weights[client])
+        return float(self.data.num_samples(client)) if weights == "samples" else 1.0
 
     def _labels(self, client: int, rows: int) -> list[int]:
         """The label rows that a client gives: of its labels, and of those that stand for none."""

@@ -20,6 +20,8 @@ from torch.autograd.variable import Variable
 from torch.optim import SGD, Optimizer
 from typing_extensions import override
 
+from lightfed.utils.errors import UserError
+
 Params = list[Tensor]
 # What torch.autograd.grad calls; a private name, held by a test and by the pinned torch.
 _run_backward = Variable._execution_engine.run_backward
@@ -42,16 +44,44 @@ class Clipping:
         torch._foreach_mul_(grads, torch.clamp(self.limit / (norm + 1e-6), max=1.0))
 
 
+@dataclass(eq=False)
+class Proximal:
+    """A session's pull towards a model: the gradient gets gamma (w - anchor).
+
+    Attributes:
+        anchor: (P,) the parameters of that model.
+        gamma: weight of the pull.
+        ahead: (P,) of an accelerated optimiser: by how much the first point is ahead of the
+            client's parameters, and after the session the next one; None for not at all.
+        gap: after the session, the norm of the last step's gradient mapping, if it has one.
+    """
+
+    anchor: Tensor
+    gamma: float
+    ahead: Tensor | None = None
+    gap: Tensor | None = None
+
+
 class Stepper(ABC):
-    """Takes the loss of a batch to an updated row."""
+    """Takes the loss of a batch to an updated row.
+
+    Attributes:
+        box: bounds of every parameter, if the optimiser projects on them.
+    """
+
+    box: tuple[float, float] | None = None
 
     @abstractmethod
-    def reset(self, lr: float | None, values: Params) -> None:
+    def reset(
+        self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
+    ) -> None:
         """A new session: no state.
 
         Args:
             lr: of the round; None keeps the optimiser's own.
             values: the views of the row that the parameters are bound to.
+            row: (P,) the parameters of the row.
+            proximal: pull of this session.
         """
 
     @abstractmethod
@@ -66,6 +96,27 @@ class Stepper(ABC):
 
     def epoch_end(self) -> None:  # noqa: B027 - few steppers care
         """A local epoch is over."""
+
+    def finish(self) -> None:  # noqa: B027 - few steppers care
+        """The session is over: the row is to hold the model."""
+
+
+class _Pull:
+    """Adds gamma (w - anchor) to the gradients of a session."""
+
+    def __init__(self, values: Params, row: Tensor, proximal: Proximal) -> None:
+        self._gamma = proximal.gamma
+        self._values = values
+        starts = [(v.data_ptr() - row.data_ptr()) // row.element_size() for v in values]
+        self._anchors = [
+            proximal.anchor[start : start + v.numel()].view(v.shape)
+            for start, v in zip(starts, values, strict=True)
+        ]
+
+    def __call__(self, grads: Params, used: list[int]) -> None:
+        values = [self._values[i] for i in used]
+        distances = torch._foreach_sub(values, [self._anchors[i] for i in used])
+        torch._foreach_add_(grads, distances, alpha=self._gamma)
 
 
 class SGDStepper(Stepper):
@@ -85,11 +136,15 @@ class SGDStepper(Stepper):
         self._clipping = clipping
         self._values: Params = []
         self._buffers: list[Tensor | None] = []
+        self._pull: _Pull | None = None
         self._one = torch.ones((), device=params[0].device)
 
     @override
-    def reset(self, lr: float | None, values: Params) -> None:
+    def reset(
+        self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
+    ) -> None:
         self._values = values
+        self._pull = None if proximal is None else _Pull(values, row, proximal)
         self._buffers = [None] * len(values)
         if lr is not None:
             self._lr = lr
@@ -118,6 +173,8 @@ class SGDStepper(Stepper):
     ) -> None:
         if hook is not None:
             hook(values, grads)
+        if self._pull is not None:
+            self._pull(grads, used)
         if self._clipping is not None:
             self._clipping(grads)
         if self._weight_decay:
@@ -176,9 +233,13 @@ class OptimizerStepper(Stepper):
         self._make_scaler = scaler
         self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
         self._scaler: torch.amp.GradScaler | None = None
+        self._pull: _Pull | None = None
 
     @override
-    def reset(self, lr: float | None, values: Params) -> None:
+    def reset(
+        self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
+    ) -> None:
+        self._pull = None if proximal is None else _Pull(self._params, row, proximal)
         self._optimizer.state.clear()
         for group, initial in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(deepcopy(initial))
@@ -216,10 +277,13 @@ class OptimizerStepper(Stepper):
 
     @torch.no_grad()
     def _adjust(self, hook: GradientHook | None) -> None:
-        params = [p for p in self._params if p.grad is not None]
+        used = [i for i, p in enumerate(self._params) if p.grad is not None]
+        params = [self._params[i] for i in used]
         grads = [p.grad for p in params if p.grad is not None]
         if hook is not None:
             hook(params, grads)
+        if self._pull is not None:
+            self._pull(grads, used)
         if self._clipping is not None:
             self._clipping(grads)
 
@@ -241,6 +305,12 @@ def make_stepper(
         scaler: makes a loss scaler.
         trainable: the live module's, where the optimizer may have others or another order.
     """
+    own = getattr(optimizer, "stepper", None)
+    if own is not None:
+        if scaler is not None:
+            found = f"16-mixed, and {type(optimizer).__name__} does not know loss scaling"
+            raise UserError("trainer.precision", found, "use bf16-mixed or 32")
+        return own(clipping)
     group = optimizer.param_groups[0]
     plain = (
         type(optimizer) is SGD

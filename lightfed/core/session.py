@@ -15,7 +15,7 @@ from lightfed_kernels import apply_mask_
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightfed.core.optimizer import Clipping, GradientHook, Stepper
+from lightfed.core.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.core.store import LiveModule, Row
 
 Autocast = Callable[[], AbstractContextManager[Any]]
@@ -58,6 +58,7 @@ class Work:
         seed: of dropout and whatever else draws from the device's default generator.
         hook: the algorithm's change to the gradients.
         mask: packed words (P / 32,); what they do not cover is 0 after every step.
+        proximal: a pull towards another model; the session leaves its optimiser's state there.
     """
 
     client: int
@@ -67,6 +68,7 @@ class Work:
     seed: int
     hook: GradientHook | None
     mask: Tensor | None = None
+    proximal: Proximal | None = None
 
 
 class LogBook:
@@ -155,6 +157,11 @@ class LocalSession:
         if runtime.trainer is not None:
             module.trainer = runtime.trainer
 
+    @property
+    def box(self) -> tuple[float, float] | None:
+        """Bounds that the optimiser projects parameters on."""
+        return None if self._stepper is None else self._stepper.box
+
     def train(self, row: Row, work: Work) -> "PendingReport":
         """Train `row` in place."""
         assert self._live is not None, "this session only evaluates"
@@ -165,7 +172,10 @@ class LocalSession:
         if not module.training:
             module.train()
         seed_default_generators(work.seed, row.floats.device)
-        stepper.reset(work.lr, self._live.trainable_views(row.floats))
+        layout = self._live.layout
+        parameters = row.floats[: layout.floats.span(layout.parameters)]
+        views = self._live.trainable_views(row.floats)
+        stepper.reset(work.lr, views, parameters, work.proximal)
         losses: list[Tensor] = []
         sizes: list[int] = []
         for index, batch in enumerate(work.batches):
@@ -180,19 +190,22 @@ class LocalSession:
                 sizes.append(size)
             if (index + 1) % work.epoch_batches == 0:
                 stepper.epoch_end()
+        stepper.finish()
         self._live.unbind()
         # A dot product: ten times as fast as a maximum, and as good a test for what is not finite.
         square = torch.dot(row.floats, row.floats)
         return PendingReport(work.client, losses, sizes, book.close(), square)
 
     def gradient(self, row: Row, batch: Any) -> Tensor:
-        """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is left as it is."""
+        """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is left as it is.
+
+        In full precision: without a scaler, 16-mixed would lose the small ones.
+        """
         assert self._live is not None, "this session only evaluates"
         self._live.bind(row)
         self.module.eval()
         self._log.batch_size = batch_size(batch)
-        with self._context():
-            loss = _loss(self.module.training_step(batch, 0))
+        loss = _loss(self.module.training_step(batch, 0))
         gradient = torch.zeros_like(row.floats)
         if loss is not None:
             parameters = self._live.trainable

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as L
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.client import reported
-from lightfed.core.cohort import blank
+from lightfed.core.cohort import CohortState, blank
 from lightfed.core.ledger import masked_flops, weight_uses
-from lightfed.core.optimizer import Stepper
+from lightfed.core.optimizer import Proximal, Stepper
 from lightfed.core.session import (
     LocalSession,
     PendingReport,
@@ -42,6 +42,7 @@ class Training:
         lr: learning rate of the round, for optimisers that take it.
         tested: clients that are tested at the start of their sessions in this round.
         starts: reports of those tests.
+        steps: batches of a client's session, where they are not those of the configuration.
     """
 
     def __init__(self, fleet: "Fleet") -> None:
@@ -57,6 +58,7 @@ class Training:
         self.lr: float | None = None
         self.tested: Collection[int] = ()
         self.starts: list[Report] = []
+        self.steps: Mapping[int, int] = {}
 
     def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
         """Give the cohorts their sessions.
@@ -90,8 +92,11 @@ class Training:
         if client in self.tested:
             self.starts.append(self._test(client, module))
         mask = fleet.algorithm.trained_mask(fleet, client)
-        report = state.session.train(row, self._work(client, t, "session", mask))
+        proximal = fleet.algorithm.proximal(fleet, client)
+        report = state.session.train(row, self._work(client, state, t, "", mask, proximal))
         report.flops = state.flops if mask is None else self._masked_flops(client, mask)
+        if proximal is not None and proximal.gap is not None:
+            report.logged["stationarity"] = proximal.gap
         if type(fleet.algorithm).session_end is not Algorithm.session_end:
             fleet.algorithm.session_end(fleet, client, row)
         if state.staging is not None:
@@ -102,13 +107,12 @@ class Training:
         """The client's module, bound to a copy of a row after a session that nobody hears of."""
         fleet, state = self._fleet, self._fleet.cohorts[self._fleet.home_cohort(client)]
         assert state.session is not None, "sessions are attached before the first round"
-        device = fleet.device
-        own = Row(row.floats.to(device, copy=True), row.integers.to(device, copy=True))
+        own = state.borrow(row)
         module = state.live.bind(own)
         assert isinstance(module, L.LightningModule)
         fleet.algorithm.session_start(fleet, client, module, own)
         # The same draws in every evaluation: figures of two rounds differ by their models alone.
-        state.session.train(own, self._work(client, -1, "finetune", None))
+        state.session.train(own, self._work(client, state, -1, "finetune-"))
         bound = state.live.bind(own)
         assert isinstance(bound, L.LightningModule)
         return bound
@@ -121,8 +125,14 @@ class Training:
         state = self._fleet.state(client)
         assert state.session is not None, "sessions are attached before the first round"
         self._seed("gradient", t, client)
-        batch = next(self._batches(client, t, 1, "gradient"))
+        batch = next(self._batches(client, t, 1, "gradient-"))
         return state.session.gradient(row, batch)
+
+    def box(self, client: int) -> tuple[float, float] | None:
+        """Bounds of a client's parameters, if its optimiser projects on them."""
+        session = self._fleet.state(client).session
+        assert session is not None, "sessions are attached before the first round"
+        return session.box
 
     def judge(self, reports: Sequence[Report], t: int) -> dict[int, bool]:
         """Whose update is finite; the others are named in the log and start anew."""
@@ -147,6 +157,8 @@ class Training:
         """Forward FLOPs of a sample under a client's mask."""
         fleet, state = self._fleet, self._fleet.state(client)
         cohort = fleet.cohort_of(client)
+        if not state.flops:
+            return 0.0  # of a module without a forward they are not known
         if cohort not in self._uses:
             sample = blank(fleet.data, samples=2).to(fleet.device)
             self._uses[cohort] = weight_uses(state.module, sample)
@@ -158,19 +170,28 @@ class Training:
         }
         return masked_flops(state.flops, self._uses[cohort], missing)
 
-    def _work(self, client: int, t: int, purpose: str, mask: Tensor | None) -> Work:
+    def _work(
+        self,
+        client: int,
+        state: CohortState,
+        t: int,
+        purpose: str,
+        mask: Tensor | None = None,
+        proximal: Proximal | None = None,
+    ) -> Work:
+        """A session's work; what it draws has names that begin with `purpose`."""
         fleet = self._fleet
-        per_epoch = fleet.data.num_batches(client)
-        left = fleet.work.batches(per_epoch)
-        drawn = "order" if purpose == "session" else purpose
+        per_epoch = fleet.data.num_batches(client, t)
+        left = self.steps.get(client, fleet.work.batches(per_epoch))
         return Work(
             client,
-            self._batches(client, t, left, drawn),
+            self._batches(client, t, left, purpose),
             epoch_batches=per_epoch,
-            lr=self.lr if fleet.state(client).takes_lr else None,
-            seed=derive_seed(fleet.seed, purpose, t, client),
+            lr=self.lr if state.takes_lr else None,
+            seed=derive_seed(fleet.seed, f"{purpose}session", t, client),
             hook=self._hook,
             mask=mask,
+            proximal=proximal,
         )
 
     def _fetch(self, client: int, mine: list[int]) -> Row:
@@ -185,14 +206,16 @@ class Training:
         return row
 
     def _batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
-        """So many training batches; their order is drawn by (seed, purpose, t, client)."""
+        """So many training batches; their order is drawn by (seed, purpose + "order", t, client)."""
         fleet, data = self._fleet, self._fleet.data
-        order = torch_generator(fleet.seed, purpose, t, client)
-        shown = "augment" if purpose == "order" else f"{purpose}-augment"
-        augment = torch_generator(fleet.seed, shown, t, client) if data.augments else None
+        order = torch_generator(fleet.seed, f"{purpose}order", t, client)
+        augment = None
+        if data.augments:
+            augment = torch_generator(fleet.seed, f"{purpose}augment", t, client)
         while left > 0:
             before = left
-            for batch in data.train_epoch(client, order=order, augment=augment, limit=left):
+            epoch = data.train_epoch(client, order=order, augment=augment, limit=left, t=t)
+            for batch in epoch:
                 left -= 1
                 yield batch
             assert left < before, f"client {client} has no batch"

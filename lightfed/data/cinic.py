@@ -71,6 +71,8 @@ class CINIC10(Dataset):
                 )
         except (FileNotFoundError, NotADirectoryError):
             found = []
+        except OSError as error:
+            raise _refusal(str(folder), f"cannot be read ({error.strerror})") from error
         if not found:
             expected = folder / "*.png" if folder.is_dir() else folder
             raise missing(self.root, expected, holds="train and test", archive="CINIC-10")

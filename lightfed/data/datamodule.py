@@ -28,6 +28,7 @@ from lightfed.data.resident import (
     batch_sizes,
 )
 from lightfed.utils.errors import UserError
+from lightfed.utils.rng import numpy_generator
 
 
 class FederatedDataModule(LightningDataModule):
@@ -57,6 +58,7 @@ class FederatedDataModule(LightningDataModule):
         train_fraction: float = 0.8,
         channels_last: bool = False,
         last_batch: LastBatch = "keep",
+        chunks: int = 1,
     ) -> None:
         """Describe the data of a run; nothing is loaded yet.
 
@@ -66,16 +68,19 @@ class FederatedDataModule(LightningDataModule):
             batch_size: samples of a training batch.
             eval_batch_size: samples of a batch in validation and test.
             personal_test: what a client is tested on: "match" takes test samples with its class
-                proportions, shared between clients; "disjoint" likewise, each sample once; "split"
-                holds back a part of its own training samples; "labels" takes all test samples
-                of its classes.
+                proportions, shared between clients; "disjoint" likewise, each sample once; "random" takes
+                an equal share of the test set, whatever the client trains on; "split" holds back a
+                part of its own training samples; "labels" takes all test samples of its classes.
             train_fraction: the part that is trained on with personal_test: split.
             channels_last: give images in that memory format, faster for convolutions.
             last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before
                 if it is a single sample, which BatchNorm cannot normalise.
+            chunks: cut the samples of a client into so many chunks at random, once; in round t it
+                trains on chunk t mod chunks alone.
         """
         super().__init__()
-        for key, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+        counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "chunks": chunks}
+        for key, value in counts.items():
             if value < 1:
                 raise UserError(f"data.{key}", f"{value}", "give at least 1")
         check_personal_test(personal_test, train_fraction)
@@ -87,6 +92,7 @@ class FederatedDataModule(LightningDataModule):
         self.train_fraction = train_fraction
         self.channels_last = channels_last
         self.last_batch: LastBatch = last_batch
+        self.chunks = chunks
         self._tokens: Tensor | None = None
         self._prepared: tuple[int, int, torch.device] | None = None
 
@@ -153,11 +159,12 @@ class FederatedDataModule(LightningDataModule):
             return
         train, test = self.dataset.load("train"), self.dataset.load("test")
         self.partition_ = self._partition(train, test, clients=clients, seed=seed, folder=folder)
-        self._check_dropped()
+        self._check_sizes()
         self.train = self._resident(train, device, train=True)
         self.test = self._resident(test, device, train=False)
         self._tokens = train.x if self.task == "masked_lm" else None
         self._union = torch.from_numpy(np.unique(self.partition_.train_index))
+        self._seed = seed
         self._prepared = (clients, seed, device)
 
     @property
@@ -171,9 +178,16 @@ class FederatedDataModule(LightningDataModule):
         offsets = self.partition_.train_offsets
         return int(offsets[client + 1] - offsets[client])
 
-    def num_batches(self, client: int) -> int:
-        """Training batches of one local epoch."""
-        return len(batch_sizes(self.num_samples(client), self.batch_size, self.last_batch))
+    def epoch_sizes(self, client: int) -> range:
+        """Which numbers of samples a local epoch of a client may have: those of its chunks."""
+        least, rest = divmod(self.num_samples(client), self.chunks)
+        return range(least, least + (rest > 0) + 1)
+
+    def num_batches(self, client: int, t: int = 0) -> int:
+        """Training batches of one local epoch in round t."""
+        least, rest = divmod(self.num_samples(client), self.chunks)
+        samples = least + (t % self.chunks < rest)
+        return len(batch_sizes(samples, self.batch_size, self.last_batch))
 
     def labels(self, client: int) -> Tensor:
         """The classes, or the tokens, that a client trains on: int64, ascending, on the CPU."""
@@ -189,23 +203,31 @@ class FederatedDataModule(LightningDataModule):
         order: torch.Generator,
         augment: torch.Generator | None,
         limit: int | None = None,
+        t: int = 0,
     ) -> Iterator[Batch]:
-        """One pass over a client's training samples in random order.
+        """One pass over a client's training samples, or its chunk of them, in random order.
 
         Args:
             client: whose samples.
             order: draws the order.
             augment: draws crops and flips; None for none.
             limit: at most this many batches.
+            t: the round, which names the chunk; -1, an evaluation, takes the last one.
         """
+        own = self.partition_.train(client)
         return self.train.epoch(
-            torch.from_numpy(self.partition_.train(client)),
+            torch.from_numpy(own if self.chunks == 1 else self._chunk(own, client, t)),
             batch_size=self.batch_size,
             generator=augment,
             order=order,
             last_batch=self.last_batch,
             limit=limit,
         )
+
+    def _chunk(self, own: np.ndarray, client: int, t: int) -> np.ndarray:
+        """The samples of a client that round t trains on; the first chunks may have one more."""
+        order = numpy_generator(self._seed, "chunks", client=client).permutation(len(own))
+        return own[np.array_split(order, self.chunks)[t % self.chunks]]
 
     def test_batches(self, client: int) -> Iterator[Batch]:
         """What a client is tested on, in a fixed order; nothing if it owns no test sample."""
@@ -265,9 +287,13 @@ class FederatedDataModule(LightningDataModule):
         stored = Partition.load(path)
         return stored if stored.meta == drawn.meta else drawn
 
-    def _check_dropped(self) -> None:
+    def _check_sizes(self) -> None:
         """Refuse what would let clients train on nothing."""
-        sizes = np.diff(self.partition_.train_offsets)
+        owned = np.diff(self.partition_.train_offsets)
+        if owned.min() < self.chunks:
+            found = f"{self.chunks}, but client {owned.argmin()} holds {owned.min()} samples"
+            raise UserError("data.chunks", found, f"give at most {owned.min()}")
+        sizes = owned // self.chunks
         if self.last_batch == "drop" and sizes.min() < self.batch_size:
             raise UserError(
                 "data.last_batch",

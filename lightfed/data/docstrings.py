@@ -31,10 +31,10 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 class Docstrings(Characters):
     """Which package does a docstring document? Real text, of the standard library and three others.
 
-    All docstrings of at least 80 characters, each text once, in as many samples of each class; a
-    fifth of each class is the test split. Which texts there are depends on the versions of the
-    packages, and nothing else. To read their sources takes seconds, and is done once for all runs
-    (`lightfed.data.cache`).
+    Docstrings of at least 80 characters, each text once, as many of each class; a fifth of them is
+    the test split. Which texts there are depends on the versions of the packages, and which of them
+    are samples on nothing else. To read the sources takes ten seconds, and is done once for all
+    runs (`lightfed.data.cache`).
     """
 
     classes = ("stdlib", "torch", "numpy", "pandas")

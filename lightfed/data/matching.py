@@ -73,6 +73,21 @@ def dealt_counts(held: np.ndarray, pool_sizes: np.ndarray, rng: np.random.Genera
     return counts
 
 
+def equal_shares(samples: int, *, shares: int, clients: int, rng: np.random.Generator) -> Csr:
+    """The first shares of so many samples, cut into equal ones (within one sample) at random.
+
+    Args:
+        samples: M.
+        shares: into how many they are cut.
+        clients: who get a share each; not more than there are.
+        rng: draws who gets what.
+    """
+    owner = rng.permutation(samples) % shares
+    sizes = np.bincount(owner, minlength=shares)[:clients]
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    return np.argsort(owner, kind="stable")[: offsets[-1]], offsets
+
+
 def draw_test(
     counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator, *, shared: bool
 ) -> Csr:

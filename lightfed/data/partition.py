@@ -21,6 +21,7 @@ from lightfed.data.matching import (
     class_counts,
     dealt_counts,
     draw_test,
+    equal_shares,
     flatten,
     hold_out,
     matched_counts,
@@ -45,7 +46,7 @@ __all__ = [
     "draw_partition",
 ]
 
-PersonalTest = Literal["match", "disjoint", "split", "labels"]
+PersonalTest = Literal["match", "disjoint", "random", "split", "labels"]
 Meta = dict[str, str | int | float | list[str]]
 
 _ARRAYS = (
@@ -67,7 +68,7 @@ class Partition:
             each ascending, as indices into the training set.
         train_offsets: (clients + 1,) int64: client k owns train_index[offsets[k] : offsets[k + 1]].
         test_index: (M,) like train_index, into the set that meta["test_source"] names. With
-            "disjoint" and "split" a client with very few samples may own none.
+            "disjoint", "random" and "split" a client may own none where there are very few.
         test_offsets: (clients + 1,) int64.
         train_counts: (clients, classes) int32 samples of each class.
         test_counts: (clients, classes) int32.
@@ -215,8 +216,10 @@ def draw_partition(
         seed: names the draw, together with the kind of scheme.
         test: "match": from the test set, with the class proportions of the client's training
             samples; clients may share samples (DisPFL). "disjoint": likewise, but no sample twice
-            (HeteroFL's test shards, nearly). "split": held out of the client's own training samples
-            (pFedMoE). "labels": all test samples of the classes that the client trains on (FedBCD).
+            (HeteroFL's test shards, nearly). "random": an equal share of the test set, whatever the
+            client trains on; no sample twice (FlexiFed). "split": held out of the client's own
+            training samples (pFedMoE). "labels": all test samples of the classes that the client
+            trains on (FedBCD).
         train_fraction: with "split", the part that is trained on.
         train: the training set.
         test_samples: the test set.
@@ -248,7 +251,7 @@ def draw_partition(
         test_labels = labels
     train_counts = class_counts(owned, labels, num_classes)
     if test != "split":
-        tested = _test_of(train_counts, test_labels, test, rng)
+        tested = _test_of(train_counts, test_labels, test, rng, shares=scheme.shares(clients))
     dtype = np.int32 if max(len(train), len(test_samples)) <= np.iinfo(np.int32).max else np.int64
     return Partition(
         train_index=owned[0].astype(dtype),
@@ -282,9 +285,16 @@ def check_personal_test(test: str, train_fraction: float) -> None:
 
 
 def _test_of(
-    held: np.ndarray, labels: np.ndarray, test: PersonalTest, rng: np.random.Generator
+    held: np.ndarray,
+    labels: np.ndarray,
+    test: PersonalTest,
+    rng: np.random.Generator,
+    *,
+    shares: int,
 ) -> Csr:
-    """Samples of the common test set for each client, by what it trains on."""
+    """Samples of the common test set for each client."""
+    if test == "random":
+        return equal_shares(len(labels), shares=shares, clients=len(held), rng=rng)
     pool_sizes = np.bincount(labels, minlength=held.shape[1])
     if test == "match":
         counts = matched_counts(held, pool_sizes)

@@ -38,6 +38,10 @@ class Partitioner(ABC):
             UserError: these samples cannot be dealt to that many clients in this way.
         """
 
+    def shares(self, clients: int) -> int:
+        """How many equal shares the samples are cut into; not all of them need have a client."""
+        return clients
+
     def __repr__(self) -> str:
         """The class and its arguments but defaults, as in `Dirichlet(alpha=0.5)`."""
         given = [(k, v) for k, v in vars(self).items() if getattr(type(self), k, None) != v]
@@ -119,6 +123,15 @@ def check_concentration(name: str, value: float) -> None:
 def check_at_least_one(name: str, value: int) -> None:
     if value < 1:
         raise UserError(f"data.partition.init_args.{name}", f"{value}", "give at least 1")
+
+
+def check_parts(parts: int | None, task: Task) -> None:
+    key = "data.partition.init_args.parts"
+    if parts is not None and parts < task.clients:
+        fix = f"give at least {task.clients}, or leave it out"
+        raise UserError(key, f"{parts} parts for {task.clients} clients", fix)
+    if parts is not None and parts > len(task):
+        raise UserError(key, f"{parts} parts of {len(task)} samples", f"give at most {len(task)}")
 
 
 def check_classes(name: str, wanted: int, present: int) -> None:

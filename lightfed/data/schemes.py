@@ -16,6 +16,7 @@ from lightfed.data.partitioner import (
     check_at_least_one,
     check_classes,
     check_concentration,
+    check_parts,
     largest_remainder,
 )
 from lightfed.utils.errors import UserError
@@ -25,9 +26,21 @@ from lightfed.utils.errors import UserError
 class Iid(Dealer):
     """Every client gets the same number of samples (within one), drawn at random."""
 
+    _: KW_ONLY
+    parts: int | None = None
+    """Deal as if for so many clients, and leave to nobody what would be for those that are not
+    there: with 20, a client gets a twentieth of the samples. As many as there are clients by
+    default."""
+
+    @override
+    def shares(self, clients: int) -> int:
+        return self.parts or clients
+
     @override
     def _owners(self, task: Task) -> np.ndarray:
-        return task.rng.permutation(len(task)) % task.clients
+        check_parts(self.parts, task)
+        shares = self.shares(task.clients)
+        return _present(task.rng.permutation(len(task)) % shares, task.clients)
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,17 +49,27 @@ class Shards(Dealer):
 
     per_client: int
     """Shards of a client: the most classes that it usually sees."""
+    _: KW_ONLY
+    parts: int | None = None
+    """Cut shards for so many clients, and leave to nobody those of clients that are not there. As
+    many as there are clients by default."""
 
     def __post_init__(self) -> None:
         check_at_least_one("per_client", self.per_client)
 
     @override
+    def shares(self, clients: int) -> int:
+        return self.parts or clients
+
+    @override
     def _owners(self, task: Task) -> np.ndarray:
-        shards = task.clients * self.per_client
+        check_parts(self.parts, task)
+        shares = self.shares(task.clients)
+        shards = shares * self.per_client
         if shards > len(task):
             raise UserError(
                 "data.partition.init_args.per_client",
-                f"{task.clients} clients x {self.per_client} shards need {shards} samples, "
+                f"{shares} clients x {self.per_client} shards need {shards} samples, "
                 f"the training set has {len(task)}",
                 "lower it",
             )
@@ -54,7 +77,7 @@ class Shards(Dealer):
         shard = np.arange(len(task)) * shards // len(task)
         holder = task.rng.permutation(shards) // self.per_client
         owner[np.concatenate(task.shuffled_classes())] = holder[shard]
-        return owner
+        return _present(owner, task.clients)
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,6 +207,11 @@ class Diversity(Partitioner):
             union = np.concatenate([pools[label] for label in drawn])
             parts.append(np.sort(rng.choice(union, self.samples, replace=False)))
         return parts
+
+
+def _present(owner: np.ndarray, clients: int) -> np.ndarray:
+    """(N,) owners, -1 instead of clients that are not there."""
+    return np.where(owner < clients, owner, -1)
 
 
 def _least_used(task: Task, per_client: int, classes: int) -> np.ndarray:

@@ -59,7 +59,7 @@ def in_order(data: FederatedDataModule) -> FederatedDataModule:
     """The data module, whose batches come as the samples lie."""
 
     def train_epoch(
-        client: int, *, order: torch.Generator, augment: Any, limit: int | None
+        client: int, *, order: torch.Generator, augment: Any, limit: int | None, t: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         samples = data.dataset.load("train")
         mine = torch.from_numpy(data.partition_.train(client))

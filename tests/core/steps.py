@@ -43,7 +43,8 @@ def loss_of(net: Net, step: int, *, unused: bool = False) -> Tensor:
 
 def reset(stepper: Stepper, net: nn.Module, lr: float | None = None) -> None:
     """Begin a session, as with a module whose parameters alias a row."""
-    stepper.reset(lr, [p.detach() for p in net.parameters() if p.requires_grad])
+    values = [p.detach() for p in net.parameters() if p.requires_grad]
+    stepper.reset(lr, values, values[0], None)
 
 
 def run_stepper(net: Net, stepper: Stepper, steps: int, **options: Any) -> None:

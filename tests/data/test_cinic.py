@@ -75,9 +75,7 @@ def test_changed_files_are_decoded_again(change: str, root: Path) -> None:
     assert plain(one, 10, time=5) == plain(other, 20, time=5)
     assert CINIC10(str(root)).load("train").x[6:8, 0, 0, 0].tolist() == [10, 20]
     if change == "name":
-        kept = one.rename(root / "kept.png")
-        other.rename(one)
-        kept.rename(other)
+        one.rename(other.with_stem(other.stem + "x"))
         expected = [20, 10]
     elif change == "time":
         assert plain(one, 30, time=6) == other.stat().st_size
@@ -122,6 +120,12 @@ def test_missing_folders_are_named(root: Path) -> None:
     error = refused(root)
     assert f"expected {root / 'train' / 'deer'}, which" in error.found
     assert error.fix == "set root to the folder that holds train and test"
+
+
+def test_a_folder_that_cannot_be_read_is_named(root: Path) -> None:
+    (root / "train").mkdir(parents=True)
+    (root / "train" / "airplane").symlink_to("airplane")
+    assert f"{root / 'train' / 'airplane'} cannot be read" in refused(root).found
 
 
 def test_an_archive_is_no_folder(root: Path, tmp_path: Path) -> None:

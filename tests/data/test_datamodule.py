@@ -60,10 +60,10 @@ def prepared(
 
 
 def epoch(
-    data: FederatedDataModule, client: int, *, seed: int = 0, limit: int | None = None
+    data: FederatedDataModule, client: int, *, seed: int = 0, limit: int | None = None, t: int = 0
 ) -> Iterator[Batch]:
     order, augment = (torch.Generator().manual_seed(seed + i) for i in range(2))
-    return data.train_epoch(client, order=order, augment=augment, limit=limit)
+    return data.train_epoch(client, order=order, augment=augment, limit=limit, t=t)
 
 
 def numbers(batches: Any) -> list[int]:
@@ -108,6 +108,46 @@ def test_dropping_may_not_leave_a_client_nothing() -> None:
         "data.last_batch: 2 clients hold less than a batch of 17 (the smallest 16) and would train "
         "on nothing; lower data.batch_size or set last_batch: keep"
     )
+
+
+def test_chunks_take_turns() -> None:
+    """Rounds 0 to 3 see all samples of a client once, and round 4 those of round 0."""
+    data, other = prepared(chunks=4, batch_size=2), prepared(chunks=4, seed=1)
+    for client in range(6):
+        own = data.partition_.train(client)  # 16 or 17 samples
+        seen = [sorted(numbers(epoch(data, client, seed=t, t=t))) for t in range(9)]
+        assert sorted(number for part in seen[:4] for number in part) == own.tolist()
+        assert seen[4:8] == seen[:4]
+        assert seen[8] == seen[0]
+        assert sorted(numbers(epoch(data, client, t=-1))) == seen[3]
+        assert {len(part) for part in seen} == set(data.epoch_sizes(client))
+        assert [data.num_batches(client, t) for t in range(9)] == [-(-len(s) // 2) for s in seen]
+        assert seen[0] != own[: len(seen[0])].tolist()  # not as the samples lie
+        assert data.num_samples(client) == len(own)
+    places = [
+        np.searchsorted(d.partition_.train(k), sorted(numbers(epoch(d, k)))).tolist()
+        for d, k in ((data, 4), (data, 5), (other, 4))  # 16 samples each
+    ]
+    assert places[0] != places[1]
+    assert places[0] != places[2]
+
+
+def test_one_chunk_is_everything() -> None:
+    data = prepared(batch_size=8)
+    for client in (0, 5):
+        samples = data.num_samples(client)
+        assert list(data.epoch_sizes(client)) == [samples]
+        assert data.num_batches(client, 7) == data.num_batches(client) == -(-samples // 8)
+        assert numbers(epoch(data, client, t=7)) == numbers(epoch(data, client))
+
+
+def test_a_chunk_may_not_be_empty_or_dropped() -> None:
+    with pytest.raises(UserError) as error:
+        prepared(chunks=17)
+    expected = "data.chunks: 17, but client 4 holds 16 samples; give at most 16"
+    assert str(error.value) == expected
+    with pytest.raises(UserError, match=r"6 clients hold less than a batch of 5 "):
+        prepared(chunks=4, batch_size=5, last_batch="drop")
 
 
 def test_labels_are_those_of_the_training_samples() -> None:
@@ -247,6 +287,7 @@ def test_the_trainer_says_how_many_clients_there_are() -> None:
     ("key", "given"),
     [
         ("batch_size", {"batch_size": 0}),
+        ("chunks", {"chunks": 0}),
         ("eval_batch_size", {"eval_batch_size": -1}),
         ("train_fraction", {"train_fraction": 0.0}),
         ("personal_test", {"personal_test": "none"}),

@@ -10,10 +10,10 @@ from lightfed.data.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.dirichlet import Dirichlet, DirichletClient
 from lightfed.data.partition import Partition, PersonalTest, draw_partition
 from lightfed.data.partitioner import Partitioner
-from lightfed.data.schemes import Classes, Diversity, Iid, Natural
+from lightfed.data.schemes import Classes, Diversity, Iid, Natural, Shards
 from lightfed.utils.errors import UserError
 
-MODES: list[PersonalTest] = ["match", "disjoint", "split", "labels"]
+MODES: list[PersonalTest] = ["match", "disjoint", "random", "split", "labels"]
 
 
 class Letters(Dataset):
@@ -105,6 +105,23 @@ def test_disjoint_test_sets_use_every_test_sample_once() -> None:
     assert np.abs(test - train / 5).max() < 3
 
 
+def test_random_test_sets_are_equal_shares_whatever_is_trained_on() -> None:
+    partition = draw(Classes(1), test="random", clients=15)
+    np.testing.assert_array_equal(np.sort(partition.test_index), np.arange(200))
+    assert set(np.diff(partition.test_offsets)) == {13, 14}
+    assert (partition.test_counts > 0).all(axis=1).sum() > 10  # of five classes, not of one
+    assert not np.array_equal(partition.test(0), np.arange(0, 200, 15))
+
+
+@pytest.mark.parametrize("scheme", [Iid(parts=20), Shards(2, parts=20)], ids=repr)
+def test_a_client_of_twenty_shares_is_tested_on_a_twentieth(scheme: Partitioner) -> None:
+    partition = draw(scheme, clients=8, test="random")
+    assert set(np.diff(partition.train_offsets)) == {50}
+    assert set(np.diff(partition.test_offsets)) == {10}
+    assert len(np.unique(partition.test_index)) == 80
+    assert partition.meta["scheme"] == repr(scheme)
+
+
 def test_a_split_test_set_comes_from_the_client_itself() -> None:
     whole, partition = draw(Dirichlet(0.3)), draw(Dirichlet(0.3), test="split")
     assert partition.meta["test_source"] == "train"
@@ -133,7 +150,7 @@ def test_more_clients_than_test_samples(test: PersonalTest) -> None:
     sizes = np.diff(partition.test_offsets)
     if test in ("match", "labels"):
         assert sizes.min() >= 1
-    if test == "disjoint":
+    if test in ("disjoint", "random"):
         assert sizes.sum() == 7
 
 

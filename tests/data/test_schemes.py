@@ -47,6 +47,26 @@ def test_shards(drawn: tuple[np.ndarray, int], clients: int, per_client: int) ->
         assert borders <= clients * (per_client - 1) + len(np.unique(labels)) - 1
 
 
+@settings(deadline=None, max_examples=60)
+@given(label_sets(), st.integers(1, 12), st.integers(0, 8), st.integers(1, 3))
+def test_parts_of_clients_that_are_not_there(
+    drawn: tuple[np.ndarray, int], clients: int, absent: int, per_client: int
+) -> None:
+    """The clients that are there hold what they would hold beside the others."""
+    labels, num_classes = drawn
+    parts = clients + absent
+    for scheme, whole, least in (
+        (Iid(parts=parts), Iid(), parts),
+        (Shards(per_client, parts=parts), Shards(per_client), parts * per_client),
+    ):
+        possible = least <= len(labels)
+        found = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
+        if found:
+            everybody = split(whole, labels, parts, num_classes=num_classes)
+            assert len(found) == clients
+            assert all(map(np.array_equal, found, everybody))
+
+
 @settings(deadline=None, max_examples=150)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 4), st.none() | concentrations)
 def test_classes(
@@ -143,6 +163,7 @@ def test_natural(owners: int, clients: int, seed: int) -> None:
     "scheme",
     [
         Iid(),
+        Iid(parts=40),
         Quantity(0.5),
         Shards(2),
         Dirichlet(0.1),
@@ -201,6 +222,15 @@ def test_what_cannot_be_is_said_with_its_numbers() -> None:
         Classes(2), 750
     )
     assert "per_client: 4 clients x 500 shards need 2000" in refusal(Shards(500), 4)
+    assert "per_client: 6 clients x 300 shards need 1800" in refusal(Shards(300, parts=6), 2)
+    for scheme in (Iid(parts=20), Shards(2, parts=20)):
+        assert refusal(scheme, 24) == (
+            "data.partition.init_args.parts: 20 parts for 24 clients; "
+            "give at least 24, or leave it out"
+        )
+    assert refusal(Iid(parts=2000), 8) == (
+        "data.partition.init_args.parts: 2000 parts of 1437 samples; give at most 1437"
+    )
     assert "not a multiple of the 10 classes" in refusal(Classes(2, strict_paper=True), 7)
     assert "samples: 300 samples, but 2 classes may hold as few as 286" in refusal(
         Diversity(2, 300), 3
@@ -231,6 +261,7 @@ def test_a_bad_argument_is_named(key: str, make: Callable[[], object]) -> None:
 
 def test_the_scheme_says_what_it_is() -> None:
     assert repr(Iid()) == "Iid()"
+    assert repr(Iid(parts=20)) == "Iid(parts=20)"
     assert repr(Dirichlet(0.5)) == "Dirichlet(alpha=0.5)"
     assert repr(Dirichlet(0.5, min_size=2, balance=True)) == (
         "Dirichlet(alpha=0.5, min_size=2, balance=True)"

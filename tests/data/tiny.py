@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from lightfed.data.docstrings import Docstrings
 from lightfed.data.tones import Tones, write_tones
 
 Written = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -166,6 +167,20 @@ def ag_news(
                 csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
         written[split] = (texts, labels)
     return written
+
+
+def documented(root: Path, *, each: int = 40) -> dict[str, list[Path]]:
+    """ROOT/PACKAGE/a.py for each class of `Docstrings`, with so many documented functions.
+
+    Returned is what `lightfed.data.docstrings.source_folders` would find.
+    """
+    folders = {name: [root / name] for name in Docstrings.classes}
+    for name, (folder,) in folders.items():
+        folder.mkdir(parents=True)
+        text = f"A function of {name} that does what its name says, at length. " * 2
+        lines = [f'def f{i}():\n    """{text}Number {i}."""\n' for i in range(each)]
+        (folder / "a.py").write_text("".join(lines))
+    return folders
 
 
 THINGS = "airplane automobile bird cat deer dog frog horse ship truck"

@@ -1,0 +1,91 @@
+"""FedAvg and FedProx in FedBCD's hierarchy: servers with devices, one model for all, sync.
+
+The baselines of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and
+Personalized Models", AAAI 2021, as in its released code: each server has |Q_n| active devices, all
+start from the global model, train K mini-batches, and the global model becomes their plain mean.
+With mu > 0 the gradient gets mu (w - z), which is FedProx; the paper trains it with ASPG.
+"""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.core.delays import Delay, Exponential
+from lightfed.core.fleet import Fleet
+from lightfed.core.hierarchy import Activation, Hierarchy, Phase, Unit
+from lightfed.core.optimizer import Proximal
+from lightfed.utils.errors import UserError
+
+_KEY = "model.algorithm.init_args"
+
+
+class CloudFedAvg(FedAvg):
+    """W <- mean over the active devices of all servers of what K steps from w gave."""
+
+    now: Tensor  # virtual seconds
+
+    def __init__(
+        self,
+        servers: int = 10,
+        active: int = 3,
+        mu: float = 0.0,
+        steps: tuple[int, int] = (1, 5),
+        unit: Unit = "step",
+        delay: Delay | None = None,
+        step_delay: Delay | None = None,
+        activation: Activation = "uniform",
+    ) -> None:
+        """The clouds, and the pull.
+
+        Args:
+            servers: N; every one has as many of the clients for devices, in their order.
+            active: |Q_n|, devices of a server that train in a round.
+            mu: Weight of the pull to the global model; 0 is FedAvg.
+            steps: Bounds of K, the length of a session, drawn anew for every session.
+            unit: What K counts: steps (mini-batches) or epochs.
+            delay: Virtual seconds of a device's phase; Exponential(mean=1) by default.
+            step_delay: Virtual seconds of each of its K units, in addition.
+            activation: Active devices by chance, or those that wake up first (delay is when).
+        """
+        super().__init__("uniform")
+        if not 0 <= mu < float("inf"):
+            raise UserError(f"{_KEY}.mu", str(mu), "give a proximal weight of 0 or more")
+        self.mu = mu
+        self.hierarchy = Hierarchy(
+            servers, active, active, (steps[0], steps[1]), unit, delay or Exponential(1.0),
+            step_delay, activation,
+        )  # fmt: skip
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        if fed.work.fraction != 1.0 or fed.work.clients_per_round is not None:
+            key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
+            fix = f"leave it out; {_KEY}.active says how many devices of a server train"
+            raise UserError(f"model.{key}", "given", fix)
+        self.hierarchy.check(fed.clients)
+        self.register_buffer("now", torch.zeros((), dtype=torch.float64))
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        phases = [self.phase(fed, n, t) for n in range(self.hierarchy.servers)]
+        units = {i: k for phase in phases for i, k in phase.units.items()}
+        devices = sorted(units)  # Q_n of all n
+        if self.hierarchy.unit == "epoch":
+            units = {i: k * fed.data.num_batches(i, t) for i, k in units.items()}
+        fed.send(self.model, devices)  # w_i <- w
+        fed.train(devices, t, steps=units)
+        fed.merge(devices, into=self.model, weights="uniform")
+        self.now += max(phase.busy for phase in phases)  # all wait for the slowest
+        fed.metrics["virtual_time"] = float(self.now)
+
+    def phase(self, fed: Fleet, server: int, t: int) -> Phase:
+        """Q_n, K_i and how long it takes."""
+        return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
+
+    @override
+    def proximal(self, fed: Fleet, client: int) -> Proximal | None:
+        layout = self.model.layout
+        anchor = self.model.floats[: layout.floats.span(layout.parameters)]
+        return Proximal(anchor, self.mu) if self.mu else None

@@ -1,0 +1,352 @@
+"""FedBCD: block coordinate descent over devices' personal models and clouds' global ones.
+
+Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent Scheme for Learning
+Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
+
+    min  sum_n sum_{i in Q_n}  g_i(x_i) + gamma_i / 2 ||x_i - z_n||^2,   z_n = z_m              (2)
+
+Devices keep personal models x_i and take steps of ASPG (`lightfed.core.aspg`; eq. 4) on their own
+block of (2); servers keep z_n and step towards the devices' models, all together (sync, eq. 5) or
+the first B that are done (async, eq. 6). With `mixing`, servers do decentralised gradient descent
+over a graph of their own. A device that is not active keeps its model, and its server a copy.
+
+What the paper leaves open, and what is chosen here: eta_z = .5 with a hundred devices diverges in
+eq. (5) as written, so the step is divided by the sum of gamma by default (`server_step`); BatchNorm
+statistics are averaged, not pulled and not projected; a device's momentum zeta (x^K - x^{K-1}) is
+carried to its next session. `compatibility` is the released code: twice the pull, and a server rate
+that falls by 1e-4 a round; its other differences are settings: SGD with momentum and weight decay
+for ASPG, activation by who wakes up first. Momentum there is one buffer for all devices, or one a
+device, by version; here a session of SGD starts without.
+
+A phase's training is computed when it starts, of which nobody can tell: the server's model does not
+change until it is done.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+from typing import Literal
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.comm.mixing import read_mixing
+from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.clock import VirtualClock, check_waits
+from lightfed.core.delays import Delay, Exponential
+from lightfed.core.fleet import Fleet
+from lightfed.core.hierarchy import Activation, Hierarchy, Phase, Unit
+from lightfed.core.optimizer import Proximal
+from lightfed.core.store import ModelLayout, Row
+from lightfed.utils.errors import UserError
+
+_KEY = "model.algorithm.init_args"
+DECAY = 1 - 1e-4  # of the released code's server rate, a round
+
+
+class FedBCD(Algorithm):
+    """Personal models at the devices, global ones at the servers, sync or async."""
+
+    stateful = True
+    models: nn.ModuleList  # z_n; of sync servers, which have the same, one
+    queue: Tensor
+    now: Tensor
+    finish: Tensor
+    idle: Tensor
+
+    def __init__(
+        self,
+        servers: int = 10,
+        active: int = 3,
+        wait: int | None = None,
+        gamma: float | list[float] = 1.0,
+        server_lr: float = 0.5,
+        server_step: Literal["mean", "sum"] = "mean",
+        steps: tuple[int, int] = (1, 5),
+        unit: Unit = "step",
+        delay: Delay | None = None,
+        step_delay: Delay | None = None,
+        activation: Activation = "uniform",
+        mixing: list[list[float]] | str | None = None,
+        compatibility: bool = False,
+    ) -> None:
+        """The clouds, and how they step.
+
+        Args:
+            servers: N; every one has as many of the clients for devices, in their order.
+            active: |Q_n|, devices of a server that hear it in a phase.
+            wait: B, servers that the coordinator waits for; less than all is the async protocol.
+                All by default: the sync one.
+            gamma: Weight of the pull between a device and its server; of a list, device i has
+                entry i mod length.
+            server_lr: eta_z.
+            server_step: Divide the server's step by the sum of gamma (mean), or not (sum), as
+                eq. (5) and (6) are written.
+            steps: Bounds of K, the length of a session, drawn anew for every activation.
+            unit: What K counts: steps (mini-batches) or epochs.
+            delay: Virtual seconds of a device's phase; Exponential(mean=1) by default.
+            step_delay: Virtual seconds of each of its K units, in addition.
+            activation: Active devices by chance, or those that wake up first (delay is when), as in
+                the released code's second experiment.
+            mixing: (N, N) doubly stochastic weights of the servers' models, eq. (6a), as a list of
+                rows or a .npy or .csv file; all servers take part in every round then.
+            compatibility: Twice the pull, and eta_z falls by 1e-4 of itself a round, as in the
+                released code.
+        """
+        super().__init__()
+        self.hierarchy = Hierarchy(
+            servers, active, self._available(active), (steps[0], steps[1]), unit,
+            delay or Exponential(1.0), step_delay, activation,
+        )  # fmt: skip
+        self.wait = servers if wait is None else wait
+        check_waits(f"{_KEY}.wait", [self.wait], servers)
+        self.gammas = [gamma] if isinstance(gamma, int | float) else list(gamma)
+        if not self.gammas or not all(0 <= g < float("inf") for g in self.gammas):
+            raise UserError(f"{_KEY}.gamma", str(gamma), "give numbers of 0 or more")
+        if not server_lr > 0:
+            raise UserError(f"{_KEY}.server_lr", str(server_lr), "give a number above 0")
+        self.server_lr = server_lr
+        self.server_step = server_step
+        self.mixing = self._read(mixing)
+        self.compatibility = compatibility
+        self.ahead: dict[int, Tensor] = {}  # of this rank's devices: momentum of ASPG
+        self._phases: dict[int, Phase] = {}  # by server, those that start in this round
+        self._pulls: dict[int, Proximal] = {}  # of the sessions under way
+        self._scratch: list[ServerModel] = []  # not state
+
+    def _available(self, active: int) -> int:
+        """Devices that train: the active ones."""
+        return active
+
+    def _read(self, mixing: list[list[float]] | str | None) -> np.ndarray | None:
+        """The servers' own weights, if there are any."""
+        if mixing is None:
+            return None
+        servers = self.hierarchy.servers
+        if self.wait != servers:
+            found = f"given, and wait: {self.wait} of {servers} servers"
+            raise UserError(
+                f"{_KEY}.mixing", found, "leave one out: such servers all take part in every round"
+            )
+        return read_mixing(mixing, servers, key=f"{_KEY}.mixing")
+
+    @property
+    def _global(self) -> bool:
+        """Whether all servers have one model: sync clouds."""
+        return self.wait == self.hierarchy.servers and self.mixing is None
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        first = fed.cohorts[0]
+        for state in fed.cohorts:
+            if state.layout != first.layout:
+                found = f"cohorts {first.name} and {state.name} have different architectures"
+                raise UserError("model.cohorts", found, f"{type(self).__name__} needs one for all")
+        if fed.work.fraction != 1.0 or fed.work.clients_per_round is not None:
+            key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
+            fix = f"leave it out; {_KEY}.active says how many devices of a server train"
+            raise UserError(f"model.{key}", "given", fix)
+        self.hierarchy.check(fed.clients)
+        self._check_step(fed)
+        servers = self.hierarchy.servers
+        self.models = nn.ModuleList(fed.new_model() for _ in range(1 if self._global else servers))
+        self.global_models = len(self.models)
+        self._scratch = [fed.new_model()]
+        self.register_buffer("queue", torch.full((servers, self.hierarchy.active), -1))
+        self.register_buffer("now", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("finish", torch.zeros(servers, dtype=torch.float64))
+        self.register_buffer("idle", torch.ones(servers, dtype=torch.bool))
+
+    def _check_step(self, fed: Fleet) -> None:
+        """Refuse a server step that diverges."""
+        if self.server_step == "mean":
+            if self.server_lr >= 2:
+                fix = "give less than 2: z moves that far towards the devices' mean"
+                raise UserError(f"{_KEY}.server_lr", str(self.server_lr), fix)
+            return
+        sums = [
+            sum(sorted((self.gamma(i) for i in devices), reverse=True)[: self._stepped(devices)])
+            for n in range(self.hierarchy.servers)
+            for devices in [self.hierarchy.devices(n, fed.clients)]
+        ]
+        together = sum(sums) if self._global else max(sums)
+        product, bound = self.server_lr * together, "below 2" if self._global else "at most 1"
+        if product >= 2 or (not self._global and product > 1):
+            whose = "all devices" if self._global else "the largest server's devices"
+            found = (
+                f"{self.server_lr:g}, times the sum of gamma over {whose}, {together:g}, is "
+                f"{product:g}"
+            )
+            raise UserError(f"{_KEY}.server_lr", found, f"it must be {bound}; or server_step: mean")
+
+    def _stepped(self, devices: Sequence[int]) -> int:
+        """How many devices of a server are in its step: all, by their last models."""
+        return len(devices)
+
+    def gamma(self, client: int) -> float:
+        """gamma_i."""
+        return self.gammas[client % len(self.gammas)]
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clock = self._clock()
+        for server in clock.idle:
+            self._phases[server] = phase = self.phase(fed, server, t)
+            self.queue[server] = torch.tensor(phase.active)
+            fed.show(self._model(server), phase.active)  # z_n to the active devices
+        self._devices(fed, t)  # eq. (4)
+        first = clock.advance([self._phases[n].busy for n in clock.idle])  # V
+        self._servers(fed, first, t)  # eq. (5), or (6)
+        self._keep(clock)
+        self._phases = {}
+        fed.metrics["virtual_time"] = clock.now
+
+    def phase(self, fed: Fleet, server: int, t: int) -> Phase:
+        """Q_n, K_i and how long it takes."""
+        return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
+
+    def _devices(self, fed: Fleet, t: int) -> None:
+        """Sessions of the devices whose servers start a phase."""
+        units = {i: k for phase in self._phases.values() for i, k in phase.units.items()}
+        fed.train(sorted(units), t, steps=self._steps(fed, units, t))
+
+    def _steps(self, fed: Fleet, units: dict[int, int], t: int) -> dict[int, int]:
+        if self.hierarchy.unit == "step":
+            return units
+        return {i: k * fed.data.num_batches(i, t) for i, k in units.items()}
+
+    def _servers(self, fed: Fleet, first: list[int], t: int) -> None:
+        """z_n of the servers that were waited for."""
+        rate = self.server_lr * (DECAY**t if self.compatibility else 1.0)
+        if self._global:
+            moves = [self._step(fed, list(range(self.hierarchy.servers)), self._model(0), rate)]
+        else:
+            mixed = self._mixed(first)  # of what all had before any steps
+            for server, w in zip(first, mixed, strict=True):
+                self._model(server).floats.copy_(w)
+            moves = [self._step(fed, [n], self._model(n), rate) for n in first]
+        fed.metrics["server_gap"] = float(torch.stack(moves).sum(0).norm())
+        fed.metrics["consensus"] = self._consensus()
+
+    def _mixed(self, first: list[int]) -> list[Tensor]:
+        """w_n = sum_m a_nm z_m (6a), a_nm = 1/B among those that were waited for, or as given."""
+        models = torch.stack([self._model(n).floats.double() for n in range(len(self.models))])
+        if self.mixing is None:
+            mean = models[first].mean(0).float()
+            return [mean] * len(first)
+        weights = torch.from_numpy(self.mixing).to(models.device)
+        return list((weights @ models).float())
+
+    def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:
+        """Z <- w - eta_z sum_i gamma_i (w - x_i), divided by sum_i gamma_i or not; `model` holds w.
+
+        Returns:
+            (P,) sum_i gamma_i (w - x_i).
+        """
+        devices, sent = self._stored(fed, servers)
+        total = sum(self.gamma(i) for i in devices)
+        span = model.layout.floats.span(model.layout.parameters)
+        w = model.floats[:span]
+        if total == 0:  # nobody pulls
+            return torch.zeros_like(w)
+        mean = self._scratch[0]  # sum_i gamma_i x_i / sum_i gamma_i
+        mean.row.copy_(model.row)
+        pulling = [i for i in devices if self.gamma(i) > 0]
+        fed.merge(
+            pulling, into=mean, weights=_integers({i: self.gamma(i) for i in pulling}), sent=sent
+        )
+        away = w - mean.floats[:span]
+        w.sub_(away, alpha=rate * (total if self.server_step == "sum" else 1.0))
+        model.floats[span:].copy_(mean.floats[span:])  # statistics are averaged
+        model.integers.copy_(mean.integers)
+        return away * total
+
+    def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
+        """Devices of servers, whose models these know; and those of them that have just sent."""
+        devices = [i for n in servers for i in self.hierarchy.devices(n, fed.clients)]
+        return devices, [i for n in servers for i in self.queue[n].tolist()]
+
+    def _consensus(self) -> float:
+        """mean_n ||z_n - mean z||."""
+        models = torch.stack([self._model(n).floats.double() for n in range(len(self.models))])
+        return float((models - models.mean(0)).norm(dim=1).mean())
+
+    def _model(self, server: int) -> ServerModel:
+        model = self.models[0 if self._global else server]
+        assert isinstance(model, ServerModel)
+        return model
+
+    def _clock(self) -> VirtualClock:
+        """The coordinator's event queue, as it was left."""
+        clock = VirtualClock(self.hierarchy.servers, self.wait)
+        state = {"now": float(self.now), "finish": self.finish.cpu(), "idle": self.idle.cpu()}
+        clock.load_state_dict(state)
+        return clock
+
+    def _keep(self, clock: VirtualClock) -> None:
+        state = clock.state_dict()
+        self.now.fill_(state["now"])
+        self.finish.copy_(state["finish"])
+        self.idle.copy_(state["idle"])
+
+    def penalty(self, client: int) -> float:
+        """Weight of a device's pull in its gradient."""
+        return self.gamma(client) * (2 if self.compatibility else 1)
+
+    @override
+    def proximal(self, fed: Fleet, client: int) -> Proximal | None:
+        model = self._model(self.hierarchy.server_of(client, fed.clients))
+        span = model.layout.floats.span(model.layout.parameters)
+        ahead = self.ahead.get(client)
+        pull = Proximal(model.floats[:span], self.penalty(client), ahead)
+        self._pulls[client] = pull
+        return pull
+
+    @override
+    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+        pull = self._pulls.pop(client)
+        if pull.ahead is not None:
+            self.ahead[client] = pull.ahead
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        return self.evaluated_server(fed, 0) if client is None else fed.bind(client)
+
+    @override
+    def evaluated_server(self, fed: Fleet, server: int) -> L.LightningModule | None:
+        return fed.bind_model(self._model(server))
+
+    @override
+    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
+        return fed.state(client).layout, fed.row(client)
+
+    @override
+    def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:
+        state = super().client_state(fed, client)
+        return state | ({"ahead": self.ahead[client]} if client in self.ahead else {})
+
+    @override
+    def load_client_state(self, fed: Fleet, client: int, state: dict[str, Tensor]) -> None:
+        super().load_client_state(fed, client, state)
+        if "ahead" in state:
+            self.ahead[client] = state["ahead"].to(fed.device, copy=True)
+
+    @override
+    def stored_bytes(self, fed: Fleet, client: int) -> int:
+        ahead = self.ahead.get(client)
+        return super().stored_bytes(fed, client) + (0 if ahead is None else 4 * len(ahead))
+
+    @override
+    def start_anew(self, fed: Fleet, client: int) -> None:
+        super().start_anew(fed, client)
+        self.ahead.pop(client, None)
+
+
+def _integers(gammas: dict[int, float]) -> dict[int, int]:
+    """Whole numbers in the same proportions, so that sums over devices are exact."""
+    shares = {i: Fraction(repr(float(g))) for i, g in gammas.items()}
+    whole = lcm(*(share.denominator for share in shares.values()))
+    return {i: int(share * whole) for i, share in shares.items()}

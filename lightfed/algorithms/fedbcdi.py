@@ -1,0 +1,131 @@
+"""FedBCD-I: FedBCD whose devices train offline, and are pulled when they get through.
+
+Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent Scheme for Learning
+Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
+
+Algorithm 2: the cost and the pull of problem (2) are handled one after the other. More devices
+train than get through to their server (Q_n in Q~_n); a server steps with the active ones alone.
+
+What the paper leaves open: a device that has trained offline for `patience` rounds pauses until it
+is heard, and is pulled then without having trained; momentum is that of the training steps, not of
+the pulls. The released code counts one round more (`compatibility`).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.core.delays import Delay
+from lightfed.core.fleet import Fleet
+from lightfed.core.hierarchy import Activation, Unit
+from lightfed.utils.errors import UserError
+
+_KEY = "model.algorithm.init_args"
+
+
+class FedBCDI(FedBCD):
+    """FedBCD-I: devices train offline, without a pull, and those that get through are pulled."""
+
+    offline: Tensor
+
+    def __init__(
+        self,
+        servers: int = 10,
+        active: int = 3,
+        available: int = 8,
+        wait: int | None = None,
+        gamma: float | list[float] = 0.2,
+        server_lr: float = 0.5,
+        server_step: Literal["mean", "sum"] = "mean",
+        steps: tuple[int, int] = (1, 5),
+        unit: Unit = "step",
+        patience: int = 4,
+        delay: Delay | None = None,
+        step_delay: Delay | None = None,
+        activation: Activation = "uniform",
+        mixing: list[list[float]] | str | None = None,
+        compatibility: bool = False,
+    ) -> None:
+        """As FedBCD, but for the sessions.
+
+        Args:
+            servers: See FedBCD.
+            active: See FedBCD.
+            available: |Q~_n|, devices of a server that train in a phase, the active ones among
+                them.
+            wait: See FedBCD.
+            gamma: See FedBCD; a pull is x <- x - gamma (x - z), K times.
+            server_lr: See FedBCD.
+            server_step: See FedBCD; only active devices are in the step.
+            steps: See FedBCD.
+            unit: See FedBCD.
+            patience: A device that has trained offline in so many rounds pauses until it gets
+                through.
+            delay: See FedBCD.
+            step_delay: See FedBCD.
+            activation: See FedBCD.
+            mixing: See FedBCD.
+            compatibility: One round more of patience, and eta_z falls by 1e-4 of itself a round, as
+                in the released code.
+        """
+        self._trained = available
+        super().__init__(
+            servers, active, wait, gamma, server_lr, server_step, steps, unit, delay, step_delay,
+            activation, mixing, compatibility,
+        )  # fmt: skip
+        if patience < 1:
+            raise UserError(f"{_KEY}.patience", str(patience), "give at least 1")
+        self.patience = patience + compatibility
+        self._heard: dict[int, int] = {}  # active devices of this round -> K
+
+    @override
+    def _available(self, active: int) -> int:
+        return self._trained
+
+    @override
+    def _stepped(self, devices: Sequence[int]) -> int:
+        return self.hierarchy.active
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        self.register_buffer("offline", torch.zeros(fed.clients, dtype=torch.int64))
+
+    @override
+    def _devices(self, fed: Fleet, t: int) -> None:
+        """Lines 2-6 of algorithm 2: train on g_i alone, then the active ones are pulled."""
+        phases = self._phases.values()
+        units = {i: k for phase in phases for i, k in phase.units.items()}
+        self._heard = {i: units[i] for phase in phases for i in phase.active}
+        rounds = self.offline.tolist()
+        training = [i for i in sorted(units) if rounds[i] < self.patience]
+        fed.train(training, t, steps=self._steps(fed, {i: units[i] for i in training}, t))
+        self.offline[training] += 1
+        self.offline[sorted(self._heard)] = 0
+        for client in fed.mine(sorted(self._heard)):
+            self._pull(fed, client, self._heard[client])
+
+    def _pull(self, fed: Fleet, client: int, times: int) -> None:
+        """X <- clamp(x - gamma (x - z), box), so many times."""
+        model = self._model(self.hierarchy.server_of(client, fed.clients))
+        span = model.layout.floats.span(model.layout.parameters)
+        x = fed.row(client).floats[:span]
+        z = model.floats[:span].to(x.device)
+        box = fed.training.box(client)
+        for _ in range(times):
+            x.sub_(x - z, alpha=self.gamma(client))
+            if box is not None:
+                x.clamp_(*box)
+
+    @override
+    def penalty(self, client: int) -> float:
+        return 0.0
+
+    @override
+    def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
+        sent = [i for n in servers for i in self.queue[n].tolist()]
+        return sent, sent
