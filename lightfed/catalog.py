@@ -3,15 +3,20 @@
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.fedkd import FedKD
+from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.flexifed import BasicCommon, ClusteredCommon, ClusteredFL, MaxCommon
+from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
 from lightfed.comm.topology import TimeVarying
 from lightfed.core.aspg import ASPG
@@ -39,6 +44,8 @@ __all__ = [
     "ASPG",
     "CINIC10",
     "DPSGD",
+    "FD",
+    "FML",
     "MLP",
     "MNIST",
     "VDCNN",
@@ -58,6 +65,8 @@ __all__ = [
     "FedAvg",
     "FedBCD",
     "FedBCDI",
+    "FedKD",
+    "FedProto",
     "FedProx",
     "HeteroFL",
     "Iid",
@@ -67,6 +76,7 @@ __all__ = [
     "MoECNN",
     "My1",
     "My2",
+    "PFedMoE",
     "PreActResNet",
     "Prose",
     "ResNet18GN",

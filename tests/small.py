@@ -147,7 +147,14 @@ def fleet_of(
     )  # fmt: skip
     runtime = Runtime(clipping=Clipping(clip) if clip else None)
     steppers = [
-        client_stepper(state, i, optimizer, runtime, evaluated=False)
+        client_stepper(
+            state,
+            i,
+            optimizer,
+            runtime,
+            evaluated=False,
+            lr_factors=algorithm.lr_factors(state.module),
+        )
         for i, state in enumerate(fleet.cohorts)
     ]
     fleet.training.attach(runtime, steppers)

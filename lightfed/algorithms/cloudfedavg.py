@@ -60,11 +60,7 @@ class CloudFedAvg(FedAvg):
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        if fed.work.fraction != 1.0 or fed.work.clients_per_round is not None:
-            key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
-            fix = f"leave it out; {_KEY}.active says how many devices of a server train"
-            raise UserError(f"model.{key}", "given", fix)
-        self.hierarchy.check(fed.clients)
+        self.hierarchy.check(fed.clients, fed.work)
         self.register_buffer("now", torch.zeros((), dtype=torch.float64))
 
     @override

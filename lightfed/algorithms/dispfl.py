@@ -17,7 +17,7 @@ changes nothing.
 """
 
 from math import cos, pi
-from typing import Literal
+from typing import Any, Literal
 
 import lightning.pytorch as L
 import torch
@@ -36,6 +36,7 @@ from lightfed_kernels import (
 from torch import Tensor
 from typing_extensions import override
 
+from lightfed.comm.facts import graph_facts
 from lightfed.comm.topology import TimeVarying, Topology, hearing, warn_of_lonely
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.fleet import Fleet
@@ -248,6 +249,10 @@ class DisPFL(Algorithm):
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         return None if client is None else fed.bind(client)
+
+    @override
+    def facts(self, fed: Fleet) -> dict[str, Any]:
+        return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:

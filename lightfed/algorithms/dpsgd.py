@@ -7,9 +7,12 @@ As in the released code of DisPFL, a client takes the plain mean over itself and
 then trains local epochs, where the paper takes one step of gradient at its own old model.
 """
 
+from typing import Any
+
 import lightning.pytorch as L
 from typing_extensions import override
 
+from lightfed.comm.facts import graph_facts
 from lightfed.comm.topology import TimeVarying, Topology, hearing, warn_of_lonely
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.fleet import Fleet
@@ -53,6 +56,10 @@ class DPSGD(Algorithm):
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         return None if client is None else fed.bind(client)
+
+    @override
+    def facts(self, fed: Fleet) -> dict[str, Any]:
+        return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:

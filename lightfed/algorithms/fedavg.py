@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.cohort import DataSpec
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
@@ -43,7 +44,7 @@ class FedAvg(Algorithm):
         self.stateful = buffers == "local"  # a client keeps its statistics from round to round
 
     @override
-    def prepare_module(self, module: L.LightningModule) -> None:
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         if self.statistics == "drop":
             drop_statistics(module)
 

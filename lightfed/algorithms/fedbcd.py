@@ -18,13 +18,15 @@ that falls by 1e-4 a round; its other differences are settings: SGD with momentu
 for ASPG, activation by who wakes up first. Momentum there is one buffer for all devices, or one a
 device, by version; here a session of SGD starts without.
 
-A phase's training is computed when it starts, of which nobody can tell: the server's model does not
-change until it is done.
+A phase's training is computed when it starts, in which its server's model does not change until it
+is done: of that only tests of personal models can tell. A device whose update is not finite starts
+anew, and is left out of the step of a server that starts and ends its phase in that round.
 """
 
+import logging
 from collections.abc import Sequence
 from fractions import Fraction
-from math import lcm
+from math import gcd, lcm
 from typing import Literal
 
 import lightning.pytorch as L
@@ -43,8 +45,11 @@ from lightfed.core.optimizer import Proximal
 from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
 
+log = logging.getLogger(__name__)
+
 _KEY = "model.algorithm.init_args"
 DECAY = 1 - 1e-4  # of the released code's server rate, a round
+_WHOLE = 2**16  # largest weight of a device in a sum: small ones leave room for exact sums
 
 
 class FedBCD(Algorithm):
@@ -98,15 +103,17 @@ class FedBCD(Algorithm):
         """
         super().__init__()
         self.hierarchy = Hierarchy(
-            servers, active, self._available(active), (steps[0], steps[1]), unit,
-            delay or Exponential(1.0), step_delay, activation,
+            servers, active, active, (steps[0], steps[1]), unit, delay or Exponential(1.0),
+            step_delay, activation,
         )  # fmt: skip
         self.wait = servers if wait is None else wait
         check_waits(f"{_KEY}.wait", [self.wait], servers)
         self.gammas = [gamma] if isinstance(gamma, int | float) else list(gamma)
         if not self.gammas or not all(0 <= g < float("inf") for g in self.gammas):
             raise UserError(f"{_KEY}.gamma", str(gamma), "give numbers of 0 or more")
-        if not server_lr > 0:
+        if not any(self.gammas):
+            log.warning("%s with gamma = 0: every device trains alone", type(self).__name__)
+        if not 0 < server_lr < float("inf"):
             raise UserError(f"{_KEY}.server_lr", str(server_lr), "give a number above 0")
         self.server_lr = server_lr
         self.server_step = server_step
@@ -116,10 +123,6 @@ class FedBCD(Algorithm):
         self._phases: dict[int, Phase] = {}  # by server, those that start in this round
         self._pulls: dict[int, Proximal] = {}  # of the sessions under way
         self._scratch: list[ServerModel] = []  # not state
-
-    def _available(self, active: int) -> int:
-        """Devices that train: the active ones."""
-        return active
 
     def _read(self, mixing: list[list[float]] | str | None) -> np.ndarray | None:
         """The servers' own weights, if there are any."""
@@ -145,11 +148,7 @@ class FedBCD(Algorithm):
             if state.layout != first.layout:
                 found = f"cohorts {first.name} and {state.name} have different architectures"
                 raise UserError("model.cohorts", found, f"{type(self).__name__} needs one for all")
-        if fed.work.fraction != 1.0 or fed.work.clients_per_round is not None:
-            key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
-            fix = f"leave it out; {_KEY}.active says how many devices of a server train"
-            raise UserError(f"model.{key}", "given", fix)
-        self.hierarchy.check(fed.clients)
+        self.hierarchy.check(fed.clients, fed.work)
         self._check_step(fed)
         servers = self.hierarchy.servers
         self.models = nn.ModuleList(fed.new_model() for _ in range(1 if self._global else servers))
@@ -222,18 +221,19 @@ class FedBCD(Algorithm):
         """z_n of the servers that were waited for."""
         rate = self.server_lr * (DECAY**t if self.compatibility else 1.0)
         if self._global:
-            moves = [self._step(fed, list(range(self.hierarchy.servers)), self._model(0), rate)]
+            gap = self._step(fed, list(range(self.hierarchy.servers)), self._model(0), rate)
         else:
+            gap = self._gap(fed)
             mixed = self._mixed(first)  # of what all had before any steps
             for server, w in zip(first, mixed, strict=True):
                 self._model(server).floats.copy_(w)
-            moves = [self._step(fed, [n], self._model(n), rate) for n in first]
-        fed.metrics["server_gap"] = float(torch.stack(moves).sum(0).norm())
+                self._step(fed, [server], self._model(server), rate)
+        fed.metrics["server_gap"] = float(gap.norm())
         fed.metrics["consensus"] = self._consensus()
 
     def _mixed(self, first: list[int]) -> list[Tensor]:
         """w_n = sum_m a_nm z_m (6a), a_nm = 1/B among those that were waited for, or as given."""
-        models = torch.stack([self._model(n).floats.double() for n in range(len(self.models))])
+        models = self._stacked()
         if self.mixing is None:
             mean = models[first].mean(0).float()
             return [mean] * len(first)
@@ -247,32 +247,53 @@ class FedBCD(Algorithm):
             (P,) sum_i gamma_i (w - x_i).
         """
         devices, sent = self._stored(fed, servers)
-        total = sum(self.gamma(i) for i in devices)
-        span = model.layout.floats.span(model.layout.parameters)
+        total = sum(self._average(fed, devices, model, sent=sent).values())
+        mean, span = self._scratch[0], model.layout.floats.span(model.layout.parameters)
         w = model.floats[:span]
-        if total == 0:  # nobody pulls
-            return torch.zeros_like(w)
-        mean = self._scratch[0]  # sum_i gamma_i x_i / sum_i gamma_i
-        mean.row.copy_(model.row)
-        pulling = [i for i in devices if self.gamma(i) > 0]
-        fed.merge(
-            pulling, into=mean, weights=_integers({i: self.gamma(i) for i in pulling}), sent=sent
-        )
         away = w - mean.floats[:span]
         w.sub_(away, alpha=rate * (total if self.server_step == "sum" else 1.0))
         model.floats[span:].copy_(mean.floats[span:])  # statistics are averaged
         model.integers.copy_(mean.integers)
         return away * total
 
+    def _average(
+        self, fed: Fleet, devices: list[int], default: ServerModel, *, sent: list[int]
+    ) -> dict[int, float]:
+        """The scratch model becomes sum_i gamma_i x_i / sum_i gamma_i; where nobody pulls, default.
+
+        Returns:
+            gamma_i of the devices in these sums: whose models are finite.
+        """
+        mean = self._scratch[0]
+        mean.row.copy_(default.row)
+        gammas = {i: self.gamma(i) for i in devices if self.gamma(i) > 0}
+        pulling = fed.merge(list(gammas), into=mean, weights=_whole(gammas), sent=sent)
+        return {i: gammas[i] for i in pulling}
+
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
         """Devices of servers, whose models these know; and those of them that have just sent."""
         devices = [i for n in servers for i in self.hierarchy.devices(n, fed.clients)]
         return devices, [i for n in servers for i in self.queue[n].tolist()]
 
+    def _gap(self, fed: Fleet) -> Tensor:
+        """(P,) float64: sum_n sum_i gamma_i (z_n - x_i) of theorem 1, over all servers."""
+        devices, _ = self._stored(fed, list(range(self.hierarchy.servers)))
+        gammas = self._average(fed, devices, self._model(0), sent=[])
+        weights = torch.zeros(self.hierarchy.servers, dtype=torch.float64)
+        for device, gamma in gammas.items():
+            weights[self.hierarchy.server_of(device, fed.clients)] += gamma
+        layout, mean = self._scratch[0].layout, self._scratch[0].floats.double()
+        away = weights.to(mean.device) @ self._stacked() - weights.sum() * mean
+        return away[: layout.floats.span(layout.parameters)]
+
     def _consensus(self) -> float:
         """mean_n ||z_n - mean z||."""
-        models = torch.stack([self._model(n).floats.double() for n in range(len(self.models))])
+        models = self._stacked()
         return float((models - models.mean(0)).norm(dim=1).mean())
+
+    def _stacked(self) -> Tensor:
+        """(N, P) float64: the servers' models, or the one of all."""
+        return torch.stack([self._model(n).floats.double() for n in range(len(self.models))])
 
     def _model(self, server: int) -> ServerModel:
         model = self.models[0 if self._global else server]
@@ -301,6 +322,8 @@ class FedBCD(Algorithm):
         model = self._model(self.hierarchy.server_of(client, fed.clients))
         span = model.layout.floats.span(model.layout.parameters)
         ahead = self.ahead.get(client)
+        if ahead is not None:
+            ahead = ahead.to(fed.device)
         pull = Proximal(model.floats[:span], self.penalty(client), ahead)
         self._pulls[client] = pull
         return pull
@@ -308,8 +331,8 @@ class FedBCD(Algorithm):
     @override
     def session_end(self, fed: Fleet, client: int, row: Row) -> None:
         pull = self._pulls.pop(client)
-        if pull.ahead is not None:
-            self.ahead[client] = pull.ahead
+        if pull.ahead is not None:  # lies where rows are kept, perhaps on the host
+            self.ahead[client] = pull.ahead.to(fed.row(client).floats.device)
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
@@ -332,7 +355,7 @@ class FedBCD(Algorithm):
     def load_client_state(self, fed: Fleet, client: int, state: dict[str, Tensor]) -> None:
         super().load_client_state(fed, client, state)
         if "ahead" in state:
-            self.ahead[client] = state["ahead"].to(fed.device, copy=True)
+            self.ahead[client] = state["ahead"].to(fed.row(client).floats.device, copy=True)
 
     @override
     def stored_bytes(self, fed: Fleet, client: int) -> int:
@@ -345,8 +368,15 @@ class FedBCD(Algorithm):
         self.ahead.pop(client, None)
 
 
-def _integers(gammas: dict[int, float]) -> dict[int, int]:
-    """Whole numbers in the same proportions, so that sums over devices are exact."""
+def _whole(gammas: dict[int, float]) -> dict[int, int]:
+    """Whole numbers in the same proportions, so that sums over devices are exact.
+
+    Where that takes numbers above `_WHOLE`, they are rounded.
+    """
+    if not gammas:
+        return {}
     shares = {i: Fraction(repr(float(g))) for i, g in gammas.items()}
-    whole = lcm(*(share.denominator for share in shares.values()))
-    return {i: int(share * whole) for i, share in shares.items()}
+    denominator = lcm(*(share.denominator for share in shares.values()))
+    numerator = gcd(*(share.numerator for share in shares.values()))
+    scale = min(Fraction(denominator, numerator), _WHOLE / max(shares.values()))
+    return {i: max(1, round(share * scale)) for i, share in shares.items()}

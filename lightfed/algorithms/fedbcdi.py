@@ -12,6 +12,7 @@ the pulls. The released code counts one round more (`compatibility`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -72,19 +73,15 @@ class FedBCDI(FedBCD):
             compatibility: One round more of patience, and eta_z falls by 1e-4 of itself a round, as
                 in the released code.
         """
-        self._trained = available
         super().__init__(
             servers, active, wait, gamma, server_lr, server_step, steps, unit, delay, step_delay,
             activation, mixing, compatibility,
         )  # fmt: skip
+        self.hierarchy = replace(self.hierarchy, available=available)
         if patience < 1:
             raise UserError(f"{_KEY}.patience", str(patience), "give at least 1")
         self.patience = patience + compatibility
         self._heard: dict[int, int] = {}  # active devices of this round -> K
-
-    @override
-    def _available(self, active: int) -> int:
-        return self._trained
 
     @override
     def _stepped(self, devices: Sequence[int]) -> int:
@@ -111,15 +108,18 @@ class FedBCDI(FedBCD):
 
     def _pull(self, fed: Fleet, client: int, times: int) -> None:
         """X <- clamp(x - gamma (x - z), box), so many times."""
+        floats = fed.row(client).floats
         model = self._model(self.hierarchy.server_of(client, fed.clients))
-        span = model.layout.floats.span(model.layout.parameters)
-        x = fed.row(client).floats[:span]
-        z = model.floats[:span].to(x.device)
+        views = model.layout.floats.views
+        here, there = views(floats), views(model.floats.to(floats.device))
         box = fed.training.box(client)
-        for _ in range(times):
-            x.sub_(x - z, alpha=self.gamma(client))
-            if box is not None:
-                x.clamp_(*box)
+        module = fed.state(client).module
+        for name in [n for n, p in module.named_parameters() if p.requires_grad]:
+            x, z = here[name], there[name]
+            for _ in range(times):
+                x.sub_(x - z, alpha=self.gamma(client))
+                if box is not None:
+                    x.clamp_(*box)
 
     @override
     def penalty(self, client: int) -> float:

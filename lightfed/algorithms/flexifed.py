@@ -90,7 +90,7 @@ class FlexiFed(Algorithm):
         row = state.initial
         if self.initial == "own":
             module = state.cohort.build(fed.data, position=client, seed=fed.seed)
-            self.prepare_module(module)
+            self.prepare_module(module, fed.data)
             row = LiveModule(module, state.layout).row_of_module()
         fed.row(client).copy_(row)
 

@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.cohort import DataSpec
 from lightfed.core.client import NetworkClient
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.session import seed_default_generators
@@ -81,7 +82,7 @@ class HeteroFL(Algorithm):
         self._evaluation: list[EvaluationModel] = []
 
     @override
-    def prepare_module(self, module: L.LightningModule) -> None:
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         drop_statistics(module)  # static batch normalisation: no statistics are tracked in training
         if self.mask:
             self._hooks.attach(module)

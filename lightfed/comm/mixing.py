@@ -6,6 +6,8 @@ import numpy as np
 
 from lightfed.utils.errors import UserError
 
+_OFF = 1e-6  # from 1, of a sum of weights
+
 
 def read_mixing(mixing: list[list[float]] | str, servers: int, *, key: str) -> np.ndarray:
     """(N, N) float64, doubly stochastic.
@@ -21,18 +23,22 @@ def read_mixing(mixing: list[list[float]] | str, servers: int, *, key: str) -> n
     try:
         if isinstance(mixing, str):
             path = Path(mixing)
-            matrix = np.load(path) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",")
+            read = (
+                np.load(path) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",", ndmin=2)
+            )
+            matrix = np.array(read, dtype=np.float64)
         else:
             matrix = np.array(mixing, dtype=np.float64)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, TypeError, ValueError) as error:
         raise UserError(key, f"it cannot be read ({error})", "give rows of numbers") from error
     if matrix.shape != (servers, servers):
         found = f"of shape {list(matrix.shape)} for {servers} servers"
         raise UserError(key, found, f"give {servers} rows of {servers}")
     if not (np.isfinite(matrix).all() and (matrix >= 0).all()):
         raise UserError(key, "an entry below 0 or not finite", "give weights of 0 or more")
-    off = max(abs(matrix.sum(axis) - 1).max() for axis in (0, 1))
-    if off > 1e-6:
-        found = f"not doubly stochastic: a row or column sums to 1 +- {off:.2g}"
-        raise UserError(key, found, "make all rows and columns sum to 1 (within 1e-6)")
-    return matrix.astype(np.float64)
+    for line, sums in (("row", matrix.sum(1)), ("column", matrix.sum(0))):
+        worst = int(abs(sums - 1).argmax())
+        if abs(sums[worst] - 1) > _OFF:
+            found = f"not doubly stochastic: {line} {worst} sums to {sums[worst]:.9g}"
+            raise UserError(key, found, f"make all rows and columns sum to 1 (within {_OFF:g})")
+    return matrix

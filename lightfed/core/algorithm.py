@@ -1,7 +1,8 @@
 """What an algorithm file fills in."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as L
 from torch import Tensor, nn
@@ -10,18 +11,25 @@ from lightfed.core.optimizer import Proximal
 from lightfed.core.store import ModelLayout, Row
 
 if TYPE_CHECKING:
+    from lightfed.core.cohort import DataSpec
     from lightfed.core.fleet import Fleet
 
 
 class ServerModel(nn.Module):
-    """A model that the server holds: a row, replicated on every rank, checkpointed as buffers."""
+    """A model that the server holds: a row, replicated on every rank, checkpointed as buffers.
+
+    Attributes:
+        layout: of the row.
+        part: of tensors that clients have beside others of their own.
+    """
 
     floats: Tensor
     integers: Tensor
 
-    def __init__(self, layout: ModelLayout, row: Row) -> None:
+    def __init__(self, layout: ModelLayout, row: Row, *, part: bool = False) -> None:
         super().__init__()
         self.layout = layout
+        self.part = part
         self.register_buffer("floats", row.floats)
         self.register_buffer("integers", row.integers)
 
@@ -61,14 +69,25 @@ class Algorithm(nn.Module, ABC):
     def round(self, fed: "Fleet", t: int) -> None:
         """One round, t = 0, 1, ..."""
 
-    def prepare_module(self, module: L.LightningModule) -> None:
-        """Change a freshly built client module, before its layout is taken."""
+    def prepare_module(self, module: L.LightningModule, data: "DataSpec") -> None:
+        """Change a freshly built client module, before its layout is taken.
+
+        What it draws from torch's default generator is the same for all cohorts.
+        """
 
     def session_start(self, fed: "Fleet", client: int, module: L.LightningModule, row: Row) -> None:
         """Before a client's session, its row (on the device) bound to `module`."""
 
     def session_end(self, fed: "Fleet", client: int, row: Row) -> None:
         """After a client's session, on its trained row; called only if overridden."""
+
+    def facts(self, fed: "Fleet") -> dict[str, Any]:
+        """What the run's environment.json says of the algorithm beside its name."""
+        return {}
+
+    def lr_factors(self, module: L.LightningModule) -> Mapping[str, float]:
+        """Learning rates of parts of a client, relative to the configured one, by their prefix."""
+        return {}
 
     def proximal(self, fed: "Fleet", client: int) -> Proximal | None:
         """What a session of a client of this rank is pulled to."""

@@ -7,12 +7,12 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
     x^{k+1} = clamp(x_ex - eta (g(x_ex) + gamma (x_ex - z)), box)                (4b)
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any
 
 import torch
-from lightfed_kernels import aspg_step_
+from lightfed_kernels import ALIGNMENT, aspg_step_
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -96,7 +96,7 @@ class AspgStepper(SGDStepper):
 
     Within a session the row holds the extrapolated point, and the iterate a row of its own. What
     the point is ahead of the iterate in the end, zeta (x^K - x^{K-1}), is where the device's next
-    session begins.
+    session begins. Clipping acts on the gradient of the local objective, its pull included.
     """
 
     def __init__(self, params: Params, group: dict[str, Any], clipping: Clipping | None) -> None:
@@ -104,9 +104,11 @@ class AspgStepper(SGDStepper):
         super().__init__(params, group | plain, clipping)
         self._zeta: float = group["momentum"]
         self.box = group["box"]
-        self._gradient = torch.empty(0)
+        self._proximal: Proximal | None = None
+        self._point = self._iterate = self._gradient = self._moved = torch.empty(0)
         self._parts: Params = []  # of the gradient, as the parameters lie in a row
-        self._moved = torch.empty(0)
+        self._runs: list[slice] = []  # of a row, that are trained
+        self._steps = 0
 
     @override
     def reset(
@@ -115,14 +117,17 @@ class AspgStepper(SGDStepper):
         super().reset(lr, values, row, None)
         self._point = row
         if len(self._gradient) != len(row):
-            self._gradient, self._iterate = torch.zeros_like(row), torch.empty_like(row)
+            self._gradient = torch.zeros_like(row)
+            self._iterate, self._moved = torch.empty_like(row), torch.empty_like(row)
             starts = [(v.data_ptr() - row.data_ptr()) // row.element_size() for v in values]
+            spans = [(start, start + v.numel()) for start, v in zip(starts, values, strict=True)]
             self._parts = [
-                self._gradient[start : start + v.numel()].view(v.shape)
-                for start, v in zip(starts, values, strict=True)
+                self._gradient[start:end].view(v.shape)
+                for (start, end), v in zip(spans, values, strict=True)
             ]
+            self._runs = _runs(spans)
         self._iterate.copy_(row)
-        self._proximal = proximal
+        self._proximal, self._steps = proximal, 0
         if proximal is not None and proximal.ahead is not None:
             row += proximal.ahead
 
@@ -132,23 +137,24 @@ class AspgStepper(SGDStepper):
     ) -> None:
         if hook is not None:
             hook(values, grads)
-        if self._clipping is not None:
-            self._clipping(grads)
         if len(used) < len(self._parts):
             self._gradient.zero_()
         torch._foreach_copy_([self._parts[i] for i in used], grads)
-        proximal = self._proximal
-        self._moved = self._point.clone()
-        aspg_step_(
-            self._point,
-            self._iterate,
-            self._gradient,
-            self._iterate.clone() if proximal is None else proximal.anchor,
-            lr=self._lr,
-            gamma=0.0 if proximal is None else proximal.gamma,
-            extrapolation=self._zeta,
-            box=self.box,
-        )
+        self._moved.copy_(self._point)
+        gamma, anchor = 0.0, self._moved  # a pull of no weight
+        if self._proximal is not None:
+            gamma, anchor = self._proximal.gamma, self._proximal.anchor
+        if self._clipping is not None:
+            for run in self._runs:
+                self._gradient[run].add_(self._point[run] - anchor[run], alpha=gamma)
+            self._clipping([self._gradient])
+            gamma = 0.0
+        for run in self._runs:
+            aspg_step_(
+                self._point[run], self._iterate[run], self._gradient[run], anchor[run],
+                lr=self._lr, gamma=gamma, extrapolation=self._zeta, box=self.box,
+            )  # fmt: skip
+        self._steps += 1
 
     @override
     def finish(self) -> None:
@@ -158,6 +164,21 @@ class AspgStepper(SGDStepper):
         """
         if self._proximal is not None:
             self._proximal.ahead = self._point - self._iterate
-            if len(self._moved) == len(self._iterate):
+            if self._steps:
                 self._proximal.gap = (self._moved - self._iterate).norm() / self._lr
         self._point.copy_(self._iterate)
+
+
+def _runs(spans: Sequence[tuple[int, int]]) -> list[slice]:
+    """Of a row, what is trained, from the spans of the parameters: whole lines, joined.
+
+    Frozen parameters lie between them: nobody pulls or projects those.
+    """
+    lines = [(start, -(-end // ALIGNMENT) * ALIGNMENT) for start, end in spans]
+    runs = [lines[0]]
+    for start, end in lines[1:]:
+        if start == runs[-1][1]:
+            runs[-1] = runs[-1][0], end
+        else:
+            runs.append((start, end))
+    return [slice(*run) for run in runs]

@@ -8,6 +8,7 @@ import math
 from typing import Protocol
 
 import lightning.pytorch as L
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -32,7 +33,8 @@ class ClientModule(NetworkClient):
     """A classifier as a client: cross-entropy to train, accuracy and loss to evaluate.
 
     Args:
-        net: maps (B, ...) inputs to (B, num_classes) logits.
+        net: maps (B, ...) inputs to (B, num_classes) logits. If it has a method `losses`, of
+            (inputs, labels), training minimises the sum of what that gives by name.
         num_classes: C.
     """
 
@@ -45,7 +47,10 @@ class ClientModule(NetworkClient):
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        return F.cross_entropy(self.net(x), y)
+        losses = getattr(self.net, "losses", None)
+        if losses is None:
+            return F.cross_entropy(self.net(x), y)
+        return torch.stack(list(losses(x, y).values())).sum()
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightfed.core._lightning import is_overridden
 from lightfed.core.client import ClientModule, MaskedLanguageClient, NetworkClient
@@ -99,23 +100,10 @@ class Cohort:
         Raises:
             UserError: the model's constructor refuses its arguments.
         """
-        given = {
-            "num_classes": data.num_classes,
-            "input_shape": data.input_shape,
-            "rate": self.width,
-        }
-        taken = _accepted(self.model, given, position)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(seed, "init", client=position))
-            try:
-                module = self.model(**taken)
-            except UserError as error:
-                key = f"model.cohorts.{position}.model.init_args.{error.key}"
-                raise UserError(key, error.found, error.fix) from error
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise UserError(
-                    f"model.cohorts.{position}.model", str(error), "correct its init_args"
-                ) from error
+            key = f"model.cohorts.{position}.model"
+            module = build_network(self.model, data, rate=self.width, key=key)
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()
@@ -141,9 +129,31 @@ def _target(factory: Callable[[], nn.Module]) -> Any:
     return factory
 
 
-def _accepted(
-    factory: Callable[[], nn.Module], given: dict[str, Any], position: int
-) -> dict[str, Any]:
+def build_network(
+    factory: Callable[[], nn.Module], data: DataSpec, *, key: str, rate: float = 1.0
+) -> nn.Module:
+    """A configured network; it draws from torch's default generator.
+
+    Args:
+        factory: as jsonargparse makes it, or any function.
+        data: number of classes and shape of a sample, given where they are taken.
+        key: of the configuration, for refusals.
+        rate: width, likewise.
+
+    Raises:
+        UserError: the constructor refuses its arguments, or they contradict the data.
+    """
+    given = {"num_classes": data.num_classes, "input_shape": data.input_shape, "rate": rate}
+    taken = _accepted(factory, given, key)
+    try:
+        return factory(**taken)
+    except UserError as error:
+        raise UserError(f"{key}.init_args.{error.key}", error.found, error.fix) from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(key, str(error), "correct its init_args") from error
+
+
+def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str) -> dict[str, Any]:
     parameters = inspect.signature(_target(factory)).parameters
     taken = {name: value for name, value in given.items() if name in parameters}
     written = factory.keywords if isinstance(factory, partial) else {}
@@ -152,7 +162,7 @@ def _accepted(
             continue
         if not _same(written[name], value):
             raise UserError(
-                f"model.cohorts.{position}.model.init_args.{name}",
+                f"{key}.init_args.{name}",
                 f"{written[name]}, where the run has {value}",
                 "leave it out: it is linked from the data (rate: from the cohort)",
             )
@@ -194,6 +204,9 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
     try:
         flops = forward_flops(module, blank(data, samples=2))
+        if isinstance(module, ClientModule) and hasattr(module.net, "losses"):
+            # Networks that are trained and not evaluated cost as well.
+            flops = forward_flops(_Objective(module.net), blank(data, samples=2))
     except NotImplementedError:
         return 0.0
     except (RuntimeError, ValueError) as error:
@@ -207,6 +220,19 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
         found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
         raise UserError(key, found, f"it must be {expected}, a number for each class")
     return flops
+
+
+class _Objective(nn.Module):
+    """A network's own losses as a forward pass."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net: Any = net
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        labels = torch.zeros(len(x), dtype=torch.int64)
+        return torch.stack(list(self.net.losses(x, labels).values()))
 
 
 @dataclass(eq=False)
@@ -249,7 +275,7 @@ class CohortState:
         seed: int,
         device: torch.device,
         host_rows: bool,
-        prepare: Callable[[L.LightningModule], None],
+        prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> "CohortState":
         """Build the cohort's module on the CPU, where its values are the same for all, and move it.
 
@@ -264,7 +290,9 @@ class CohortState:
             prepare: the algorithm's change to a fresh module.
         """
         module = cohort.build(data, position=position, seed=seed)
-        prepare(module)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(seed, "prepare"))
+            prepare(module, data)
         layout = ModelLayout.of(module)
         initial = LiveModule(module, layout).row_of_module()
         flops = _flops(module, data, position)

@@ -163,7 +163,14 @@ class Federation(L.LightningModule):
         check_single_samples(self.fleet, data)
         runtime = runtime_of(trainer)
         steppers = [
-            client_stepper(state, i, self._optimizer, runtime, evaluated=bool(self._kinds))
+            client_stepper(
+                state,
+                i,
+                self._optimizer,
+                runtime,
+                evaluated=bool(self._kinds),
+                lr_factors=self.algorithm.lr_factors(state.module),
+            )
             for i, state in enumerate(self.fleet.cohorts)
         ]
         self.fleet.training.attach(runtime, steppers)
@@ -218,19 +225,23 @@ class Federation(L.LightningModule):
         trainer, data = self.federated_trainer, self.federated_trainer.datamodule
         device = self.fleet.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        return software() | {
-            "algorithm": type(self.algorithm).__name__,
-            "dataset": data.dataset.name,
-            "synthetic": data.dataset.synthetic,
-            "clients": self.num_clients,
-            "cohorts": {s.name: s.cohort.count for s in self.fleet.cohorts},
-            "parameters": {s.name: s.layout.parameter_numel for s in self.fleet.cohorts},
-            "rounds": trainer.max_epochs,
-            "seed": self.seed,
-            "ranks": trainer.world_size,
-            "device": name,
-            "precision": str(trainer.precision),
-        }
+        return (
+            software()
+            | {
+                "algorithm": type(self.algorithm).__name__,
+                "dataset": data.dataset.name,
+                "synthetic": data.dataset.synthetic,
+                "clients": self.num_clients,
+                "cohorts": {s.name: s.cohort.count for s in self.fleet.cohorts},
+                "parameters": {s.name: s.layout.parameter_numel for s in self.fleet.cohorts},
+                "rounds": trainer.max_epochs,
+                "seed": self.seed,
+                "ranks": trainer.world_size,
+                "device": name,
+                "precision": str(trainer.precision),
+            }
+            | self.algorithm.facts(self.fleet)
+        )
 
     # A round.
 

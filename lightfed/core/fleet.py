@@ -6,22 +6,22 @@ below hide which.
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-import lightning.pytorch as L
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightfed.comm.collectives import Ranks
 from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.clients import Clients, Message
 from lightfed.core.cohort import Cohort, CohortState, cohort_names
 from lightfed.core.coverage import Accumulate
 from lightfed.core.exchange import Exchange, Over
 from lightfed.core.figures import client_figures
 from lightfed.core.ledger import Ledger
 from lightfed.core.nesting import Nesting, Parts
+from lightfed.core.parts import integers_of, part_of
 from lightfed.core.placement import place
 from lightfed.core.session import weighted_means
 from lightfed.core.sharing import Group, Sharing
@@ -30,19 +30,11 @@ from lightfed.core.training import Training
 from lightfed.core.work import ClientData, LocalWork
 from lightfed.utils.rng import numpy_generator
 
+T = TypeVar("T")
 Weights = Literal["samples", "uniform"]
 
 
-@dataclass(frozen=True)
-class Message:
-    """What a server sent to a client on this rank, and the version of the model at that time."""
-
-    model: ServerModel
-    parts: Parts
-    version: int
-
-
-class Fleet:
+class Fleet(Clients):
     """The clients, numbered 0 .. N-1 in the order of the cohorts.
 
     Args:
@@ -146,6 +138,20 @@ class Fleet:
         row = Row(state.initial.floats.clone(), state.initial.integers.clone())
         return ServerModel(state.layout, row).to(self.device)
 
+    def new_part(self, prefix: str) -> ServerModel:
+        """A server model of those tensors of the first cohort whose names begin so.
+
+        Initial values are that cohort's; cohorts may have other tensors beside these.
+
+        Raises:
+            UserError: a cohort lacks one of them, or has it in another shape.
+        """
+        state = self.cohorts[0]
+        model = part_of(state.layout, state.initial, prefix).to(self.device)
+        for cohort in range(len(self.cohorts)):
+            self.check_nested(model, cohort)
+        return model
+
     def send(
         self,
         model: ServerModel,
@@ -153,6 +159,7 @@ class Fleet:
         *,
         buffers: bool = True,
         tensors: Collection[str] | None = None,
+        size: int | None = None,
     ) -> None:
         """Copy the covered part of a server model into the clients' rows.
 
@@ -164,12 +171,14 @@ class Fleet:
             clients: receivers.
             buffers: send BatchNorm statistics and other buffers too.
             tensors: names of the only tensors to send; all by default.
+            size: bytes on the wire, where the model travels in another form.
         """
         self._open(clients)
         parts = Parts.of(buffers=buffers, tensors=tensors)
         for client in clients:
             state = self.state(client)
-            self.ledger.sent_down(client, self._nesting.bytes(model, self.cohort_of(client), parts))
+            covered = self._nesting.bytes(model, self.cohort_of(client), parts)
+            self.ledger.sent_down(client, covered if size is None else size)
             if self._owner[client] == self.ranks.rank:
                 self._deliver(client)  # what was sent before, and may cover more
                 self._inbox[client] = Message(model, parts, model.floats._version)
@@ -220,7 +229,8 @@ class Fleet:
         buffers: bool = True,
         tensors: Collection[str] | None = None,
         sent: Collection[int] | None = None,
-    ) -> None:
+        sizes: Mapping[int, int] | None = None,
+    ) -> list[int]:
         """Coverage-weighted mean of the clients' rows; elements nobody covers keep their old value.
 
         Args:
@@ -230,15 +240,20 @@ class Fleet:
             buffers: merge buffers too; integer ones become the largest of the clients'.
             tensors: names of the only tensors to merge; all by default.
             sent: clients whose rows travel; the others' lie at the server. All by default.
+            sizes: bytes on the wire of all clients, where rows travel in another form.
+
+        Returns:
+            those whose rows are in the mean: the others' updates were not finite.
         """
         parts = Parts.of(buffers=buffers, tensors=tensors)
         for client in list(self._inbox):
             self._deliver(client)
         valid = [k for k in clients if self._usable.get(k, True)]
         for client in clients if sent is None else sorted(sent):
-            self.ledger.sent_up(client, self._nesting.bytes(into, self.cohort_of(client), parts))
+            covered = self._nesting.bytes(into, self.cohort_of(client), parts)
+            self.ledger.sent_up(client, covered if sizes is None else sizes[client])
         if not valid:
-            return
+            return []
         coverage = self._nesting.coverage(into, parts)
         rows_of_labels = coverage.table.num_labels
         labels = [self._labels(k, rows_of_labels) for k in valid] if rows_of_labels else None
@@ -258,9 +273,11 @@ class Fleet:
         )
         if parts.integers and into.integers.numel():
             largest = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
-            for row in rows.values():
-                torch.maximum(largest, row.integers.to(self.device), out=largest)
+            for i, row in rows.items():
+                theirs = integers_of(into, self.state(valid[i]).layout, row)
+                torch.maximum(largest, theirs.to(self.device), out=largest)
             into.integers.copy_(self.ranks.max_(largest))
+        return valid
 
     def show(self, model: ServerModel, clients: Sequence[int]) -> None:
         """Clients read a server's model, and keep their rows: bytes for the ledger."""
@@ -328,81 +345,20 @@ class Fleet:
         """
         return self.training.gradient(client, self._row_here(client), t)
 
+    def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
+        """What every rank's clients say of themselves, on all ranks, by client."""
+        return dict(sorted(self.ranks.gather(list(mine.items()))))
+
+    def usable(self, client: int) -> bool:
+        """Whether the client's update of this round is finite."""
+        return self._usable.get(client, True)
+
     def tally(self, name: str, values: Iterable[Tensor]) -> None:
         """A metric of the round: a sum of integers over clients; every rank gives its own."""
         total = torch.zeros((), dtype=torch.int64, device=self.device)
         for value in values:
             total += value
         self.metrics[name] = float(self.ranks.sum_(total))
-
-    # What the rest of core, and tests, ask.
-
-    def state(self, client: int) -> CohortState:
-        """The cohort of a client in this round."""
-        return self.cohorts[self.cohort_of(client)]
-
-    def cohort_of(self, client: int) -> int:
-        return self._assigned.get(client, int(self._home_cohort[client]))
-
-    def mine(self, clients: Sequence[int]) -> list[int]:
-        """Those of the clients that lie on this rank, in order."""
-        return [k for k in clients if self._owner[k] == self.ranks.rank]
-
-    def row(self, client: int) -> Row:
-        """The client's own row, where it is kept; the client lies on this rank."""
-        self._deliver(client)
-        return self.state(client).store.row(client)
-
-    def bind(self, client: int) -> L.LightningModule:
-        """The client's live module, bound to the client's own row, or to a copy of a row on the host.
-
-        The client lies on this rank.
-        """
-        module = self.state(client).live.bind(self._row_here(client))
-        assert isinstance(module, L.LightningModule)
-        return module
-
-    def bind_model(self, model: ServerModel, cohort: int = 0) -> L.LightningModule:
-        """A cohort's live module, bound to a server model of its layout."""
-        module = self.cohorts[cohort].live.bind(model.row)
-        assert isinstance(module, L.LightningModule)
-        return module
-
-    def home_cohort(self, client: int) -> int:
-        """The configured cohort of a client, whatever it is assigned in a round."""
-        return int(self._home_cohort[client])
-
-    def home(self, client: int) -> int:
-        """The rank of a stateful client."""
-        return self._owner[client]
-
-    def load_parameters(self, model: ServerModel, client: int) -> None:
-        """A server's parameters, without buffers, into a client's row.
-
-        No message, and nothing in the ledger.
-        """
-        coverage = self._nesting.fitting(model, self.cohort_of(client), Parts(buffers=False))
-        coverage.take(model.floats, self.cohort_of(client), self.row(client).floats)
-
-    def check_nested(self, model: ServerModel, cohort: int) -> None:
-        """Refuse a cohort whose rows do not fit into a server model.
-
-        Raises:
-            UserError: names the cohort and the layer.
-        """
-        self._nesting.fitting(model, cohort, Parts())
-
-    def covered_row(self, model: ServerModel, client: int) -> Row:
-        """The part of a server model that a client covers, as a row in the client's own layout."""
-        cohort = self.home_cohort(client)
-        state = self.cohorts[cohort]
-        row = Row(
-            state.initial.floats.to(self.device, copy=True),
-            state.initial.integers.to(self.device, copy=True),
-        )
-        self._nesting.fitting(model, cohort, Parts()).take(model.floats, cohort, row.floats)
-        row.integers.copy_(model.integers)
-        return row
 
     def states(self) -> dict[int, dict[str, Tensor]] | None:
         """What this rank's stateful clients keep, for a checkpoint; None if they keep nothing."""
@@ -442,24 +398,6 @@ class Fleet:
         mine = self.mine(clients)
         for index, state in enumerate(self.cohorts):
             state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
-
-    def _row_here(self, client: int) -> Row:
-        """The client's row on the device: its own, or a copy of a row on the host."""
-        row, state = self.row(client), self.state(client)
-        return row if state.staging is None else state.borrow(row)
-
-    def _deliver(self, client: int) -> None:
-        """Write what was sent to a client into its row."""
-        message = self._inbox.pop(client, None)
-        if message is None:
-            return
-        model, row = message.model, self.state(client).store.row(client)
-        assert model.floats._version == message.version, "the server model changed under way"
-        cohort = self.cohort_of(client)
-        coverage = self._nesting.fitting(model, cohort, message.parts)
-        coverage.take(model.floats, cohort, row.floats)
-        if message.parts.integers and row.integers.numel():
-            row.integers.copy_(model.integers)
 
     def _cost(self, client: int) -> float:
         return self.data.num_samples(client) * max(self.state(client).flops, 1.0)

@@ -16,7 +16,7 @@ def groups_table(
     data: DataSpec,
     *,
     seed: int,
-    prepare: Callable[[L.LightningModule], None] = lambda module: None,
+    prepare: Callable[[L.LightningModule, DataSpec], None] = lambda module, data: None,
 ) -> str:
     """The trie of a federation, a line for each stretch of layers that the same cohorts share.
 
@@ -33,7 +33,7 @@ def groups_table(
     models = {}
     for position, cohort in enumerate(cohorts):
         module = cohort.build(data, position=position, seed=seed)
-        prepare(module)
+        prepare(module, data)
         models[position] = layers_of(module, batch, key=f"model.cohorts.{position}.model")
     return trie_table(
         Trie.build(models), names=cohort_names(cohorts), counts=[c.count for c in cohorts]

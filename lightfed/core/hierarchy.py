@@ -8,6 +8,7 @@ import numpy as np
 
 from lightfed.core.clock import device_delays, first_awake
 from lightfed.core.delays import Delay
+from lightfed.core.work import LocalWork
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
@@ -58,25 +59,44 @@ class Hierarchy:
     step_delay: Delay | None = None
     activation: Activation = "uniform"
 
-    def check(self, clients: int) -> None:
-        """Refuse what cannot be.
+    def __post_init__(self) -> None:
+        if self.servers < 1:
+            raise UserError(f"{_KEY}.servers", str(self.servers), "give at least 1")
+        if self.active < 1:
+            raise UserError(f"{_KEY}.active", str(self.active), "give at least 1")
+        if self.available < self.active:
+            found = f"{self.available}, with {self.active} active"
+            raise UserError(f"{_KEY}.available", found, "give at least as many")
+        low, high = self.steps
+        if not 1 <= low <= high:
+            raise UserError(f"{_KEY}.steps", f"[{low}, {high}]", "give 1 <= low <= high")
+
+    def check(self, clients: int, work: LocalWork) -> None:
+        """Refuse what does not fit, and settings of the work that nobody would look at.
 
         Raises:
             UserError: naming the key.
         """
-        if self.servers < 1 or clients % self.servers:
+        self._check_work(work)
+        if clients % self.servers:
             found = f"{self.servers} servers for {clients} clients"
             raise UserError(f"{_KEY}.servers", found, "give a divisor of the number of clients")
         devices = clients // self.servers
-        if not 1 <= self.active <= devices:
-            found, fix = f"{self.active} of {devices} devices", f"give 1 to {devices}"
-            raise UserError(f"{_KEY}.active", found, fix)
-        if not self.active <= self.available <= devices:
-            found = f"{self.available}, with {self.active} active of {devices} devices"
-            raise UserError(f"{_KEY}.available", found, f"give {self.active} to {devices}")
-        low, high = self.steps
-        if not 1 <= low <= high:
-            raise UserError(f"{_KEY}.steps", f"[{low}, {high}]", "give 1 <= low <= high")
+        for name, count in (("active", self.active), ("available", self.available)):
+            if count > devices:
+                found = f"{count} of the {devices} devices of a server"
+                raise UserError(f"{_KEY}.{name}", found, f"give at most {devices}")
+
+    def _check_work(self, work: LocalWork) -> None:
+        many, long = "says how many devices of a server train", "says how long their sessions are"
+        for name, given, argument, what in (
+            ("fraction", work.fraction != 1.0, "active", many),
+            ("clients_per_round", work.clients_per_round is not None, "active", many),
+            ("local_epochs", work.epochs != 1, "steps", long),
+            ("local_steps", work.steps is not None, "steps", long),
+        ):
+            if given:
+                raise UserError(f"model.{name}", "given", f"leave it out: {_KEY}.{argument} {what}")
 
     def devices(self, server: int, clients: int) -> range:
         """The devices of a server."""

@@ -4,7 +4,7 @@ Precision, clipping, optimisers.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,7 @@ def client_stepper(
     runtime: Runtime,
     *,
     evaluated: bool,
+    lr_factors: Mapping[str, float] | None = None,
 ) -> tuple[Stepper, bool]:
     """A cohort's optimiser: its module's own, if it defines one, or the configuration's.
 
@@ -67,6 +68,7 @@ def client_stepper(
         factory: the configuration's optimiser.
         runtime: of the Trainer.
         evaluated: clients are evaluated, so that the module needs a `validation_step`.
+        lr_factors: of parts of the module, by their prefix.
 
     Returns:
         the stepper, and whether it takes the round's learning rate.
@@ -83,8 +85,25 @@ def client_stepper(
     if not state.live.trainable:
         raise UserError(key, "it has no parameters to train", "use another model")
     optimizer = make_optimizer(factory, state.live.trainable)
-    scaler = runtime.scaler
-    return make_stepper(optimizer, schedulers=[], clipping=runtime.clipping, scaler=scaler), True
+    stepper = make_stepper(
+        optimizer,
+        schedulers=[],
+        clipping=runtime.clipping,
+        scaler=runtime.scaler,
+        factors=_factors(state, lr_factors or {}),
+    )
+    return stepper, True
+
+
+def _factors(state: CohortState, given: Mapping[str, float]) -> list[float] | None:
+    """Of every trainable parameter; None where all have the configured learning rate."""
+    if not given:
+        return None
+    names = [name for name, p in state.module.named_parameters() if p.requires_grad]
+    return [
+        next((factor for prefix, factor in given.items() if name.startswith(prefix)), 1.0)
+        for name in names
+    ]
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:

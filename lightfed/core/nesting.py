@@ -71,6 +71,7 @@ class Nesting:
                 tensors=names if parts.buffers else names - buffers,
                 groups=dict(model.layout.groups),
                 label_rows=rows if self._algorithm.label_rows else (),
+                part=model.part,
                 device=self._device,
             )
         except ValueError as error:
@@ -99,6 +100,6 @@ class Nesting:
 
     def bytes(self, model: ServerModel, cohort: int, parts: Parts) -> float:
         """Client bytes of what a cohort covers: 4 a float, 8 an integer."""
-        integers = self._cohorts[cohort].layout.integers.numel if parts.integers else 0
+        integers = model.layout.integers.numel if parts.integers else 0
         floats = self.fitting(model, cohort, parts).elements[cohort]
         return 4 * floats + 8 * integers

@@ -126,8 +126,15 @@ class SGDStepper(Stepper):
     they alias: plain tensors, which need no `no_grad`.
     """
 
-    def __init__(self, params: Params, group: dict[str, Any], clipping: Clipping | None) -> None:
+    def __init__(
+        self,
+        params: Params,
+        group: dict[str, Any],
+        clipping: Clipping | None,
+        factors: Sequence[float] | None = None,
+    ) -> None:
         self._inputs = tuple(params)
+        self._factors = factors  # of every parameter's learning rate
         self._lr: float = group["lr"]
         self._momentum: float = group["momentum"]
         self._dampening: float = group["dampening"]
@@ -186,6 +193,8 @@ class SGDStepper(Stepper):
                 if self._nesterov
                 else buffers
             )
+        if self._factors is not None:
+            grads = list(torch._foreach_mul(grads, [self._factors[i] for i in used]))
         torch._foreach_add_(values, grads, alpha=-self._lr)
 
     def _accumulate(self, grads: Params, used: list[int]) -> Params:
@@ -295,6 +304,7 @@ def make_stepper(
     clipping: Clipping | None,
     scaler: Callable[[], torch.amp.GradScaler] | None,
     trainable: Sequence[Tensor] | None = None,
+    factors: Sequence[float] | None = None,
 ) -> Stepper:
     """The leanest stepper that does exactly what `optimizer` would.
 
@@ -304,9 +314,18 @@ def make_stepper(
         clipping: of gradients.
         scaler: makes a loss scaler.
         trainable: the live module's, where the optimizer may have others or another order.
+        factors: of every parameter's learning rate; torch.optim.SGD alone.
     """
     own = getattr(optimizer, "stepper", None)
     if own is not None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        all_of_them = trainable is None or [id(p) for p in trainable] == [id(p) for p in params]
+        if schedulers or len(optimizer.param_groups) > 1 or not all_of_them:
+            found = (
+                f"{type(optimizer).__name__} with a scheduler, groups or a part of the parameters"
+            )
+            fix = "return it alone, with all of them: configure_optimizers"
+            raise UserError("model.cohorts", found, fix)
         if scaler is not None:
             found = f"16-mixed, and {type(optimizer).__name__} does not know loss scaling"
             raise UserError("trainer.precision", found, "use bf16-mixed or 32")
@@ -323,5 +342,8 @@ def make_stepper(
         and not isinstance(group["lr"], Tensor)
     )
     if plain:
-        return SGDStepper(group["params"], group, clipping)
+        return SGDStepper(group["params"], group, clipping, factors)
+    if factors is not None:
+        found = f"{type(optimizer).__name__}, where a part has a learning rate of its own"
+        raise UserError("model.optimizer", found, "use torch.optim.SGD, in 32 or bf16-mixed")
     return OptimizerStepper(optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler)

@@ -182,7 +182,8 @@ class Training:
         """A session's work; what it draws has names that begin with `purpose`."""
         fleet = self._fleet
         per_epoch = fleet.data.num_batches(client, t)
-        left = self.steps.get(client, fleet.work.batches(per_epoch))
+        given = self.steps.get(client)
+        left = fleet.work.batches(per_epoch) if given is None else fleet.work.limited(given)
         return Work(
             client,
             self._batches(client, t, left, purpose),
@@ -206,7 +207,7 @@ class Training:
         return row
 
     def _batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
-        """So many training batches; their order is drawn by (seed, purpose + "order", t, client)."""
+        """So many training batches; their order is named (seed, purpose + "order", t, client)."""
         fleet, data = self._fleet, self._fleet.data
         order = torch_generator(fleet.seed, f"{purpose}order", t, client)
         augment = None

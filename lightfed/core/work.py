@@ -75,7 +75,10 @@ class LocalWork:
 
     def batches(self, per_epoch: int) -> int:
         """Batches of a session whose client has `per_epoch` of them in an epoch."""
-        total = self.steps if self.steps is not None else self.epochs * per_epoch
+        return self.limited(self.steps if self.steps is not None else self.epochs * per_epoch)
+
+    def limited(self, total: int) -> int:
+        """So many batches of a session, or as many as the limit leaves."""
         if isinstance(self.limit, float):
             return max(1, int(total * self.limit))
         return total if self.limit is None else min(total, self.limit)

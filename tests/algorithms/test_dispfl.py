@@ -171,6 +171,17 @@ def test_masks_change_as_the_cosine_says_and_not_at_all_where_they_are_static() 
     assert changed[1] > changed[2] > changed[3] > changed[4] > 0
 
 
+def test_the_cosine_ends_with_its_rounds_or_else_with_the_run() -> None:
+    for rounds, of_run in ((4, 100), (4, None), (None, 4)):
+        fed = fleet(DisPFL(Ring(), 0.3, "uniform", static=True, rounds=rounds))
+        fed.rounds = of_run
+        assert isinstance(fed.algorithm, DisPFL)
+        mask = fed.algorithm.masks[0]
+        half = [-(-n // 4) for n in active_counts([(16, 4), (16,), (3, 16), (3,)], [0.3] * 4)]
+        assert fed.algorithm.drops(fed, mask, 2) == half  # .5 / 2 (1 + cos(pi / 2)) is a quarter
+        assert not any(fed.algorithm.drops(fed, mask, t)[0] for t in (4, 5))
+
+
 def test_own_masks_differ_and_common_ones_do_not() -> None:
     own, common = fleet(DisPFL(Ring(), rounds=1)), fleet(DisPFL(Ring(), own_masks=False, rounds=1))
     for fed, distinct in ((own, len(SIZES)), (common, 1)):
@@ -196,6 +207,13 @@ def test_an_inactive_client_trains_from_its_own_model() -> None:
     assert 0 < idle < 6 * len(SIZES)
 
 
+def test_so_many_clients_are_active() -> None:
+    algorithm = DisPFL(Full(), active=0.9, static=True)
+    fed = fleet(algorithm)
+    active = sum(bool(heard) for t in range(40) for heard in algorithm.hears(fed, t).values())
+    assert 160 < active < 195  # of 200, a standard deviation of 4.2 around 180
+
+
 def test_statistics_are_averaged_over_those_that_are_heard_if_asked() -> None:
     def case(algorithm: Algorithm) -> Fleet:
         x = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -209,9 +227,12 @@ def test_statistics_are_averaged_over_those_that_are_heard_if_asked() -> None:
     assert isinstance(fed.algorithm, Spied)
     run_round(fed, 0)
     ends = rows(fed).clone()
-    run_round(fed, 1)
+    counted = run_round(fed, 1)["counted_parameters"]
     layout = fed.cohorts[0].layout
     first = layout.floats.span(layout.parameters)
+    assert ends[:, first:].count_nonzero() == 2 * 2 * 6  # mean and variance, of six channels
+    starts = torch.stack([fed.algorithm.starts[k] for k in range(2)])
+    assert counted == sum(int(r[:, :first].count_nonzero()) for r in (starts, rows(fed)))
     for start in fed.algorithm.starts.values():
         torch.testing.assert_close(start[first:], ends[:, first:].mean(0))
     assert fed.row(0).integers.tolist()[0] == 4
@@ -268,10 +289,14 @@ def test_flops_and_bytes_of_sparse_clients() -> None:
     assert fed.ledger.totals[:, fed.ledger.DOWN].tolist() == packages[::-1]
 
 
-def test_a_client_that_hears_nobody_is_named(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("method", [partial(DisPFL, static=True), DPSGD])
+def test_a_client_that_hears_nobody_is_named(method: Any, caplog: pytest.LogCaptureFixture) -> None:
     graph = [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0] * 5, [0, 0, 1, 0, 1], [1, 0, 0, 0, 0]]
     with caplog.at_level(logging.WARNING):
-        fleet(DisPFL(Adjacency(graph), static=True))
+        fleet(method(Ring()))
+        fleet(method(TimeVarying(1)))
+        assert not caplog.text
+        fleet(method(Adjacency(graph)))
     assert "clients 2 alone" in caplog.text
 
 
@@ -284,6 +309,7 @@ def test_a_client_that_hears_nobody_is_named(caplog: pytest.LogCaptureFixture) -
         ({"active": 0.0}, {}, "active", "0.0 is outside (0, 1]"),
         ({"prune_rate": -0.1}, {}, "prune_rate", "-0.1 is outside [0, 1]"),
         ({"rounds": None}, {}, "rounds", "does not say how long the run is"),
+        ({"rounds": 0}, {}, "rounds", "0"),
         ({}, {"fraction": 0.5}, "model.fraction", "where all train"),
         ({}, {"clients_per_round": 2}, "model.clients_per_round", "where all train"),
         ({"topology": TimeVarying(5)}, {}, "neighbours", "5"),

@@ -81,7 +81,9 @@ class RecordedProx(CloudFedAvg):
         samples = [e[1] for e in self.told if e[0] == "sample"]
         steps = [e[1] for e in self.told if e[0] == "K"][2 * server : 2 * server + 2]
         active = samples[server]
-        return Phase(sorted(active), sorted(active), dict(zip(sorted(active), steps, strict=True)), 0.0)
+        return Phase(
+            sorted(active), sorted(active), dict(zip(sorted(active), steps, strict=True)), 0.0
+        )
 
 
 def test_golden_prox() -> None:

@@ -14,13 +14,18 @@ from torch.optim import SGD
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedkd import FedKD
+from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.flexifed import ClusteredCommon, MaxCommon
+from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
 from lightfed.comm.topology import Ring, TimeVarying
 from lightfed.core.algorithm import Algorithm
@@ -67,6 +72,13 @@ class DeepNet(NormNet):
 
 def digits() -> FederatedDataModule:
     return FederatedDataModule(Digits(), Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100)
+
+
+def joined() -> FederatedDataModule:
+    """Digits without batches of a single sample, which batch normalisation could not take."""
+    return FederatedDataModule(
+        Digits(), Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100, last_batch="join"
+    )
 
 
 def prose() -> FederatedDataModule:
@@ -119,12 +131,15 @@ CASES = {
         partial(DisPFL, **_sparse, regrow="gradient", active=0.7, buffers="average"),
         federation=_everyone | {"store": "host", "exchange_buffer": 1},
     ),
-    "dpsgd": Case(partial(DPSGD, Ring())),
+    "dpsgd": Case(partial(DPSGD, Ring()), federation={"eval_clients": 3}),
     "fedavg": Case(FedAvg),
     "fedavg_uniform_fixed": Case(partial(FedAvg, "uniform"), federation={"accumulate": "fixed"}),
     "fedavg_local_statistics": Case(partial(FedAvg, buffers="local")),
     "fedavg_drop_statistics": Case(partial(FedAvg, buffers="drop")),
     "fedavg_host_rows": Case(FedAvg, federation={"store": "host"}),
+    "fd": Case(FD, federation={"fraction": 0.6}),
+    "fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation={"store": "host"}),
+    "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
     "fedprox": Case(partial(FedProx, mu=0.1), _mlp, trainer={"gradient_clip_val": 1.0}),
     "flexifed_clustered": Case(
         ClusteredCommon, DeepNet, "ab",
@@ -133,6 +148,7 @@ CASES = {
     "flexifed_max": Case(
         partial(MaxCommon, share_classifier=True), DeepNet, "abc", federation={"fraction": 0.9}
     ),
+    "fml": Case(partial(FML, NormNet), _mlp),
     "heterofl": Case(HeteroFL, _conv, "abcde", federation={"fraction": 0.7}),
     "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
     "heterofl_dropout": Case(HeteroFL, _mlp, "ace"),
@@ -145,6 +161,10 @@ CASES = {
     "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
     "my2": Case(
         partial(My2, **_sparse, keep_own=True, buffers="average"), federation=_everyone
+    ),
+    "pfedmoe": Case(
+        partial(PFedMoE, _mlp, gate_units=8, gate_lr=0.5), _mlp, data=joined,
+        federation={"optimizer": partial(SGD, lr=0.1)},
     ),
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip

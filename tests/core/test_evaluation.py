@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
+from lightfed.comm.topology import Ring
+from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
 from lightfed.core.evaluation import GLOBAL, Evaluation
 from lightfed.core.federation import Federation
@@ -21,6 +25,7 @@ from lightfed.core.fleet import Fleet
 from lightfed.core.session import Report, weighted_means
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.models.mlp import MLP
+from tests.core.noisy import Noisy
 from tests.small import data_of, fit, fleet_of, random_data
 
 CLIENTS = 12
@@ -134,9 +139,12 @@ def test_all_clients_are_evaluated_by_default(clients: int | None) -> None:
     assert list(jobs) == [GLOBAL, *range(CLIENTS)]
 
 
-def test_without_a_server_there_is_no_global_figure() -> None:
+@pytest.mark.parametrize(
+    "algorithm", [Standalone(), DPSGD(Ring()), DisPFL(Ring(), static=True)]
+)  # fmt: skip
+def test_without_a_server_there_is_no_global_figure(algorithm: Algorithm) -> None:
     data = scored(VALUES)
-    fleet = fleet_of([Cohort(CLIENTS, Score)], Standalone(), data)
+    fleet = fleet_of([Cohort(CLIENTS, Score)], algorithm, data)
     figures, reports = evaluate(fleet, data)
     assert len(reports) == CLIENTS
     assert {name.split("/")[0] for name in figures} == {"personal"}
@@ -188,3 +196,22 @@ def test_weighted_means_leave_out_what_a_report_does_not_have() -> None:
     ]
     assert weighted_means(reports) == {"loss": 2.5, "accuracy": 0.5}
     assert weighted_means([]) == {}
+
+
+def test_what_a_module_draws_does_not_depend_on_what_was_drawn_before() -> None:
+    data = random_data([6, 5, 7])
+    fleet = fleet_of([Cohort(3, Noisy)], FedAvg(), data)
+    first, _ = evaluate(fleet, data)
+    torch.rand(3)
+    assert evaluate(fleet, data)[0] == first
+    _, reports = evaluate(fleet, data, kinds=("personal",), clients=1)
+    chosen = reports[0].client
+    assert reports[0].metrics == evaluate(fleet, data)[1][chosen].metrics
+
+
+def test_a_report_says_what_a_client_keeps() -> None:
+    data = random_data([6, 5])
+    parameters = 4 * 3 + 3
+    for algorithm, stored in ((FedAvg(), 0), (Standalone(), 4 * parameters)):
+        fleet = fleet_of([Cohort(2, Noisy)], algorithm, data)
+        assert [report.stored for report in evaluate(fleet, data)[1]] == [stored] * 2

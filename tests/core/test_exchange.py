@@ -1,6 +1,7 @@
 """Rows from client to client: means, packages, and that ranks and blocks do not matter."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,16 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout, pack_mask, unpack_mask
 from torch import Tensor
 
+from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.comm.collectives import Ranks
+from lightfed.comm.topology import Ring
 from lightfed.core import exchange
 from lightfed.core.exchange import Exchange, Over
 from lightfed.core.store import ModelLayout, Row
+from lightfed.utils.errors import UserError
+from tests.core.spy import data, federation
 from tests.core.threads import on_ranks
+from tests.small import fit
 
 SHAPES = [("a", (40, 5)), ("bias", (7,)), ("b", (33, 9)), ("c", (64,))]
 LAYOUT = ModelLayout(
@@ -35,7 +41,7 @@ def clients(count: int, seed: int) -> tuple[dict[int, Row], dict[int, Tensor], T
             entry = next(e for e in LAYOUT.floats if e.name == name)
             mask[entry.offset : entry.offset + entry.numel] = True
         values = torch.randn(LAYOUT.size, generator=rng) * mask
-        rows[k] = Row(values, torch.full((LAYOUT.integers.size,), k, dtype=torch.int64))
+        rows[k] = Row(values, torch.full((LAYOUT.integers.size,), k - 3, dtype=torch.int64))
         words[k], masks[k] = pack_mask(mask), mask
     return rows, words, masks
 
@@ -66,7 +72,7 @@ def test_receivers_get_the_mean_of_themselves_and_whom_they_hear(over: Over) -> 
     for k, heard in HEARS.items():
         expected = oracle(before, masks, [k, *heard], over) * masks[(k + 1) % 5].numpy()
         np.testing.assert_allclose(rows[k].floats.numpy(), expected, rtol=0, atol=1e-6)
-        assert rows[k].integers[0] == max(k, *heard, -1)
+        assert rows[k].integers[0] == max([k, *heard]) - 3
     assert torch.equal(rows[3].floats, before[3].floats)  # heard, but no receiver
 
 
@@ -81,9 +87,33 @@ def test_without_masks_it_is_the_plain_mean_and_a_package_is_the_row() -> None:
     assert set(sizes.values()) == {4 * LAYOUT.floats.numel + 8}
 
 
+def test_sums_run_over_the_clients_in_ascending_order() -> None:
+    """In float32 (2^25 + 1) + 1 is 2^25 and (1 + 1) + 2^25 is not."""
+    large = 2.0**25
+    values = {0: (large, large), 1: (1.0, 1.0), 2: (1.0, 1.0), 3: (-large, 2.0)}
+    rows = {k: Row(LAYOUT.floats.new_row(), torch.zeros(LAYOUT.integers.size)) for k in values}
+    for k, pair in values.items():
+        rows[k].floats[:2] = torch.tensor(pair)
+    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(values, 0), buffer=1)
+    hears = {3: [2, 0, 1], 1: [3, 2, 0], 2: [1]}
+    one.mean_(rows, hears, masks=None, keep=None, over="covered")
+    # Whoever receives: ((2^25 + 1) + 1) - 2^25, and ((2^25 + 1) + 1) + 2.
+    for receiver in (1, 3):
+        assert rows[receiver].floats[:2].tolist() == [0.0, large / 4]
+    assert rows[2].floats[:2].tolist() == [1.0, 1.0]
+
+
+def test_nobody_hears_anybody() -> None:
+    rows, words, _ = clients(3, seed=0)
+    before = copies(rows)
+    one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(range(3), 0), buffer=1)
+    assert one.mean_(rows, {}, masks=words, keep=words, over="covered") == {}
+    assert all(torch.equal(rows[k].floats, before[k].floats) for k in rows)
+
+
 def run(
     ranks: Ranks, owner: Mapping[int, int], hears: Mapping[int, Sequence[int]], **how: Any
-) -> tuple[dict[int, Tensor], dict[int, int], float]:
+) -> tuple[dict[int, tuple[Tensor, Tensor]], dict[int, int], float]:
     rows, words, _ = clients(len(owner), seed=2)
     rows = {k: row for k, row in rows.items() if owner[k] == ranks.rank}
     words = {k: word for k, word in words.items() if owner[k] == ranks.rank}
@@ -91,7 +121,7 @@ def run(
     keep = words if how.get("keep") else None
     masks = words if how.get("masks", True) else None
     sizes = swap.mean_(rows, hears, masks=masks, keep=keep, over=how.get("over", "covered"))
-    return {k: row.floats for k, row in rows.items()}, sizes, ranks.wire_bytes
+    return {k: (row.floats, row.integers) for k, row in rows.items()}, sizes, ranks.wire_bytes
 
 
 graphs = st.lists(
@@ -126,7 +156,8 @@ def test_any_ranks_and_any_blocks_give_the_same_bits(
     owner = dict(enumerate(owners))
     parts = on_ranks(3, lambda ranks: run(ranks, owner, hears, **how))
     found = {k: row for rows, _, _ in parts for k, row in rows.items()}
-    assert all(torch.equal(found[k], expected[k]) for k in range(6))
+    for k in range(6):
+        assert all(map(torch.equal, found[k], expected[k]))
     assert all(of_rank == sizes for _, of_rank, _ in parts)
 
 
@@ -151,9 +182,18 @@ def test_client_bytes_are_those_of_the_buffers_that_travel(
         swaps.append(sum(4 * len(part) for r, part in enumerate(parts) if r != ranks.rank))
         return genuine(ranks, parts, sizes)
 
+    packed: list[int] = []
+    compress = exchange.compress
+
+    def counted(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
+        packed.append(nnz)
+        return compress(row, words, nnz=nnz)
+
     monkeypatch.setattr(Ranks, "swap", spied)
+    monkeypatch.setattr(exchange, "compress", counted)
     parts = on_ranks(2, lambda ranks: run(ranks, owner, hears))
     sizes = parts[0][1]
+    assert len(packed) == 3 * -(-layout.size // width)  # rows that stay are not packed
     assert sum(swaps) == sizes[1] + sizes[2] + sizes[3]
     _, words, masks = clients(4, seed=2)
     for k in range(4):
@@ -183,20 +223,57 @@ def test_wire_bytes_are_what_went_through_the_collectives(monkeypatch: pytest.Mo
     assert sum(wire for _, _, wire in parts) == sum(through) > 0
 
 
+def test_what_a_rank_sends_fits_into_the_buffer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 gives its clients' rows to three ranks, which give nothing to it."""
+    monkeypatch.setattr(exchange, "_LEAST", 32)
+    held: list[int] = []
+    genuine = Ranks.swap
+
+    def spied(ranks: Ranks, parts: Any, sizes: Any) -> list[Tensor]:
+        # A package, and its copy beside the others'.
+        held.append(2 * 4 * sum(len(part) for r, part in enumerate(parts) if r != ranks.rank))
+        return genuine(ranks, parts, sizes)
+
+    monkeypatch.setattr(Ranks, "swap", spied)
+    owner = {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 3}
+    hears = {k: [0, 1, 2] for k in (3, 4, 5)}
+    for masked in (True, False):
+        held.clear()
+        on_ranks(4, lambda ranks, m=masked: run(ranks, owner, hears, buffer=8400, masks=m))  # type: ignore[misc]
+        assert 2000 < max(held) <= 8400
+
+
+def test_a_buffer_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.exchange_buffer: 0 MiB"):
+        federation(exchange_buffer=0)
+
+
+def test_the_buffer_is_in_mebibytes(tmp_path: Path) -> None:
+    model = federation(algorithm=DPSGD(Ring()), exchange_buffer=3)
+    fit(model, data(), tmp_path)
+    assert model.fleet._exchange is not None
+    assert model.fleet._exchange._buffer == 3 * 2**20
+
+
 def test_a_block_fits_into_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "_LEAST", 32)
     widths: list[int] = []
     genuine = exchange.masked_mean
 
     def spied(rows: list[Tensor], *args: Any, **settings: Any) -> Tensor:
-        widths.append(sum(4 * row.numel() for row in rows))
+        widths.append(rows[0].numel())
         return genuine(rows, *args, **settings)
 
     monkeypatch.setattr(exchange, "masked_mean", spied)
     owner = {k: int(k > 0) for k in range(5)}
     hears = {0: [1, 2, 3, 4]}
-    for buffer in (2000, 8000):
+    for buffer in (2000, 8000, 16000):
         widths.clear()
-        on_ranks(2, lambda ranks, b=buffer: run(ranks, owner, hears, buffer=b))  # type: ignore[misc]
-        assert len(widths) > 1
-        assert max(widths) <= buffer
+        on_ranks(2, lambda ranks, b=buffer: run(ranks, owner, hears, buffer=b, masks=False))  # type: ignore[misc]
+        # Four rows as they came and as they are merged, one that is read here, one result.
+        assert buffer / 3 < 4 * (2 * 4 + 2) * max(widths) <= buffer
+        assert sum(widths) == LAYOUT.size
+    monkeypatch.setattr(exchange, "_LEAST", 96)
+    widths.clear()
+    on_ranks(2, lambda ranks: run(ranks, owner, hears, buffer=1))
+    assert set(widths[:-1]) == {96}  # however small the buffer

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import torch
+from lightfed_kernels import unpack_mask
 from safetensors.torch import load_file
 
+from lightfed.algorithms.dispfl import DisPFL
 from lightfed.models.cnn import Conv
 from tests.conformance.cases import CASES, CLIENTS, Case
 from tests.conformance.run import fit
@@ -45,3 +47,28 @@ def test_stateful_clients_are_exported_as_they_are(tmp_path: Path) -> None:
     files = [load_file(folder / f"client{client}.safetensors") for client in range(CLIENTS)]
     first = next(iter(files[0]))
     assert any(not torch.equal(files[0][first], other[first]) for other in files[1:])
+
+
+def test_masks_are_exported_with_the_weights_that_they_cover(tmp_path: Path) -> None:
+    case = CASES["dispfl"]
+    case = Case(case.algorithm, case.model, "", case.federation | {"export": ("clients",)})
+    _, federation = fit(case, tmp_path, rounds=2)
+    algorithm, layout = federation.algorithm, federation.fleet.cohorts[0].layout.floats
+    assert isinstance(algorithm, DisPFL)
+    folder = tmp_path / "run"
+    assert len(list((folder / "masks").iterdir())) == CLIENTS
+    for client, mask in algorithm.masks.items():
+        saved = load_file(folder / "masks" / f"client{client}.safetensors")
+        assert list(saved) == ["mask"]
+        assert torch.equal(saved["mask"], mask)
+        weights = load_file(folder / "models" / f"client{client}.safetensors")
+        for name, covered in layout.views(unpack_mask(mask)).items():
+            # Trained weights are not 0 by chance; units that never fire keep what they had.
+            assert not weights[name.removeprefix("net.")][~covered].any()
+        assert 0 < int(unpack_mask(mask).sum()) < layout.numel
+
+
+def test_clients_without_masks_export_none(tmp_path: Path) -> None:
+    exported(CASES["standalone"], tmp_path / "kept")
+    exported(CASES["heterofl"], tmp_path / "stateless")
+    assert not list(tmp_path.rglob("masks"))

@@ -12,6 +12,7 @@ from torch.optim import SGD
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.standalone import Standalone
 from lightfed.comm.collectives import Ranks
 from lightfed.core.cohort import Cohort
 from lightfed.core.fleet import Fleet
@@ -20,7 +21,8 @@ from lightfed.core.session import Runtime
 from lightfed.core.work import LocalWork
 from lightfed.models.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.small import CPU, fleet_of, random_data, run_round
+from tests.core.threads import on_ranks
+from tests.small import CPU, Line, data_of, fleet_of, random_data, run_round
 
 mlp = partial(MLP, hidden=(6,), dropout=0.2)
 
@@ -215,3 +217,50 @@ def test_a_client_that_did_not_train_does_not_trouble_the_next_round() -> None:
     fed.train([2], 1)
     fed.merge([2], into=algorithm.model)
     assert torch.equal(algorithm.model.floats, fed.row(2).floats)
+
+
+def test_a_tally_is_the_sum_of_what_all_ranks_give() -> None:
+    fleets = [fleet(2), fleet(2)]
+    given = [[torch.tensor(3), torch.tensor(2**40)], [torch.tensor(5)]]
+
+    def tally(ranks: Ranks) -> dict[str, float]:
+        fed = fleets[ranks.rank]
+        fed.ranks = ranks
+        fed.tally("weights", given[ranks.rank])
+        fed.tally("nothing", [])
+        return fed.metrics
+
+    expected = {"weights": 8.0 + 2**40, "nothing": 0.0}
+    assert on_ranks(2, tally) == [expected, expected]
+    given[0].clear()
+    assert on_ranks(2, tally)[0]["weights"] == 5.0
+
+
+def test_a_row_on_the_host_is_evaluated_in_a_copy() -> None:
+    """On a GPU the module could not compute with the row itself."""
+    data = random_data([5, 3], batch_size=2)
+    data.prepare(clients=2, seed=0, device=CPU, folder=None)
+    fed = Fleet([Cohort(2, mlp)], Standalone(), data, ranks=Ranks(CPU), host_rows=True)
+    row = fed.row(1).floats
+    row.copy_(torch.arange(len(row)))
+    with torch.inference_mode():
+        first = next(fed.bind(1).parameters())
+    assert torch.equal(first.flatten(), row[: first.numel()])
+    assert first.data_ptr() != row.data_ptr()
+    assert not first.is_inference()
+    assert next(fed.bind(0).parameters()).data_ptr() == first.data_ptr()  # one for all
+
+
+def test_a_module_with_an_optimiser_of_its_own_keeps_its_rate() -> None:
+    class Own(Line):
+        def configure_optimizers(self) -> SGD:
+            return SGD(self.parameters(), lr=0.5)
+
+    trained = []
+    for model in (Own, Line):
+        data = data_of(torch.eye(2), torch.zeros(2).long(), [[0, 1]])
+        fed = fleet_of([Cohort(1, partial(model, (8.0, 4.0)))], Standalone(), data)
+        fed.training.lr = 0.25  # of the round
+        run_round(fed, 0)
+        trained.append(fed.row(0).floats[:2].tolist())
+    assert trained == [[4.0, 2.0], [6.0, 3.0]]

@@ -8,14 +8,16 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
+from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
+from lightfed.comm.topology import Ring
 from lightfed.core.cohort import Cohort
-from lightfed.core.ledger import Ledger, forward_flops
+from lightfed.core.ledger import Ledger, forward_flops, masked_flops, weight_uses
 from lightfed.models.cnn import Conv
 from lightfed.models.mlp import MLP
-from tests.small import data_of, fleet_of, random_data, run_round
+from tests.small import Line, data_of, fleet_of, random_data, run_round
 
 FLOAT, INTEGER = 4, 8  # bytes
 
@@ -139,3 +141,67 @@ def test_attention_is_counted() -> None:
 
     # Of a sample: T x T products of D for the weights, T x D of T for the values, two FLOPs each.
     assert forward_flops(Attention(), torch.zeros(2, 5, 8)) == 2 * 2 * 5 * 5 * 8
+
+
+# Weights with their layer, a batch of two, and how often a sample uses an element.
+USES: dict[str, tuple[nn.Module, tuple[int, ...], float]] = {
+    "linear": (nn.Linear(7, 5), (2, 7), 1),
+    "linear_on_a_sequence": (nn.Linear(7, 5), (2, 6, 7), 6),
+    "conv": (nn.Conv2d(2, 5, 3, padding=1), (2, 2, 6, 8), 6 * 8),
+    "conv_with_a_stride": (nn.Conv2d(2, 5, 3, padding=1, stride=(1, 2)), (2, 2, 6, 8), 6 * 4),
+    "grouped_conv": (nn.Conv2d(4, 6, 3, groups=2), (2, 4, 5, 5), 3 * 3),
+    "conv_of_one_dimension": (nn.Conv1d(3, 4, 3), (2, 3, 9), 7),
+}
+
+
+@pytest.mark.parametrize(("layer", "shape", "expected"), USES.values(), ids=USES)
+def test_an_element_of_a_weight_is_used_at_every_place_of_the_output(
+    layer: nn.Module, shape: tuple[int, ...], expected: float
+) -> None:
+    net, batch = nn.Sequential(layer), torch.zeros(shape)
+    uses = weight_uses(net, batch)
+    assert uses == {"0.weight": expected}
+    dense, weight = forward_flops(net, batch), net.get_parameter("0.weight").numel()
+    assert masked_flops(dense, uses, {}) == dense == 2 * expected * weight
+    assert masked_flops(dense, uses, {"0.weight": weight, "0.bias": 3}) == 0
+    assert masked_flops(dense, uses, {"0.weight": 4}) == dense - 8 * expected
+
+
+def test_a_layer_that_is_called_twice_is_used_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+
+        @override
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert not self.training
+            return self.layer(self.drop(self.layer(x)))
+
+    net = Twice()
+    for _ in range(2):  # nothing stays behind
+        assert weight_uses(net, torch.zeros(2, 4)) == {"layer.weight": 2.0}
+        assert net.training
+        assert not net.layer._forward_hooks
+
+
+def test_counting_uses_leaves_statistics_alone() -> None:
+    net = Normed()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert weight_uses(net, torch.ones(2, 4)) == {"head.weight": 1.0}
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_flops_that_nobody_knows_are_none_under_a_mask_too() -> None:
+    class Steps(Line):
+        """Its steps do not call `forward`, which it does not have."""
+
+        forward = nn.Module.forward
+
+        @override
+        def training_step(self, batch: tuple[torch.Tensor, ...], batch_idx: int) -> torch.Tensor:
+            return ((batch[0] @ self.w - batch[1]) ** 2).sum()
+
+    data = data_of(torch.eye(2).repeat(2, 1), torch.zeros(4).long(), [[0, 1], [2, 3]])
+    fed = fleet_of([Cohort(2, Steps)], DisPFL(Ring(), static=True), data)
+    assert run_round(fed, 0)["flops"] == 0

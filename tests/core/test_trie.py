@@ -288,7 +288,7 @@ def test_the_table_names_the_cohort_that_cannot_be_read() -> None:
 def test_the_table_is_of_the_modules_as_the_algorithm_trains_them() -> None:
     cohorts = [Cohort(1, partial(Net, 5)), Cohort(1, partial(Net, 5))]
 
-    def double(module: Any) -> None:
+    def double(module: Any, data: object) -> None:
         module.net.rest.append(nn.Linear(2, 2))
 
     assert "1-4" in groups_table(cohorts, Images(), seed=0, prepare=double)  # type: ignore[arg-type]

@@ -1,0 +1,40 @@
+"""FD: federated distillation; clients exchange the mean logits of each class.
+
+Jeong, Oh, Kim, Park, Bennis, Kim: Communication-Efficient On-Device Machine Learning: Federated
+Distillation and Augmentation under Non-IID Private Data. 2018. https://arxiv.org/abs/1811.11479
+
+The mean over the clients that hold a class teaches all of them in the next round. Deviations: the
+mean is over all clients, where the paper leaves out the one that learns from it, and the logits go
+through a softmax before they are a target (`target: raw` is HtFLlib's code). Data augmentation by a
+generative model, the paper's second part, is left out.
+"""
+
+from torch import nn
+from typing_extensions import override
+
+from lightfed.core.classes import ByClass
+from lightfed.core.cohort import DataSpec
+from lightfed.models.prototypes import ClassClient, FDClient, Target
+from lightfed.utils.errors import UserError
+
+
+class FD(ByClass):
+    """L = CE(logits, y) + weight CE(logits, softmax(mean logits of y))."""
+
+    def __init__(self, weight: float = 1.0, target: Target = "softmax") -> None:
+        """Distillation.
+
+        Args:
+            weight: lambda, of the distillation.
+            target: The softmax of the mean logits, or as HtFLlib has it the logits themselves.
+        """
+        super().__init__()
+        if not 0 <= weight < float("inf"):
+            fix = "give a weight of 0 or more"
+            raise UserError("model.algorithm.init_args.weight", str(weight), fix)
+        self.weight = weight
+        self.target: Target = target
+
+    @override
+    def client(self, net: nn.Module, data: DataSpec) -> ClassClient:
+        return FDClient(net, data.num_classes, weight=self.weight, target=self.target)

@@ -1,0 +1,54 @@
+"""FML: federated mutual learning of a private network and a shared one.
+
+Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: Federated Mutual Learning. 2020.
+https://arxiv.org/abs/2006.16765
+
+Both networks learn from the labels and from each other; the small one travels and is averaged by
+samples. What a network learns from the other is a constant, and a divergence is the mean over
+samples, as the paper's formulas read; `form: htfllib` is what the HtFLlib library makes of it. The
+private network is the one that is evaluated.
+"""
+
+from torch import nn
+from typing_extensions import override
+
+from lightfed.core.beside import Beside, NetworkFactory
+from lightfed.core.cohort import DataSpec
+from lightfed.core.fleet import Weights
+from lightfed.models import mutual
+from lightfed.utils.errors import UserError
+
+_KEY = "model.algorithm.init_args"
+
+
+class FML(Beside):
+    """L_F = alpha CE(F) + (1 - alpha) KL(G || F), and likewise L_G with beta."""
+
+    def __init__(
+        self,
+        shared: NetworkFactory,
+        alpha: float = 0.5,
+        beta: float = 0.5,
+        weights: Weights = "samples",
+        form: mutual.Form = "separate",
+    ) -> None:
+        """Mutual learning.
+
+        Args:
+            shared: G, the network that travels.
+            alpha: Share of the labels in what the private network learns.
+            beta: Share of the labels in what the shared network learns.
+            weights: Of the participants in the mean: by samples, or uniform.
+            form: Of mutual learning: separate losses, or htfllib's.
+        """
+        super().__init__(shared, weights)
+        self.alpha = alpha
+        self.beta = beta
+        self.form: mutual.Form = form
+
+    @override
+    def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
+        try:
+            return mutual.FML(private, shared, alpha=self.alpha, beta=self.beta, form=self.form)
+        except UserError as error:
+            raise UserError(f"{_KEY}.{error.key}", error.found, error.fix) from error

@@ -1,0 +1,124 @@
+"""Where the clients lie and what they hold: what core, and tests, ask of a fleet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+
+from lightfed.comm.collectives import Ranks
+from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.cohort import CohortState
+from lightfed.core.nesting import Nesting, Parts
+from lightfed.core.parts import put_integers
+from lightfed.core.store import Row
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a server sent to a client on this rank, and the version of the model at that time."""
+
+    model: ServerModel
+    parts: Parts
+    version: int
+
+
+class Clients:
+    """The part of a `Fleet` that algorithms do not speak."""
+
+    algorithm: Algorithm
+    ranks: Ranks
+    device: torch.device
+    clients: int
+    cohorts: list[CohortState]
+    _home_cohort: np.ndarray
+    _assigned: dict[int, int]
+    _owner: dict[int, int]
+    _inbox: dict[int, Message]
+    _nesting: Nesting
+
+    def state(self, client: int) -> CohortState:
+        """The cohort of a client in this round."""
+        return self.cohorts[self.cohort_of(client)]
+
+    def cohort_of(self, client: int) -> int:
+        return self._assigned.get(client, int(self._home_cohort[client]))
+
+    def mine(self, clients: Sequence[int]) -> list[int]:
+        """Those of the clients that lie on this rank, in order."""
+        return [k for k in clients if self._owner[k] == self.ranks.rank]
+
+    def row(self, client: int) -> Row:
+        """The client's own row, where it is kept; the client lies on this rank."""
+        self._deliver(client)
+        return self.state(client).store.row(client)
+
+    def bind(self, client: int) -> L.LightningModule:
+        """The client's live module, bound to its own row, or to a copy of a row on the host.
+
+        The client lies on this rank.
+        """
+        module = self.state(client).live.bind(self._row_here(client))
+        assert isinstance(module, L.LightningModule)
+        return module
+
+    def bind_model(self, model: ServerModel, cohort: int = 0) -> L.LightningModule:
+        """A cohort's live module, bound to a server model of its layout."""
+        module = self.cohorts[cohort].live.bind(model.row)
+        assert isinstance(module, L.LightningModule)
+        return module
+
+    def home_cohort(self, client: int) -> int:
+        """The configured cohort of a client, whatever it is assigned in a round."""
+        return int(self._home_cohort[client])
+
+    def home(self, client: int) -> int:
+        """The rank of a stateful client."""
+        return self._owner[client]
+
+    def load_parameters(self, model: ServerModel, client: int) -> None:
+        """A server's parameters, without buffers, into a client's row.
+
+        No message, and nothing in the ledger.
+        """
+        coverage = self._nesting.fitting(model, self.cohort_of(client), Parts(buffers=False))
+        coverage.take(model.floats, self.cohort_of(client), self.row(client).floats)
+
+    def check_nested(self, model: ServerModel, cohort: int) -> None:
+        """Refuse a cohort whose rows do not fit into a server model.
+
+        Raises:
+            UserError: names the cohort and the layer.
+        """
+        self._nesting.fitting(model, cohort, Parts())
+
+    def covered_row(self, model: ServerModel, client: int) -> Row:
+        """The part of a server model that a client covers, as a row in the client's own layout."""
+        cohort = self.home_cohort(client)
+        state = self.cohorts[cohort]
+        row = Row(
+            state.initial.floats.to(self.device, copy=True),
+            state.initial.integers.to(self.device, copy=True),
+        )
+        self._nesting.fitting(model, cohort, Parts()).take(model.floats, cohort, row.floats)
+        row.integers.copy_(model.integers)
+        return row
+
+    def _row_here(self, client: int) -> Row:
+        """The client's row on the device: its own, or a copy of a row on the host."""
+        row, state = self.row(client), self.state(client)
+        return row if state.staging is None else state.borrow(row)
+
+    def _deliver(self, client: int) -> None:
+        """Write what was sent to a client into its row."""
+        message = self._inbox.pop(client, None)
+        if message is None:
+            return
+        model, row = message.model, self.state(client).store.row(client)
+        assert model.floats._version == message.version, "the server model changed under way"
+        cohort = self.cohort_of(client)
+        coverage = self._nesting.fitting(model, cohort, message.parts)
+        coverage.take(model.floats, cohort, row.floats)
+        if message.parts.integers and model.integers.numel():
+            put_integers(model, self.state(client).layout, row)

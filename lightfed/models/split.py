@@ -1,0 +1,163 @@
+"""A network as an extractor of features and a head on top of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.utils.errors import UserError
+
+
+class SplitNetwork(nn.Module):
+    """head(extractor(x)).
+
+    Args:
+        extractor: (B, ...) -> (B, feature_dim).
+        head: (B, feature_dim) -> (B, C) logits.
+        feature_dim: features of a sample.
+    """
+
+    def __init__(self, extractor: nn.Module, head: nn.Module, *, feature_dim: int) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.head = head
+        self.feature_dim = feature_dim
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits."""
+        return self.head(self.extractor(x))
+
+
+def split(net: nn.Module, batch: Tensor) -> SplitNetwork:
+    """The parts of a network, which are taken from it, not copied.
+
+    A network with attributes `extractor` and `head` names them itself. Of any other one the head is
+    the linear layer whose output is the network's own, as a forward pass in evaluation tells; the
+    extractor is the network with an identity in its place.
+
+    Args:
+        net: maps a batch of inputs to (B, C) logits.
+        batch: (B, ...) of any values, on the network's device.
+
+    Raises:
+        UserError: key "model"; no linear layer gives the logits, it is called more than once, or
+            its inputs are no vectors. Names the layer.
+    """
+    extractor, head = getattr(net, "extractor", None), getattr(net, "head", None)
+    if not isinstance(extractor, nn.Module) or not isinstance(head, nn.Module):
+        extractor, head = _cut(net, batch)
+    return SplitNetwork(extractor, head, feature_dim=feature_dim(extractor, batch))
+
+
+def feature_dim(extractor: nn.Module, batch: Tensor) -> int:
+    """Features that an extractor gives for a sample, by a forward pass in evaluation.
+
+    Args:
+        extractor: maps a batch of inputs to features.
+        batch: (B, ...) of any values, on the extractor's device.
+
+    Raises:
+        UserError: key "model"; its outputs are no vectors.
+    """
+    features = _evaluate(extractor, batch)
+    if not isinstance(features, Tensor) or features.dim() != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        found = f"the extractor {type(extractor).__name__} gives {shape} for {tuple(batch.shape)}"
+        raise UserError("model", found, "it must give a vector a sample: (B, features)")
+    return features.shape[1]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """A module in evaluation; every part of it gets its own mode back."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def parameter_groups(client: nn.Module) -> dict[str, list[str]]:
+    """Names of the parameters of each part of a client module, by the part's name.
+
+    The parts of pFedMoE's mixture are extractor, head, shared and gate; those of FedKD are private,
+    shared and projection. Learning rates, clipping and what travels (`shared`) go by them.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, _ in client.named_parameters():
+        groups.setdefault(name.partition(".")[0], []).append(name)
+    return groups
+
+
+class _Calls:
+    """Records what goes through the linear layers of a network in a forward pass.
+
+    Attributes:
+        outputs: by a layer's name, of every call: the output, and how often it had been written to
+            when it left the layer.
+        inputs: by a layer's name, of its last call.
+    """
+
+    def __init__(self, net: nn.Module, batch: Tensor) -> None:
+        self.outputs: dict[str, list[tuple[Tensor, int]]] = {}
+        self.inputs: dict[str, Tensor] = {}
+        linears = [(n, m) for n, m in net.named_modules() if isinstance(m, nn.Linear)]
+        handles = [
+            # In front of all other hooks, before any of them can replace the output.
+            module.register_forward_hook(self._hook(name), prepend=True, with_kwargs=True)
+            for name, module in linears
+        ]
+        try:
+            self.result = _evaluate(net, batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def record(
+            _: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+        ) -> None:
+            self.outputs.setdefault(name, []).append((output, output._version))
+            (self.inputs[name],) = (*args, *named.values())
+
+        return record
+
+    def head(self) -> str | None:
+        """The layer whose output, as it left it, is the network's."""
+        for name, calls in self.outputs.items():
+            output, version = calls[-1]
+            if output is self.result and output._version == version:
+                return name
+        return None
+
+
+def _cut(net: nn.Module, batch: Tensor) -> tuple[nn.Module, nn.Module]:
+    """The network without its last linear layer, and that layer."""
+    calls, fix = _Calls(net, batch), "take another network, or give it extractor and head"
+    name = calls.head()
+    if name is None:
+        last = list(calls.outputs)[-1:]
+        which = f"its last linear layer, {last[0]}," if last else "no linear layer of it"
+        verb = "does not give" if last else "gives"
+        raise UserError("model", f"{type(net).__name__}: {which} {verb} the logits", fix)
+    times, inputs = len(calls.outputs[name]), calls.inputs[name]
+    if times > 1 or inputs.dim() != 2:
+        why = f"called {times} times" if times > 1 else f"given {tuple(inputs.shape)}, no vectors"
+        raise UserError("model", f"{type(net).__name__}: its head {name} is {why}", fix)
+    if not name:
+        return nn.Identity(), net
+    head = net.get_submodule(name)
+    net.set_submodule(name, nn.Identity())
+    return net, head
+
+
+@torch.no_grad()
+def _evaluate(module: nn.Module, batch: Tensor) -> Any:
+    with evaluating(module):
+        return module(batch)

@@ -1,0 +1,179 @@
+"""Private networks beside a shared one, vectors of classes: what is trained, what travels."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from lightfed.algorithms.fd import FD
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedkd import FedKD
+from lightfed.algorithms.fedproto import FedProto
+from lightfed.algorithms.fml import FML
+from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.standalone import Standalone
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.small import Line, fleet_of, random_data, run_round
+
+SIZES = [9, 6, 12, 8]
+large, larger, small = (partial(MLP, hidden=hidden) for hidden in ((16, 6), (20, 6), (6,)))
+
+
+def fleet(algorithm: Algorithm, models: Any = (large, larger), **settings: Any) -> Fleet:
+    data = random_data(SIZES, batch_size=3)
+    each = len(SIZES) // len(models)
+    cohorts = [Cohort(each, model) for model in models]
+    return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1), **settings)
+
+
+def tensors(fed: Fleet, client: int, prefix: str) -> dict[str, Tensor]:
+    """A client's tensors below a prefix, by the rest of their names."""
+    views = fed.state(client).layout.floats.views(fed.row(client).floats)
+    return {n.removeprefix(prefix): v for n, v in views.items() if n.startswith(prefix)}
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert list(one) == list(other)
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=0, atol=1e-6)
+
+
+def test_fml_without_distillation_is_standalone_beside_fedavg() -> None:
+    mutual = fleet(FML(small, alpha=1.0, beta=1.0))
+    alone, shared = fleet(Standalone()), fleet(FedAvg(), models=(small,))
+    assert isinstance(mutual.algorithm, FML)
+    assert isinstance(shared.algorithm, FedAvg)
+    views = shared.algorithm.model.layout.floats.views(shared.algorithm.model.floats)
+    ours = mutual.algorithm.model
+    for name, value in ours.layout.floats.views(ours.floats).items():
+        views[name.replace("net.shared.", "net.")].copy_(value)
+    for t in range(3):
+        for fed in (mutual, alone, shared):
+            run_round(fed, t)
+    for client in range(len(SIZES)):
+        assert_same(tensors(mutual, client, "net.private."), tensors(alone, client, "net."))
+    common = {n.removeprefix("net."): v for n, v in views.items()}
+    found = ours.layout.floats.views(ours.floats)
+    assert_same({n.removeprefix("net.shared."): v for n, v in found.items()}, common)
+
+
+def test_fedproto_without_prototypes_is_standalone() -> None:
+    proto, alone = fleet(FedProto(weight=0.0)), fleet(Standalone())
+    for t in range(3):
+        run_round(proto, t)
+        run_round(alone, t)
+    for client in range(len(SIZES)):
+        theirs = list(tensors(alone, client, "net.").values())
+        for one, other in zip(tensors(proto, client, "net.").values(), theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+METHODS: dict[str, Any] = {
+    "fml": lambda: FML(small),
+    "fedkd": lambda: FedKD(small, rounds=4),
+    "pfedmoe": lambda: PFedMoE(small, gate_units=4),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_package_is_the_shared_network_and_nothing_private(name: str) -> None:
+    algorithm = METHODS[name]()
+    fed, again = fleet(algorithm), fleet(METHODS[name]())
+    assert all(entry.name.startswith("net.shared.") for entry in algorithm.model.layout.floats)
+    run_round(fed, 0)
+    sent = fed.ledger.totals[:, fed.ledger.UP]
+    whole = 4 * algorithm.model.layout.floats.numel
+    assert (sent <= whole).all()
+    assert (sent == whole).all() or name == "fedkd"
+    # What a client keeps for itself does not reach the server.
+    run_round(again, 0)
+    for client in range(len(SIZES)):
+        views = again.state(client).layout.floats.views(again.row(client).floats)
+        for tensor, view in views.items():
+            if not tensor.startswith("net.shared."):
+                view += 1.0
+    again.merge(range(len(SIZES)), into=again.algorithm.model)
+    fed.merge(range(len(SIZES)), into=algorithm.model)
+    assert torch.equal(again.algorithm.model.floats, algorithm.model.floats)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_participants_start_from_the_shared_network_and_keep_their_own(name: str) -> None:
+    algorithm = METHODS[name]()
+    fed = fleet(algorithm, clients_per_round=2)
+    for t in range(3):
+        before = [fed.row(k).floats.clone() for k in range(len(SIZES))]
+        clients = fed.participants(t)
+        run_round(fed, t)
+        for client in range(len(SIZES)):
+            moved = not torch.equal(fed.row(client).floats, before[client])
+            assert moved == (client in clients)
+
+
+def test_energy_one_sends_everything() -> None:
+    wide = partial(MLP, hidden=(16, 6))
+    whole, squeezed = (fleet(FedKD(wide, (e, e), rounds=3)) for e in (1.0, 0.5))
+    bytes_ = [run_round(fed, 0)["bytes_up"] for fed in (whole, squeezed)]
+    assert isinstance(whole.algorithm, FedKD)
+    assert bytes_[0] == 4 * 4 * whole.algorithm.model.layout.floats.numel
+    assert bytes_[1] < bytes_[0]
+
+
+def test_the_gate_has_a_learning_rate_of_its_own() -> None:
+    frozen, free = fleet(PFedMoE(small, gate_units=4, gate_lr=0.0)), fleet(PFedMoE(small, 4))
+    gates = [{n: v.clone() for n, v in tensors(f, 0, "net.gate.").items()} for f in (frozen, free)]
+    names = [n for n in gates[0] if n.endswith(("weight", "bias"))]
+    for fed in (frozen, free):
+        run_round(fed, 0)
+    for name in names:
+        assert torch.equal(tensors(frozen, 0, "net.gate.")[name], gates[0][name])
+    assert any(not torch.equal(tensors(free, 0, "net.gate.")[n], gates[1][n]) for n in names)
+    for part in ("extractor.", "head.", "shared."):
+        assert any(v.any() for v in tensors(frozen, 0, f"net.{part}").values())
+
+
+@pytest.mark.parametrize("algorithm", [FD(), FedProto(), FedProto(inference="head")])
+def test_classes_are_exchanged_as_means(algorithm: Any) -> None:
+    fed = fleet(algorithm)
+    metrics = run_round(fed, 0)
+    assert algorithm.seen.all()
+    size = algorithm.values.shape[1]
+    assert metrics["bytes_down"] == 0
+    assert metrics["bytes_up"] == len(SIZES) * 3 * (4 * size + 8)
+    before = algorithm.values.clone()
+    assert run_round(fed, 1)["bytes_down"] == metrics["bytes_up"]
+    assert not torch.equal(algorithm.values, before)
+
+
+def test_features_of_different_sizes_are_refused() -> None:
+    models = (large, partial(MLP, hidden=(16, 7)))
+    with pytest.raises(UserError, match="6 numbers, cohort 1 of 7"):
+        fleet(FedProto(), models=models)
+    with pytest.raises(UserError, match=r"shared: its extractor gives 5 .* gives 6"):
+        fleet(PFedMoE(partial(MLP, hidden=(5,))))
+    run_round(fleet(FD(), models=models), 0)  # logits fit all
+
+
+def test_a_module_of_its_own_is_refused() -> None:
+    for algorithm in (FML(small), FedProto()):
+        with pytest.raises(UserError, match="Line, a LightningModule of its own"):
+            fleet(algorithm, models=(Line,))
+
+
+def test_both_networks_cost() -> None:
+    def flops(algorithm: Algorithm) -> float:
+        fed = fleet(algorithm, models=(large,))
+        return run_round(fed, 0)["flops"]
+
+    assert flops(FML(small)) == flops(Standalone()) + flops_of(small)
+
+
+def flops_of(model: Any) -> float:
+    return run_round(fleet(Standalone(), models=(model,)), 0)["flops"]

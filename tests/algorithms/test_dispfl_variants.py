@@ -1,0 +1,160 @@
+"""My-1, My-2 and D-PSGD by hand, and what a round of each draws."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from lightfed_kernels import Segments, pack_mask, prune_regrow, unpack_mask
+from torch import Tensor
+from torch.optim import SGD
+
+from lightfed.algorithms import my2
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.dpsgd import DPSGD
+from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.my2 import My2
+from lightfed.comm.topology import Full, Ring, TimeVarying
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.algorithms.dispfl_cases import Starts
+from tests.small import fleet_of, random_data, run_round
+
+SIZES = [9, 6, 12, 7, 5]
+CLIENTS = range(len(SIZES))
+
+
+def fleet(algorithm: Algorithm, **work: Any) -> Fleet:
+    data = random_data(SIZES, batch_size=4)
+    cohorts = [Cohort(len(SIZES), partial(MLP, hidden=(16,)))]
+    return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1), **work)
+
+
+def rows(fed: Fleet) -> Tensor:
+    return torch.stack([fed.row(k).floats for k in CLIENTS])
+
+
+def bits(algorithm: DisPFL) -> Tensor:
+    return torch.stack([unpack_mask(algorithm.masks[k]) for k in CLIENTS])
+
+
+def test_my1_grows_where_the_consensus_is_largest_inside_its_mask_and_outside() -> None:
+    algorithm = My1(Full(), 0.3, "uniform", regrow_signal="magnitude", rounds=4)
+    fed = fleet(algorithm)
+    segments = Segments.build(fed.cohorts[0].layout.floats)
+    run_round(fed, 0)
+    count = bits(algorithm).sum(0)
+    consensus = torch.where(count > 0, rows(fed).sum(0) / count.clamp(min=1), 0.0)
+    run_round(fed, 1)
+    outside = 0
+    for client in CLIENTS:
+        trained, mask = fed.row(client).floats, algorithm.masks[client]
+        counts = algorithm.drops(fed, mask, 1)
+        expected = prune_regrow(trained, mask, counts, segments, regrow=consensus)
+        assert torch.equal(algorithm.next[client], expected)
+        outside += int((unpack_mask(expected) & ~unpack_mask(mask)).sum())
+    assert outside > 0
+
+
+class StartsOfMy2(Starts, My2):
+    pass
+
+
+@pytest.mark.parametrize("keep_own", [False, True])
+def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
+    keep_own: bool,
+) -> None:
+    algorithm = StartsOfMy2(Full(), 0.4, "uniform", keep_own=keep_own, rounds=4)
+    fed = fleet(algorithm)
+    run_round(fed, 0)
+    before, masks = rows(fed).clone(), bits(algorithm)
+    mean = before.mean(0)
+    run_round(fed, 1)
+    for client in CLIENTS:
+        # Kept are all but the smallest of every tensor.
+        kept = masks[client].clone()
+        drops = algorithm.drops(fed, pack_mask(masks[client]), 1)
+        for entry, count in zip(fed.cohorts[0].layout.floats, drops, strict=True):
+            part = slice(entry.offset, entry.offset + entry.numel)
+            sizes = torch.where(kept[part], before[client, part].abs(), torch.inf)
+            kept[part][sizes.argsort(stable=True)[:count]] = False
+        now = unpack_mask(algorithm.masks[client])
+        assert not (kept & ~now).any()
+        expected = torch.where(kept, before[client], mean) if keep_own else mean
+        start = algorithm.starts[client]
+        torch.testing.assert_close(start, torch.where(now, expected, 0.0), rtol=0, atol=1e-7)
+        grown = now & ~kept
+        assert (grown & (before[client] == 0)).any()
+
+
+@pytest.mark.parametrize("method", [partial(DisPFL, regrow="gradient"), My1])
+def test_gradients_are_drawn_for_every_round_and_client(method: Any) -> None:
+    fed = fleet(method(Ring(), rounds=4))
+    drawn: list[tuple[int, int]] = []
+    genuine = fed.training.gradient
+
+    def spied(client: int, row: Any, t: int) -> Tensor:
+        drawn.append((t, client))
+        return genuine(client, row, t)
+
+    fed.training.gradient = spied  # type: ignore[method-assign]
+    for t in range(3):
+        run_round(fed, t)
+    # DisPFL's masks of a round are searched when the next one begins.
+    searched = 3 if isinstance(fed.algorithm, My1) else 2
+    assert drawn == [(t, client) for t in range(searched) for client in CLIENTS]
+
+
+def test_growth_at_random_is_drawn_for_every_round_and_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    algorithm = DisPFL(Ring(), rounds=4)
+    fed = fleet(algorithm)
+    assert len({algorithm.growth(fed, k, t) for t in range(3) for k in CLIENTS}) == 15
+    seeds: list[int] = []
+    genuine = my2.select_random
+
+    def spied(*args: Any, seed: int) -> Tensor:
+        seeds.append(seed)
+        return genuine(*args, seed=seed)
+
+    fed = fleet(My2(Ring(), rounds=4))
+    monkeypatch.setattr(my2, "select_random", spied)
+    for t in range(3):
+        run_round(fed, t)
+    assert len(set(seeds)) == len(seeds) == 15
+
+
+def test_dpsgd_is_among_the_participants() -> None:
+    fed = fleet(DPSGD(Full()), fraction=0.4)
+    run_round(fed, 0)
+    before = rows(fed).clone()
+    chosen = fed.participants(1)
+    assert len(chosen) == 2
+    up = fed.ledger.totals[:, fed.ledger.UP].copy()
+    metrics = run_round(fed, 1)
+    assert metrics["participants"] == 2
+    row = 4 * fed.cohorts[0].layout.floats.numel
+    for client in CLIENTS:
+        changed = not torch.equal(fed.row(client).floats, before[client])
+        assert changed == (client in chosen)
+        sent = fed.ledger.totals[client, fed.ledger.UP] - up[client]
+        assert sent == (row if client in chosen else 0)
+
+
+def test_dpsgd_hears_others_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = fleet(DPSGD(TimeVarying(1)))
+    lists: list[dict[int, list[int]]] = []
+    monkeypatch.setattr(fed, "exchange", lists.append)
+    for t in range(2):
+        run_round(fed, t)
+    assert [len(heard) for hears in lists for heard in hears.values()] == [1] * 10
+    assert lists[0] != lists[1]
+
+
+def test_dpsgd_refuses_more_neighbours_than_there_are() -> None:
+    with pytest.raises(UserError, match="5 neighbours, but each of 5 clients has 4 others"):
+        fleet(DPSGD(TimeVarying(5)))

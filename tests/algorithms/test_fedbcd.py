@@ -1,0 +1,538 @@
+"""FedBCD's identities, its clouds by hand, and what it refuses."""
+
+import logging
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedbcd import FedBCD, _whole
+from lightfed.algorithms.standalone import Standalone
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.aspg import ASPG
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.core.hierarchy import Phase
+from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
+from tests.small import Line, data_of, fleet_of, random_data, run_round
+
+SIZES = [10, 6, 12, 7, 8, 11]  # no batch of 4 is a single sample
+mlp = partial(MLP, hidden=(8,), dropout=0.2)
+KEY = "model.algorithm.init_args"
+
+
+class Normed(nn.Module):
+    """Every sample passes a BatchNorm, whose momentum is 1: it holds its last batch's figures."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, num_classes)
+        )
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def fleet(algorithm: Algorithm, *, model: Any = mlp, sizes: Any = SIZES, **settings: Any) -> Fleet:
+    optimizer = partial(ASPG, lr=0.05, momentum=0.8)
+    return fleet_of(
+        [Cohort(len(sizes), model)], algorithm, random_data(sizes, batch_size=4),
+        **({"optimizer": optimizer} | settings),
+    )  # fmt: skip
+
+
+def rows(fed: Fleet) -> Tensor:
+    return torch.stack([fed.row(k).floats for k in range(fed.clients)])
+
+
+def servers(fed: Fleet) -> Tensor:
+    assert isinstance(fed.algorithm, FedBCD)
+    count = fed.algorithm.hierarchy.servers
+    return torch.stack([fed.algorithm._model(n).floats for n in range(count)])
+
+
+class Scripted(FedBCD):
+    """Phases as a test says: (round, server) -> active devices and seconds; one step each."""
+
+    def __init__(self, script: dict[tuple[int, int], tuple[list[int], float]], **settings: Any):
+        super().__init__(**settings)
+        self.script = script
+
+    @override
+    def phase(self, fed: Fleet, server: int, t: int) -> Phase:
+        active, busy = self.script[t, server]
+        return Phase(active, active, dict.fromkeys(active, 1), busy)
+
+
+def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        algorithm = FedBCD(3, 2, gamma=0.0, steps=(1, 1), unit="epoch")
+    assert "FedBCD with gamma = 0: every device trains alone" in caplog.text
+    sgd = {"optimizer": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01)}
+    together, alone = fleet(algorithm, **sgd), fleet(Standalone(), **sgd)
+    before = servers(together).clone()
+    for t in range(3):
+        metrics = run_round(together, t)
+        run_round(alone, t)
+        assert metrics["server_gap"] == 0.0
+    assert torch.equal(rows(together), rows(alone))
+    assert torch.equal(servers(together), before)
+    assert not torch.equal(rows(together)[0], before[0])
+
+
+def test_a_pull_is_no_degenerate_setting(caplog: pytest.LogCaptureFixture) -> None:
+    FedBCD(gamma=[0.0, 0.1])
+    assert caplog.text == ""
+
+
+def test_with_one_server_async_is_sync_bit_for_bit() -> None:
+    """By its own mixing, a server goes through the decentralised path; waiting for 1 is sync."""
+    feds = [
+        fleet(FedBCD(1, 4, gamma=[0.5, 1.0], **settings), model=Normed)
+        for settings in ({}, {"wait": 1}, {"mixing": [[1.0]]})
+    ]
+    for t in range(4):
+        found = [run_round(fed, t) for fed in feds]
+        for fed, metrics in zip(feds[1:], found[1:], strict=True):
+            assert torch.equal(rows(fed), rows(feds[0]))
+            assert torch.equal(servers(fed), servers(feds[0]))
+            assert metrics["virtual_time"] == found[0]["virtual_time"]
+            assert metrics["bytes_up"] == found[0]["bytes_up"]
+            assert metrics["server_gap"] == pytest.approx(found[0]["server_gap"], rel=1e-5)
+
+
+@pytest.mark.parametrize("step", ["mean", "sum"])
+def test_when_all_are_waited_for_the_mean_of_the_servers_is_the_sync_model(step: Any) -> None:
+    """One start, equal gamma and device counts, one round; in sums, N servers share one eta_z."""
+    count, rate = 3, 0.1
+    uniform = [[1 / count] * count] * count
+    sync = fleet(FedBCD(count, 2, server_lr=rate, server_step=step), model=Normed)
+    rate *= count if step == "sum" else 1
+    mixed = fleet(
+        FedBCD(count, 2, server_lr=rate, server_step=step, mixing=uniform), model=Normed
+    )  # fmt: skip
+    one, all_of_them = run_round(sync, 0), run_round(mixed, 0)
+    assert torch.equal(rows(sync), rows(mixed))
+    torch.testing.assert_close(servers(mixed).mean(0), servers(sync)[0], rtol=0, atol=1e-6)
+    assert not torch.equal(servers(mixed)[0], servers(mixed)[1])
+    assert all_of_them["server_gap"] == pytest.approx(one["server_gap"], rel=1e-5)
+    assert one["consensus"] == 0.0 < all_of_them["consensus"]
+
+
+def test_without_momentum_and_box_it_is_sgd() -> None:
+    feds = [
+        fleet(FedBCD(2, 2, wait=1), optimizer=optimizer, model=Normed)
+        for optimizer in (partial(ASPG, lr=0.05, momentum=0.0, box=None), partial(SGD, lr=0.05))
+    ]
+    for t in range(4):
+        for fed in feds:
+            run_round(fed, t)
+        assert torch.equal(rows(feds[0]), rows(feds[1]))
+        assert torch.equal(servers(feds[0]), servers(feds[1]))
+
+
+@pytest.mark.parametrize(("step", "rate"), [("mean", 1.5), ("sum", 0.4)])
+def test_all_active_devices_reach_the_minimiser_of_problem_2(step: Any, rate: float) -> None:
+    """min sum_i 1/2 x_i'A_i x_i - b_i'x_i + gamma_i/2 ||x_i - z||^2 is a linear system.
+
+    (A_i + gamma_i) x_i - gamma_i z = b_i;   sum_i gamma_i (z - x_i) = 0.
+    """
+    devices, gammas = 4, [1.0, 0.5]
+    local = Local(eta=0.5, zeta=0.5, box=(-50.0, 50.0))
+    algorithm = FedBCD(
+        2, 2, gamma=gammas, server_lr=rate, server_step=step, steps=(2, 3)
+    )  # fmt: skip
+    fed, oracle = federation(algorithm, devices, local), Oracle(algorithm, devices, local)
+    system = torch.zeros(2 * devices + 2, 2 * devices + 2, dtype=torch.float64)
+    right, eye = torch.zeros(2 * devices + 2, dtype=torch.float64), torch.eye(2)
+    for i in range(devices):
+        here, gamma = slice(2 * i, 2 * i + 2), gammas[i % 2]
+        system[here, here] = torch.from_numpy(oracle.A[i]) + gamma * eye
+        system[here, -2:] = -gamma * eye
+        system[-2:, here] = -gamma * eye
+        system[-2:, -2:] += gamma * eye
+        right[here] = torch.from_numpy(oracle.b[i])
+    minimiser = torch.linalg.solve(system, right).float().view(-1, 2)
+    first = run_round(fed, 0)
+    for t in range(1, 45):
+        metrics = run_round(fed, t)
+    torch.testing.assert_close(rows(fed)[:, :2], minimiser[:-1], rtol=0, atol=2e-5)
+    torch.testing.assert_close(servers(fed)[0, :2], minimiser[-1], rtol=0, atol=2e-5)
+    assert metrics["stationarity"] < 1e-4 < first["stationarity"]
+    assert metrics["server_gap"] < 1e-4 < first["server_gap"]
+
+
+def test_a_stationary_federation_stays() -> None:
+    """All have one device's regression and its solution: y = x w with w = (1, 0.5) exactly."""
+    x = torch.tensor([[2.0, 0.0], [0.0, 4.0], [2.0, 2.0]])
+    y = (x @ torch.tensor([1.0, 0.5])).long()
+    data = data_of(x.repeat(4, 1), y.repeat(4), [range(3 * k, 3 * k + 3) for k in range(4)])
+    fed = fleet_of(
+        [Cohort(4, partial(Line, (1.0, 0.5)))], FedBCD(2, 1, wait=1), data,
+        optimizer=partial(ASPG, lr=0.1),
+    )  # fmt: skip
+    for t in range(3):
+        metrics = run_round(fed, t)
+        assert [metrics[n] for n in ("stationarity", "server_gap", "consensus")] == [0.0] * 3
+    assert (rows(fed)[:, :2] == torch.tensor([1.0, 0.5])).all()
+
+
+def test_an_inactive_device_keeps_its_model_and_momentum_bit_for_bit() -> None:
+    algorithm = FedBCD(3, 1)
+    fed = fleet(algorithm)
+    for t in range(5):
+        active = {algorithm.phase(fed, n, t).active[0] for n in range(3)}
+        before, ahead = rows(fed).clone(), {k: a.clone() for k, a in algorithm.ahead.items()}
+        run_round(fed, t)
+        for device in range(fed.clients):
+            kept = torch.equal(rows(fed)[device], before[device])
+            assert kept == (device not in active)
+            if device in active:
+                assert device not in ahead or not torch.equal(
+                    algorithm.ahead[device], ahead[device]
+                )
+            elif device in ahead:
+                assert torch.equal(algorithm.ahead[device], ahead[device])
+        assert set(algorithm.ahead) == set(ahead) | active
+
+
+def test_a_session_starts_ahead_by_the_last_step_of_its_own_device() -> None:
+    """Line's gradient at 0 data is 0: without a pull only momentum moves, zeta times as far."""
+    data = data_of(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long), [[0], [1]])
+    algorithm = FedBCD(1, 2, gamma=0.0, steps=(1, 1))
+    fed = fleet_of(
+        [Cohort(2, Line)], algorithm, data, optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None)
+    )
+    algorithm.ahead[1] = torch.zeros(32)
+    algorithm.ahead[1][:2] = torch.tensor([1.0, 2.0])
+    found = []
+    for t in range(3):
+        run_round(fed, t)
+        found.append(fed.row(1).floats[:2].tolist())
+    assert found == [[1.0, 2.0], [1.5, 3.0], [1.75, 3.5]]
+    assert fed.row(0).floats[:2].tolist() == [0.0, 0.0]
+
+
+def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
+    """A box of 0.01 and a pull to z; server statistics are the gamma-weighted mean of all devices'.
+
+    Two samples a device, in one batch: with momentum 1 its statistics are those of its features.
+    """
+    sizes, gammas = [2] * 4, [1.0, 3.0]
+    algorithm = FedBCD(2, 2, gamma=gammas, steps=(1, 3))
+    fed = fleet(
+        algorithm, model=Normed, sizes=sizes, optimizer=partial(ASPG, lr=0.1, box=(-0.01, 0.01))
+    )  # fmt: skip
+    layout = fed.cohorts[0].layout.floats
+    for t in range(2):
+        run_round(fed, t)
+    features = fed.data.dataset.load("train").x.view(4, 2, 4)  # type: ignore[attr-defined]
+    weights = torch.tensor(gammas * 2) / 8
+    for name, expected in (("mean", features.mean(1)), ("var", features.var(1))):
+        key = f"net.layers.0.running_{name}"
+        for device in range(4):
+            found = layout.views(fed.row(device).floats)[key]
+            torch.testing.assert_close(found, expected[device], rtol=1e-5, atol=1e-6)
+        mean = layout.views(algorithm._model(0).floats)[key]
+        torch.testing.assert_close(mean, weights @ expected, rtol=1e-5, atol=1e-6)
+    counts = [int(fed.row(k).integers[0]) for k in range(4)]
+    assert int(algorithm._model(0).integers[0]) == max(counts) > 2
+    trained = rows(fed)[:, : layout.span(6)]
+    assert trained.abs().max() <= 0.01
+
+
+def test_async_servers_by_hand() -> None:
+    """Three servers of one device each, B = 1; half of the way to it is a server's step.
+
+    Gradients are 0 and gamma is 2, lr 1/4: a device goes half of the way to what it is shown.
+    """
+    data = data_of(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
+    script = {
+        (0, 0): ([0], 5.0), (0, 1): ([1], 2.0), (0, 2): ([2], 4.0),
+        (1, 1): ([1], 1.0), (2, 1): ([1], 9.0), (3, 2): ([2], 0.5),
+    }  # fmt: skip
+    algorithm = Scripted(script, servers=3, active=1, wait=1, gamma=2.0)
+    fed = fleet_of(
+        [Cohort(3, Line)], algorithm, data,
+        optimizer=partial(ASPG, lr=0.25, momentum=0.0, box=None),
+    )  # fmt: skip
+    for device in range(3):
+        fed.row(device).floats[0] = 8.0 * (device + 1)
+    found = []
+    for t in range(4):
+        metrics = run_round(fed, t)
+        z, x = servers(fed)[:, 0].tolist(), rows(fed)[:, 0].tolist()
+        bytes_ = int(metrics["bytes_down"]) // 8, int(metrics["bytes_up"]) // 8
+        found.append((metrics["virtual_time"], x, z, bytes_))
+    assert found == [
+        # All start, and are shown 0; server 1 is done first, and goes half of the way to 8.
+        (2.0, [4.0, 8.0, 12.0], [0.0, 4.0, 0.0], (3, 1)),
+        # Server 1 alone starts: its device goes from 8 towards 4; at 3 it is done again.
+        (3.0, [4.0, 6.0, 12.0], [0.0, 5.0, 0.0], (1, 1)),
+        # And a third time, for long; at 4 server 2 steps with the 12 of its device of round 0.
+        (4.0, [4.0, 5.5, 12.0], [0.0, 5.0, 6.0], (1, 1)),
+        # Server 2 is done at 4.5, before server 0 at 5.
+        (4.5, [4.0, 5.5, 9.0], [0.0, 5.0, 7.5], (1, 1)),
+    ]
+
+
+def test_the_first_servers_start_from_their_mean() -> None:
+    """(6a) with a_nm = 1/2 between the two that were waited for; the third keeps its model."""
+    data = data_of(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
+    script = {(0, n): ([n], busy) for n, busy in enumerate([1.0, 9.0, 2.0])}
+    algorithm = Scripted(script, servers=3, active=1, wait=2, gamma=1.0, server_lr=0.5)
+    fed = fleet_of([Cohort(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-9))
+    for n, z in enumerate([4.0, 100.0, 8.0]):
+        algorithm._model(n).floats[0] = z
+        fed.row(n).floats[0] = 2.0 * n
+    metrics = run_round(fed, 0)
+    # w = 6; z_0 = 6 - (6 - 0) / 2, z_2 = 6 - (6 - 4) / 2; the gap is over all three, before that.
+    assert servers(fed)[:, 0].tolist() == [3.0, 100.0, 5.0]
+    assert metrics["server_gap"] == pytest.approx((4 - 0) + (100 - 2) + (8 - 4), rel=1e-6)
+    assert metrics["consensus"] == pytest.approx((33 + 64 + 31) / 3, rel=1e-6)
+
+
+def test_rounds_of_a_given_mixing_by_hand() -> None:
+    """(6a) with the user's a_nm, on a directed ring; (6b) with sums."""
+    ring = [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]
+    data = data_of(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
+    algorithm = FedBCD(
+        3, 1, gamma=0.5, server_lr=1.0, server_step="sum", mixing=ring, steps=(1, 1)
+    )  # fmt: skip
+    fed = fleet_of([Cohort(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
+    z, x = torch.tensor([4.0, 8.0, 16.0]), torch.tensor([1.0, 2.0, 3.0])
+    for n in range(3):
+        algorithm._model(n).floats[0] = float(z[n])
+        fed.row(n).floats[0] = float(x[n])
+    for t in range(3):
+        w = torch.tensor(ring) @ z
+        z = w - 0.5 * (w - x)
+        run_round(fed, t)
+        torch.testing.assert_close(servers(fed)[:, 0], z, rtol=1e-6, atol=0)
+
+
+def test_the_server_rate_falls_in_the_compatibility_mode() -> None:
+    """One device at 0 that stays; z_0 = 1 is multiplied by 1 - eta_z (1 - 1e-4)^t."""
+    data = data_of(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), [[0]])
+    left = {}
+    for compatibility in (False, True):
+        algorithm = FedBCD(1, 1, server_lr=0.5, compatibility=compatibility)
+        fed = fleet_of([Cohort(1, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
+        algorithm._model(0).floats[0] = 1.0
+        for t in (0, 5000):
+            run_round(fed, t)
+        left[compatibility] = algorithm._model(0).floats[0].item()
+    assert left[False] == 0.25
+    assert left[True] == pytest.approx(0.5 * (1 - 0.5 * 0.9999**5000), rel=1e-5)
+
+
+def test_the_pull_of_the_compatibility_mode_is_twice_gamma() -> None:
+    assert FedBCD(gamma=[1.5, 2.0]).penalty(5) == 2.0
+    assert FedBCD(gamma=[1.5, 2.0], compatibility=True).penalty(2) == 3.0
+
+
+class Counted(Line):
+    """Counts the steps of all sessions."""
+
+    steps = 0
+
+    @override
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        Counted.steps += 1
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("unit", "limit", "steps"), [("step", None, 3), ("epoch", None, 9), ("epoch", 4, 4)]
+)
+def test_k_counts_steps_or_epochs_within_the_limit(unit: Any, limit: Any, steps: int) -> None:
+    """Two devices of five samples, three batches an epoch."""
+    x, y = torch.zeros(10, 2), torch.zeros(10, dtype=torch.long)
+    data = data_of(x, y, [range(5), range(5, 10)], batch_size=2)
+    algorithm = FedBCD(1, 2, steps=(3, 3), unit=unit)
+    fed = fleet_of([Cohort(2, Counted)], algorithm, data, limit=limit)
+    Counted.steps = 0
+    run_round(fed, 0)
+    assert Counted.steps == 2 * steps
+
+
+def test_a_device_keeps_its_momentum_on_its_books() -> None:
+    algorithm = FedBCD(6, 1, steps=(1, 1))
+    fed = fleet(algorithm)
+    row = algorithm.stored_bytes(fed, 0)
+    assert row == 4 * fed.cohorts[0].layout.floats.numel
+    assert set(algorithm.client_state(fed, 0)) == {"floats", "integers"}
+    run_round(fed, 0)
+    ahead = algorithm.ahead[0]
+    assert algorithm.stored_bytes(fed, 0) == row + 4 * len(ahead)
+    states = {k: {n: v.clone() for n, v in s.items()} for k, s in (fed.states() or {}).items()}
+    other = FedBCD(6, 1, steps=(1, 1))
+    twin = fleet(other)
+    twin.load_states([states])
+    assert torch.equal(other.ahead[0], ahead)
+    assert torch.equal(rows(twin), rows(fed))
+
+
+def test_models_that_are_tested_and_deployed() -> None:
+    algorithm = FedBCD(3, 1, wait=2)
+    fed = fleet(algorithm)
+    run_round(fed, 0)
+    layout = fed.cohorts[0].layout
+
+    def values(module: Any) -> Tensor:
+        return next(module.parameters()).flatten()
+
+    def first(row: Tensor) -> Tensor:
+        return next(iter(layout.floats.views(row).values())).flatten()
+
+    assert algorithm.global_models == 3
+    for n in range(3):
+        assert torch.equal(values(algorithm.evaluated_server(fed, n)), first(servers(fed)[n]))
+    assert torch.equal(values(algorithm.evaluated(fed, None)), first(servers(fed)[0]))
+    for device in range(6):
+        assert torch.equal(values(algorithm.evaluated(fed, device)), first(rows(fed)[device]))
+        assert torch.equal(algorithm.client_row(fed, device)[1].floats, rows(fed)[device])
+    sync = FedBCD(3, 1)
+    fleet(sync)
+    assert sync.global_models == 1
+
+
+@pytest.mark.parametrize("step", ["mean", "sum"])
+def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) -> None:
+    """Device 1 has a feature that is no number; it starts anew, without momentum."""
+    x = torch.tensor([[0.0, 0.0], [float("nan"), 0.0], [0.0, 0.0]])
+    data = data_of(x, torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
+    algorithm = FedBCD(1, 3, gamma=[1.0, 0.5, 2.0], server_lr=0.25, server_step=step)
+    fed = fleet_of(
+        [Cohort(3, partial(Line, START))], algorithm, data,
+        optimizer=partial(ASPG, lr=1e-9, box=None),
+    )  # fmt: skip
+    fed.row(0).floats[0], fed.row(2).floats[0] = 4.0, 7.0
+    metrics = run_round(fed, 0)
+    assert metrics["excluded"] == 1.0
+    assert fed.row(1).floats[:2].tolist() == list(START)
+    assert sorted(algorithm.ahead) == [0, 2]
+    pulls = 1.0 * (1 - 4) + 2.0 * (1 - 7)
+    expected = 1 - 0.25 * pulls / (3 if step == "mean" else 1)
+    assert servers(fed)[0, 0].item() == pytest.approx(expected, rel=1e-6)
+    assert metrics["server_gap"] == pytest.approx(-pulls, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gammas", "whole"),
+    [
+        ({0: 1.0, 4: 1.0}, {0: 1, 4: 1}),
+        ({0: 0.2, 1: 0.3}, {0: 2, 1: 3}),
+        ({0: 5.0, 1: 10.0}, {0: 1, 1: 2}),
+        ({0: 1e5, 1: 3e5}, {0: 1, 1: 3}),
+        ({7: 1 / 3}, {7: 1}),
+        ({0: 1 / 3, 1: 1.0}, {0: 21845, 1: 65536}),
+        ({0: 1e-9, 1: 1.0}, {0: 1, 1: 65536}),
+        ({}, {}),
+    ],
+)
+def test_weights_of_a_sum_are_small_whole_numbers(gammas: Any, whole: Any) -> None:
+    assert _whole(gammas) == whole
+
+
+# What is refused.
+
+
+def refusal(make: Any) -> str:
+    with pytest.raises(UserError) as told:
+        make()
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"servers": 0}, "servers: 0; give at least 1"),
+        ({"wait": 11}, "wait: wait for 11 of 10 servers; give at least 1 and at most 10"),
+        ({"wait": 0}, "wait: wait for 0 of 10 servers; give at least 1 and at most 10"),
+        ({"gamma": -1.0}, "gamma: -1.0; give numbers of 0 or more"),
+        ({"gamma": [1.0, float("nan")]}, "gamma: [1.0, nan]; give numbers of 0 or more"),
+        ({"gamma": []}, "gamma: []; give numbers of 0 or more"),
+        ({"server_lr": 0.0}, "server_lr: 0.0; give a number above 0"),
+        ({"server_lr": float("inf")}, "server_lr: inf; give a number above 0"),
+        ({"steps": (3, 2)}, "steps: [3, 2]; give 1 <= low <= high"),
+        ({"servers": 2, "mixing": [[0.9, 0.2], [0.1, 0.8]]}, "mixing: not doubly stochastic: row"),
+        ({"servers": 2, "mixing": [[1.0]]}, "mixing: of shape [1, 1] for 2 servers; give 2 rows"),
+        (
+            {"servers": 2, "wait": 1, "mixing": [[1, 0], [0, 1]]},
+            "mixing: given, and wait: 1 of 2 servers; leave one out",
+        ),
+    ],
+)
+def test_arguments_that_are_refused(settings: dict[str, Any], line: str) -> None:
+    assert refusal(lambda: FedBCD(**settings)).startswith(f"{KEY}.{line}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"server_lr": 2.0}, "2.0; give less than 2: z moves that far towards the devices' mean"),
+        (
+            {"server_lr": 0.4, "server_step": "sum", "gamma": [1.0, 0.5, 1.0]},
+            "0.4, times the sum of gamma over all devices, 5, is 2; it must be below 2; or",
+        ),
+        (
+            {"server_lr": 0.5, "server_step": "sum", "gamma": [1.0, 1.0, 0.5], "wait": 1},
+            "0.5, times the sum of gamma over the largest server's devices, 2.5, is 1.25; it must "
+            "be at most 1; or server_step: mean",
+        ),
+        (
+            {"server_lr": 0.5, "server_step": "sum", "mixing": [[0.5, 0.5], [0.5, 0.5]]},
+            "0.5, times the sum of gamma over the largest server's devices, 3, is 1.5; it must be",
+        ),
+    ],
+)
+def test_a_server_step_that_diverges_is_refused_with_its_numbers(
+    settings: dict[str, Any], line: str
+) -> None:
+    found = refusal(lambda: fleet(FedBCD(2, 1, **settings)))
+    assert found.startswith(f"{KEY}.server_lr: {line}")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"server_lr": 1.99},
+        {"server_lr": 0.39, "server_step": "sum", "gamma": [1.0, 0.5, 1.0]},
+        {"server_lr": 0.4, "server_step": "sum", "gamma": [1.0, 1.0, 0.5], "wait": 1},
+    ],
+)
+def test_a_server_step_at_the_bound_is_not(settings: dict[str, Any]) -> None:
+    fleet(FedBCD(2, 1, **settings))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "line"),
+    [
+        (FedBCD(4, 1), {}, f"{KEY}.servers: 4 servers for 6 clients; give a divisor"),
+        (FedBCD(3, 3), {}, f"{KEY}.active: 3 of the 2 devices of a server; give at most 2"),
+        (FedBCD(3, 1), {"fraction": 0.5}, "model.fraction: given; leave it out"),
+        (FedBCD(3, 1), {"clients_per_round": 2}, "model.clients_per_round: given; leave it out"),
+        (FedBCD(3, 1), {"epochs": 5}, "model.local_epochs: given; leave it out"),
+        (FedBCD(3, 1), {"steps": 5}, "model.local_steps: given; leave it out"),
+    ],
+)
+def test_federations_that_are_refused(algorithm: FedBCD, settings: Any, line: str) -> None:
+    assert refusal(lambda: fleet(algorithm, **settings)).startswith(line)
+
+
+def test_one_architecture_for_all() -> None:
+    cohorts = [Cohort(3, mlp), Cohort(3, partial(MLP, hidden=(9,)))]
+    line = refusal(lambda: fleet_of(cohorts, FedBCD(3, 1), random_data(SIZES)))
+    assert line == (
+        "model.cohorts: cohorts 0 and 1 have different architectures; FedBCD needs one for all"
+    )

@@ -1,0 +1,68 @@
+"""FedBCD and FedBCD-I against the paper's equations, over servers, protocols and settings."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.core.delays import Exponential
+from tests.algorithms.fedbcd_oracle import Local, Oracle, federation
+from tests.small import run_round
+
+GAMMAS = [1.0, 0.2, 0.0, [1.0, 0.25], [0.3, 0.0, 0.7], [1 / 3, 0.5]]
+
+
+@st.composite
+def clouds(draw: st.DrawFn) -> tuple[FedBCD, int]:
+    """An algorithm, and how many devices it has."""
+    servers, each = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    active = draw(st.integers(1, each))
+    wait = draw(st.none() | st.integers(1, servers))
+    gammas = draw(st.sampled_from(GAMMAS))
+    step = draw(st.sampled_from(["mean", "sum"]))
+    mixing = None
+    if wait is None and draw(st.booleans()):
+        shares = draw(st.lists(st.floats(0.1, 1), min_size=servers, max_size=servers))
+        shifts = [np.roll(np.eye(servers), k, axis=0) for k in range(servers)]
+        mixing = (np.tensordot(np.array(shares) / sum(shares), np.array(shifts), 1)).tolist()
+    largest = max(gammas) if isinstance(gammas, list) else gammas
+    rate = 0.7 if step == "mean" else 0.7 / (servers * each * max(largest, 0.1))
+    common: dict[str, Any] = {
+        "wait": wait, "gamma": gammas, "server_lr": rate, "server_step": step,
+        "steps": draw(st.sampled_from([(1, 1), (1, 3)])), "mixing": mixing,
+        "activation": draw(st.sampled_from(["uniform", "first"])),
+        "step_delay": draw(st.sampled_from([None, Exponential(0.5)])),
+        "compatibility": draw(st.booleans()),
+    }  # fmt: skip
+    if draw(st.booleans()):
+        available = draw(st.integers(active, each))
+        patience = draw(st.integers(1, 3))
+        return FedBCDI(servers, active, available, patience=patience, **common), servers * each
+    return FedBCD(servers, active, **common), servers * each
+
+
+LOCALS = [Local(), Local(zeta=0.0), Local(zeta=0.9, box=(-0.75, 1.25)), Local(0.1, 0.6, (-2, 2))]
+
+
+@given(cloud=clouds(), local=st.sampled_from(LOCALS), seed=st.integers(0, 9))
+@example((FedBCD(3, 2, wait=1, gamma=[0.3, 0.7], server_step="sum", server_lr=0.2), 12), Local(), 0)
+@example((FedBCDI(3, 1, 4, wait=2, gamma=[0.5, 0.2, 0.9], patience=2), 12), LOCALS[2], 1)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_equations_of_the_paper(cloud: tuple[FedBCD, int], local: Local, seed: int) -> None:
+    algorithm, devices = cloud
+    oracle = Oracle(algorithm, devices, local, seed)
+    fleet = federation(algorithm, devices, local, seed=seed)
+    for t in range(6):
+        told, found = oracle.round(t), run_round(fleet, t)
+        for name, value in told.items():
+            assert found[name] == pytest.approx(value, rel=1e-5, abs=2e-5), (t, name)
+        rows = np.stack([fleet.row(k).floats[:2].numpy() for k in range(devices)])
+        np.testing.assert_allclose(rows, oracle.x, rtol=0, atol=1e-5)
+        models = [
+            algorithm._model(n).floats[:2].numpy() for n in range(algorithm.hierarchy.servers)
+        ]
+        np.testing.assert_allclose(np.stack(models), oracle.z, rtol=0, atol=1e-5)

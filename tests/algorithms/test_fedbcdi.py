@@ -1,0 +1,244 @@
+"""FedBCD-I: who trains offline, how long, and the pull of those that get through."""
+
+import logging
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.standalone import Standalone
+from lightfed.core.aspg import ASPG
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.core.hierarchy import Phase
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.utils.errors import UserError
+from tests.algorithms.test_fedbcd import Counted, Normed, fleet, rows, servers
+from tests.small import Line, data_of, fleet_of, run_round
+
+KEY = "model.algorithm.init_args"
+
+
+def nothing(devices: int) -> FederatedDataModule:
+    """Data on which Line has no gradient."""
+    zeros = torch.zeros(devices, 2), torch.zeros(devices, dtype=torch.long)
+    return data_of(*zeros, [[k] for k in range(devices)])
+
+
+class Scripted(FedBCDI):
+    """(round, server) -> the active devices, all that are available with their K, seconds."""
+
+    def __init__(self, script: Any, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.script = script
+
+    @override
+    def phase(self, fed: Fleet, server: int, t: int) -> Phase:
+        active, units, busy = self.script[t, server]
+        return Phase(active, sorted(units), units, busy)
+
+
+@pytest.mark.parametrize(("compatibility", "trainings"), [(False, 4), (True, 5)])
+def test_a_device_that_nobody_hears_pauses(compatibility: bool, trainings: int) -> None:
+    """Device 1 is available in all rounds; it gets through in round 7, and not before.
+
+    It trains in four rounds, pauses, is pulled without having trained, and has four more.
+    """
+    heard = 7
+    script = {
+        (t, 0): ([1 if t == heard else 0], {0: 1, 1: 1}, 1.0) for t in range(heard + 8)
+    }  # fmt: skip
+    algorithm = Scripted(
+        script, servers=1, active=1, available=2, compatibility=compatibility, gamma=0.5
+    )
+    data = data_of(torch.ones(2, 2), torch.ones(2, dtype=torch.long), [[0], [1]])
+    fed = fleet_of([Cohort(2, Line)], algorithm, data, optimizer=partial(SGD, lr=0.01))
+    moved = []
+    for t in range(heard + 8):
+        before = fed.row(1).floats.clone()
+        z = servers(fed)[0].clone()
+        run_round(fed, t)
+        moved.append(not torch.equal(fed.row(1).floats, before))
+        if t == heard:
+            pulled = before - 0.5 * (before - z)
+            torch.testing.assert_close(fed.row(1).floats, pulled, rtol=0, atol=1e-7)
+            assert algorithm.offline.tolist() == [1, 0]
+    expected = [t < trainings or heard <= t <= heard + trainings for t in range(heard + 8)]
+    assert moved == expected
+
+
+def test_the_pull_by_hand() -> None:
+    """x - z contracts by (1 - gamma)^K; a box holds x after every pull; others are not pulled."""
+    script = {(0, 0): ([0, 1], {0: 1, 1: 3, 2: 3}, 1.0)}
+    # In a box, the offline session takes 12 to 6 before the pulls.
+    for box, pulled in ((None, 4 + 8 * 0.125), ((-6.0, 6.0), 4 + 2 * 0.125)):
+        algorithm = Scripted(script, servers=1, active=2, available=3, gamma=0.5)
+        fed = fleet_of(
+            [Cohort(3, Line)], algorithm, nothing(3),
+            optimizer=partial(ASPG, lr=0.25, momentum=0.0, box=box),
+        )  # fmt: skip
+        algorithm._model(0).floats[0] = 4.0
+        for device, x in enumerate([6.0, 12.0, 5.0]):
+            fed.row(device).floats[0] = x
+        metrics = run_round(fed, 0)
+        found = rows(fed)[:, 0].tolist()
+        assert found == [5.0, pulled, 5.0]
+        # Of the active ones alone: z <- z - (z - mean) / 2.
+        mean = (5.0 + pulled) / 2
+        assert servers(fed)[0, 0].item() == 4 + (mean - 4) / 2
+        assert metrics["server_gap"] == pytest.approx(0.5 * 2 * (mean - 4), rel=1e-6)
+
+
+def test_a_box_holds_between_pulls_beyond_z() -> None:
+    """Gamma 2.5 goes beyond z and back: 0 -> 2.5 -> (box) 2 -> -0.5 for z = 1."""
+    script = {(0, 0): ([0], {0: 2}, 1.0)}
+    algorithm = Scripted(script, servers=1, active=1, available=1, gamma=2.5, server_lr=0.1)
+    fed = fleet_of(
+        [Cohort(1, Line)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1, momentum=0.0)
+    )
+    algorithm._model(0).floats[0] = 1.0
+    run_round(fed, 0)
+    assert fed.row(0).floats[0].item() == -0.5
+
+
+def test_momentum_is_that_of_training_and_not_of_the_pull() -> None:
+    script = {(t, 0): ([0], {0: 1}, 1.0) for t in range(2)}
+    algorithm = Scripted(script, servers=1, active=1, available=1, gamma=0.5)
+    fed = fleet_of(
+        [Cohort(1, Line)], algorithm, nothing(1),
+        optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None),
+    )  # fmt: skip
+    algorithm.ahead[0] = torch.zeros(32)
+    algorithm.ahead[0][0] = 4.0
+    run_round(fed, 0)
+    assert fed.row(0).floats[0].item() == 2.0  # 0 + 4, half of the way to z = 0
+    assert algorithm.ahead[0][0].item() == 2.0  # zeta times the 4
+    assert servers(fed)[0, 0].item() == 1.0  # half of the way to 2
+    run_round(fed, 1)
+    assert fed.row(0).floats[0].item() == 1 + (2 + 2 - 1) / 2
+
+
+def test_active_sets_wait_in_the_queue() -> None:
+    """Server 0 is waited for in round 1: it steps with the devices that it heard in round 0."""
+    script = {
+        (0, 0): ([1], {0: 1, 1: 1}, 3.0), (0, 1): ([2], {2: 1, 3: 1}, 1.0),
+        (1, 1): ([3], {2: 1, 3: 1}, 9.0),
+    }  # fmt: skip
+    algorithm = Scripted(script, servers=2, active=1, available=2, wait=1, gamma=0.5)
+    fed = fleet_of([Cohort(4, Line)], algorithm, nothing(4), optimizer=partial(SGD, lr=0.1))
+    for device in range(4):
+        fed.row(device).floats[0] = 8.0 * (device + 1)
+    first = run_round(fed, 0)
+    assert rows(fed)[:, 0].tolist() == [8.0, 8.0, 12.0, 32.0]
+    assert servers(fed)[:, 0].tolist() == [0.0, 6.0]
+    assert algorithm.queue.tolist() == [[1], [2]]
+    second = run_round(fed, 1)
+    assert algorithm.queue.tolist() == [[1], [3]]
+    assert rows(fed)[:, 0].tolist() == [8.0, 8.0, 12.0, 19.0]
+    assert servers(fed)[:, 0].tolist() == [4.0, 6.0]
+    # Of all servers, with whom each has last heard: (0 - 8) / 2 + (6 - 19) / 2.
+    assert second["server_gap"] == pytest.approx(10.5, rel=1e-6)
+    assert (first["virtual_time"], second["virtual_time"]) == (1.0, 3.0)
+    assert (first["bytes_down"], first["bytes_up"]) == (2 * 8.0, 8.0)
+    assert (second["bytes_down"], second["bytes_up"]) == (8.0, 8.0)
+
+
+def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        algorithm = FedBCDI(3, 1, 2, gamma=0.0, steps=(1, 1), unit="epoch", patience=99)
+    assert "FedBCDI with gamma = 0" in caplog.text
+    sgd = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
+    together, alone = fleet(algorithm, **sgd), fleet(Standalone(), **sgd)
+    for t in range(3):
+        metrics = run_round(together, t)
+        run_round(alone, t)
+    assert torch.equal(rows(together), rows(alone))
+    assert metrics["participants"] == 6.0
+
+
+def test_a_round_in_which_all_pause() -> None:
+    """With a patience of 1, device 0 of each server is heard once more, and nobody trains."""
+    script = {(t, n): ([2 * n], {2 * n + 1: 1, 2 * n: 1}, 1.0) for t in range(2) for n in range(2)}
+    algorithm = Scripted(script, servers=2, active=1, available=2, patience=1)
+    data = data_of(torch.ones(4, 2), torch.ones(4, dtype=torch.long), [[0], [1], [2], [3]])
+    fed = fleet_of([Cohort(4, Counted)], algorithm, data, optimizer=partial(SGD, lr=0.1))
+    algorithm.offline.fill_(1)
+    Counted.steps = 0
+    metrics = run_round(fed, 0)
+    assert Counted.steps == 0
+    assert metrics["participants"] == 0.0
+    assert metrics["bytes_up"] == metrics["bytes_down"] == 2 * 8.0
+    assert algorithm.offline.tolist() == [0, 1, 0, 1]
+    assert run_round(fed, 1)["participants"] == 2.0
+
+
+def test_statistics_are_of_the_active_devices() -> None:
+    algorithm = FedBCDI(1, 2, 4, gamma=[1.0, 3.0], steps=(1, 3))
+    fed = fleet(algorithm, model=Normed, sizes=[2] * 4, optimizer=partial(ASPG, lr=0.1))
+    run_round(fed, 0)
+    layout = fed.cohorts[0].layout.floats
+    active = algorithm.queue[0].tolist()
+    weights = torch.tensor([algorithm.gamma(i) for i in active])
+    for name in ("net.layers.0.running_mean", "net.layers.0.running_var"):
+        stored = torch.stack([layout.views(fed.row(i).floats)[name] for i in active])
+        expected = weights @ stored / weights.sum()
+        found = layout.views(algorithm._model(0).floats)[name]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_parameters_are_not_projected_by_the_pull() -> None:
+    class Half(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = torch.nn.Parameter(torch.full((3,), 7.0), requires_grad=False)
+
+    algorithm = FedBCDI(1, 1, 1, gamma=0.5, steps=(2, 2))
+    fed = fleet_of([Cohort(1, Half)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1))
+    run_round(fed, 0)
+    layout = fed.cohorts[0].layout.floats
+    assert layout.views(fed.row(0).floats)["frozen"].tolist() == [7.0] * 3
+    assert layout.views(algorithm._model(0).floats)["frozen"].tolist() == [7.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"patience": 0}, "patience: 0; give at least 1"),
+        ({"active": 5, "available": 4}, "available: 4, with 5 active; give at least as many"),
+        ({"wait": 12}, "wait: wait for 12 of 10 servers; give at least 1 and at most 10"),
+    ],
+)
+def test_arguments_that_are_refused(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as told:
+        FedBCDI(**settings)
+    assert str(told.value) == f"{KEY}.{line}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"active": 2, "available": 4}, "available: 4 of the 3 devices of a server; give at most"),
+        (
+            {"server_step": "sum", "server_lr": 0.6, "gamma": [1.0, 0.5, 0.9]},
+            "server_lr: 0.6, times the sum of gamma over all devices, 3.8, is 2.28; it must be",
+        ),
+        (
+            {"server_step": "sum", "server_lr": 0.6, "gamma": [1.0, 0.5, 0.9], "wait": 1},
+            "server_lr: 0.6, times the sum of gamma over the largest server's devices, 1.9, is 1.14",
+        ),
+    ],
+)
+def test_federations_that_are_refused(settings: dict[str, Any], line: str) -> None:
+    """The active devices alone are in a step: at most the two of the largest gamma."""
+    algorithm = FedBCDI(2, **({"active": 2, "available": 3} | settings))
+    with pytest.raises(UserError) as told:
+        fleet(algorithm)
+    assert str(told.value).startswith(f"{KEY}.{line}")
+
+
+def test_a_sum_over_the_active_devices_that_converges() -> None:
+    fleet(FedBCDI(2, 1, 3, server_step="sum", server_lr=0.9, gamma=1.0))

@@ -1,0 +1,75 @@
+"""A session of round t works on chunk t mod chunks of its client's samples, and on nothing else."""
+
+import torch
+from torch import Tensor
+
+from lightfed.algorithms.standalone import Standalone
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.core.session import PendingReport
+from lightfed.core.training import RunClient
+from tests.small import Line, data_of, fleet_of, run_round
+
+CHUNKS = 3
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    """Eleven of them, whose least squares differ from chunk to chunk."""
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(11, 2, generator=rng) / 2, torch.arange(11) % 2
+
+
+def chunked(*, batch_size: int = 4, **work: int) -> Fleet:
+    """Two clients of 7 and 4 samples: chunks of 3, 2, 2 and 2, 1, 1."""
+    data = data_of(*samples(), [range(7), range(7, 11)], classes=2, batch_size=batch_size)
+    data.chunks = CHUNKS
+    return fleet_of([Cohort(2, Line)], Standalone(), data, **work)
+
+
+def chunk(fleet: Fleet, client: int, t: int) -> tuple[Tensor, Tensor]:
+    order = torch.Generator().manual_seed(0)
+    ((x, y),) = fleet.data.train_epoch(client, order=order, augment=None, limit=None, t=t)
+    return x, y
+
+
+def test_two_steps_a_round_are_on_the_chunk_of_the_round() -> None:
+    """w <- w - lr sum (w x - y) x, over the chunk, for both local epochs."""
+    fleet = chunked(epochs=2)
+    expected = torch.zeros(2, 2)
+    for t in range(4):
+        run_round(fleet, t)
+        for client in range(2):
+            x, y = chunk(fleet, client, t)
+            for _ in range(2):
+                expected[client] -= 0.5 * (x @ expected[client] - y) @ x
+            torch.testing.assert_close(fleet.row(client).floats[:2], expected[client])
+
+
+def batches(fleet: Fleet, t: int) -> list[list[int]]:
+    """Of each client the sizes of the batches that its session of round t has seen."""
+    found: list[list[int]] = []
+    training = fleet.training
+
+    def waves(mine: list[int], _: int, run: RunClient) -> list[PendingReport]:
+        reports = [run(client) for client in mine]
+        found.extend(report.sizes for report in reports)
+        return reports
+
+    training.waves = waves
+    run_round(fleet, t)
+    return found
+
+
+def test_epochs_are_as_long_as_the_chunk() -> None:
+    fleet = chunked(batch_size=2, epochs=2)
+    found = [batches(fleet, t) for t in range(4)]
+    long, short = [[2, 1, 2, 1], [2, 2]], [[2, 2], [1, 1]]
+    assert found == [long, short, short, long]
+
+
+def test_steps_go_round_the_chunk() -> None:
+    fleet = chunked(batch_size=2, steps=5)
+    assert [batches(fleet, t) for t in range(2)] == [
+        [[2, 1, 2, 1, 2], [2] * 5],
+        [[2] * 5, [1] * 5],
+    ]

@@ -1,0 +1,202 @@
+"""Servers and their devices: who is active, for how long, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightfed.core.clock import device_delays
+from lightfed.core.delays import Constant, Exponential, Uniform
+from lightfed.core.hierarchy import Hierarchy
+from lightfed.core.work import LocalWork
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import numpy_generator
+
+PLAIN = Hierarchy(3, 2, 4, (1, 5), "step", Exponential(1.0))
+CLIENTS = 15  # five devices a server
+ROUNDS = range(300)
+
+
+def phases(hierarchy: Hierarchy, server: int = 1, seed: int = 0) -> list[Any]:
+    return [hierarchy.phase(server, t, clients=CLIENTS, seed=seed) for t in ROUNDS]
+
+
+@given(servers=st.integers(1, 9), each=st.integers(1, 9))
+def test_every_client_is_a_device_of_one_server(servers: int, each: int) -> None:
+    hierarchy, clients = replace(PLAIN, servers=servers), servers * each
+    parts = [list(hierarchy.devices(n, clients)) for n in range(servers)]
+    assert [device for part in parts for device in part] == list(range(clients))
+    for server, part in enumerate(parts):
+        assert len(part) == each
+        assert {hierarchy.server_of(device, clients) for device in part} == {server}
+
+
+@given(
+    server=st.integers(0, 2), t=st.integers(0, 99), seed=st.integers(0, 99),
+    active=st.integers(1, 5), offline=st.integers(0, 4), low=st.integers(1, 4),
+    width=st.integers(0, 3), activation=st.sampled_from(["uniform", "first"]),
+    step_delay=st.sampled_from([None, Uniform(0.5, 2.0)]),
+)  # fmt: skip
+@settings(deadline=None)
+def test_a_phase(
+    server: int, t: int, seed: int, active: int, offline: int, low: int, width: int,
+    activation: Any, step_delay: Any,
+) -> None:  # fmt: skip
+    available = min(5, active + offline)
+    hierarchy = Hierarchy(
+        3, active, available, (low, low + width), "step", Uniform(1.0, 2.0), step_delay, activation
+    )
+    phase = hierarchy.phase(server, t, clients=CLIENTS, seed=seed)
+    assert phase == hierarchy.phase(server, t, clients=CLIENTS, seed=seed)
+    assert phase.active == sorted(set(phase.active))
+    assert phase.available == sorted(set(phase.available))
+    assert (len(phase.active), len(phase.available)) == (active, available)
+    assert set(phase.active) <= set(phase.available) <= set(hierarchy.devices(server, CLIENTS))
+    assert list(phase.units) == phase.available
+    assert all(low <= units <= low + width for units in phase.units.values())
+    most = max(phase.units[i] for i in phase.active)
+    assert 1.0 <= phase.busy <= 2.0 + (2.0 * most if step_delay else 0.0)
+
+
+def test_devices_are_drawn_uniformly() -> None:
+    """300 rounds, 2 of 5 active and 4 available: 120 and 240 each, within 4 standard deviations."""
+    for name, share in (("active", 2 / 5), ("available", 4 / 5)):
+        counts = np.bincount([i for p in phases(PLAIN) for i in getattr(p, name)], minlength=10)
+        assert (counts[:5] == 0).all()
+        spread = (len(ROUNDS) * share * (1 - share)) ** 0.5
+        assert abs(counts[5:] - len(ROUNDS) * share).max() < 4 * spread
+
+
+def test_steps_are_uniform_between_their_bounds() -> None:
+    drawn = [units for p in phases(PLAIN) for units in p.units.values()]
+    counts = np.bincount(drawn, minlength=6)[1:]
+    assert counts.sum() == len(drawn) == 4 * len(ROUNDS)
+    assert len(counts) == 5
+    mean = len(drawn) / 5
+    assert abs(counts - mean).max() < 4 * (mean * 0.8) ** 0.5
+
+
+def test_servers_rounds_and_seeds_draw_on_their_own() -> None:
+    def shape(server: int, seed: int) -> list[Any]:
+        found = phases(PLAIN, server, seed)
+        return [[i % 5 for i in p.active] for p in found]
+
+    assert shape(1, 0) != shape(0, 0)
+    assert shape(1, 0) != shape(1, 1)
+    assert shape(1, 0)[:10] != shape(1, 0)[10:20]
+    first = PLAIN.phase(0, 0, clients=CLIENTS, seed=0)
+    assert len({tuple(p.units.values()) for p in phases(PLAIN)[:5]}) > 1
+    assert first.busy != PLAIN.phase(0, 0, clients=CLIENTS, seed=1).busy
+
+
+def test_a_device_draws_the_same_whoever_else_is_active() -> None:
+    """K of a device is named by the round and the device alone."""
+    few, many = replace(PLAIN, active=1, available=1), replace(PLAIN, active=5, available=5)
+    for t in range(20):
+        (device,) = few.phase(2, t, clients=CLIENTS, seed=4).active
+        all_of_them = many.phase(2, t, clients=CLIENTS, seed=4)
+        assert few.phase(2, t, clients=CLIENTS, seed=4).units[device] == all_of_them.units[device]
+
+
+def test_uniform_activation_takes_the_slowest_active_device() -> None:
+    for t in range(20):
+        phase = PLAIN.phase(1, t, clients=CLIENTS, seed=7)
+        delays = device_delays(PLAIN.delay, phase.active, seed=7, t=t)
+        assert phase.busy == delays.max()
+
+
+def test_delays_of_units_come_on_top() -> None:
+    """Constant delays: 3 seconds, and half a second for each of K steps of the slowest."""
+    hierarchy = replace(PLAIN, delay=Constant(3.0), step_delay=Constant(0.5))
+    for t in range(20):
+        phase = hierarchy.phase(1, t, clients=CLIENTS, seed=7)
+        assert phase.busy == 3.0 + 0.5 * max(phase.units[i] for i in phase.active)
+    random = replace(PLAIN, step_delay=Exponential(2.0))
+    phase = random.phase(1, 3, clients=CLIENTS, seed=7)
+    first = device_delays(random.delay, phase.active, seed=7, t=3)
+    each = device_delays(Exponential(2.0), phase.active, seed=7, t=3, purpose="step-delay")
+    units = np.array([phase.units[i] for i in phase.active])
+    assert phase.busy == (each * units + first).max()
+
+
+@pytest.mark.parametrize("step_delay", [None, Constant(0.5)])
+def test_the_first_awake_are_active(step_delay: Any) -> None:
+    hierarchy = replace(PLAIN, activation="first", step_delay=step_delay)
+    for t in range(30):
+        phase = hierarchy.phase(2, t, clients=CLIENTS, seed=3)
+        wakes = device_delays(hierarchy.delay, range(10, 15), seed=3, t=t, purpose="wake")
+        order = [10 + int(i) for i in np.argsort(wakes)]
+        assert phase.active == sorted(order[:2])
+        assert phase.available == sorted(order[:4])
+        ends = [wakes[i - 10] + (0.5 * phase.units[i] if step_delay else 0) for i in phase.active]
+        assert phase.busy == pytest.approx(max(ends), rel=1e-15)
+
+
+def test_draws_have_names_of_their_own() -> None:
+    """The order of devices is that of (seed, "active", round, server)."""
+    order = numpy_generator(5, "active", 8, 1).permutation(5)
+    phase = PLAIN.phase(1, 8, clients=CLIENTS, seed=5)
+    assert phase.active == sorted(5 + int(i) for i in order[:2])
+    assert phase.available == sorted(5 + int(i) for i in order[:4])
+    device = phase.available[0]
+    assert phase.units[device] == numpy_generator(5, "steps", 8, device).integers(1, 6)
+
+
+def refusal(call: Any) -> str:
+    with pytest.raises(UserError) as told:
+        call()
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"servers": 0}, "servers: 0; give at least 1"),
+        ({"active": 0}, "active: 0; give at least 1"),
+        ({"available": 1}, "available: 1, with 2 active; give at least as many"),
+        ({"steps": (0, 3)}, "steps: [0, 3]; give 1 <= low <= high"),
+        ({"steps": (4, 3)}, "steps: [4, 3]; give 1 <= low <= high"),
+    ],
+)
+def test_what_can_never_be(changes: dict[str, Any], line: str) -> None:
+    found = refusal(lambda: replace(PLAIN, **changes))
+    assert found == f"model.algorithm.init_args.{line}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"servers": 4}, "servers: 4 servers for 15 clients; give a divisor of the number of"),
+        ({"active": 6, "available": 6}, "active: 6 of the 5 devices of a server; give at most 5"),
+        ({"available": 6}, "available: 6 of the 5 devices of a server; give at most 5"),
+    ],
+)
+def test_what_does_not_fit_the_clients(changes: dict[str, Any], line: str) -> None:
+    hierarchy = replace(PLAIN, **changes)
+    found = refusal(lambda: hierarchy.check(CLIENTS, LocalWork()))
+    assert found.startswith(f"model.algorithm.init_args.{line}")
+
+
+@pytest.mark.parametrize(
+    ("work", "line"),
+    [
+        (
+            {"fraction": 0.5},
+            "model.fraction: given; leave it out: model.algorithm.init_args.active",
+        ),
+        ({"clients_per_round": 3}, "model.clients_per_round: given; leave it out: model.algorithm"),
+        ({"epochs": 2}, "model.local_epochs: given; leave it out: model.algorithm.init_args.steps"),
+        ({"steps": 2}, "model.local_steps: given; leave it out: model.algorithm.init_args.steps"),
+    ],
+)
+def test_settings_that_nobody_would_look_at(work: dict[str, Any], line: str) -> None:
+    assert refusal(lambda: PLAIN.check(CLIENTS, LocalWork(**work))).startswith(line)
+
+
+def test_what_fits() -> None:
+    PLAIN.check(CLIENTS, LocalWork(limit=3))
+    replace(PLAIN, active=5, available=5).check(CLIENTS, LocalWork())
+    replace(PLAIN, servers=15, active=1, available=1).check(CLIENTS, LocalWork())

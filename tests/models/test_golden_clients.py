@@ -1,0 +1,201 @@
+"""Local training of the baselines against runs of HtFLlib's and FedAPEN's released code."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lightfed.models.classmeans import ClassMeans
+from lightfed.models.mutual import FML, FedAPEN, FedKD
+from lightfed.models.prototypes import FDClient, FedProtoClient
+from lightfed.models.svd import compress, decompress, total_bytes
+from tests.models.client_cases import descend, network
+from tests.small import GOLDEN
+
+FOLDER = GOLDEN / "baselines"
+HTFLLIB = load_file(FOLDER / "htfllib.safetensors")
+APEN = load_file(FOLDER / "fedapen.safetensors")
+ABOUT: dict[str, Any] = json.loads((FOLDER / "htfllib.json").read_text())
+ABOUT_APEN: dict[str, Any] = json.loads((FOLDER / "fedapen.json").read_text())
+FML_CASES = [name for name in ABOUT if name.startswith("fml_a") and name != "fml_agg"]
+
+
+def recorded(vectors: dict[str, Tensor], folder: str) -> dict[str, Tensor]:
+    """A recorded state dict; what is called base there is the extractor."""
+    prefix = f"{folder}/"
+    found = {
+        name.removeprefix(prefix).replace("base.", "extractor."): tensor
+        for name, tensor in vectors.items()
+        if name.startswith(prefix)
+    }
+    assert found, folder
+    return found
+
+
+def check(module: nn.Module, vectors: dict[str, Tensor], folder: str) -> None:
+    for name, tensor in recorded(vectors, folder).items():
+        torch.testing.assert_close(module.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def load(module: nn.Module, vectors: dict[str, Tensor], folder: str) -> None:
+    module.load_state_dict(recorded(vectors, folder))
+
+
+def train(client: nn.Module, case: str, **rates: float) -> None:
+    about = ABOUT[case]
+    lr = about.get("lr", about.get("lr_private"))
+    x, y = HTFLLIB["x"], HTFLLIB["y"]
+    # No gradient of these runs is as long as the recorded clipping.
+    descend(client, x, y, batch=about["batch"], lr=lr, epochs=about["epochs"], rates=rates)
+
+
+@pytest.mark.parametrize("case", FML_CASES)
+def test_fml_in_htfllibs_form(case: str) -> None:
+    about = ABOUT[case]
+    client = FML(network(6), network(3), alpha=about["alpha"], beta=about["beta"], form="htfllib")
+    for part in ("private", "shared"):
+        load(client.get_submodule(part), HTFLLIB, f"{case}/{part}_before")
+    train(client, case)
+    for part in ("private", "shared"):
+        check(client.get_submodule(part), HTFLLIB, f"{case}/{part}_after")
+
+
+def fedkd(case: str, **form: Any) -> FedKD:
+    client = FedKD(network(6), network(4), **form)
+    for part, name in (("private", "private"), ("shared", "shared"), ("projection", "Wh")):
+        load(client.get_submodule(part), HTFLLIB, f"{case}/{name}_before")
+    train(client, case, shared=ABOUT[case]["lr_shared"], projection=ABOUT[case]["lr_Wh"])
+    return client
+
+
+@pytest.mark.parametrize("case", ["fedkd_e.95", "fedkd_e.6"])
+def test_fedkd_in_htfllibs_form_and_what_it_uploads(case: str) -> None:
+    client = fedkd(case, form="htfllib")
+    for part, name in (("private", "private"), ("shared", "shared"), ("projection", "Wh")):
+        check(client.get_submodule(part), HTFLLIB, f"{case}/{name}_after")
+    shared = client.shared.state_dict()
+    packages = compress(shared, ABOUT[case]["energy"])
+    expected = recorded(HTFLLIB, f"{case}/uploaded_recovered")
+    kept = ABOUT[case]["kept_ranks"]
+    for name, tensor in decompress(packages).items():
+        if kept[name.replace("extractor.", "base.")] == 0:  # sent as nothing, by the known fault
+            assert not expected[name].any()
+            assert torch.equal(tensor, shared[name])
+        else:
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+    sizes = {n: p.bytes for n, p in packages.items()}
+    biases = 4 * (4 + 5 + 4)
+    if case == "fedkd_e.6":
+        assert total_bytes(packages) == 4 * (2 * (4 + 7 + 1) + (5 + 4 + 1) + (4 + 5 + 1)) + biases
+    else:  # factors of rank 3 would be larger than the matrices
+        assert total_bytes(packages) == 4 * (28 + 20 + 20) + biases
+    assert sizes["head.bias"] == 16
+
+
+@pytest.mark.parametrize("case", ["fml_a.5b.5", "fedkd_e.95"])
+def test_the_chosen_form_is_another_one(case: str) -> None:
+    if case.startswith("fml"):
+        client: nn.Module = FML(network(6), network(3))
+        for part in ("private", "shared"):
+            load(client.get_submodule(part), HTFLLIB, f"{case}/{part}_before")
+        train(client, case)
+    else:
+        client = fedkd(case)
+    with pytest.raises(AssertionError):
+        check(client.get_submodule("private"), HTFLLIB, f"{case}/private_after")
+
+
+def received(case: str, kind: str, size: int) -> ClassMeans:
+    common = ClassMeans.none(4, size)
+    for c in range(4):
+        if (name := f"{case}/global_{kind}/{c}") in HTFLLIB:
+            common.values[c], common.seen[c] = HTFLLIB[name], True
+    assert bool(common.seen.any()) is ABOUT[case]["global_available"]
+    return common
+
+
+def check_upload(client: FDClient | FedProtoClient, case: str, kind: str) -> None:
+    upload = client.upload()
+    expected = {c: HTFLLIB.get(f"{case}/uploaded_{kind}/{c}") for c in range(4)}
+    assert upload.seen.tolist() == [value is not None for value in expected.values()]
+    for c, value in expected.items():
+        if value is not None:
+            torch.testing.assert_close(upload.values[c], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["fedproto_r0", "fedproto_r1"])
+def test_fedproto(case: str) -> None:
+    client = FedProtoClient(network(6), 4, weight=ABOUT[case]["lamda"])
+    load(client.private, HTFLLIB, f"{case}/before")
+    client.receive(received(case, "protos", 5))
+    train(client, case)
+    check(client.private, HTFLLIB, f"{case}/after")
+    check_upload(client, case, "protos")
+    if case == "fedproto_r1":
+        correct = (client(HTFLLIB["x"]).argmax(1) == HTFLLIB["y"]).sum()
+        assert correct == ABOUT["fedproto_r1_test"]["correct"]
+
+
+@pytest.mark.parametrize("case", ["fd_r0", "fd_r1"])
+def test_fd_with_raw_targets(case: str) -> None:
+    client = FDClient(network(6), 4, weight=ABOUT[case]["lamda"], target="raw")
+    load(client.net, HTFLLIB, f"{case}/before")
+    client.receive(received(case, "logits", 4))
+    train(client, case)
+    check(client.net, HTFLLIB, f"{case}/after")
+    check_upload(client, case, "logits")
+
+
+def test_fds_softmax_target_differs_once_there_are_common_logits() -> None:
+    for case in ("fd_r0", "fd_r1"):
+        client = FDClient(network(6), 4, weight=ABOUT[case]["lamda"])
+        load(client.net, HTFLLIB, f"{case}/before")
+        client.receive(received(case, "logits", 4))
+        train(client, case)
+        if case == "fd_r0":
+            check(client.net, HTFLLIB, f"{case}/after")
+        else:
+            with pytest.raises(AssertionError):
+                check(client.net, HTFLLIB, f"{case}/after")
+
+
+class Net(nn.Module):
+    """FedAPEN's recorded networks."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(7, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def trained(client: FML | FedAPEN, case: str, lr: float) -> None:
+    about = ABOUT_APEN[case]
+    for part in ("private", "shared"):
+        load(client.get_submodule(part), APEN, f"{case}/{part}_before")
+    if isinstance(client, FedAPEN):
+        client.share.fill_(about["weight_private"])
+    descend(client, APEN["x"], APEN["y"], batch=about["batch"], lr=lr, epochs=about["epochs"])
+    for part in ("private", "shared"):
+        check(client.get_submodule(part), APEN, f"{case}/{part}_after")
+
+
+@pytest.mark.parametrize("case", ["apen_first", "apen_w.8", "equal"])
+def test_fedapen_trains_with_its_share_and_learns_the_next_one(case: str) -> None:
+    about = ABOUT_APEN[case]
+    client = FedAPEN(Net(6), Net(3))
+    trained(client, case, about["lr"])
+    client.share.fill_(about["lambda_before"])
+    held_out = list(zip(APEN["xv"].chunk(2), APEN["yv"].chunk(2), strict=True))
+    assert len(held_out) == about["val_batches"]
+    client.learn_share(held_out, lr=about["lambda_lr_used"], passes=about["lambda_epochs"])
+    assert float(client.share) == pytest.approx(about["lambda_after"], abs=1e-6)
+
+
+def test_fml_in_its_chosen_form_is_fedapens_mutual_learning() -> None:
+    """That has unit weights, twice those of alpha = beta = 0.5."""
+    trained(FML(Net(6), Net(3)), "mutual", 2 * ABOUT_APEN["mutual"]["lr"])

@@ -1,0 +1,224 @@
+"""pFedMoE's client: the gate and the mixture of the shared and the private extractor."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.models.lenet import MoECNN
+from lightfed.models.moe import Gate, MixtureClient, least_batch
+from lightfed.models.split import SplitNetwork, parameter_groups, split
+from lightfed.models.switchnorm import SwitchNorm1d
+from lightfed.utils.errors import UserError
+from tests.models.client_cases import (
+    Alone,
+    descend,
+    drawn,
+    gradients,
+    labels,
+    network,
+    random,
+    values,
+)
+from tests.small import GOLDEN
+
+VECTORS = load_file(GOLDEN / "pfedmoe/moe.safetensors")
+X, Y = VECTORS["moe/x"], VECTORS["moe/y"]
+GATE = {"sn": "1", "fc1": "2", "bn1": "3", "fc2": "5", "bn2": "6"}  # positions of its layers
+EXTRACTOR = {"c": "0", "f": "4"}
+
+
+class FixedGate(nn.Module):
+    """The same weights for all samples."""
+
+    def __init__(self, shared: float, private: float) -> None:
+        super().__init__()
+        self.weights = shared, private
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_tensor(self.weights).expand(len(x), 2)
+
+
+def recorded(when: str, part: str, names: dict[str, str]) -> dict[str, Tensor]:
+    """The state of a part of the recorded client, under the names that it has here."""
+    found = {}
+    for key, tensor in VECTORS.items():
+        folder, _, name = key.rpartition("/")
+        if folder == f"moe/{when}/{part}":
+            layer, _, last = name.rpartition(".")
+            # The recorded normalisation has its vectors as rows.
+            found[f"{names.get(layer, '')}.{last}".lstrip(".")] = (
+                tensor[0] if tensor.dim() == 2 and layer == "sn" else tensor
+            )
+    return found
+
+
+def extractor(channels: int) -> nn.Sequential:
+    layers = (nn.Conv2d(3, channels, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(9 * channels, 6), nn.ReLU())
+
+
+def recorded_client(*, debias: bool = False) -> MixtureClient:
+    gate = Gate((3, 8, 8), hidden=5, debias=debias)
+    gate.layers.load_state_dict(recorded("init", "gate", GATE), strict=False)
+    client = MixtureClient(extractor(4), nn.Linear(6, 4), extractor(2), gate, batch=X[:2])
+    client.extractor.load_state_dict(recorded("init", "F", EXTRACTOR))
+    client.shared.load_state_dict(recorded("init", "G", EXTRACTOR))
+    client.head.load_state_dict(recorded("init", "head", {}))
+    return client
+
+
+def test_the_first_batch_is_the_recorded_one() -> None:
+    client = recorded_client()
+    # Every forward pass moves the running statistics, and nothing else that these depend on.
+    torch.testing.assert_close(client.gate_weights(X[:8]), VECTORS["moe/alpha0"])
+    torch.testing.assert_close(client.features(X[:8]), VECTORS["moe/mixed0"])
+    torch.testing.assert_close(client(X[:8]), VECTORS["moe/logits0"])
+    losses = client.losses(X[:8], Y[:8])
+    assert list(losses) == ["mixture"]
+    torch.testing.assert_close(losses["mixture"], VECTORS["moe/loss0"])
+
+
+def test_four_steps_are_the_recorded_ones() -> None:
+    client = recorded_client()
+    descend(client, X, Y, batch=8, lr=0.05, rates={"gate": 0.02})
+    for part, module, names in (
+        ("F", client.extractor, EXTRACTOR),
+        ("G", client.shared, EXTRACTOR),
+        ("head", client.head, {}),
+        ("gate", client.gate.layers, GATE),
+    ):
+        assert isinstance(module, nn.Module)
+        after = values(module)
+        expected = recorded("after", part, names)
+        assert len(expected) >= 2
+        for name, tensor in expected.items():
+            torch.testing.assert_close(after[name], tensor, rtol=1e-4, atol=1e-5)
+    client.eval()
+    torch.testing.assert_close(
+        client.gate_weights(X), VECTORS["moe/eval_alpha"], rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(client(X), VECTORS["moe/eval_logits"], rtol=1e-4, atol=1e-4)
+
+
+def test_debiased_it_trains_alike_and_evaluates_differently() -> None:
+    ours, recorded_one = recorded_client(debias=True), recorded_client()
+    for client in (ours, recorded_one):
+        descend(client, X, Y, batch=8, lr=0.05, rates={"gate": 0.02})
+    for name, tensor in values(recorded_one).items():
+        assert torch.equal(ours.state_dict()[name], tensor), name
+    assert not torch.allclose(ours.eval()(X), VECTORS["moe/eval_logits"], atol=1e-3)
+
+
+def test_the_gate_is_as_the_paper_has_it() -> None:
+    gate = Gate((3, 4, 5), hidden=7)
+    kinds = [type(layer) for layer in gate.layers]
+    assert kinds == [
+        nn.Flatten, SwitchNorm1d, nn.Linear, nn.BatchNorm1d, nn.Sigmoid,
+        nn.Linear, nn.BatchNorm1d, nn.Softmax,
+    ]  # fmt: skip
+    shapes = [tuple(p.shape) for p in gate.parameters() if p.dim() > 1]
+    assert shapes == [(7, 60), (2, 7)]
+    weights = gate(random(6, 3, 4, 5))
+    assert weights.shape == (6, 2)
+    torch.testing.assert_close(weights.sum(1), torch.ones(6))
+    assert (weights.var(0) > 0).all(), "a weight for each sample, not for each batch"
+    assert Gate((3, 32, 32)).layers[2].out_features == 128
+
+
+@pytest.mark.parametrize("personal", [0.0, 0.3, 1.0])
+def test_the_mixture_weighs_shared_before_private(personal: float) -> None:
+    own, common = network(6), network(3, seed=1)
+    gate = FixedGate(1 - personal, personal)
+    client = MixtureClient(own.extractor, own.head, common.extractor, gate, batch=random(2, 7))
+    x = random(5, 7)
+    mixed = (1 - personal) * common.extractor(x) + personal * own.extractor(x)
+    torch.testing.assert_close(client.features(x), mixed)
+    torch.testing.assert_close(client(x), own.head(mixed))
+
+
+def test_a_gate_fixed_to_the_private_expert_leaves_the_plain_network() -> None:
+    plain, own, common = network(6), network(6), network(3, seed=1)
+    client = MixtureClient(
+        own.extractor, own.head, common.extractor, FixedGate(0, 1), batch=random(2, 7)
+    )
+    x, y = random(8, 7), labels(8, 4)
+    assert torch.equal(client(x), plain(x))
+    alone = gradients(plain, F.cross_entropy(plain(x), y))
+    together = gradients(client, client.losses(x, y)["mixture"])
+    assert set(together) - set(alone) == {
+        f"shared.{n}" for n, _ in common.extractor.named_parameters()
+    }
+    for name, grad in together.items():
+        assert torch.equal(grad, alone.get(name, torch.zeros_like(grad))), name
+    descend(client, x, y, batch=4, lr=0.1)
+    descend(Alone(plain), x, y, batch=4, lr=0.1)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(client.state_dict()[name], tensor)
+
+
+def test_a_gate_fixed_to_the_shared_expert_trains_the_small_network() -> None:
+    own, common = network(6), network(3, seed=1)
+    client = MixtureClient(
+        own.extractor, own.head, common.extractor, FixedGate(1, 0), batch=random(2, 7)
+    )
+    small = SplitNetwork(common.extractor, own.head, feature_dim=5)
+    x, y = random(8, 7), labels(8, 4)
+    assert torch.equal(client(x), small(x))
+    together = gradients(client, client.losses(x, y)["mixture"])
+    alone = gradients(small, F.cross_entropy(small(x), y))
+    for name, grad in together.items():
+        if name.startswith("extractor."):
+            assert not grad.any()
+        else:
+            assert torch.equal(grad, alone[name.replace("shared.", "extractor.")])
+
+
+def test_parts_have_learning_rates_of_their_own() -> None:
+    groups = parameter_groups(recorded_client())
+    assert {name: len(names) for name, names in groups.items()} == {
+        "extractor": 4, "head": 2, "shared": 4, "gate": 12,
+    }  # fmt: skip
+    named = [name for name, _ in recorded_client().named_parameters()]
+    assert sorted(named) == sorted(n for names in groups.values() for n in names)
+
+
+def test_the_papers_networks_mix() -> None:
+    images = torch.zeros(2, 1, 16, 16)
+    shared = split(MoECNN(4, (1, 16, 16), variant=5, width=0.1), images).extractor
+    for variant in (1, 2, 3, 4):
+        own = split(MoECNN(4, (1, 16, 16), variant=variant, width=0.1), images)
+        head = drawn(nn.Sequential(OrderedDict(first=nn.Linear(50, 3), last=nn.Linear(3, 4))))
+        for top in (own.head, head):  # heads and gates may differ from client to client
+            gate = Gate((1, 16, 16), hidden=variant)
+            client = MixtureClient(own.extractor, top, shared, gate, batch=images)
+            assert client(random(3, 1, 16, 16)).shape == (3, 4)
+
+
+def test_extractors_with_other_features_are_refused_with_both_numbers() -> None:
+    small = nn.Linear(7, 3)
+    own = network(6)
+    with pytest.raises(UserError, match=r"^shared: .* gives 3 features, .* client's gives 5; take"):
+        MixtureClient(own.extractor, own.head, small, FixedGate(0, 1), batch=random(2, 7))
+
+
+def test_samples_of_one_number_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^input_shape: samples of 1 number"):
+        Gate((1,))
+
+
+def test_a_batch_of_one_is_refused_and_can_be_foreseen() -> None:
+    client = recorded_client()
+    before = values(client)
+    assert least_batch(client) == least_batch(client.gate) == 2
+    assert least_batch(client.extractor) == 1
+    with pytest.raises(ValueError, match="a batch of 1"):
+        client.losses(X[:1], Y[:1])
+    for name, tensor in before.items():
+        assert torch.equal(client.state_dict()[name], tensor)
+    assert client.eval()(X[:1]).isfinite().all()

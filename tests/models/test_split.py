@@ -1,0 +1,178 @@
+"""Networks as extractor and head."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.models import MLP, VGG, VGG11GN, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
+from lightfed.models.charcnn import CharCNN
+from lightfed.models.resnet import PreActResNet
+from lightfed.models.split import evaluating, feature_dim, parameter_groups, split
+from lightfed.utils.errors import UserError
+from tests.models.client_cases import random, values
+
+SMALL = [8, 8, 8, 8]
+NETWORKS = {
+    "mlp": (lambda: MLP(4, (3, 8, 8), hidden=(6, 5)), (3, 8, 8), 5, "layers.5"),
+    "linear": (lambda: MLP(4, (3, 8, 8), hidden=()), (3, 8, 8), 192, "layers.1"),
+    "alone": (lambda: nn.Linear(7, 4), (7,), 7, ""),
+    "lenet": (lambda: MoECNN(4, (1, 16, 16), variant=3, width=0.02), (1, 16, 16), 10, "head"),
+    "cnn": (lambda: SimpleCNN(4, (3, 8, 8), channels=[2, 3]), (3, 8, 8), 128, "classifier.3"),
+    "conv": (lambda: Conv(4, (3, 8, 8), hidden=SMALL), (3, 8, 8), 8, "blocks.21"),
+    "preact": (lambda: PreActResNet(4, (3, 8, 8), hidden=SMALL), (3, 8, 8), 8, "linear"),
+    "resnet": (lambda: CIFARResNet(4, (3, 8, 8), depth=20, width=0.2), (3, 8, 8), 13, "linear"),
+    "vgg": (
+        lambda: VGG(4, depth=11, width=0.02, hidden=9), (3, 32, 32), 9, "classifier.6"
+    ),
+    "vgg-gn": (lambda: VGG11GN(4, width=4, groups=2), (3, 32, 32), 32, "classifier.0"),
+    "torchvision": (lambda: Torchvision("resnet18", 4), (3, 32, 32), 512, "net.fc"),
+    "charcnn": (
+        lambda: CharCNN(3, 4, (200,), width=0.02, hidden=9), (200,), 9, "classifier.7"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_parts_are_the_network(name: str) -> None:
+    make, shape, features, head = NETWORKS[name]
+    net = make().eval()
+    x = (10 * random(3, *shape)).abs().round()
+    expected, state = net(x), values(net)
+    parts = split(net, torch.zeros(2, *shape))
+    assert parts.feature_dim == features
+    assert parts.extractor(x).shape == (3, features)
+    assert isinstance(parts.head, nn.Linear)
+    assert torch.equal(parts.head(parts.extractor(x)), expected)
+    assert torch.equal(parts(x), expected)
+    # Nothing is copied or lost: the head's tensors, and all others.
+    own = {f"{head}.{n}".lstrip("."): t for n, t in values(parts.head).items()}
+    rest = {n: t for n, t in state.items() if n not in own}
+    if name == "lenet":  # names both parts itself
+        rest = {n.removeprefix("extractor."): t for n, t in rest.items()}
+    assert len(own) == 2
+    assert values(parts.extractor).keys() == rest.keys()
+    assert all(torch.equal(t, state[n]) for n, t in own.items())
+
+
+def test_a_network_that_names_its_parts_keeps_them() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.extractor = nn.Linear(7, 5)
+            self.head = nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 4))
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.extractor(x))
+
+    net = Own()
+    parts = split(net, random(2, 7))
+    assert parts.extractor is net.extractor
+    assert parts.head is net.head
+    assert parts.feature_dim == 5
+
+
+def test_the_head_is_found_by_what_it_does_not_by_its_place() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(5, 4)
+            self.first = nn.Linear(7, 5)
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(input=self.first(x))
+
+    net = Backwards()
+    last = net.last
+    assert split(net, random(2, 7)).head is last
+
+
+class Wrong(nn.Module):
+    """A network that cannot be split, in the way that a test names."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first = nn.Linear(7, 7)
+        self.fc = nn.Linear(7, 4) if how in ("softmax", "relu") else nn.Linear(7, 7)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        match self.how:
+            case "softmax":
+                return self.fc(hidden).softmax(1)
+            case "relu":
+                return F.relu(self.fc(hidden), inplace=True)
+            case "twice":
+                return self.fc(self.fc(hidden))
+            case _:
+                return self.fc(hidden[:, None])
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("softmax", r"Wrong: its last linear layer, fc, does not give the logits; take another"),
+        ("relu", r"Wrong: its last linear layer, fc, does not give the logits"),
+        ("twice", r"Wrong: its head fc is called 2 times"),
+        ("matrix", r"Wrong: its head fc is given \(2, 1, 7\), no vectors"),
+    ],
+)
+def test_a_network_that_cannot_be_split_is_refused_by_the_layers_name(how: str, found: str) -> None:
+    net = Wrong(how)
+    with pytest.raises(UserError, match=rf"^model: {found}"):
+        split(net, torch.ones(2, 7))
+    assert isinstance(net.fc, nn.Linear)
+    assert not net.fc._forward_hooks
+
+
+def test_a_network_without_a_linear_layer_is_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten())
+    with pytest.raises(UserError, match=r"^model: Sequential: no linear layer of it gives the"):
+        split(net, torch.zeros(2, 1, 2, 2))
+
+
+def test_features_must_be_vectors() -> None:
+    net = nn.Conv2d(1, 4, 2)
+    with pytest.raises(
+        UserError, match=r"extractor Conv2d gives \(2, 4, 1, 1\) for \(2, 1, 2, 2\)"
+    ):
+        feature_dim(net, torch.zeros(2, 1, 2, 2))
+    net = nn.Conv2d(1, 4, 2)
+    with pytest.raises(UserError, match=r"extractor LSTM gives tuple for \(2, 3, 5\)"):
+        feature_dim(nn.LSTM(5, 4), torch.zeros(2, 3, 5))
+
+
+def test_looking_at_a_network_changes_nothing() -> None:
+    net = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 4))
+    net[1].eval()
+    before, state = values(net), torch.random.get_rng_state()
+    assert feature_dim(net, random(2, 7)) == 4
+    assert [part.training for part in net] == [True, False, True, True]
+    assert all(torch.equal(net.state_dict()[n], t) for n, t in before.items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_modes_come_back_after_an_error() -> None:
+    net = nn.Sequential(nn.Dropout(0.5))
+    seen = []
+    with contextlib.suppress(KeyError), evaluating(net):
+        seen.append(net[0].training)
+        raise KeyError
+    assert seen == [False]
+    assert net.training
+    assert net[0].training
+
+
+def test_parameters_are_grouped_by_part() -> None:
+    parts = split(MLP(4, (7,), hidden=(5,)), random(2, 7))
+    assert parameter_groups(parts) == {
+        "extractor": ["extractor.layers.1.weight", "extractor.layers.1.bias"],
+        "head": ["head.weight", "head.bias"],
+    }
