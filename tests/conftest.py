@@ -17,9 +17,11 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# What data sets keep on disk, of this process and of the ranks that it starts.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lightfed-cache")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+# What data sets keep on disk: one folder for a test run, its workers and the ranks they start.
+if "LIGHTFED_TEST_CACHE" not in os.environ:
+    os.environ["LIGHTFED_TEST_CACHE"] = tempfile.mkdtemp(prefix="lightfed-cache")
+    atexit.register(shutil.rmtree, os.environ["LIGHTFED_TEST_CACHE"], ignore_errors=True)
+os.environ["XDG_CACHE_HOME"] = os.environ["LIGHTFED_TEST_CACHE"]
 
 _connect, _connect_ex = socket.socket.connect, socket.socket.connect_ex
 

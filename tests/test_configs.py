@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lightfed import cli
-from tests.data.tiny import cifar10, mnist, wikitext2
+from tests.data.tiny import ag_news, cifar10, cinic10, documented, mnist, speech_commands, wikitext2
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -22,7 +22,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mnist(root, train=800, test=100)
     cifar10(root, per_batch=160)
     wikitext2(root)
+    cinic10(root, per_class=40)
+    ag_news(root, train=400, test=40)
+    speech_commands(root, speakers=24)
     return root
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Few documented functions instead of all that are installed."""
+    return documented(tmp_path_factory.mktemp("sources"))
 
 
 def lightfed(*words: str) -> None:
@@ -36,13 +45,21 @@ def lightfed(*words: str) -> None:
 
 CLIENTS = 10
 FEW = {"class_path": "TimeVarying", "init_args": {"neighbours": 2}}
-# Arguments that make a model, or the graph of an algorithm, small.
+# Arguments that make a model, the graph or the clouds of an algorithm, or a client's share small.
 NARROW: dict[str, dict[str, Any]] = {
     "DisPFL": {"topology": FEW},
     "My1": {"topology": FEW},
     "My2": {"topology": FEW},
     "DPSGD": {"topology": FEW},
+    "FedBCD": {"active": 1},
+    "FedBCDI": {"servers": 5, "active": 1, "available": 2},
+    "CloudFedAvg": {"active": 1},
+    "Diversity": {"samples": 30},
     "ResNet18GN": {"width": 8, "groups": 4},
+    "lightfed.models.VGG": {"width": 0.125, "hidden": 16},
+    "CIFARResNet": {"width": 0.25},
+    "CharCNN": {"width": 0.0625, "hidden": 16},
+    "VDCNN": {"width": 0.125, "hidden": 16},
 }
 
 
@@ -59,6 +76,7 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
     text = yaml.safe_load(config.read_text())
     model, data = text["model"], text["data"]
     model["algorithm"] = narrowed(model["algorithm"])
+    data["partition"] = narrowed(data["partition"])
     total = sum(cohort["count"] for cohort in model["cohorts"])
     for cohort in model["cohorts"]:
         cohort["model"] = narrowed(cohort["model"])
@@ -74,9 +92,15 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_configuration_trains_a_round(
-    config: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path,
+    files: Path,
+    sources: dict[str, list[Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
+    monkeypatch.setattr("lightfed.data.docstrings.source_folders", lambda: sources)
     lightfed("fit", "--config", *small(config, files, tmp_path))
     folder = tmp_path / "runs" / config.stem
     assert len((folder / "metrics.csv").read_text().splitlines()) == 2

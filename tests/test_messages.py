@@ -137,7 +137,7 @@ def test_a_sub_command_that_is_none_as_newer_pythons_word_it() -> None:
     assert _told(message) == (
         "lightfed tran",
         "no such sub-command",
-        "known: fit, validate, report, control",
+        "known: fit, validate, report, control, latency",
     )
 
 
@@ -216,11 +216,11 @@ def test_the_last_word_on_a_key_counts(tmp_path: Path) -> None:
     ],
 )
 def test_lightning_s_own_errors(error: Exception, line: str) -> None:
-    assert str(lightning_error(error)) == line
+    assert str(lightning_error(error, [])) == line
 
 
 def test_an_error_of_the_program_is_not_explained_away() -> None:
-    assert lightning_error(RuntimeError("shape mismatch")) is None
+    assert lightning_error(RuntimeError("shape mismatch"), []) is None
 
 
 def test_an_error_survives_the_way_between_processes() -> None:

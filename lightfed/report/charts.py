@@ -1,7 +1,7 @@
 """The pictures of a comparison beside its curves, for the runs that have got what they show.
 
-Those of federations of levels, and of methods that are measured both after aggregation and after
-local training.
+Those of federations of levels, of FlexiFed's strategies, of clouds of servers, and of methods that
+are measured both after aggregation and after local training.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lightfed.report.clouds import Clouds, clouds, rounds_figure, times_figure
 from lightfed.report.dynamics import dynamic_figure
 from lightfed.report.levels import Family, families
 from lightfed.report.runfiles import RunFiles
 from lightfed.report.sizes import combinations_figure, shares_figure
 from lightfed.report.stages import Stages, stages, stages_figure, stages_heading
+from lightfed.report.strategies import Study, repeated, studies
+from lightfed.report.strategy_plots import courses_figure, factors_figure
 from lightfed.report.style import Theme
 from lightfed.report.tables import readable
 
@@ -78,25 +81,93 @@ STAGES_CAPTION = (
     "server's model, and, where it was measured, each client's copy after local training."
 )
 
-FILES = tuple(f"comparison-{name}-*.png" for name in ("stages", *KINDS))
+STRATEGIES_CAPTION = (
+    "Each client's own model on its own test samples, mean over the clients: all of them, then "
+    "those of each version. Dotted: the target that tells the speed."
+)
+FACTORS_CAPTION = (
+    "Along a line only what is below it differs; the values stand at equal distances. A point is "
+    "an experiment; a line goes through their means."
+)
+
+CLOUDS_CAPTION = (
+    "Personal: each device's own model on its own test samples, mean over the devices. Global: the "
+    "servers' models on the whole test set, mean over the servers. "
+)
+ROUNDS_CAPTION = CLOUDS_CAPTION + "In a round all servers take part."
+TIMES_CAPTION = CLOUDS_CAPTION + (
+    "Servers wait for their slowest active device, the coordinator for the first B of N servers. "
+    "Methods with one model for all wait for every server."
+)
+
+PICTURES = ("stages", "strategies", "factors", "rounds", "times", *KINDS)
+FILES = tuple(f"comparison-{name}-*.png" for name in PICTURES)
 
 
-def charts(runs: Sequence[RunFiles]) -> list[Chart]:
+def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Chart]:
     """All that may be drawn of the runs.
 
-    None unless clients' models have different widths or were measured both after aggregation and
-    after local training.
+    None unless clients' models have different widths, strategies of FlexiFed or clouds of servers
+    were run, or clients were measured both after aggregation and after local training.
+
+    Args:
+        runs: those that are compared.
+        target: of the metric, drawn with the strategies; None: what Clustered-FL reached.
     """
-    return [*map(_stages_chart, stages(runs)), *_level_charts(runs)]
+    found = studies(runs)
+    return [
+        *map(_stages_chart, stages(runs)),
+        *(chart for study in found for chart in _strategy_charts(study, target)),
+        *(chart for one in clouds(runs) for chart in _cloud_charts(one)),
+        *_level_charts(runs),
+    ]
 
 
 def _stages_chart(found: Stages) -> Chart:
     return Chart(
         file=f"comparison-stages-{_slug(found.data)}.png",
         heading=stages_heading(found),
-        caption=f"{STAGES_CAPTION} {SEEDS}" if found.repeated else STAGES_CAPTION,
+        caption=_of_seeds(STAGES_CAPTION, several=found.repeated),
         draw=partial(stages_figure, found),
     )
+
+
+def _strategy_charts(study: Study, target: float | None) -> list[Chart]:
+    metric = readable(study.topic.metric)
+    courses = [
+        Chart(
+            file=f"comparison-strategies-{_slug(study.topic.name)}{f'-{i + 1}' if i else ''}.png",
+            heading=f"{setting.name}: {metric} by strategy",
+            caption=_of_seeds(STRATEGIES_CAPTION, several=repeated([*setting.trials.values()])),
+            draw=partial(courses_figure, setting, target),
+        )
+        for i, setting in enumerate(s for s in study.settings if len(s.trials) > 1)
+    ]
+    factors = Chart(
+        file=f"comparison-factors-{_slug(study.topic.name)}.png",
+        heading=f"{study.topic.name}: {metric} by versions, clients and common layers",
+        caption=_of_seeds(FACTORS_CAPTION, several=repeated(study.trials)),
+        draw=partial(factors_figure, study),
+    )
+    return [*courses, factors]
+
+
+def _cloud_charts(found: Clouds) -> list[Chart]:
+    metric = readable(found.metric)
+    return [
+        Chart(
+            file=f"comparison-rounds-{_slug(found.name)}.png",
+            heading=f"{found.name}: {metric} of sync clouds",
+            caption=_of_seeds(ROUNDS_CAPTION, several=found.repeated),
+            draw=partial(rounds_figure, found),
+        ),
+        Chart(
+            file=f"comparison-times-{_slug(found.name)}.png",
+            heading=f"{found.name}: {metric} against virtual time",
+            caption=_of_seeds(TIMES_CAPTION, several=found.repeated),
+            draw=partial(times_figure, found),
+        ),
+    ]
 
 
 def _level_charts(runs: Sequence[RunFiles]) -> list[Chart]:
@@ -104,12 +175,16 @@ def _level_charts(runs: Sequence[RunFiles]) -> list[Chart]:
         Chart(
             file=f"comparison-{name}-{_slug(family.name)}.png",
             heading=f"{family.name}: {readable(family.metric)} {kind.heading}",
-            caption=f"{kind.caption} {SEEDS}" if family.repeated else kind.caption,
+            caption=_of_seeds(kind.caption, several=family.repeated),
             draw=partial(kind.draw, family),
         )
         for family in families(runs)
         for name, kind in KINDS.items()
     ]
+
+
+def _of_seeds(caption: str, *, several: bool) -> str:
+    return f"{caption} {SEEDS}" if several else caption
 
 
 def _slug(name: str) -> str:

@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         print_summary(asked.runs[0])
         return 0
     runs = [run for folder in asked.runs for run in _runs_in(folder)]
-    compare(runs, output=asked.output, group=asked.group)
+    compare(runs, output=asked.output, group=asked.group, target=asked.target)
     return 0
 
 
@@ -52,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="compare experiments: runs that differ in the seed alone share a line, mean +- std",
     )
+    parser.add_argument(
+        "--target",
+        type=float,
+        metavar="ACCURACY",
+        help="in 0..1, from which the speed of FlexiFed's strategies is told (default: what "
+        "Clustered-FL reached in the end) and the virtual time of clouds (default: what all did)",
+    )
     return parser
 
 
@@ -63,7 +70,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _refuse_idle_flags(asked: argparse.Namespace) -> None:
-    for flag, given in (("--output", asked.output is not None), ("--group", asked.group)):
+    flags = {
+        "--output": asked.output is not None,
+        "--group": asked.group,
+        "--target": asked.target is not None,
+    }
+    for flag, given in flags.items():
         if given:
             raise UserError(flag, "one run, nothing to compare", "name two or more runs or drop it")
 

@@ -1,19 +1,22 @@
 """Several runs side by side: comparison.png, comparison.html and a table with a row per run.
 
-Federations of levels, and methods that are measured after aggregation and after local training, get
-charts of their own, comparison-*.png.
+Federations of levels, strategies of FlexiFed, clouds of servers, and methods that are measured
+after aggregation and after local training get charts of their own, comparison-*.png; strategies
+also a table by version, which is a file too, comparison-strategies.csv.
 
 With `group`, runs that differ in the seed alone share a row: mean +- sample standard deviation.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lightfed.report.charts import FILES, Chart, charts
+from lightfed.report.clouds import common_target, time_to, timed
 from lightfed.report.groups import Group, common_parent, grouped, singles
 from lightfed.report.markup import document, heading, paragraph, picture, table, title, write_file
 from lightfed.report.outcome import (
@@ -25,6 +28,8 @@ from lightfed.report.outcome import (
 )
 from lightfed.report.plots import Image, render
 from lightfed.report.runfiles import RunFiles, load
+from lightfed.report.strategies import Study, studies
+from lightfed.report.strategy_table import StrategyTable, print_strategies
 from lightfed.report.summary import new_console, print_line, print_table
 from lightfed.report.tables import TextTable, readable
 from lightfed.report.units import (
@@ -32,8 +37,11 @@ from lightfed.report.units import (
     bytes_text,
     count_text,
     flops_text,
+    is_share,
+    metric_text,
     seconds_text,
     spread_text,
+    virtual_text,
 )
 from lightfed.report.versus import comparison_figure
 from lightfed.utils.errors import UserError
@@ -44,31 +52,70 @@ SPARE = (
     *("rounds", "algorithm", "seed", "worst 10 %"),
 )
 GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
+MOST_LINES = 12  # of one picture that can be told apart
+STRATEGY_TABLE = "comparison-strategies.csv"
 
 
-def compare(runs: Sequence[Path], *, output: Path | None = None, group: bool = False) -> Path:
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        rows: of the table of final figures.
+        column: of metrics.csv, that of the lines.
+        lines: of the common picture: the rows, or where these are many, experiments; none where
+            these are many, too.
+        studies: of FlexiFed's strategies.
+        target: that was asked for.
+    """
+
+    rows: Sequence[Group]
+    column: str
+    lines: Sequence[Group]
+    studies: Sequence[Study]
+    target: float | None
+
+    @property
+    def runs(self) -> list[RunFiles]:
+        return [run for row in self.rows for run in row.runs]
+
+    @property
+    def strategies(self) -> StrategyTable | None:
+        return StrategyTable(self.studies, self.target) if self.studies else None
+
+
+def compare(
+    runs: Sequence[Path],
+    *,
+    output: Path | None = None,
+    group: bool = False,
+    target: float | None = None,
+) -> Path:
     """Writes the picture and the page of a comparison, and prints its table.
 
     Args:
         runs: two or more run folders; a folder named twice counts once.
         output: the folder to write to, made if need be; None: the deepest that holds all runs.
         group: whether runs that differ in the seed alone share a row.
+        target: of the metric, from which the speed of FlexiFed's strategies is told, and the
+            virtual time of clouds; None: what Clustered-FL reached in the end, what all clouds did.
 
     Returns:
         The page, comparison.html.
 
     Raises:
-        UserError: fewer than two runs, a folder that is no run's, or nothing can be written.
+        UserError: fewer than two runs, a folder that is no run's, a target for runs that are of no
+            strategy and no cloud or that no accuracy can be, or nothing can be written.
     """
     folders = list({run.resolve(): run for run in runs}.values())
     if len(folders) < 2:
         raise UserError("report", f"a comparison of {len(folders)} run", "name two or more runs")
     files = [load(folder) for folder in folders]
     rows = grouped(files) if group else singles(files)
-    target = common_parent(files) if output is None else output
-    column = common_metric(files)
-    content = comparison_table(rows, column)
-    page = _write(rows, column, content, target=target)
+    found = Comparison(rows, common_metric(files), lines_of(rows), studies(files), target)
+    _check_target(found)
+    content = comparison_table(rows, found.column, target=target)
+    page = _write(found, content, target=common_parent(files) if output is None else output)
     console = new_console()
     narrow, shared = content.without_shared_columns(SETTINGS)
     if shared:
@@ -76,8 +123,16 @@ def compare(runs: Sequence[Path], *, output: Path | None = None, group: bool = F
     print_table(console, narrow, spare=SPARE)
     if group:
         print_line(console, GROUPED_NOTE)
+    if found.strategies:
+        print_strategies(console, found.strategies)
     print_line(console, f"page: {page}")
     return page
+
+
+def lines_of(rows: Sequence[Group]) -> Sequence[Group]:
+    """The rows; where they are many, the experiments; none where these are many, too."""
+    runs = [run for row in rows for run in row.runs]
+    return next((lines for lines in (rows, grouped(runs)) if len(lines) <= MOST_LINES), ())
 
 
 def common_metric(runs: Sequence[RunFiles]) -> str:
@@ -89,9 +144,18 @@ def common_metric(runs: Sequence[RunFiles]) -> str:
     return (shared or candidates)[0]
 
 
-def comparison_table(rows: Sequence[Group], column: str) -> TextTable:
-    """One row per run or group: the final figures; columns nobody measured are left out."""
+def comparison_table(
+    rows: Sequence[Group], column: str, *, target: float | None = None
+) -> TextTable:
+    """One row per run or group: the final figures; columns nobody measured are left out.
+
+    Args:
+        rows: of the table.
+        column: of metrics.csv, the metric.
+        target: of it, to which virtual time is told; None: what all that have got it reached.
+    """
     name = readable(base_name(column))
+    goal = common_target(rows, column) if target is None else target
     headers = (
         "run",
         *SETTINGS,
@@ -103,11 +167,13 @@ def comparison_table(rows: Sequence[Group], column: str) -> TextTable:
         "compute",
         "stored / client",
         "time / round",
+        f"virtual time to {metric_text(base_name(column), goal)}",
     )
-    return TextTable(headers, tuple(_row(row, column) for row in rows)).without_empty_columns()
+    cells = tuple(_row(row, column, goal) for row in rows)
+    return TextTable(headers, cells).without_empty_columns()
 
 
-def _row(row: Group, column: str) -> tuple[str, ...]:
+def _row(row: Group, column: str, goal: float) -> tuple[str, ...]:
     outcomes = [outcome_of(run, primary=column) for run in row.runs]
 
     def over_runs(figure: Callable[[Outcome], float]) -> tuple[float, float]:
@@ -127,6 +193,7 @@ def _row(row: Group, column: str) -> tuple[str, ...]:
         flops_text(over_runs(lambda o: o.flops)[0]),
         bytes_text(over_runs(lambda o: o.stored_bytes)[0]),
         seconds_text(over_runs(lambda o: o.seconds_per_round)[0]),
+        virtual_text(*time_to(row, column, goal)),
     )
 
 
@@ -136,45 +203,79 @@ def _told(row: Group, key: str) -> str:
     return ", ".join(dict.fromkeys(said)) or NOTHING
 
 
-def _write(rows: Sequence[Group], column: str, content: TextTable, *, target: Path) -> Path:
-    image = render(partial(comparison_figure, rows, column))
-    found = charts([run for row in rows for run in row.runs])
-    drawn = [(chart, drawing) for chart in found if (drawing := render(chart.draw))]
-    pictures = {chart.file: drawing for chart, drawing in drawn}
+def _check_target(found: Comparison) -> None:
+    target, key = found.target, "--target"
+    if target is None:
+        return
+    metrics = [study.topic.metric for study in found.studies]
+    metrics += [found.column] if any(map(timed, found.runs)) else []
+    if not metrics:
+        fix = "drop it: it tells the speed of these, and the virtual time of clouds"
+        raise UserError(key, "no run of a strategy of FlexiFed", fix)
+    shares = all(map(is_share, metrics))
+    if not math.isfinite(target) or (shares and not 0 < target <= 1):
+        fix = "give an accuracy in 0..1, such as 0.8" if shares else "give a finite number"
+        raise UserError(key, f"{target:g}", fix)
+
+
+def _write(found: Comparison, content: TextTable, *, target: Path) -> Path:
+    image = render(partial(comparison_figure, found.lines, found.column))
+    every = charts(found.runs, target=found.target)
+    drawn = [(chart, drawing) for chart in every if (drawing := render(chart.draw))]
+    files = {chart.file: drawing.light for chart, drawing in drawn}
     if image is not None:
-        pictures["comparison.png"] = image
-    for name, drawing in pictures.items():
-        write_file(target / name, drawing.light)
-    for old in (target / "comparison.png", *(p for f in FILES for p in target.glob(f))):
-        if old.name not in pictures:
+        files["comparison.png"] = image.light
+    if found.strategies:
+        files[STRATEGY_TABLE] = found.strategies.csv().encode()
+    for name, written in files.items():
+        write_file(target / name, written)
+    singular = (target / "comparison.png", target / STRATEGY_TABLE)
+    for old in (*singular, *(p for f in FILES for p in target.glob(f))):
+        if old.name not in files:
             old.unlink(missing_ok=True)  # a picture of other runs would now be wrong
     page = target / "comparison.html"
-    write_file(page, _page(rows, image, drawn, content).encode())
+    write_file(page, _page(found, image, drawn, content).encode())
     return page
 
 
 def _page(
-    rows: Sequence[Group],
+    found: Comparison,
     image: Image | None,
     drawn: Sequence[tuple[Chart, Image]],
     content: TextTable,
 ) -> str:
-    runs = [run for row in rows for run in row.runs]
-    several = any(len(row.runs) > 1 for row in rows)
+    rows, runs = found.rows, found.runs
     name = f"Comparison of {len(runs)} runs"
-    body = [title(name), paragraph(", ".join(row.label for row in rows), kind="lead")]
-    if any(run.synthetic for run in runs):
-        text = ", ".join(run.name for run in runs if run.synthetic)
-        body.append(paragraph(f"Synthetic data: {text}.", kind="note"))
-    if image is None:
-        body.append(paragraph("No curves: fewer than two rounds were measured.", kind="note"))
-    else:
+    body = [title(name), *_lead(found)]
+    if image is not None:
+        several = any(len(line.runs) > 1 for line in found.lines)
         caption = "The band is one sample standard deviation over seeds." if several else ""
         body.append(picture(image, alt="Course of the runs", caption=caption))
+    elif found.lines:
+        body.append(paragraph("No curves: fewer than two rounds were measured.", kind="note"))
+    else:
+        text = f"No common picture: more than {MOST_LINES} lines cannot be told apart."
+        body.append(paragraph(text, kind="note"))
     for chart, drawing in drawn:
         body.append(heading(chart.heading))
         body.append(picture(drawing, alt=chart.heading, caption=chart.caption))
-    body += [heading("Final figures"), table(content, dots=range(len(rows)))]
-    if several:
+    if found.strategies:
+        body += found.strategies.markup()
+    places = {run: place for place, line in enumerate(found.lines) for run in line.runs}
+    dots = [places[row.runs[0]] for row in rows] if places else ()
+    body += [heading("Final figures"), table(content, dots=dots)]
+    if any(len(row.runs) > 1 for row in rows):
         body.append(paragraph(GROUPED_NOTE.capitalize() + ".", kind="small"))
     return document(name, body)
+
+
+def _lead(found: Comparison) -> list[str]:
+    """What is compared, unless it is more than a reader takes in, and which data are synthetic."""
+    parts = []
+    if len(found.rows) <= MOST_LINES:
+        parts.append(paragraph(", ".join(row.label for row in found.rows), kind="lead"))
+    synthetic = [run.name for run in found.runs if run.synthetic]
+    if synthetic:
+        text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"
+        parts.append(paragraph(f"Synthetic data: {text}.", kind="note"))
+    return parts

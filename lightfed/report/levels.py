@@ -17,6 +17,7 @@ from lightfed.report.groups import grouped
 from lightfed.report.outcome import base_name, last, mean_and_std, primary_metric
 from lightfed.report.runfiles import RunFiles, whole_number
 from lightfed.report.settings import settings
+from lightfed.report.variants import difference, usual
 
 LETTERS = "abcde"
 UNEVEN = 0.05  # of the clients: what a division without remainder may leave to one level
@@ -264,26 +265,10 @@ def _variants(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
     alike: dict[tuple[str, str], list[Mapping[str, str]]] = {}
     for mixture in mixtures:
         alike.setdefault((mixture.algorithm, mixture.split), []).append(mixture.options)
-    usual = {key: _usual(found) for key, found in alike.items()}
+    most = {key: usual(found) for key, found in alike.items()}
     return tuple(
-        replace(mixture, variant=_difference(mixture, usual[mixture.algorithm, mixture.split]))
+        replace(
+            mixture, variant=difference(mixture.options, most[mixture.algorithm, mixture.split])
+        )
         for mixture in mixtures
     )
-
-
-def _usual(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The most frequent value of each option, `unset` where most have none.
-
-    Of a tie, neither is usual: all are told.
-    """
-    names = dict.fromkeys(name for one in options for name in one)
-    usual = {}
-    for name in names:
-        (value, times), *others = Counter(one.get(name, "unset") for one in options).most_common(2)
-        usual[name] = "" if others and others[0][1] == times else value
-    return usual
-
-
-def _difference(mixture: Mixture, usual: Mapping[str, str]) -> str:
-    own = {name: mixture.options.get(name, "unset") for name in usual}
-    return ", ".join(f"{name} {own[name]}" for name in usual if own[name] != usual[name])

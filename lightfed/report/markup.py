@@ -4,6 +4,7 @@ import base64
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -43,6 +44,12 @@ th { color: var(--muted); font-weight: 600; font-size: 13px; white-space: normal
   vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 tbody tr { border-top: 1px solid var(--grid); }
+.dense { font-size: 11.5px; }
+.dense th, .dense td { padding: 5px 3px; font-size: inherit; }
+.dense th[rowspan], .dense td:first-child { padding-left: 10px; white-space: normal; }
+.dense .start { border-left: 1px solid var(--grid); text-align: right; }
+.dense th[colspan] { text-align: center; }
+.dense .best { color: var(--accent); font-weight: 700; }
 .plain td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .plain td:first-child { color: var(--muted); width: 30%; }
 details { background: var(--face); border: 1px solid var(--grid); border-radius: 10px;
@@ -53,6 +60,14 @@ pre { margin: 0; padding: 4px 16px 16px; overflow-x: auto;
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 8px; }
 @media print { body { background: #fff; } figure, .card, .scroll { break-inside: avoid; } }
 """
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table, and whether it is the best of those that it is held against."""
+
+    text: str
+    best: bool = False
 
 
 def document(name: str, body: Sequence[str]) -> str:
@@ -109,6 +124,39 @@ def table(content: TextTable, *, dots: Sequence[int] = ()) -> str:
     )
 
 
+def table_of_groups(
+    first: str,
+    groups: Sequence[tuple[str, Sequence[str]]],
+    rows: Sequence[tuple[str, Sequence[Cell]]],
+) -> str:
+    """A table with two lines of headers: a group over its columns; deviations below their means.
+
+    Args:
+        first: header of the first column.
+        groups: name and headers.
+        rows: name and cells, those of one group after those of the other.
+    """
+    starts = {sum(len(headers) for _, headers in groups[:i]) for i in range(len(groups))}
+    over = "".join(
+        f'<th class="start" colspan="{len(headers)}">{typeset(name)}</th>'
+        for name, headers in groups
+    )
+    columns = [header for _, headers in groups for header in headers]
+    under = "".join(
+        f"<th{_classes('start' * (i in starts))}>{typeset(header)}</th>"
+        for i, header in enumerate(columns)
+    )
+    body = "".join(
+        f"<tr><td>{typeset(name)}</td>{''.join(_cell(c, i in starts) for i, c in enumerate(cells))}"
+        "</tr>"
+        for name, cells in rows
+    )
+    return (
+        f'<div class="scroll"><table class="dense"><thead><tr><th rowspan="2">{typeset(first)}</th>'
+        f"{over}</tr><tr>{under}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
 def pairs(items: Sequence[tuple[str, str]]) -> str:
     """A table of names and texts."""
     rows = "".join(f"<tr><td>{escape(key)}</td><td>{escape(text)}</td></tr>" for key, text in items)
@@ -152,6 +200,17 @@ def _card(figure: Figure) -> str:
         f'<div class="value">{typeset(figure.value)}</div>'
         f'<div class="small">{typeset(figure.note)}</div></div>'
     )
+
+
+def _cell(cell: Cell, start: bool) -> str:
+    text = typeset(cell.text).replace(" &plusmn; ", "<br>&plusmn;")
+    return f"<td{_classes('start' * start, 'best' * cell.best)}>{text}</td>"
+
+
+def _classes(*names: str) -> str:
+    """The attribute with those names that are not empty."""
+    told = " ".join(name for name in names if name)
+    return f' class="{told}"' if told else ""
 
 
 def _css_width(png: bytes) -> int:

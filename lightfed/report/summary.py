@@ -66,7 +66,7 @@ def print_table(
         spare: headers in the order in which they go.
     """
     for header in spare:
-        if _total(_least_widths(content)) <= console.width:
+        if fits(console, content):
             break
         content = content.without((header,))
     widths = _full_widths(content)
@@ -79,6 +79,11 @@ def print_table(
     for row in content.rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
+
+
+def fits(console: Console, content: TextTable) -> bool:
+    """Whether the console is wide enough that no cell is broken."""
+    return _total(_least_widths(content)) <= console.width
 
 
 def _least_widths(content: TextTable) -> list[int]:

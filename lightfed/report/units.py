@@ -51,6 +51,13 @@ def seconds_text(value: float) -> str:
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
+def virtual_text(mean: float, std: float) -> str:
+    """Virtual seconds, which stay seconds however many, with their deviation where it is known."""
+    if math.isnan(mean):
+        return NOTHING
+    return f"{mean:.4g} s" if math.isnan(std) else f"{mean:.0f} +- {std:.0f} s"
+
+
 def count_text(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:,.0f}"
 

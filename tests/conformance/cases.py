@@ -12,10 +12,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fd import FD
+from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
@@ -29,6 +33,7 @@ from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
 from lightfed.comm.topology import Ring, TimeVarying
 from lightfed.core.algorithm import Algorithm
+from lightfed.core.aspg import ASPG
 from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
 from lightfed.data.datamodule import FederatedDataModule
@@ -91,15 +96,16 @@ class Case:
     algorithm: Callable[[], Algorithm]
     model: Callable[[], nn.Module] = NormNet
     levels: str = ""
+    clients: int = CLIENTS
     federation: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     data: Callable[[], FederatedDataModule] = digits
 
     def cohorts(self) -> list[Cohort]:
         if not self.levels:
-            return [Cohort(CLIENTS, self.model)]
-        counts = [CLIENTS // len(self.levels)] * len(self.levels)
-        counts[-1] += CLIENTS - sum(counts)
+            return [Cohort(self.clients, self.model)]
+        counts = [self.clients // len(self.levels)] * len(self.levels)
+        counts[-1] += self.clients - sum(counts)
         return [
             Cohort(count, self.model, level=level)  # type: ignore[arg-type]
             for count, level in zip(counts, self.levels, strict=True)
@@ -122,7 +128,14 @@ _mlp = partial(MLP, hidden=(16,), dropout=0.3)
 _everyone: dict[str, Any] = {"fraction": 1.0}
 _sparse: dict[str, Any] = {"topology": TimeVarying(2), "rounds": ROUNDS}
 
+# Servers have as many devices; K is short, and the seconds of a phase are drawn.
+_clouds: dict[str, Any] = {"fraction": 1.0, "optimizer": partial(ASPG, lr=0.05)}
+
 CASES = {
+    "cloud_fedprox": Case(
+        partial(CloudFedAvg, 4, 1, mu=0.5, unit="epoch", steps=(1, 2)), clients=8,
+        federation=_clouds,
+    ),
     "dispfl": Case(
         partial(DisPFL, **_sparse, density=[0.3, 0.6]), _mlp, federation=_everyone,
         trainer={"gradient_clip_val": 10.0},
@@ -132,12 +145,21 @@ CASES = {
         federation=_everyone | {"store": "host", "exchange_buffer": 1},
     ),
     "dpsgd": Case(partial(DPSGD, Ring()), federation={"eval_clients": 3}),
+    "fedapen": Case(
+        partial(FedAPEN, NormNet, share_lr=0.5), _mlp, data=joined, federation={"store": "host"}
+    ),
     "fedavg": Case(FedAvg),
     "fedavg_uniform_fixed": Case(partial(FedAvg, "uniform"), federation={"accumulate": "fixed"}),
     "fedavg_local_statistics": Case(partial(FedAvg, buffers="local")),
     "fedavg_drop_statistics": Case(partial(FedAvg, buffers="drop")),
     "fedavg_host_rows": Case(FedAvg, federation={"store": "host"}),
     "fd": Case(FD, federation={"fraction": 0.6}),
+    "fedbcd_async": Case(partial(FedBCD, 4, 1, wait=2), clients=8, federation=_clouds),
+    "fedbcdi": Case(
+        partial(FedBCDI, 2, 2, 4, gamma=[0.3, 0.1, 0.7], patience=1), clients=8,
+        federation=_clouds | {"store": "host", "accumulate": "fixed"},
+        trainer={"gradient_clip_val": 0.5},
+    ),
     "fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation={"store": "host"}),
     "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
     "fedprox": Case(partial(FedProx, mu=0.1), _mlp, trainer={"gradient_clip_val": 1.0}),
@@ -157,6 +179,7 @@ CASES = {
         HeteroFL, _transformer, "abd", data=prose, trainer={"limit_train_batches": 4}
     ),
     "lgfedavg": Case(partial(LGFedAvg, 2), federation={"local_epochs": 2}),
+    "lgfedavg_heads": Case(partial(LGFedAvg, 1, weights="samples"), DeepNet, "ab"),
     "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "host"}),
     "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
     "my2": Case(

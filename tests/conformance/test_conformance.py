@@ -47,13 +47,13 @@ def digests(tmp_path_factory: pytest.TempPathFactory) -> Digests:
             [sys.executable, "-m", "tests.conformance.worker", str(folder), str(world)], world
         )
         for process in processes:
-            _, errors = process.communicate(timeout=280)
+            _, errors = process.communicate(timeout=580)
             assert process.returncode == 0, errors[-3000:]
         found[world] = json.loads(Path(folder / "digests.json").read_text())
     return found
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("world", WORLDS[1:])
 @pytest.mark.parametrize("name", CASES)
 def test_any_number_of_ranks_gives_the_same_bits(name: str, world: int, digests: Digests) -> None:

@@ -228,6 +228,7 @@ def test_what_cannot_be_is_said_with_its_numbers() -> None:
             "data.partition.init_args.parts: 20 parts for 24 clients; "
             "give at least 24, or leave it out"
         )
+    assert set(sizes(split(Iid(parts=1437), labels, 8, num_classes=10))) == {1}
     assert refusal(Iid(parts=2000), 8) == (
         "data.partition.init_args.parts: 2000 parts of 1437 samples; give at most 1437"
     )

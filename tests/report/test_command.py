@@ -11,6 +11,7 @@ import lightfed.report
 from lightfed.report.command import main
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_run
+from tests.report.make_study import strategy_run
 
 PACKAGE = Path(lightfed.report.__file__).parent
 
@@ -50,6 +51,13 @@ def test_compare_takes_all_runs_below_a_folder(tmp_path: Path) -> None:
     assert "Comparison of 2 runs" in page
 
 
+def test_a_target_reaches_the_table(tmp_path: Path) -> None:
+    for name in ("ClusteredFL", "MaxCommon"):
+        strategy_run(tmp_path, name, (0.5, 0.75))
+    assert main(["--compare", str(tmp_path), "--target", "0.625"]) == 0
+    assert "Target: 0.625." in (tmp_path / "comparison.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -60,6 +68,8 @@ def test_compare_takes_all_runs_below_a_folder(tmp_path: Path) -> None:
         (["--compare", "empty"], "report: a comparison of 1 run"),
         (["p", "--group"], "--group: one run, nothing to compare; "),
         (["p", "--output", "there"], "--output: one run, nothing to compare; "),
+        (["p", "--target", "0.8"], "--target: one run, nothing to compare; "),
+        (["p", "q", "--target", "0.8"], "--target: no run of a strategy of FlexiFed; drop it"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(
@@ -79,6 +89,7 @@ def test_what_cannot_be_made_is_one_line(
     [
         ([], "the following arguments are required: RUN"),
         (["p", "--nope"], "unrecognized arguments: --nope"),
+        (["p", "--target", "high"], "argument --target: invalid float value: 'high'"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_too(

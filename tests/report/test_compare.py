@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from lightfed.report import compare
-from lightfed.report.compare import common_metric, comparison_table
+from lightfed.report.compare import common_metric, comparison_table, lines_of
 from lightfed.report.groups import Group, grouped, singles
 from lightfed.report.runfiles import load
 from lightfed.report.style import LIGHT
@@ -193,6 +193,37 @@ def test_more_runs_than_colours_differ_in_their_lines(tmp_path: Path) -> None:
     assert figure is not None
     styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}
     assert len(styles) == 12
+
+
+def test_many_runs_share_the_lines_of_their_experiments(tmp_path: Path) -> None:
+    runs = [_write(tmp_path, name, seed) for name in "pqr" for seed in range(5)]
+    rows = singles([load(run) for run in runs])
+    assert [line.label for line in lines_of(rows[:12])] == [row.label for row in rows[:12]]
+    assert [line.label for line in lines_of(rows)] == ["p", "q", "r"]
+    page = ReadPage(compare(runs))
+    assert (tmp_path / "comparison.png").is_file()
+    assert "one sample standard deviation over seeds" in page.texts["figcaption"]
+    rows_of_page = page.table("run")
+    assert len(rows_of_page) == 15
+    dots = [page.source.count(f'<span class="dot c{place}">') for place in range(4)]
+    assert dots == [5, 5, 5, 0]  # the colours of the lines
+    assert "p-seed0, p-seed1" not in page.source
+
+
+def test_too_many_experiments_have_no_common_picture(tmp_path: Path) -> None:
+    (tmp_path / "comparison.png").write_bytes(b"of other runs")
+    runs = [_write(tmp_path, letter, 1) for letter in "abcdefghijklm"]
+    page = ReadPage(compare(runs))
+    assert not (tmp_path / "comparison.png").exists()
+    assert "No common picture: more than 12 lines cannot be told apart." in page.texts["p"]
+    assert 'class="dot' not in page.source
+    assert page.table("run")["m-seed1"]["global accuracy"] == "20.00 %"
+
+
+def test_many_synthetic_runs_are_counted_not_named(tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "synthetic": True}
+    runs = [_write(tmp_path, f"m{i}", 1, environment=environment) for i in range(13)]
+    assert "Synthetic data: 13 runs." in ReadPage(compare(runs)).texts["p"]
 
 
 def test_runs_that_send_very_differently_have_a_log_axis(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from lightfed.report import compare
 from lightfed.report.charts import charts
 from lightfed.report.dynamics import dynamic_figure
 from lightfed.report.levels import Family, Level, families
-from lightfed.report.levels import _usual as usual
 from lightfed.report.runfiles import RunFiles, load
 from lightfed.report.settings import settings
 from lightfed.report.sizes import combinations_figure, shares_figure
 from lightfed.report.style import DARK, LIGHT, PALETTE, png_bytes
+from lightfed.report.variants import usual
 from tests.report.make_run import write_run
 from tests.report.read_page import ReadPage
 

@@ -1,0 +1,295 @@
+"""Clouds of servers: accuracy against rounds and against virtual time, and the time to a target.
+
+The pictures of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and
+Personalized Models", AAAI 2021, arXiv:2012.13900: in figure 3 sync clouds of all methods against
+rounds, in figure 4 clouds that wait for B of N servers against virtual time. Runs that measured the
+virtual time of their rounds have them; what was set is read from config.yaml.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightfed.report.groups import Course, Group, grouped
+from lightfed.report.outcome import base_name, mean_and_std, primary_metric
+from lightfed.report.panels import KINDS, metric_axis
+from lightfed.report.runfiles import Floats, RunFiles
+from lightfed.report.settings import settings
+from lightfed.report.style import (
+    Theme,
+    colour_of,
+    dress,
+    label_of,
+    legend_of_all,
+    new_figure,
+    whole_ticks,
+)
+from lightfed.report.tables import readable
+from lightfed.report.units import lower_is_better
+from lightfed.report.versus import draw_course
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TIME = "virtual_time"
+NAMES = {"FedBCD": "FedBCD", "FedBCDI": "FedBCD-I", "CloudFedAvg": "FedAvg"}
+PROXIMAL = "FedProx"  # CloudFedAvg with mu > 0
+PLACES = {name: i for i, name in enumerate((*NAMES.values(), PROXIMAL))}  # of their colours
+SHARE_PLACES = {0.3: 0, 0.5: 1, 0.7: 2, 1.0: 3}  # of B/N in the paper, their colours
+DASHES = ("-", "--", ":", "-.")
+QUIET = (colour_of(8), colour_of(5))  # of what does not wait for B
+_INIT = "model.algorithm.init_args"
+
+
+@dataclass(frozen=True, eq=False)
+class Cloud:
+    """One experiment, whose runs differ in the seed alone.
+
+    Attributes:
+        group: its runs.
+        method: as the paper calls it.
+        servers: N.
+        wait: B, servers that the coordinator waits for.
+    """
+
+    group: Group
+    method: str
+    servers: int
+    wait: int
+
+    @property
+    def sync(self) -> bool:
+        return self.wait == self.servers
+
+    @property
+    def share(self) -> float:
+        """B/N."""
+        return self.wait / self.servers
+
+    @property
+    def waits(self) -> bool:
+        """Whether B is a choice: one model for all is always sync."""
+        return self.method in ("FedBCD", "FedBCD-I")
+
+    def course(self, column: str) -> tuple[Course, Floats]:
+        """A metric, and the mean over the runs of the virtual seconds until then, (M,)."""
+        course = self.group.course(column)
+        times = [run.series(TIME)[np.isin(run.rounds, course.rounds)] for run in self.group.runs]
+        return course, np.stack(times).mean(axis=0)
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """What shares a picture: data, its division, and how many devices are active.
+
+    Attributes:
+        name: of all that.
+        metric: without `global/` or `personal/`.
+        members: in the order of the methods, then of B.
+    """
+
+    name: str
+    metric: str
+    members: tuple[Cloud, ...]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether some experiment was run with several seeds."""
+        return any(len(member.group.runs) > 1 for member in self.members)
+
+    @property
+    def note(self) -> str:
+        synthetic = any(run.synthetic for member in self.members for run in member.group.runs)
+        return " (synthetic data)" if synthetic else ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """How an experiment is drawn in all panels of a picture."""
+
+    member: Cloud
+    colour: str
+    dashes: str
+    label: str
+
+
+def timed(run: RunFiles) -> bool:
+    """Whether a run measured virtual time."""
+    return bool(np.isfinite(run.series(TIME)).any())
+
+
+def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
+    """The settings of all runs that have virtual time, in the order of the first run of each."""
+    found: dict[str, list[Cloud]] = {}
+    for group in grouped([run for run in runs if timed(run)]):
+        told = settings(group.runs[0].config or "")
+        member = _cloud(group, told)
+        if member is not None:
+            found.setdefault(_setting(group, told), []).append(member)
+    return [_clouds(name, members) for name, members in found.items()]
+
+
+def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
+    """Figure 3: methods with sync clouds against rounds; None unless two have two rounds."""
+    columns = [f"{kind}/{found.metric}" for kind in reversed(KINDS)]  # personal to the left
+    lines = _lines([m for m in found.members if m.sync and _measured(m, columns)], by_share=False)
+    columns = [
+        column for column in columns if any(_measured(line.member, [column]) for line in lines)
+    ]
+    if len(lines) < 2:
+        return None
+    figure = new_figure(6.2 * len(columns), 5.0, theme, pad=0.1)
+    grid = figure.subplots(1, len(columns), sharey=True, squeeze=False)
+    for axes, column in zip(grid[0], columns, strict=True):
+        title = f"{found.name}{found.note}\n{readable(column)}, sync clouds"
+        dress(axes, theme, title=title, x_label="round", y_label=readable(found.metric))
+        for line in lines:
+            course = line.member.group.course(column)
+            _draw(axes, course.rounds, course, line)
+        whole_ticks(axes)
+    _finish(figure, grid, found.metric, lines, theme)
+    return figure
+
+
+def times_figure(found: Clouds, theme: Theme) -> Figure | None:
+    """Figure 4: a column of panels for each method that waits for B servers, a colour for B/N.
+
+    The other methods, which are sync, stand in each column. None unless there is something async.
+    """
+    columns = [f"{kind}/{found.metric}" for kind in KINDS]
+    lines = _lines([m for m in found.members if _measured(m, columns)], by_share=True)
+    columns = [
+        column for column in columns if any(_measured(line.member, [column]) for line in lines)
+    ]
+    methods = list(dict.fromkeys(line.member.method for line in lines if line.member.waits))
+    if all(line.member.sync for line in lines):
+        return None
+    figure = new_figure(max(8.0, 6.2 * len(methods)), 0.8 + 4.0 * len(columns), theme, pad=0.1)
+    grid = figure.subplots(len(columns), len(methods), sharex=True, sharey="row", squeeze=False)
+    for row, column in zip(grid, columns, strict=True):
+        for axes, method in zip(row, methods, strict=True):
+            title = f"{found.name}{found.note}\n{method}: {readable(column)}"
+            label = readable(found.metric)
+            dress(axes, theme, title=title, x_label="virtual seconds", y_label=label)
+            for line in lines:
+                if line.member.method == method or not line.member.waits:
+                    course, times = line.member.course(column)
+                    _draw(axes, times, course, line)
+            axes.set_xlim(left=0)
+    _finish(figure, grid, found.metric, lines, theme)
+    return figure
+
+
+def common_target(rows: Sequence[Group], column: str) -> float:
+    """The best that all rows reached that have virtual time: the worst of their best values."""
+    pick = max if lower_is_better(column) else min
+    reached = [
+        float((np.nanmin if lower_is_better(column) else np.nanmax)(run.series(column)))
+        for row in rows
+        for run in row.runs
+        if timed(run) and np.isfinite(run.series(column)).any()
+    ]
+    return pick(reached) if reached else math.nan
+
+
+def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
+    """Virtual seconds until a metric was first measured to be as good as a target.
+
+    Returns:
+        Mean and sample deviation over the seeds; NaN unless all of them got there.
+    """
+    times = [_time_to(run, column, target) for run in row.runs]
+    return mean_and_std(times) if all(map(math.isfinite, times)) else (math.nan, math.nan)
+
+
+def _time_to(run: RunFiles, column: str, target: float) -> float:
+    better = -1 if lower_is_better(column) else 1
+    there = run.series(TIME)[better * (run.series(column) - target) >= 0]
+    return float(there[0]) if len(there) else math.nan
+
+
+def _cloud(group: Group, told: Mapping[str, str]) -> Cloud | None:
+    """None for another algorithm, or where the configuration does not tell its servers."""
+    method = NAMES.get(str(group.runs[0].environment.get("algorithm")))
+    servers = _number(told.get(f"{_INIT}.servers"))
+    if method is None or not servers:
+        return None
+    if method == "FedAvg" and float(told.get(f"{_INIT}.mu", 0)) > 0:
+        method = PROXIMAL
+    return Cloud(group, method, servers, _number(told.get(f"{_INIT}.wait")) or servers)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _setting(group: Group, told: Mapping[str, str]) -> str:
+    """As `MNIST, diversity 3, |Q_n| = 3`."""
+    parts = [str(group.runs[0].environment.get("dataset", "data not known"))]
+    if told.get("data.partition.class_path", "").endswith("Diversity"):
+        parts.append(f"diversity {told.get('data.partition.init_args.classes')}")
+    parts.append(f"|Q_n| = {told.get(f'{_INIT}.active')}")
+    return ", ".join(parts)
+
+
+def _clouds(name: str, members: Sequence[Cloud]) -> Clouds:
+    metrics = [base_name(primary_metric(run)) for m in members for run in m.group.runs]
+    metric = Counter(metrics).most_common(1)[0][0]
+    ordered = sorted(members, key=lambda m: (PLACES[m.method], m.share))
+    return Clouds(name, metric, tuple(ordered))
+
+
+def _measured(member: Cloud, columns: Sequence[str]) -> bool:
+    """Whether some of the columns were measured in two rounds."""
+    return any(len(member.group.course(column).rounds) > 1 for column in columns)
+
+
+def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:
+    """A colour for the method, or for B/N; of two that are alike in it, the runs' name tells."""
+    colours = _share_colours([member.share for member in members if member.waits])
+    quiet = [member for member in members if by_share and not member.waits]
+    found = []
+    for member in members:
+        twins = [m for m in members if (m.method, m.share) == (member.method, member.share)]
+        dashes, label = DASHES[twins.index(member) % len(DASHES)], member.method
+        colour = colour_of(PLACES[member.method])
+        if member in quiet:
+            place = quiet.index(member)
+            colour, dashes = QUIET[place % len(QUIET)], DASHES[1 + place % 3]
+        elif by_share:
+            colour, label = colours[member.share], f"B/N = {member.share:g}"
+        if len(twins) > 1:
+            label = f"{label} ({member.group.label})"
+        found.append(Line(member, colour, dashes, label))
+    return found
+
+
+def _share_colours(shares: Sequence[float]) -> dict[float, str]:
+    """Those of the paper have colours of their own, others the next ones."""
+    places = {share: place for share, place in SHARE_PLACES.items() if share in shares}
+    further = sorted({share for share in shares if share not in places})
+    places |= {share: len(SHARE_PLACES) + i for i, share in enumerate(further)}
+    return {share: colour_of(place) for share, place in places.items()}
+
+
+def _draw(axes: Axes, x: Floats, course: Course, line: Line) -> None:
+    draw_course(axes, x, course, colour=line.colour, line=line.dashes, label="_")
+
+
+def _finish(
+    figure: Figure, grid: np.ndarray, metric: str, lines: Sequence[Line], theme: Theme
+) -> None:
+    """Axes of the metric, and a legend in which each label stands once."""
+    for axes in grid.ravel():
+        drawn = [np.asarray(line.get_ydata()) for line in axes.get_lines()]
+        metric_axis(axes, metric, np.concatenate(drawn))
+    for label, line in {line.label: line for line in lines}.items():
+        grid[0, 0].plot([], [], line.dashes, color=line.colour, label=label_of(label))
+    legend_of_all(figure, grid[0, 0], theme)

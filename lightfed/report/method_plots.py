@@ -1,0 +1,178 @@
+"""Pictures of methods in one protocol: differences by client, costs to a target, robustness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightfed.report.methods import OURS, PLACES, Method, Protocol
+from lightfed.report.panels import metric_axis
+from lightfed.report.style import (
+    Theme,
+    colour_of,
+    dress,
+    label_of,
+    legend_of_all,
+    literal,
+    new_figure,
+)
+from lightfed.report.tables import readable
+from lightfed.report.units import bytes_text, flops_text, is_share, spread_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BETTER, WORSE = colour_of(0), colour_of(2)
+MOST_TICKS = 25
+FACTORS = {
+    "partition per_client": "classes of a client",
+    "partition alpha": "gamma, the concentration of classes",
+}
+
+
+def differences_figure(protocol: Protocol, theme: Theme) -> Figure | None:
+    """A bar per client, the mean over the seeds; a point per seed. None without both methods."""
+    found = protocol.differences()
+    baseline = protocol.best_other(protocol.ours)
+    if not found or baseline is None:
+        return None
+    scale = 100.0 if is_share(protocol.metric) else 1.0
+    places = np.arange(len(found))
+    means = np.array([scale * values.mean() for values in found.values()])
+    figure = new_figure(max(8.0, min(14.0, 0.3 * len(found))), 4.4, theme, pad=0.1)
+    axes = figure.subplots()
+    unit = "percentage points" if is_share(protocol.metric) else readable(protocol.metric)
+    title = f"{protocol.name}: {OURS} against {baseline.name}, the best baseline{protocol.note}"
+    dress(axes, theme, title=title, x_label="client", y_label=f"difference in {unit}")
+    axes.bar(places, means, color=[BETTER if mean >= 0 else WORSE for mean in means])
+    if max(map(len, found.values())) > 1:
+        x = np.repeat(places, [len(values) for values in found.values()])
+        y = scale * np.concatenate([*found.values()])
+        axes.scatter(x, y, s=9, color=theme.ink, zorder=3, label="one seed")
+        legend_of_all(figure, axes, theme)
+    axes.axhline(0.0, color=theme.muted, linewidth=0.8)
+    shown = places[:: 1 + len(found) // MOST_TICKS]
+    axes.set_xticks(shown, [str([*found][place]) for place in shown])
+    axes.grid(axis="x", visible=False)
+    return figure
+
+
+def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figure | None:
+    """Bytes and FLOPs to the target, a bar per method; None where nobody got there."""
+    target = protocol.target(asked)
+    costs = {method.name: method.cost(protocol.metric, target) for method in protocol.methods}
+    if all(math.isnan(cost.rounds) for cost in costs.values()):
+        return None
+    figure = new_figure(11.0, 1.6 + 0.36 * len(costs), theme, pad=0.1)
+    grid = figure.subplots(1, 2, sharey=True)
+    goal = spread_text(protocol.metric, target, math.nan)
+    title = f"{protocol.name}: costs to {readable(protocol.metric)} {goal}{protocol.note}"
+    panels = (
+        ("bytes up and down, all clients", bytes_text, [cost.bytes for cost in costs.values()]),
+        ("FLOPs, all clients", flops_text, [cost.flops for cost in costs.values()]),
+    )
+    for axes, (label, text, values) in zip(grid, panels, strict=True):
+        dress(axes, theme, title="", x_label=label, y_label="")
+        axes.barh(range(len(values)), np.nan_to_num(values), color=_colours(protocol.methods))
+        for place, value in enumerate(values):
+            told = "not reached" if math.isnan(value) else text(value)
+            end = 0.0 if math.isnan(value) else value
+            axes.annotate(
+                told, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8,
+                color=theme.ink,
+            )  # fmt: skip
+        axes.xaxis.set_major_formatter(lambda value, _, text=text: text(value))
+        axes.set_xlim(0, 1.25 * max(1.0, float(np.nanmax(values))))
+        axes.grid(axis="y", visible=False)
+    grid[0].set_yticks(range(len(costs)), [literal(name) for name in costs])
+    grid[0].invert_yaxis()
+    figure.suptitle(
+        literal(title), x=0.01, ha="left", fontsize=10, fontweight="bold", color=theme.ink
+    )
+    return figure
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Protocols that differ in one option alone.
+
+    Attributes:
+        data: as the runs name it.
+        metric: without `personal/`.
+        factor: the option.
+        protocols: by its value, ascending.
+    """
+
+    data: str
+    metric: str
+    factor: str
+    protocols: dict[float, Protocol]
+
+    @property
+    def heading(self) -> str:
+        return f"{self.data}: {readable(self.metric)} by {FACTORS[self.factor]}"
+
+
+def robustness(protocols: Sequence[Protocol]) -> list[Robustness]:
+    """What can be drawn of classes per client and of gamma."""
+    members: dict[tuple[str, str, str, frozenset[tuple[str, str]]], dict[float, Protocol]] = {}
+    for protocol in protocols:
+        options = dict(protocol.methods[0].options)
+        for factor in FACTORS:
+            if (value := _number(options.get(factor))) is not None:
+                rest = frozenset(item for item in options.items() if item[0] != factor)
+                key = (protocol.data, protocol.metric, factor, rest)
+                members.setdefault(key, {})[value] = protocol
+    return [
+        Robustness(data, metric, factor, dict(sorted(found.items())))
+        for (data, metric, factor, _), found in members.items()
+        if len(found) > 1
+    ]
+
+
+def robustness_figure(found: Robustness, theme: Theme) -> Figure | None:
+    """A line per method over the values of the option; None unless a method has two."""
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for value, protocol in found.protocols.items():
+        for method in protocol.methods:
+            mean, std = method.score(found.metric)
+            if math.isfinite(mean):
+                lines.setdefault(method.name, []).append((value, mean, std))
+    if max(map(len, lines.values()), default=0) < 2:
+        return None
+    figure = new_figure(8.0, 5.0, theme, pad=0.1)
+    axes = figure.subplots()
+    note = next(iter(found.protocols.values())).note
+    label = f"final personal {readable(found.metric)}, mean over clients"
+    dress(axes, theme, title=found.heading + note, x_label=FACTORS[found.factor], y_label=label)
+    for name, points in sorted(lines.items(), key=lambda item: PLACES[_plain(item[0])]):
+        x, mean, std = np.array(points).T
+        axes.errorbar(
+            x, mean, yerr=np.nan_to_num(std), marker="o", markersize=4, label=label_of(name),
+            color=colour_of(PLACES[_plain(name)]), linewidth=2.2 if _plain(name) == OURS else 1.2,
+        )  # fmt: skip
+    axes.set_xticks([*found.protocols], [f"{value:g}" for value in found.protocols])
+    metric_axis(axes, found.metric, np.array([p[1] for points in lines.values() for p in points]))
+    legend_of_all(figure, axes, theme)
+    return figure
+
+
+def _colours(methods: Sequence[Method]) -> list[str]:
+    return [colour_of(PLACES[_plain(method.name)]) for method in methods]
+
+
+def _plain(name: str) -> str:
+    """Without the name of the runs."""
+    return name.split(" (")[0]
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None

@@ -1,0 +1,87 @@
+"""The methods of a protocol as a table: final metric, gains, and what a target cost."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from lightfed.report.markup import heading, paragraph, table
+from lightfed.report.methods import Method, Protocol
+from lightfed.report.summary import print_line, print_table
+from lightfed.report.tables import TextTable, readable
+from lightfed.report.units import NOTHING, bytes_text, flops_text, is_share, spread_text
+
+SPARE = ("kind", "rounds")
+
+
+def method_table(protocol: Protocol, asked: float | None) -> TextTable:
+    """A row per method, a star before the best.
+
+    Args:
+        protocol: whose methods.
+        asked: the target of the costs, None for what all methods reached.
+    """
+    metric = protocol.metric
+    target = protocol.target(asked)
+    goal = spread_text(metric, target, math.nan)
+    headers = (
+        *("method", "kind", f"personal {readable(metric)}"),
+        *("over the best other", "over the best of its kind"),
+        *("rounds", f"bytes to {goal}", f"FLOPs to {goal}"),
+    )
+    return TextTable(headers, tuple(_row(protocol, m, target) for m in protocol.methods))
+
+
+def notes(protocol: Protocol, asked: float | None) -> list[str]:
+    """How to read the table."""
+    points = "percentage points" if is_share(protocol.metric) else "the metric's own unit"
+    source = "what all methods reached in every seed" if asked is None else "as asked"
+    return [
+        f"Final {readable(protocol.metric)}: each client's own model on its own test samples, mean "
+        "over the clients (+- sample standard deviation over seeds); the best has a star. Gains in "
+        f"{points}, those of the means.",
+        "Kinds as in section 2.1 of the paper of pFedMoE. Rounds, bytes (up and down) and FLOPs of "
+        f"all clients until the target, {source}, was first measured: mean over the seeds, a dash "
+        "unless all got there.",
+    ]
+
+
+def markup(protocol: Protocol, asked: float | None) -> list[str]:
+    """For the page of a comparison."""
+    parts = [heading(f"{protocol.name}: methods{protocol.note}")]
+    parts.append(table(method_table(protocol, asked)))
+    return [*parts, *(paragraph(text, kind="small") for text in notes(protocol, asked))]
+
+
+def print_methods(
+    console: Console, protocols: Sequence[Protocol], asked: float | None
+) -> None:
+    """All tables, and the notes once."""
+    for protocol in protocols:
+        print_line(console, f"{protocol.name}{protocol.note}")
+        print_table(console, method_table(protocol, asked), left=(0, 1), spare=SPARE)
+    for text in notes(protocols[0], asked) if protocols else ():
+        print_line(console, text)
+
+
+def _row(protocol: Protocol, method: Method, target: float) -> tuple[str, ...]:
+    metric = protocol.metric
+    cost = method.cost(metric, target)
+    of_kind = protocol.gain(method, kind=method.kind) if method.kind else math.nan
+    best = protocol.best_other(method) is not None and protocol.gain(method) >= 0
+    return (
+        method.name,
+        method.kind or NOTHING,
+        "*" * best + spread_text(metric, *method.score(metric)),
+        _gain_text(metric, protocol.gain(method)),
+        _gain_text(metric, of_kind),
+        NOTHING if math.isnan(cost.rounds) else f"{cost.rounds:.3g}",
+        bytes_text(cost.bytes),
+        flops_text(cost.flops),
+    )
+
+
+def _gain_text(metric: str, gain: float) -> str:
+    if math.isnan(gain):
+        return NOTHING
+    return f"{100 * gain:+.2f}" if is_share(metric) else f"{gain:+.3g}"

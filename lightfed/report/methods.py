@@ -1,0 +1,261 @@
+"""Methods for clients with models of their own, side by side: who gains how much, and at what cost.
+
+pFedMoE (Yi et al. 2024, https://arxiv.org/abs/2402.01350) is compared with seven methods in one
+protocol: equal data, division, models and work. The paper divides them into three kinds, by how
+clients learn from each other, and tells a method's gain over the best of all and of its own kind.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightfed.report.groups import Course, Group, grouped
+from lightfed.report.outcome import (
+    base_name,
+    client_metric,
+    last,
+    mean_and_std,
+    primary_metric,
+    traffic,
+)
+from lightfed.report.runfiles import Floats, RunFiles
+from lightfed.report.settings import settings
+from lightfed.report.units import lower_is_better
+from lightfed.report.variants import difference, usual
+
+OURS = "pFedMoE"
+DISTILLATION, MIXING, MUTUAL = "distillation", "model mixing", "mutual learning"
+# by class: as the paper calls it and, of its section 2.1, the kind
+METHODS: dict[str, tuple[str, str]] = {
+    "PFedMoE": (OURS, MUTUAL),
+    "FML": ("FML", MUTUAL),
+    "FedKD": ("FedKD", MUTUAL),
+    "FedAPEN": ("FedAPEN", MUTUAL),
+    "FD": ("FD", DISTILLATION),
+    "FedProto": ("FedProto", DISTILLATION),
+    "LGFedAvg": ("LG-FedAvg", MIXING),
+    "Standalone": ("Standalone", ""),
+}
+PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
+# what makes a protocol another one: all but the method, and where and how it was run
+OPTION = re.compile(
+    r"trainer\.(max_epochs|gradient_clip_val|precision)$"
+    r"|model\.(?!algorithm\.|algorithm$|cohorts\.\d+\.name$|(export|evaluate)\b"
+    r"|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
+    r"|data\.(?!dataset\.init_args\.(root|download)$|(eval_batch_size|channels_last)$)"
+)
+UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took until a metric was first measured to be as good as a target.
+
+    Attributes:
+        rounds: mean over the seeds; NaN unless all got there.
+        bytes: up and down, of all clients.
+        flops: of all clients.
+    """
+
+    rounds: float
+    bytes: float
+    flops: float
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """One experiment, whose runs differ in the seed alone.
+
+    Attributes:
+        group: its runs.
+        name: as the paper calls it; with the name of its runs where a protocol has two of them.
+        kind: distillation, model mixing, mutual learning, or none.
+        options: the protocol.
+    """
+
+    group: Group
+    name: str
+    kind: str
+    options: Mapping[str, str]
+
+    def score(self, metric: str) -> tuple[float, float]:
+        """The final value: mean and sample deviation over the seeds."""
+        return mean_and_std([last(run.series(f"personal/{metric}")) for run in self.group.runs])
+
+    def course(self, metric: str) -> Course:
+        return self.group.course(f"personal/{metric}")
+
+    def cost(self, metric: str, target: float) -> Cost:
+        """Until the metric, mean over the clients, was as good as a target."""
+        found = np.array([_cost(run, f"personal/{metric}", target) for run in self.group.runs])
+        rounds, sent, flops = found.mean(axis=0)  # NaN where a seed did not get there
+        return Cost(float(rounds), float(sent), float(flops))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Methods that were run on equal terms.
+
+    Attributes:
+        data: as the runs name it.
+        variant: in which options it differs from most of the protocols with that data.
+        metric: without `personal/`.
+        methods: in the order of METHODS, two or more, pFedMoE among them.
+    """
+
+    data: str
+    variant: str
+    metric: str
+    methods: tuple[Method, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}; {self.variant}" if self.variant else self.data
+
+    @property
+    def ours(self) -> Method:
+        return next(method for method in self.methods if METHODS["PFedMoE"][0] in method.name)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether some method was run with several seeds."""
+        return any(len(method.group.runs) > 1 for method in self.methods)
+
+    @property
+    def note(self) -> str:
+        synthetic = any(run.synthetic for method in self.methods for run in method.group.runs)
+        return " (synthetic data)" if synthetic else ""
+
+    def best_other(self, method: Method, *, kind: str | None = None) -> Method | None:
+        """The one with the best final mean beside a method; None without any.
+
+        Args:
+            method: that is held against it.
+            kind: to which it belongs; None: any.
+        """
+        others = [
+            other
+            for other in self.methods
+            if other is not method
+            and kind in (None, other.kind)
+            and math.isfinite(other.score(self.metric)[0])
+        ]
+        better = min if lower_is_better(self.metric) else max
+        return better(others, key=lambda other: other.score(self.metric)[0], default=None)
+
+    def gain(self, method: Method, *, kind: str | None = None) -> float:
+        """Final mean less that of the best other, so that more is better; NaN without any."""
+        other = self.best_other(method, kind=kind)
+        if other is None:
+            return math.nan
+        more = method.score(self.metric)[0] - other.score(self.metric)[0]
+        return -more if lower_is_better(self.metric) else more
+
+    def target(self, asked: float | None) -> float:
+        """What was asked for, else the best that all methods have reached in each of their seeds."""
+        if asked is not None:
+            return asked
+        sign = -1 if lower_is_better(self.metric) else 1
+        reached = [
+            np.nanmax(sign * run.series(f"personal/{self.metric}"))
+            for method in self.methods
+            for run in method.group.runs
+            if np.isfinite(run.series(f"personal/{self.metric}")).any()
+        ]
+        return float(sign * min(reached)) if reached else math.nan
+
+    def differences(self) -> dict[int, Floats]:
+        """By client: what pFedMoE's last evaluation is better by than the best baseline's, (S,).
+
+        Of each seed that both were run with, since clients of different seeds hold different data.
+        Empty where clients were not evaluated one by one.
+        """
+        baseline = self.best_other(self.ours)
+        if baseline is None:
+            return {}
+        sign = -1 if lower_is_better(self.metric) else 1
+        own, other = _by_seed(self.ours, self.metric), _by_seed(baseline, self.metric)
+        found: dict[int, list[float]] = {}
+        for seed in own.keys() & other.keys():
+            for client in sorted(own[seed].keys() & other[seed].keys()):
+                more = sign * (own[seed][client] - other[seed][client])
+                found.setdefault(client, []).append(more)
+        return {client: np.array(found[client]) for client in sorted(found)}
+
+
+def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
+    """Where pFedMoE was run and at least one other method on equal terms."""
+    members: dict[tuple[str, frozenset[tuple[str, str]]], list[Method]] = {}
+    for method in filter(None, map(_method, grouped(runs))):
+        data = str(method.group.runs[0].environment.get("dataset", "data not known"))
+        members.setdefault((data, frozenset(method.options.items())), []).append(method)
+    complete = {
+        key: _told_apart(found)
+        for key, found in members.items()
+        if len(found) > 1 and any(method.name == OURS for method in found)
+    }
+    alike: dict[str, list[Mapping[str, str]]] = {}
+    for (data, _), found in complete.items():
+        alike.setdefault(data, []).append(found[0].options)
+    return [
+        Protocol(data, difference(own[0].options, usual(alike[data])), _metric(own), tuple(own))
+        for (data, _), own in complete.items()
+    ]
+
+
+def _method(group: Group) -> Method | None:
+    """None for another algorithm, or where there is no configuration."""
+    run = group.runs[0]
+    name, kind = METHODS.get(str(run.environment.get("algorithm")), ("", ""))
+    if not name or run.config is None:
+        return None
+    told = settings(run.config)
+    options = {
+        " ".join(UNSPOKEN.sub("", key).replace(".", " ").split()): value
+        for key, value in told.items()
+        if OPTION.match(key)
+    }
+    return Method(group, name, kind, options)
+
+
+def _told_apart(found: Sequence[Method]) -> list[Method]:
+    """In the order of METHODS; two of one method with the names of their runs."""
+    times = Counter(method.name for method in found)
+    ordered = sorted(found, key=lambda method: PLACES[method.name])
+    return [
+        Method(m.group, f"{m.name} ({m.group.label})" if times[m.name] > 1 else m.name, m.kind,
+               m.options)
+        for m in ordered
+    ]  # fmt: skip
+
+
+def _metric(methods: Sequence[Method]) -> str:
+    names = [base_name(primary_metric(run)) for m in methods for run in m.group.runs]
+    return Counter(names).most_common(1)[0][0]
+
+
+def _cost(run: RunFiles, column: str, target: float) -> tuple[float, float, float]:
+    better = -1 if lower_is_better(column) else 1
+    there = np.flatnonzero(better * (run.series(column) - target) >= 0)
+    if not len(there):
+        return math.nan, math.nan, math.nan
+    place = there[0]
+    flops = np.nancumsum(run.series("flops"))[place]
+    return float(run.rounds[place]), float(traffic(run)[place]), float(flops)
+
+
+def _by_seed(method: Method, metric: str) -> dict[object, dict[int, float]]:
+    """The last evaluation of each client, by the seed of the run."""
+    found: dict[object, dict[int, float]] = {}
+    for run in method.group.runs:
+        if run.evaluation is None or client_metric(run.evaluation, metric) != metric:
+            continue
+        clients = run.evaluation.client.tolist()
+        values = run.evaluation.values[metric].tolist()
+        seed = run.environment.get("seed")
+        found[seed] = {c: v for c, v in zip(clients, values, strict=True) if math.isfinite(v)}
+    return found

@@ -1,0 +1,120 @@
+"""What of a client's samples is trained on, held out, skipped."""
+
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.portions import Portions
+from lightfed.utils.errors import UserError
+from tests.small import CPU, Given, Tensors
+
+HOLD_OUT = "model.algorithm.init_args.hold_out"
+
+
+def prepared(*sizes: int, seed: int = 0, **settings: Any) -> FederatedDataModule:
+    """Clients with so many samples each; sample i is the number i."""
+    count = sum(sizes)
+    x, y = torch.arange(float(count))[:, None], torch.arange(count) % 2
+    bounds = np.cumsum([0, *sizes])
+    parts = [range(a, b) for a, b in pairwise(bounds)]
+    data = FederatedDataModule(
+        Tensors(x, y, classes=2, test=(x, y)),
+        Given(*parts),
+        **settings,
+    )
+    data.prepare(clients=len(sizes), seed=seed, device=CPU, folder=None)
+    return data
+
+
+def trained(data: FederatedDataModule, client: int, t: int = 0, order: int = 0) -> list[int]:
+    rng = torch.Generator().manual_seed(order)
+    epoch = data.train_epoch(client, order=rng, augment=None, t=t)
+    return [int(value) for x, _ in epoch for value in x[:, 0]]
+
+
+def held(data: FederatedDataModule, client: int) -> list[int]:
+    return [int(value) for x, _ in data.held_out_batches(client) for value in x[:, 0]]
+
+
+@given(st.integers(2, 60), st.floats(0.01, 0.9), st.integers(1, 4))
+def test_every_sample_is_held_out_or_in_one_chunk(owned: int, share: float, chunks: int) -> None:
+    data = prepared(owned, 70, batch_size=5)
+    data.chunks = chunks
+    expected = max(1, round(share * owned))
+    if owned - expected < chunks:
+        with pytest.raises(UserError):
+            data.reserve(share)
+        return
+    data.reserve(share)
+    assert data.num_held_out(0) == len(held(data, 0)) == expected
+    assert data.num_samples(0) == owned - expected
+    seen = [trained(data, 0, t) for t in range(chunks)]
+    assert {len(part) for part in seen} == set(data.epoch_sizes(0))
+    assert [data.num_batches(0, t) for t in range(chunks)] == [-(-len(s) // 5) for s in seen]
+    assert sorted(chain(held(data, 0), *seen)) == list(range(owned))
+
+
+def test_the_hold_out_is_drawn_once_by_name() -> None:
+    one, other = prepared(40, 40), prepared(40, 40, seed=1)
+    for data in (one, other):
+        data.reserve(0.25)
+    first = held(one, 0)
+    assert held(one, 0) == first == sorted(first)
+    assert set(trained(one, 0, 3, order=7)) == set(range(40)) - set(first)
+    assert held(other, 0) != first
+    assert [i + 40 for i in first] != held(one, 1)
+    one.reserve(0.0)
+    assert sorted(trained(one, 0)) == list(range(40))
+    assert (one.num_held_out(0), held(one, 0)) == (0, [])
+
+
+def test_hold_out_batches_have_the_training_batches_size() -> None:
+    data = prepared(20, 20, batch_size=4, eval_batch_size=3, last_batch="drop")
+    data.reserve(0.3)
+    assert [len(y) for _, y in data.held_out_batches(1)] == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "share", "key", "found"),
+    [
+        ({}, 0.9, HOLD_OUT, "0.9 is all of what client 1 holds: 4 of 4 samples"),
+        ({"chunks": 4}, 0.25, "data.chunks", "4, but client 1 holds 3 samples; give at most 3"),
+        (
+            {"last_batch": "drop", "batch_size": 4},
+            0.25,
+            "data.last_batch",
+            "1 clients hold less than a batch of 4 (the smallest 3)",
+        ),
+    ],
+)
+def test_a_hold_out_that_leaves_too_little_is_refused(
+    settings: dict[str, Any], share: float, key: str, found: str
+) -> None:
+    data = prepared(20, 4, **settings)
+    with pytest.raises(UserError) as error:
+        data.reserve(share)
+    assert error.value.key == key
+    assert found in str(error.value)
+    assert data.num_samples(1) == 4  # as before
+
+
+def test_what_drop_skips_is_counted() -> None:
+    assert prepared(10, 7, batch_size=3, last_batch="drop").skipped_samples == 1 + 1
+    assert prepared(10, 7, batch_size=3, last_batch="drop", chunks=2).skipped_samples == 4 + 1
+    assert prepared(10, 7, batch_size=3).skipped_samples == 0
+    assert prepared(10, 7, batch_size=3, last_batch="join").skipped_samples == 0
+    data = prepared(10, 7, batch_size=3, last_batch="drop")
+    data.reserve(0.2)
+    assert data.skipped_samples == 2 + 0
+
+
+def test_a_portion_without_hold_out_is_the_partitions_own() -> None:
+    data = prepared(9, 9)
+    portions = Portions(data.partition_, seed=0)
+    assert np.shares_memory(portions.samples(0, 5), data.partition_.train_index)

@@ -1,0 +1,115 @@
+"""Run folders of FlexiFed's strategies with known courses, as the command line writes its files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+
+from lightfed.report.runfiles import RunFiles, load
+from tests.report.make_run import write_run
+
+DEPTHS = (11, 13, 16, 19)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "MaxCommon": {"max_common_layers": None, "share_classifier": False, "initial": "own"},
+    "Standalone": {},
+}
+
+
+def strategy_run(
+    root: Path,
+    strategy: str,
+    course: Sequence[float] | np.ndarray,
+    *,
+    seed: int = 0,
+    name: str = "",
+    versions: Sequence[int] = DEPTHS,
+    counts: int | Sequence[int] = 2,
+    steps: Sequence[float] = (0.0, 0.01, 0.02, 0.03),
+    options: Mapping[str, Any] | None = None,
+    setting: str = "depth",
+    family: str = "VGG",
+    data: str = "CIFAR10",
+    partition: str = "Iid",
+    batch_size: int = 64,
+    metric: str = "accuracy",
+    **changes: Any,
+) -> RunFiles:
+    """A run whose mean over all clients is `course`; version i lies `steps[i]` above the first.
+
+    Args:
+        root: the folder of the runs.
+        strategy: class of the algorithm.
+        course: mean over the clients of all versions, by round.
+        seed: of the run.
+        name: of the run; the strategy by default, always with the seed.
+        versions: values of `setting`, a cohort each.
+        counts: clients of each version, or one number for all.
+        steps: by version.
+        options: of the algorithm, over its usual ones.
+        setting: of the model that tells versions apart.
+        family: class of the models.
+        data: class of the data set.
+        partition: class of the scheme.
+        batch_size: an option of the data.
+        metric: that was measured.
+        changes: of what `write_run` is given.
+    """
+    each = [counts] * len(versions) if isinstance(counts, int) else list(counts)
+    names = [f"{family}-{version}" for version in versions]
+    names = [f"{name}-{i}" if name in names[:i] else name for i, name in enumerate(names)]
+    cohorts = dict(zip(names, each, strict=True))
+    given = OPTIONS.get(strategy, {"initial": "own"}) | dict(options or {})
+    algorithm = {"class_path": f"lightfed.algorithms.{strategy}"}
+    config = {
+        "trainer": {"name": f"{name or strategy}-s{seed}", "max_epochs": len(course), "devices": 1},
+        "model": {
+            "algorithm": algorithm | ({"init_args": given} if given else {}),
+            "cohorts": [
+                {
+                    "count": count,
+                    "model": {
+                        "class_path": f"lightfed.models.{family}",
+                        "init_args": {"num_classes": 10, setting: version, "width": 1.0},
+                    },
+                    "name": cohort,
+                }
+                for version, (cohort, count) in zip(versions, cohorts.items(), strict=True)
+            ],
+            "evaluate": ["personal"],
+            "store": "device",
+            "exchange_buffer": 256,
+            "seed": seed,
+        },
+        "data": {
+            "dataset": {"class_path": f"lightfed.data.{data}"},
+            "partition": {"class_path": f"lightfed.data.{partition}"},
+            "batch_size": batch_size,
+        },
+    }
+    means = np.asarray(course, dtype=float)
+    above = np.array(steps[: len(versions)])
+    columns = {f"personal/{metric}": means}
+    if len(versions) > 1:  # as an evaluation writes them
+        first = means - (above * each).sum() / sum(each)
+        for cohort, step in zip(cohorts, above, strict=True):
+            columns[f"personal/{metric}/{cohort}"] = first + step
+    environment = {
+        "name": f"{name or strategy}-s{seed}",
+        "algorithm": strategy,
+        "dataset": data,
+        "clients": sum(each),
+        "cohorts": cohorts,
+        "parameters": dict.fromkeys(cohorts, 1000),
+        "seed": seed,
+        "synthetic": False,
+    }
+    files = {
+        "metrics": {key: values.tolist() for key, values in columns.items()},
+        "environment": environment | changes.pop("told", {}),
+        "config": yaml.safe_dump(config, sort_keys=False),
+        "evaluations": None,
+        "counts": None,
+    }
+    return load(write_run(root / f"{name or strategy}-s{seed}", **{**files, **changes}))

@@ -1,0 +1,359 @@
+"""The charts of clouds of servers, and the virtual time to a target."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lightfed.report import compare
+from lightfed.report.charts import charts
+from lightfed.report.clouds import (
+    Clouds,
+    clouds,
+    common_target,
+    rounds_figure,
+    time_to,
+    times_figure,
+)
+from lightfed.report.compare import comparison_table
+from lightfed.report.groups import Group, grouped, singles
+from lightfed.report.runfiles import RunFiles, load
+from lightfed.report.style import LIGHT, PALETTE
+from lightfed.utils.errors import UserError
+from tests.report.make_run import ENVIRONMENT, write_run
+from tests.report.read_page import ReadPage
+
+CONFIG = """\
+model:
+  algorithm:
+    class_path: lightfed.algorithms.{algorithm}
+    init_args:
+      servers: {servers}
+      active: {active}
+      wait: {wait}
+      mu: {mu}
+  seed: {seed}
+data:
+  dataset: {data}
+  partition:
+    class_path: lightfed.data.{partition}
+    init_args:
+      classes: {classes}
+"""
+OPTIONS = {"servers": 10, "active": 3, "wait": "null", "mu": 0.0, "classes": 3}
+
+
+def _run(
+    root: Path,
+    algorithm: str,
+    scores: Sequence[float | str] = (0.25, 0.5),
+    times: Sequence[float] = (10.0, 20.0),
+    *,
+    seed: int = 0,
+    name: str = "",
+    personal: Sequence[float | str] | None = None,
+    partition: str = "Diversity",
+    data: str = "Digits",
+    metric: str = "accuracy",
+    **options: Any,
+) -> RunFiles:
+    """A run whose global metric is `scores`, measured at `times`."""
+    own = scores if personal is None else personal
+    values = {
+        "algorithm": algorithm,
+        "partition": partition,
+        "data": data,
+        "seed": seed,
+        **OPTIONS,
+        **options,
+    }
+    name = f"{name or algorithm}-s{seed}"
+    folder = write_run(
+        root / name,
+        metrics={f"global/{metric}": scores, f"personal/{metric}": own, "virtual_time": times},
+        environment={
+            **ENVIRONMENT,
+            **{"name": name, "algorithm": algorithm, "dataset": data, "seed": seed},
+        },
+        config=CONFIG.format(**values),
+        evaluations=None,
+        counts=None,
+    )
+    return load(folder)
+
+
+def _study(root: Path) -> list[RunFiles]:
+    """All methods, and FedBCD with four B."""
+    return [
+        _run(root, "CloudFedAvg", (0.1, 0.2), name="fedavg"),
+        _run(root, "CloudFedAvg", (0.2, 0.3), name="fedprox", mu=5.0),
+        _run(root, "FedBCDI", (0.3, 0.4)),
+        *(
+            _run(root, "FedBCD", (b / 20, b / 10), (b, 2 * b), name=f"b{b}", wait=b)
+            for b in (10, 7, 3, 5)
+        ),
+    ]
+
+
+def _panels(figure: Figure | None) -> dict[str, Axes]:
+    """Axes by the last line of their titles."""
+    assert figure is not None
+    return {axes.get_title(loc="left").splitlines()[-1]: axes for axes in figure.axes}
+
+
+def _lines(axes: Axes) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """(colour, dashes) -> points, of the lines that are no entries of the legend."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for line in axes.get_lines():
+        points = [(float(x), float(y)) for x, y in np.asarray(line.get_xydata())]
+        if points:
+            key = (str(line.get_color()), str(line.get_linestyle()))
+            assert key not in found, "two lines that look alike"
+            found[key] = points
+    return found
+
+
+def _legend(figure: Figure | None) -> dict[str, tuple[str, str]]:
+    assert figure is not None
+    (legend,) = figure.legends
+    handles = legend.get_lines()
+    names = [text.get_text() for text in legend.get_texts()]
+    looks = [(str(h.get_color()), str(h.get_linestyle())) for h in handles]
+    assert len(set(names)) == len(names)
+    return dict(zip(names, looks, strict=True))
+
+
+def _only(runs: Sequence[RunFiles]) -> Clouds:
+    (found,) = clouds(runs)
+    return found
+
+
+def test_sync_clouds_stand_side_by_side_over_rounds(tmp_path: Path) -> None:
+    found = _only(_study(tmp_path))
+    assert found.name == "Digits, diversity 3, |Q_n| = 3"
+    figure = rounds_figure(found, LIGHT)
+    panels = _panels(figure)
+    assert list(panels) == ["personal accuracy, sync clouds", "global accuracy, sync clouds"]
+    points = {
+        "FedBCD": [(1, 0.5), (2, 1.0)],
+        "FedBCD-I": [(1, 0.3), (2, 0.4)],
+        "FedAvg": [(1, 0.1), (2, 0.2)],
+        "FedProx": [(1, 0.2), (2, 0.3)],
+    }
+    looks = _legend(figure)
+    assert list(looks) == list(points)
+    for axes in panels.values():
+        assert _lines(axes) == {looks[name]: course for name, course in points.items()}
+
+
+def test_each_quantity_has_a_panel_of_its_own(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path, "FedBCD", (0.1, 0.2), personal=(0.6, 0.7)),
+        _run(tmp_path, "CloudFedAvg", (0.3, 0.4), personal=(0.5, 0.8)),
+        _run(tmp_path, "FedBCD", (0.35, 0.45), name="async", personal=(0.55, 0.65), wait=5),
+    ]
+    found = _only(runs)
+
+    def ends(figure: Figure | None) -> dict[str, list[float]]:
+        panels = _panels(figure).items()
+        return {name: sorted(p[-1][1] for p in _lines(a).values()) for name, a in panels}
+
+    assert ends(rounds_figure(found, LIGHT)) == {
+        "personal accuracy, sync clouds": [0.7, 0.8],
+        "global accuracy, sync clouds": [0.2, 0.4],
+    }
+    assert ends(times_figure(found, LIGHT)) == {
+        "FedBCD: global accuracy": [0.2, 0.4, 0.45],
+        "FedBCD: personal accuracy": [0.65, 0.7, 0.8],
+    }
+
+
+def test_the_servers_waited_for_are_colours_over_virtual_time(tmp_path: Path) -> None:
+    figure = times_figure(_only(_study(tmp_path)), LIGHT)
+    panels = _panels(figure)
+    assert list(panels) == [
+        *("FedBCD: global accuracy", "FedBCD-I: global accuracy"),
+        *("FedBCD: personal accuracy", "FedBCD-I: personal accuracy"),
+    ]
+    looks = _legend(figure)
+    assert list(looks) == [
+        *("B/N = 0.3", "B/N = 0.5", "B/N = 0.7", "B/N = 1", "FedAvg", "FedProx"),
+    ]
+    assert [looks[f"B/N = {b:g}"] for b in (0.3, 0.5, 0.7, 1)] == [
+        (colour, "-") for colour in PALETTE[:4]
+    ]
+    assert [looks[name][1] for name in ("FedAvg", "FedProx")] == ["--", ":"]
+    others = {looks["FedAvg"]: [(10, 0.1), (20, 0.2)], looks["FedProx"]: [(10, 0.2), (20, 0.3)]}
+    assert _lines(panels["FedBCD: global accuracy"]) == others | {
+        looks[f"B/N = {b / 10:g}"]: [(b, b / 20), (2 * b, b / 10)] for b in (3, 5, 7, 10)
+    }
+    own = {looks["B/N = 1"]: [(10, 0.3), (20, 0.4)]}
+    assert _lines(panels["FedBCD-I: personal accuracy"]) == others | own
+
+
+def test_seeds_meet_at_their_mean_time_with_a_band(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path, "FedBCD", (0.2, 0.4), (10, 20), seed=0, wait=5),
+        _run(tmp_path, "FedBCD", (0.4, 0.8), (20, 40), seed=1, wait=5),
+    ]
+    found = _only(runs)
+    axes = _panels(times_figure(found, LIGHT))["FedBCD: global accuracy"]
+    ((points),) = _lines(axes).values()
+    np.testing.assert_allclose(points, [(15, 0.3), (30, 0.6)])
+    (band,) = axes.collections
+    top = np.asarray(band.get_paths()[0].vertices)[:, 1].max()
+    np.testing.assert_allclose(top, 0.6 + np.std([0.4, 0.8], ddof=1))
+    assert all("sample standard deviation" in chart.caption for chart in charts(runs))
+
+
+def test_a_round_without_a_measurement_is_no_point(tmp_path: Path) -> None:
+    runs = [_run(tmp_path, "FedBCD", (0.1, "", 0.3), (10, 20, 30), wait=3)]
+    axes = _panels(times_figure(_only(runs), LIGHT))["FedBCD: global accuracy"]
+    assert list(_lines(axes).values()) == [[(10, 0.1), (30, 0.3)]]
+
+
+def test_diversity_and_active_devices_have_pictures_of_their_own(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path, "FedBCD", name="a", wait=5),
+        _run(tmp_path, "FedBCD", name="b", wait=5, active=1),
+        _run(tmp_path, "FedBCD", name="c", wait=5, classes=6),
+        _run(tmp_path, "FedBCD", name="d", wait=5, partition="Quantity"),
+        _run(tmp_path, "FedBCD", name="e", wait=5, data="MNIST"),
+    ]
+    names = [
+        "Digits, diversity 3, |Q_n| = 3",
+        "Digits, diversity 3, |Q_n| = 1",
+        "Digits, diversity 6, |Q_n| = 3",
+        "Digits, |Q_n| = 3",
+        "MNIST, diversity 3, |Q_n| = 3",
+    ]
+    assert [found.name for found in clouds(runs)] == names
+    files = [chart.file for chart in charts(runs)]
+    assert len(set(files)) == len(files) == 10
+
+
+def test_two_of_a_method_are_told_by_the_names_of_their_runs(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path, "FedBCD", (0.1, 0.2), name="slow", wait=5, servers=10),
+        _run(tmp_path, "FedBCD", (0.3, 0.4), name="fast", wait=10, servers=20),
+        _run(tmp_path, "FedBCD", (0.5, 0.6), name="odd", wait=2),
+        _run(tmp_path, "FedBCD", (0.7, 0.8), name="one"),
+        _run(tmp_path, "FedBCD", (0.8, 0.9), name="two", servers=20),
+    ]
+    found = _only(runs)
+    looks = _legend(times_figure(found, LIGHT))
+    assert looks == {
+        "B/N = 0.2": (PALETTE[4], "-"),
+        "B/N = 0.5 (slow-s0)": (PALETTE[1], "-"),
+        "B/N = 0.5 (fast-s0)": (PALETTE[1], "--"),
+        "B/N = 1 (one-s0)": (PALETTE[3], "-"),
+        "B/N = 1 (two-s0)": (PALETTE[3], "--"),
+    }
+    assert list(_legend(rounds_figure(found, LIGHT))) == ["FedBCD (one-s0)", "FedBCD (two-s0)"]
+
+
+def test_nothing_is_drawn_of_what_is_not_there(tmp_path: Path) -> None:
+    sync = _run(tmp_path, "FedBCD", name="sync")
+    short = _run(tmp_path, "FedBCD", (0.1,), (1.0,), name="short", wait=5)
+    assert rounds_figure(_only([sync]), LIGHT) is None
+    assert times_figure(_only([sync]), LIGHT) is None
+    assert times_figure(_only([short]), LIGHT) is None
+    assert clouds([_run(tmp_path, "HeteroFL")]) == []
+    (short.folder / "metrics.csv").write_text("round,global/accuracy\n1,0.5\n2,0.6\n")
+    assert clouds([load(short.folder)]) == []
+    bare = write_run(tmp_path / "bare", config=None, environment={"algorithm": "FedBCD"})
+    assert clouds([load(bare)]) == []
+
+
+def test_synthetic_data_are_told(tmp_path: Path) -> None:
+    run = _run(tmp_path, "FedBCD", wait=5)
+    (run.folder / "environment.json").write_text(
+        '{"algorithm": "FedBCD", "dataset": "Tones", "synthetic": true}'
+    )
+    figure = times_figure(_only([load(run.folder)]), LIGHT)
+    assert figure is not None
+    assert "Tones, diversity 3, |Q_n| = 3 (synthetic data)" in figure.axes[0].get_title(loc="left")
+
+
+def test_time_to_a_target_is_that_of_the_first_measurement_as_good(tmp_path: Path) -> None:
+    run = _run(tmp_path, "FedBCD", (0.2, "", 0.5, 0.4, 0.6), (1, 2, 3, 4, 5))
+    row = Group("x", (run,))
+    reached = [time_to(row, "global/accuracy", goal)[0] for goal in (0.2, 0.21, 0.5, 0.55)]
+    assert reached == [1, 3, 3, 5]
+    assert math.isnan(time_to(row, "global/accuracy", 0.61)[0])
+    loss = Group("y", (_run(tmp_path, "FedBCD", (2.0, 1.0), (1, 2), name="y", metric="loss"),))
+    assert time_to(loss, "global/loss", 1.5)[0] == 2
+
+
+def test_time_to_a_target_is_a_mean_over_seeds_that_all_got_there(tmp_path: Path) -> None:
+    runs = (
+        _run(tmp_path, "FedBCD", (0.1, 0.5), (10, 20), seed=0),
+        _run(tmp_path, "FedBCD", (0.6, 0.7), (14, 30), seed=1),
+    )
+    row = Group("x", runs)
+    assert time_to(row, "global/accuracy", 0.5) == (17, pytest.approx(np.std([20, 14], ddof=1)))
+    assert math.isnan(time_to(row, "global/accuracy", 0.65)[0])
+
+
+def test_the_common_target_is_what_every_cloud_reached(tmp_path: Path) -> None:
+    rows = singles(
+        [
+            _run(tmp_path, "FedBCD", (0.4, 0.8, 0.7), (1, 2, 3)),
+            _run(tmp_path, "CloudFedAvg", (0.1, 0.6, 0.5), (1, 2, 3)),
+        ]
+    )
+    assert common_target(rows, "global/accuracy") == 0.6
+    losses = singles(
+        [
+            _run(tmp_path, "FedBCD", (2.0, 0.5), name="p", metric="loss"),
+            _run(tmp_path, "FedBCD", (3.0, 0.7), name="q", metric="loss"),
+        ]
+    )
+    assert common_target(losses, "global/loss") == 0.7
+    untimed = load(write_run(tmp_path / "untimed"))
+    assert math.isnan(common_target(singles([untimed]), "global/accuracy"))
+
+
+def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path, "FedBCD", (0.1, 0.5), (10, 20), seed=0),
+        _run(tmp_path, "FedBCD", (0.5, 0.7), (14, 30), seed=1),
+        load(write_run(tmp_path / "untimed")),
+    ]
+    table = comparison_table(grouped(runs), "global/accuracy")
+    assert table.headers[-1] == "virtual time to 50.00 %"
+    assert [row[-1] for row in table.rows] == ["17 +- 4 s", "-"]
+    table = comparison_table(singles(runs), "global/accuracy", target=0.6)
+    assert table.headers[-1] == "virtual time to 60.00 %"
+    assert [row[-1] for row in table.rows] == ["-", "30 s", "-"]
+    untimed = comparison_table(singles(runs[2:]), "global/accuracy")
+    assert not any("virtual" in header for header in untimed.headers)
+
+
+def test_a_comparison_shows_both_charts_and_the_column(tmp_path: Path) -> None:
+    runs = _study(tmp_path)
+    stale = tmp_path / "comparison-times-old.png"
+    stale.write_bytes(b"")
+    page = ReadPage(compare([run.folder for run in runs], target=0.3))
+    assert "Digits, diversity 3, |Q_n| = 3: accuracy of sync clouds" in page.texts["h2"]
+    assert "Digits, diversity 3, |Q_n| = 3: accuracy against virtual time" in page.texts["h2"]
+    assert (tmp_path / "comparison-rounds-digits-diversity-3-q-n-3.png").is_file()
+    assert (tmp_path / "comparison-times-digits-diversity-3-q-n-3.png").is_file()
+    assert not stale.exists()
+    drawn = [_panels(chart.draw(LIGHT)) for chart in charts(runs)]
+    assert ["sync clouds" in " ".join(panels) for panels in drawn] == [True, False]
+    times = {name: row["virtual time to 30.00 %"] for name, row in page.table("run").items()}
+    assert times["b3-s0"] == "6 s"
+    assert times["fedavg-s0"] == "-"
+
+
+@pytest.mark.parametrize("target", [0.0, 1.5, math.nan])
+def test_a_target_that_no_accuracy_can_be_is_refused(tmp_path: Path, target: float) -> None:
+    folders = [_run(tmp_path, "FedBCD", name=name).folder for name in ("a", "b")]
+    with pytest.raises(UserError, match=r"^--target: "):
+        compare(folders, target=target)
