@@ -86,13 +86,13 @@ def test_more_clients_have_as_much_data_each() -> None:
     assert {given["--data.partition.init_args.parts"] for _, given in found} == {"40"}
 
 
-def test_two_four_and_six_layers_are_shared_by_the_deeper_versions() -> None:
+def test_two_four_six_and_all_layers_are_shared_by_the_deeper_versions() -> None:
     found = lines("layers")
     assert [counted(line) for line in found] == [
-        (config, [1, 2, 3], [2, 2, 2]) for config, _ in product(FIGURES, range(3))
+        (config, [1, 2, 3], [2, 2, 2]) for config, _ in product(FIGURES, range(4))
     ]
     limits = [given["--model.algorithm.init_args.max_common_layers"] for _, given in found]
-    assert limits == ["2", "4", "6"] * 4
+    assert limits == ["2", "4", "6", "null"] * 4
 
 
 def test_the_classifier_is_shared_or_not() -> None:
