@@ -4,6 +4,7 @@ from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fd import FD
+from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
@@ -62,6 +63,7 @@ __all__ = [
     "DisPFL",
     "Docstrings",
     "Exponential",
+    "FedAPEN",
     "FedAvg",
     "FedBCD",
     "FedBCDI",

@@ -51,7 +51,7 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
     except (MisconfigurationException, RuntimeError, ValueError) as error:
         from lightfed.messages import lightning_error
 
-        told = lightning_error(error)
+        told = lightning_error(error, arguments)
         if told is None:
             raise  # an error of the program
         raise told from error

@@ -54,7 +54,9 @@ _NO_CLASS = re.compile(
     r"(?:' to be .*| does not correspond .*| is (?:abstract|a protocol).*|\n *Subclass types .*)?$",
     re.DOTALL,
 )
-_OWN = re.compile(r"^ *- ((?:trainer|model|data)\.[\w.]+): (.+?); (.+)$", re.MULTILINE)
+_OWN = re.compile(
+    r"^ *- ((?:trainer|model|data)\.[\w.]+|delay((?:\.\w+)*)): (.+?); (.+)$", re.MULTILINE
+)
 _NO_MODULE = re.compile(r"module '.+' has no attribute|No module named ")
 
 _UNWATCHED = (
@@ -75,14 +77,15 @@ def explain(message: str, argv: Sequence[str]) -> UserError:
     return _of_key(found[1], found[2], written) if found else _of_command(message, written)
 
 
-def lightning_error(error: Exception) -> UserError | None:
+def lightning_error(error: Exception, argv: Sequence[str]) -> UserError | None:
     """What Lightning has against the Trainer's flags or callbacks; None for any other error.
 
     And what a class of ours has against its arguments, where jsonargparse took that for one of
     several types that do not fit.
     """
     if own := _OWN.search(str(error)):
-        return UserError(own[1], own[2], own[3])
+        key = own[1] if own[2] is None else _delay(own[2], own[3], Written(argv))
+        return UserError(key, own[3], own[4])
     message = one_line(str(error))
     for pattern in _UNWATCHED:
         if found := pattern.search(message):
@@ -97,6 +100,18 @@ def lightning_error(error: Exception) -> UserError | None:
     flags = arguments(SECTIONS["trainer"])
     flag = next((w for w in re.findall(r"`(?:Trainer\()?(\w+)", message) if w in flags), None)
     return UserError(f"trainer.{flag}" if flag else "trainer", message.rstrip("."), _HELP)
+
+
+def _delay(below: str, found: str, written: Written) -> str:
+    """The key of a delay's argument: a delay does not know which of an algorithm's it is."""
+    keys = [f"model.algorithm.init_args.{name}" for name in ("delay", "step_delay")]
+    given = [key for key in keys if written.get(key) is not None]
+    for key in given:
+        value = written.get(f"{key}{below}")
+        number = isinstance(value, int | float) and f"{value:g}" == found
+        if number or (isinstance(value, str) and value in found):
+            return key + below
+    return (given or keys)[0] + below
 
 
 # Errors of the command line as a whole.

@@ -103,7 +103,7 @@ def edited(edits: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(config))
 
 
-def of_class(path: str, **arguments: Any) -> dict[str, Any]:
+def of_class(path: str, /, **arguments: Any) -> dict[str, Any]:
     return {"class_path": path, "init_args": arguments}
 
 
@@ -118,6 +118,21 @@ def hidden(*widths: int) -> dict[str, Any]:
 def edit(key: str, value: Any, fragment: str, *, named: str = "") -> Case:
     """A wrong value at a key, which the error names (or `named`)."""
     return Case(named or key, fragment, {key: value})
+
+
+def cloud_of(**arguments: Any) -> dict[str, Any]:
+    """Edits to a federation of three servers with two devices each."""
+    model = {"class_path": "Conv", "init_args": {"hidden": [4]}}
+    return {
+        "model.algorithm": of_class("FedBCD", **({"servers": 3, "active": 1} | arguments)),
+        "model.cohorts": [{"count": 6, "model": model}],
+    }
+
+
+def clouds(fragment: str, named: str = "", **arguments: Any) -> Case:
+    """A wrong argument of FedBCD, which the error names: the last one, or `named`."""
+    key = named or list(arguments)[-1]
+    return Case(f"model.algorithm.init_args.{key}", fragment, cloud_of(**arguments))
 
 
 MODEL = "model.cohorts.1.model"
@@ -302,8 +317,44 @@ DATA = [
           named="data.dataset.init_args.image_size"),
     Case("data.last_batch", "a single sample", {"data.batch_size": 4, **hidden(4, 4, 4, 4)}),
     Case("data.batch_size", "single samples", {"data.batch_size": 1, **hidden(4, 4, 4, 4)}),
+    Case("data.chunks", "trains on a single sample", {
+        "data.chunks": 400, "data.partition": "Iid", **hidden(4, 4, 4, 4),
+    }),
+    edit("data.chunks", 2000, "give at most"),
+    edit("data.partition", of_class("Iid", parts=2), "2 parts for 3 clients",
+         named=f"{PARTITION}.parts"),
     Case(f"{PARTITION}.min_size", "needs 3000 samples", {f"{PARTITION}.min_size": 1000},
          command="partition"),
+]  # fmt: skip
+
+CLOUDS = [
+    clouds("wait for 4 of 3 servers; give at least 1 and at most 3", wait=4),
+    clouds("4 servers for 6 clients; give a divisor", servers=4),
+    clouds("3 of the 2 devices of a server; give at most 2", active=3),
+    clouds("over all devices, 12, is 2.4; it must be below 2", "server_lr",
+           server_step="sum", server_lr=0.2, gamma=2),
+    clouds("the largest server's devices, 4, is 1.2; it must be at most 1", "server_lr",
+           server_step="sum", server_lr=0.3, gamma=2, wait=2),
+    clouds("2.5; give less than 2", server_lr=2.5),
+    clouds("row 0 sums to 1.1", mixing=[[0.6, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]),
+    clouds("nowhere.npy", mixing="nowhere.npy"),
+    clouds("[0, 2]; give 1 <= low <= high", steps=[0, 2]),
+    clouds("0; give a finite number above 0", "delay.init_args.shape",
+           delay=of_class("Weibull", shape=0), step_delay=of_class("Exponential", mean=1)),
+    clouds("-1; give a finite number above 0", "step_delay.init_args.shape",
+           delay=of_class("Weibull", shape=1), step_delay=of_class("Weibull", shape=-1)),
+    clouds("line 2: '-1'; write a finite number", "delay.init_args.path",
+           delay=of_class("Trace", path="negative.txt")),
+    clouds("line 1: empty; write a finite number", "delay.init_args.path",
+           delay=of_class("Trace", path="gap.txt")),
+    Case("model.fraction", "model.algorithm.init_args.active says",
+         cloud_of() | {"model.fraction": 0.5}),
+    Case("model.local_epochs", "model.algorithm.init_args.steps says",
+         cloud_of() | {"model.local_epochs": 2}),
+    Case("model.optimizer.init_args.box", "[2.0, -2.0]; give low < high",
+         cloud_of() | {"model.optimizer": of_class("ASPG", box=[2, -2])}),
+    Case("model.optimizer.init_args.momentm", "did you mean momentum?",
+         cloud_of() | {"model.optimizer": of_class("ASPG", momentm=1)}),
 ]  # fmt: skip
 
 CHECKPOINTS = [
@@ -316,5 +367,44 @@ CHECKPOINTS = [
          command="test"),
 ]  # fmt: skip
 
-ALL = [*UNKNOWN_KEYS, *WRONG_VALUES, *NO_CLASSES, *MISSING, *FILES, *FEDERATIONS, *FLAGS, *DATA]
-ALL += CHECKPOINTS
+SMALL = of_class("lightfed.models.MLP", hidden=[5])
+SHARED = "model.algorithm.init_args.shared"
+
+
+def method(name: str, key: str, fragment: str, **arguments: Any) -> Case:
+    """An algorithm for clients of 4 and 2 features, and what it has to say."""
+    return Case(key, fragment, {"model.algorithm": of_class(name, **arguments)})
+
+
+METHODS = [
+    method("PFedMoE", SHARED, "gives 5 features, where the client's gives 4", shared=SMALL),
+    method("PFedMoE", "model.algorithm.init_args.gate_units", "0", shared=SMALL, gate_units=0),
+    Case("data.last_batch", "ends on a single sample", {
+        "model.algorithm": of_class("PFedMoE", shared=SMALL), "data.batch_size": 4,
+        "model.cohorts": [{"count": 3, "model": SMALL}],
+    }),
+    method("FML", "model.algorithm.init_args.alpha", "2.0 is outside", shared=SMALL, alpha=2),
+    method("FedKD", "model.algorithm.init_args.energy", "shares in [0, 1]", shared=SMALL,
+           energy=[0.5, 2]),
+    method("FedProto", "model.cohorts", "cohort a gives vectors of 4 numbers, cohort b of 2"),
+    method("FD", "model.algorithm.init_args.weight", "-1.0; give a weight of 0", weight=-1),
+    method("FedAPEN", "model.algorithm.init_args.hold_out", "2.0; give a share", shared=SMALL,
+           hold_out=2),
+    method("FedAPEN", "model.algorithm.init_args.hold_out", "is all of what client", shared=SMALL,
+           hold_out=0.9999),
+    method("LGFedAvg", "model.cohorts", "are [10, 4], [10], those of cohort b [10, 2], [10]",
+           global_layers=1),
+]  # fmt: skip
+
+ALL = [
+    *METHODS,
+    *UNKNOWN_KEYS,
+    *WRONG_VALUES,
+    *NO_CLASSES,
+    *MISSING,
+    *FILES,
+    *FEDERATIONS,
+    *FLAGS,
+    *DATA,
+]
+ALL += [*CLOUDS, *CHECKPOINTS]

@@ -9,7 +9,16 @@ import pytest
 import yaml
 
 from lightfed import cli
-from tests.data.tiny import ag_news, cifar10, cinic10, documented, mnist, speech_commands, wikitext2
+from tests.data.tiny import (
+    ag_news,
+    cifar10,
+    cifar100,
+    cinic10,
+    documented,
+    mnist,
+    speech_commands,
+    wikitext2,
+)
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -21,6 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     mnist(root, train=800, test=100)
     cifar10(root, per_batch=160)
+    cifar100(root, train=800)
     wikitext2(root)
     cinic10(root, per_class=40)
     ag_news(root, train=400, test=40)
@@ -58,6 +68,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "ResNet18GN": {"width": 8, "groups": 4},
     "lightfed.models.VGG": {"width": 0.125, "hidden": 16},
     "CIFARResNet": {"width": 0.25},
+    "MoECNN": {"width": 0.2},
     "CharCNN": {"width": 0.0625, "hidden": 16},
     "VDCNN": {"width": 0.125, "hidden": 16},
 }
@@ -76,6 +87,9 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
     text = yaml.safe_load(config.read_text())
     model, data = text["model"], text["data"]
     model["algorithm"] = narrowed(model["algorithm"])
+    if "shared" in model["algorithm"]["init_args"]:
+        shared = model["algorithm"]["init_args"]["shared"]
+        model["algorithm"]["init_args"]["shared"] = narrowed(shared)
     data["partition"] = narrowed(data["partition"])
     total = sum(cohort["count"] for cohort in model["cohorts"])
     for cohort in model["cohorts"]:
@@ -83,7 +97,7 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
         cohort["count"] = max(1, cohort["count"] * CLIENTS // max(total, CLIENTS))
     if "root" in str(data["dataset"]):
         data["dataset"]["init_args"]["root"] = str(files)
-        if data["dataset"]["class_path"] in ("CIFAR10", "MNIST"):
+        if data["dataset"]["class_path"] in ("CIFAR10", "CIFAR100", "MNIST"):
             data["dataset"]["init_args"]["verify_checksums"] = False
     changed = folder / config.name
     changed.write_text(yaml.safe_dump(text))

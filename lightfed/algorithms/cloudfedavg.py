@@ -72,7 +72,7 @@ class CloudFedAvg(FedAvg):
             units = {i: k * fed.data.num_batches(i, t) for i, k in units.items()}
         fed.send(self.model, devices)  # w_i <- w
         fed.train(devices, t, steps=units)
-        fed.merge(devices, into=self.model, weights="uniform")
+        fed.merge(devices, into=self.model, weights=self.weights)
         self.now += max(phase.busy for phase in phases)  # all wait for the slowest
         fed.metrics["virtual_time"] = float(self.now)
 

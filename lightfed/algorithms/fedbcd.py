@@ -248,11 +248,10 @@ class FedBCD(Algorithm):
         """
         devices, sent = self._stored(fed, servers)
         total = sum(self._average(fed, devices, model, sent=sent).values())
-        mean, span = self._scratch[0], model.layout.floats.span(model.layout.parameters)
-        w = model.floats[:span]
-        away = w - mean.floats[:span]
+        mean, w = self._scratch[0], parameters(model)
+        away = w - parameters(mean)
         w.sub_(away, alpha=rate * (total if self.server_step == "sum" else 1.0))
-        model.floats[span:].copy_(mean.floats[span:])  # statistics are averaged
+        model.floats[len(w) :].copy_(mean.floats[len(w) :])  # statistics are averaged
         model.integers.copy_(mean.integers)
         return away * total
 
@@ -282,17 +281,17 @@ class FedBCD(Algorithm):
         weights = torch.zeros(self.hierarchy.servers, dtype=torch.float64)
         for device, gamma in gammas.items():
             weights[self.hierarchy.server_of(device, fed.clients)] += gamma
-        layout, mean = self._scratch[0].layout, self._scratch[0].floats.double()
-        away = weights.to(mean.device) @ self._stacked() - weights.sum() * mean
-        return away[: layout.floats.span(layout.parameters)]
+        mean = parameters(self._scratch[0]).double()
+        models = self._stacked()[:, : len(mean)]
+        return weights.to(mean.device) @ models - weights.sum() * mean
 
     def _consensus(self) -> float:
         """mean_n ||z_n - mean z||."""
-        models = self._stacked()
+        models = self._stacked()[:, : len(parameters(self._model(0)))]
         return float((models - models.mean(0)).norm(dim=1).mean())
 
     def _stacked(self) -> Tensor:
-        """(N, P) float64: the servers' models, or the one of all."""
+        """(N, P) float64: the servers' rows, or the one of all."""
         return torch.stack([self._model(n).floats.double() for n in range(len(self.models))])
 
     def _model(self, server: int) -> ServerModel:
@@ -320,11 +319,10 @@ class FedBCD(Algorithm):
     @override
     def proximal(self, fed: Fleet, client: int) -> Proximal | None:
         model = self._model(self.hierarchy.server_of(client, fed.clients))
-        span = model.layout.floats.span(model.layout.parameters)
         ahead = self.ahead.get(client)
         if ahead is not None:
             ahead = ahead.to(fed.device)
-        pull = Proximal(model.floats[:span], self.penalty(client), ahead)
+        pull = Proximal(parameters(model), self.penalty(client), ahead)
         self._pulls[client] = pull
         return pull
 
@@ -366,6 +364,11 @@ class FedBCD(Algorithm):
     def start_anew(self, fed: Fleet, client: int) -> None:
         super().start_anew(fed, client)
         self.ahead.pop(client, None)
+
+
+def parameters(model: ServerModel) -> Tensor:
+    """(P,) the leading part of a model's row, without statistics: z."""
+    return model.floats[: model.layout.floats.span(model.layout.parameters)]
 
 
 def _whole(gammas: dict[int, float]) -> dict[int, int]:

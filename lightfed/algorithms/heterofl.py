@@ -26,8 +26,8 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.cohort import DataSpec
 from lightfed.core.client import NetworkClient
+from lightfed.core.cohort import DataSpec
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.session import seed_default_generators
 from lightfed.core.store import ModelLayout, Row

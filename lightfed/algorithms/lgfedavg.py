@@ -9,24 +9,31 @@ uniform over the participants, and training starts from the model of a finished 
 (`start`). Its script for CIFAR-10 shares the two convolutions and keeps the linear layers, the
 opposite of the paper's text: `side: bottom, global_layers: 2`.
 
+Architectures may differ below the global layers, which are then matched from the top (or bottom)
+layer by layer and must agree in shape. HtFLlib's reading for such clients shares the head, averaged
+by samples: `global_layers: 1, weights: samples`.
+
 Deviations: a client gets the server's layers when it takes part or is evaluated, where the released
 code writes them to all clients after every round, with the same result; the test of a new device by
 an ensemble of all clients' networks is left out, so that there is no global accuracy.
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import lightning.pytorch as L
 import torch
+from lightfed_kernels import Entry
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightfed.core import checkpoint as checkpoints
 from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.cohort import CohortState
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
@@ -69,16 +76,17 @@ class LGFedAvg(Algorithm):
         self.side = side
         self.weights: Weights = weights
         self.start = start
-        self._global: frozenset[str] | None = None  # tensors of the global layers; None: all
+        self._global: frozenset[str] | None = None  # of the server's tensors those that travel
 
     @override
     def setup(self, fed: Fleet) -> None:
         first = fed.cohorts[0]
-        for state in fed.cohorts:
-            if state.layout != first.layout:
-                found = f"cohorts {first.name} and {state.name} have different architectures"
-                raise UserError("model.cohorts", found, "LGFedAvg needs one for all")
-        self._global = self._tensors(first.module, first.layout)
+        if any(state.layout != first.layout for state in fed.cohorts):
+            self.model = fed.new_common(self._matched(fed))
+            return
+        self._global = self._tensors(first)
+        if self._global is None:
+            log.warning("LGFedAvg with all of the %d layers global is FedAvg", self.global_layers)
         if self.start is not None:
             values = start_values(Path(self.start), first.layout)
             for state in fed.cohorts:
@@ -87,18 +95,38 @@ class LGFedAvg(Algorithm):
                 fed.row(client).copy_(values)
         self.model = fed.new_model()  # only its global layers ever change
 
-    def _tensors(self, module: nn.Module, layout: ModelLayout) -> frozenset[str] | None:
-        """Names of the tensors of the global layers; None for all."""
-        layers = [n for n, m in module.named_modules() if list(m.parameters(recurse=False))]
+    def _matched(self, fed: Fleet) -> list[list[str]]:
+        """Of every cohort the names of its tensors of the global layers, in one order."""
+        if self.start is not None:
+            found = f"{self.start}, but the cohorts have different architectures"
+            raise UserError(_START, found, "leave it out, or give all clients one")
+        chosen: list[list[Entry]] = []
+        for state in fed.cohorts:
+            names = self._tensors(state)
+            chosen.append([e for e in state.layout.floats if names is None or e.name in names])
+            one, other = ([e.shape for e in entries] for entries in (chosen[0], chosen[-1]))
+            if one != other:
+                found = (
+                    f"the global layers of cohort {fed.cohorts[0].name} are {_text(one)}, "
+                    f"those of cohort {state.name} {_text(other)}"
+                )
+                fix = "take networks that agree in these, or share fewer layers"
+                raise UserError("model.cohorts", found, fix)
+        return [[entry.name for entry in entries] for entries in chosen]
+
+    def _tensors(self, state: CohortState) -> frozenset[str] | None:
+        """Names of the float tensors of a cohort's global layers; None for all tensors."""
+        modules = state.module.named_modules()
+        layers = [n for n, m in modules if list(m.parameters(recurse=False))]
         count = self.global_layers
         if count > len(layers):
             found = f"{count}, where the model has {len(layers)} layers with parameters"
             raise UserError(_LAYERS, found, f"give at most {len(layers)}")
         if count == len(layers):
-            log.warning("LGFedAvg with all of the %d layers global is FedAvg", count)
             return None
         chosen = layers[-count:] if self.side == "top" else layers[:count]
-        return frozenset(e.name for e in layout.floats if e.name.rpartition(".")[0] in chosen)
+        floats = state.layout.floats
+        return frozenset(e.name for e in floats if e.name.rpartition(".")[0] in chosen)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -112,24 +140,19 @@ class LGFedAvg(Algorithm):
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         """A client's own layers with the server's."""
         if client is None:  # the server has no representation, unless all layers are global
-            return fed.bind_model(self.model) if self._global is None else None
-        self._receive(fed, client)
+            whole = self._global is None and not self.model.part
+            return fed.bind_model(self.model) if whole else None
+        fed.load(self.model, client, tensors=self._global)
         return fed.bind(client)
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        self._receive(fed, client)
+        fed.load(self.model, client, tensors=self._global)
         return fed.state(client).layout, fed.row(client)
 
-    def _receive(self, fed: Fleet, client: int) -> None:
-        """The server's present layers into a client's row; no message, nothing in the ledger."""
-        if self._global is None:
-            fed.row(client).copy_(self.model.row)
-            return
-        layout = self.model.layout.floats
-        theirs, own = layout.views(self.model.floats), layout.views(fed.row(client).floats)
-        for name in sorted(self._global):
-            own[name].copy_(theirs[name])
+
+def _text(shapes: Sequence[Sequence[int]]) -> str:
+    return ", ".join(str(list(shape)) for shape in shapes)
 
 
 def start_values(path: Path, layout: ModelLayout) -> Row:

@@ -8,6 +8,9 @@ travels, and a gate of its own. One backward pass of the cross-entropy moves all
 the shared extractor becomes the mean over the participants, by samples. Inference takes the whole
 mixture, as it was trained.
 
+After an evaluation the run folder gets `gate.npz`: of every client and class the mean weights of
+the shared and the private expert over the client's test samples.
+
 The paper leaves the gate's hidden units and its learning rate open; 128, and that of the other
 parts by default. There is no released code.
 """
@@ -15,12 +18,15 @@ parts by default. There is no released code.
 from collections.abc import Mapping
 
 import lightning.pytorch as L
-from torch import nn
+import torch
+from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.core.beside import Beside, NetworkFactory
+from lightfed.core.client import ClientModule
 from lightfed.core.cohort import DataSpec, blank
-from lightfed.core.fleet import Weights
+from lightfed.core.fleet import Fleet, Weights
+from lightfed.models.classmeans import ClassSums
 from lightfed.models.moe import Gate, MixtureClient
 from lightfed.models.split import split
 from lightfed.utils.errors import UserError
@@ -55,6 +61,7 @@ class PFedMoE(Beside):
             raise UserError(f"{_KEY}.gate_lr", str(gate_lr), "give a factor of 0 or more")
         self.gate_units = gate_units
         self.gate_lr = gate_lr
+        self._gates: dict[int, ClassSums] = {}  # of this rank's clients, last evaluation
 
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
@@ -69,3 +76,23 @@ class PFedMoE(Beside):
     @override
     def lr_factors(self, module: L.LightningModule) -> Mapping[str, float]:
         return {} if self.gate_lr is None else {"net.gate.": self.gate_lr}
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        module = super().evaluated(fed, client)
+        if module is not None and client is not None:
+            assert isinstance(module, ClientModule)
+            assert isinstance(module.net, MixtureClient)
+            self._gates[client] = ClassSums(fed.data.num_classes, 2, device=fed.device)
+            module.net.gate_sums = self._gates[client]
+        return module
+
+    @override
+    def evaluation_end(self, fed: Fleet) -> Mapping[str, Mapping[str, Tensor]]:
+        """(clients, C) means of a_G and a_F; NaN where a client was tested on no such sample."""
+        cpu = torch.device("cpu")
+        means = fed.collect({k: sums.means().to(cpu) for k, sums in self._gates.items()})
+        weights = torch.full((fed.clients, fed.data.num_classes, 2), torch.nan)
+        for client, mean in means.items():
+            weights[client, mean.seen] = mean.values[mean.seen]
+        return {"gate": {"general": weights[..., 0], "personal": weights[..., 1]}}

@@ -1,7 +1,7 @@
 """What an algorithm file fills in."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as L
@@ -20,18 +20,26 @@ class ServerModel(nn.Module):
 
     Attributes:
         layout: of the row.
-        part: of tensors that clients have beside others of their own.
+        aliases: of a model of tensors that clients have beside others of their own: by cohort, the
+            name of a tensor here and there. Empty for a whole model.
     """
 
     floats: Tensor
     integers: Tensor
 
-    def __init__(self, layout: ModelLayout, row: Row, *, part: bool = False) -> None:
+    def __init__(
+        self, layout: ModelLayout, row: Row, *, aliases: Sequence[Mapping[str, str]] = ()
+    ) -> None:
         super().__init__()
         self.layout = layout
-        self.part = part
+        self.aliases = tuple(aliases)
         self.register_buffer("floats", row.floats)
         self.register_buffer("integers", row.integers)
+
+    @property
+    def part(self) -> bool:
+        """Whether clients have other tensors beside these."""
+        return bool(self.aliases)
 
     @property
     def row(self) -> Row:
@@ -52,6 +60,7 @@ class Algorithm(nn.Module, ABC):
             (HeteroFL).
         surplus_rows: rows of such tensors beyond the classes, as a mask token's, are everybody's.
         global_models: how many models are tested as global ones; the figures are their means.
+        hold_out: share of every client's training samples that no session trains on.
         tests_start: clients are tested at the start of their sessions too, after aggregation.
     """
 
@@ -59,6 +68,7 @@ class Algorithm(nn.Module, ABC):
     label_rows: bool = False
     surplus_rows: bool = True
     global_models: int = 1
+    hold_out: float = 0.0
     tests_start: bool = False
 
     @abstractmethod
@@ -102,6 +112,10 @@ class Algorithm(nn.Module, ABC):
 
     def evaluation_start(self, fed: "Fleet") -> None:
         """Before an evaluation, on every rank."""
+
+    def evaluation_end(self, fed: "Fleet") -> Mapping[str, Mapping[str, Tensor]]:
+        """After an evaluation, on every rank: arrays for the run folder, by file and name."""
+        return {}
 
     def evaluated_server(self, fed: "Fleet", server: int) -> L.LightningModule | None:
         """The module, bound to the values, that is tested as one of `global_models`."""

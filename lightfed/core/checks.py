@@ -1,12 +1,18 @@
 """What can be checked only when the data is dealt and the models are built."""
 
+import logging
+from typing import Any
+
 import torch
 
+from lightfed.core.client import ClientModule
 from lightfed.core.cohort import CohortState, blank
 from lightfed.core.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.resident import batch_sizes
 from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
@@ -29,6 +35,16 @@ def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
             _refuse(client, samples, data, f"which a normalisation of cohort {cohort} cannot take")
 
 
+def warn_of_skipped(fleet: Fleet, data: FederatedDataModule) -> None:
+    """Say how much `last_batch: drop` leaves out."""
+    if data.skipped_samples and fleet.ranks.rank == 0:
+        log.warning(
+            "data.last_batch: drop skips %d of %d training samples a pass",
+            data.skipped_samples,
+            sum(data.num_samples(client) for client in range(fleet.clients)),
+        )
+
+
 def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
     """Samples of an epoch of the client's whose last batch is a single one; None without such."""
     for samples in data.epoch_sizes(client):
@@ -44,7 +60,13 @@ def _trains_on_one(state: CohortState, data: FederatedDataModule) -> bool:
     module.train()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            module(blank(data, samples=1).to(state.store.device))
+            sample = blank(data, samples=1).to(state.store.device)
+            net: Any = module.net if isinstance(module, ClientModule) else module
+            if isinstance(module, ClientModule) and hasattr(net, "losses"):
+                # A network that is trained beside the one that is evaluated has to take it, too.
+                net.losses(sample, torch.zeros(1, dtype=torch.int64, device=sample.device))
+            else:
+                module(sample)
     except NotImplementedError:
         return True  # a user's module may have no forward, and then nobody knows
     except ValueError:

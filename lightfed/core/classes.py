@@ -1,5 +1,6 @@
 """Clients that exchange a vector for each class in place of weights: what FD and FedProto share."""
 
+import logging
 from abc import abstractmethod
 
 import lightning.pytorch as L
@@ -15,6 +16,8 @@ from lightfed.core.store import ModelLayout, Row
 from lightfed.models.classmeans import ClassMeans, mean_of_clients
 from lightfed.models.prototypes import ClassClient
 from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 class ByClass(Algorithm):
@@ -49,6 +52,7 @@ class ByClass(Algorithm):
                 found = f"cohort {first} gives vectors of {size} numbers, cohort {name} of {other}"
                 fix = "take networks with the same number of features"
                 raise UserError("model.cohorts", found, fix)
+        _warn_of_absent_classes(fed)
         self.register_buffer("values", torch.zeros(classes, size))
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))
 
@@ -98,3 +102,11 @@ class ByClass(Algorithm):
         assert isinstance(module, ClientModule)
         assert isinstance(module.net, ClassClient)
         return module.net
+
+
+def _warn_of_absent_classes(fed: Fleet) -> None:
+    """Name the classes that nobody will ever send a vector of."""
+    held = {label for client in range(fed.clients) for label in fed.data.labels(client).tolist()}
+    absent = [name for label, name in enumerate(fed.data.class_names) if label not in held]
+    if absent and fed.ranks.rank == 0:
+        log.warning("no client holds a sample of class %s", ", ".join(absent))

@@ -34,7 +34,8 @@ class ClientModule(NetworkClient):
 
     Args:
         net: maps (B, ...) inputs to (B, num_classes) logits. If it has a method `losses`, of
-            (inputs, labels), training minimises the sum of what that gives by name.
+            (inputs, labels), training minimises the sum of what that gives by name; `figures`, of
+            the same, gives numbers that an evaluation reports as well.
         num_classes: C.
     """
 
@@ -59,6 +60,9 @@ class ClientModule(NetworkClient):
         self.accuracy.update(logits, y)
         self.log("loss", F.cross_entropy(logits, y))
         self.log("accuracy", self.accuracy)
+        figures = getattr(self.net, "figures", None)
+        if figures is not None:
+            self.log_dict(figures(x, y))
 
 
 class MasksTokens(Protocol):

@@ -1,6 +1,6 @@
 """Where the clients lie and what they hold: what core, and tests, ask of a fleet."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import lightning.pytorch as L
@@ -82,8 +82,21 @@ class Clients:
 
         No message, and nothing in the ledger.
         """
-        coverage = self._nesting.fitting(model, self.cohort_of(client), Parts(buffers=False))
-        coverage.take(model.floats, self.cohort_of(client), self.row(client).floats)
+        self.load(model, client, buffers=False)
+
+    def load(
+        self,
+        model: ServerModel,
+        client: int,
+        *,
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+    ) -> None:
+        """What a client covers of a server model, or of the named tensors of it, into its row.
+
+        No message, and nothing in the ledger.
+        """
+        self._write(model, client, Parts.of(buffers=buffers, tensors=tensors), self.row(client))
 
     def check_nested(self, model: ServerModel, cohort: int) -> None:
         """Refuse a cohort whose rows do not fit into a server model.
@@ -115,10 +128,13 @@ class Clients:
         message = self._inbox.pop(client, None)
         if message is None:
             return
-        model, row = message.model, self.state(client).store.row(client)
+        model = message.model
         assert model.floats._version == message.version, "the server model changed under way"
+        self._write(model, client, message.parts, self.state(client).store.row(client))
+
+    def _write(self, model: ServerModel, client: int, parts: Parts, row: Row) -> None:
+        """Those parts of a server model into a client's row."""
         cohort = self.cohort_of(client)
-        coverage = self._nesting.fitting(model, cohort, message.parts)
-        coverage.take(model.floats, cohort, row.floats)
-        if message.parts.integers and model.integers.numel():
-            put_integers(model, self.state(client).layout, row)
+        self._nesting.fitting(model, cohort, parts).take(model.floats, cohort, row.floats)
+        if parts.integers and model.integers.numel():
+            put_integers(model, cohort, self.state(client).layout, row)

@@ -61,7 +61,6 @@ class Coverage:
         tensors: Collection[str] | None = None,
         groups: Mapping[str, tuple[int, ...]] | None = None,
         label_rows: Sequence[str] = (),
-        part: bool = False,
         device: torch.device | str = "cpu",
     ) -> "Coverage":
         """Relate layouts whose tensors are leading slices of the target's (HeteroFL, 3.2).
@@ -72,15 +71,12 @@ class Coverage:
             tensors: names of the only ones that are covered (all by default).
             groups: of tensors with grouped dimensions: the slice is a leading one of every group.
             label_rows: names of tensors whose first dimension is the class label.
-            part: sources may have other tensors than the target's, which are not covered.
             device: of the rows.
 
         Raises:
             ValueError: none of the sources fits; says why the first does not.
         """
         groups = groups or {}
-        if part:
-            sources = [source.only({entry.name for entry in target}) for source in sources]
         why = {k: _why_unfit(target, source, groups) for k, source in enumerate(sources)}
         fit = [k for k, reason in why.items() if reason is None]
         unfit = {k: reason for k, reason in why.items() if reason is not None}

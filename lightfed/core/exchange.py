@@ -89,12 +89,16 @@ class Exchange:
         if self._integers.size:
             self._integer_maxima(rows, lists, senders)
         mine = [k for k in lists if self._owner[k] == self._ranks.rank]
-        for begin, end in self._blocks(traffic, shipment):
+        blocks = self._blocks(traffic, shipment)
+        # One for all blocks: on a CPU, memory that is new costs as much as the sums.
+        means = torch.empty(len(mine), blocks[0][1], device=self._ranks.device)
+        for begin, end in blocks:
             here = {k: self._part(rows[k].floats, begin, end) for k in traffic.local(self._ranks)}
             cover = None if masks is None else {k: _words(masks[k], begin, end) for k in here}
             shipment.fetch(begin, end, here, cover)
             if mine:
-                self._merge(rows, lists, mine, here, cover, keep, over, begin, end)
+                out = means[:, : end - begin]
+                self._merge(rows, lists, mine, here, cover, keep, over, begin, end, out)
         whole = 8 * self._integers.numel
         sizes = [whole + self._tensors.package_bytes(n) for n in counts]
         return dict(zip(senders, sizes, strict=True))
@@ -110,11 +114,12 @@ class Exchange:
         over: Over,
         begin: int,
         end: int,
+        out: Tensor,
     ) -> None:
-        """One block of all of this rank's receivers."""
+        """One block of all of this rank's receivers; `out` is for its means."""
         order = sorted(here)
         position = {client: i for i, client in enumerate(order)}
-        means = masked_mean(
+        masked_mean(
             [here[k] for k in order],
             Neighbours.build([[position[j] for j in lists[k]] for k in mine], senders=len(order)),
             masks=None if cover is None else [cover[k] for k in order],
@@ -122,8 +127,9 @@ class Exchange:
             if keep is None
             else torch.stack([_words(keep[k], begin, end) for k in mine]),
             over=over,
+            out=out,
         )
-        for k, mean in zip(mine, means, strict=True):
+        for k, mean in zip(mine, out, strict=True):
             rows[k].floats[begin:end].copy_(mean)
 
     def _blocks(self, traffic: "Traffic", shipment: "Shipment") -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lightfed.core import checkpoint as checkpoints
 from lightfed.core.algorithm import Algorithm
-from lightfed.core.checks import check_single_samples
+from lightfed.core.checks import check_single_samples, warn_of_skipped
 from lightfed.core.cohort import Cohort
 from lightfed.core.coverage import Accumulate
 from lightfed.core.evaluation import Evaluation, Jobs, Kind
@@ -161,6 +161,7 @@ class Federation(L.LightningModule):
             rounds=trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None,
         )
         check_single_samples(self.fleet, data)
+        warn_of_skipped(self.fleet, data)
         runtime = runtime_of(trainer)
         steppers = [
             client_stepper(
@@ -231,6 +232,7 @@ class Federation(L.LightningModule):
                 "algorithm": type(self.algorithm).__name__,
                 "dataset": data.dataset.name,
                 "synthetic": data.dataset.synthetic,
+                "skipped_samples": data.skipped_samples,
                 "clients": self.num_clients,
                 "cohorts": {s.name: s.cohort.count for s in self.fleet.cohorts},
                 "parameters": {s.name: s.layout.parameter_numel for s in self.fleet.cohorts},
@@ -335,9 +337,11 @@ class Federation(L.LightningModule):
         self._round_metrics |= figures
         shown = ("global/accuracy", "personal/accuracy")
         self.trainer.progress_bar_metrics.update({k: figures[k] for k in shown if k in figures})
+        arrays = self.algorithm.evaluation_end(self.fleet)
         logger = self.federated_trainer.run_logger
         if logger is not None:
             logger.log_clients([self._client_row(report) for report in reports])
+            logger.log_arrays(self.trainer.current_epoch + 1, arrays)
 
     def _client_row(self, report: Report) -> dict[str, float | int | str]:
         up, down, flops = self.fleet.ledger.totals[report.client].tolist()
@@ -372,6 +376,7 @@ class Federation(L.LightningModule):
             "architectures": [_digest(s.layout.signature()) for s in self.fleet.cohorts],
             "seed": self.seed,
             "partition": data.partition_.digest,
+            "server state": _digest({n: list(v.shape) for n, v in self.state_dict().items()}),
         }
 
     @override

@@ -21,7 +21,7 @@ from lightfed.core.exchange import Exchange, Over
 from lightfed.core.figures import client_figures
 from lightfed.core.ledger import Ledger
 from lightfed.core.nesting import Nesting, Parts
-from lightfed.core.parts import integers_of, part_of
+from lightfed.core.parts import integers_of, part_of, with_prefix
 from lightfed.core.placement import place
 from lightfed.core.session import weighted_means
 from lightfed.core.sharing import Group, Sharing
@@ -67,6 +67,7 @@ class Fleet(Clients):
         self.algorithm = algorithm
         self.rounds = rounds
         self.data = data
+        data.reserve(algorithm.hold_out)
         self.ranks = ranks
         self.device = ranks.device
         self.work = work or LocalWork()
@@ -146,8 +147,22 @@ class Fleet(Clients):
         Raises:
             UserError: a cohort lacks one of them, or has it in another shape.
         """
+        names = with_prefix(self.cohorts[0].layout, prefix)
+        return self.new_common([names] * len(self.cohorts))
+
+    def new_common(self, names: Sequence[Sequence[str]]) -> ServerModel:
+        """A server model of tensors that cohorts have by different names.
+
+        Initial values are those of the first cohort.
+
+        Args:
+            names: of every cohort; the i-th of each stand for the same tensor.
+
+        Raises:
+            UserError: a cohort lacks one of them, or has it in another shape.
+        """
         state = self.cohorts[0]
-        model = part_of(state.layout, state.initial, prefix).to(self.device)
+        model = part_of(state.layout, state.initial, names).to(self.device)
         for cohort in range(len(self.cohorts)):
             self.check_nested(model, cohort)
         return model
@@ -274,7 +289,8 @@ class Fleet(Clients):
         if parts.integers and into.integers.numel():
             largest = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
             for i, row in rows.items():
-                theirs = integers_of(into, self.state(valid[i]).layout, row)
+                cohort = self.cohort_of(valid[i])
+                theirs = integers_of(into, cohort, self.cohorts[cohort].layout, row)
                 torch.maximum(largest, theirs.to(self.device), out=largest)
             into.integers.copy_(self.ranks.max_(largest))
         return valid

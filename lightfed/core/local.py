@@ -114,6 +114,8 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
     """
     try:
         return factory(parameters)
+    except UserError:
+        raise
     except (TypeError, ValueError) as error:
         raise UserError("model.optimizer", str(error), "correct its init_args") from error
 

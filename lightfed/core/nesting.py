@@ -8,6 +8,7 @@ import torch
 from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.cohort import CohortState
 from lightfed.core.coverage import Coverage
+from lightfed.core.parts import shared_floats
 from lightfed.utils.errors import UserError
 
 
@@ -67,11 +68,10 @@ class Nesting:
         try:
             made = Coverage.build(
                 layout,
-                [state.layout.floats for state in self._cohorts],
+                [shared_floats(model, i, c.layout) for i, c in enumerate(self._cohorts)],
                 tensors=names if parts.buffers else names - buffers,
                 groups=dict(model.layout.groups),
                 label_rows=rows if self._algorithm.label_rows else (),
-                part=model.part,
                 device=self._device,
             )
         except ValueError as error:

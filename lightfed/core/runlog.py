@@ -12,12 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
 from typing_extensions import override
 
 from lightfed.comm.collectives import Ranks
@@ -215,6 +218,14 @@ class RunLogger(Logger):
         fresh = not self._clients
         self._clients = rows[-1:] or self._clients
         self._write_clients("w" if fresh else "a", rows)
+
+    @rank_zero_only
+    def log_arrays(self, number: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Replace `<name>.npz` by what an algorithm has found after round `number`."""
+        for name, arrays in files.items():
+            values: dict[str, Any] = {key: value.cpu().numpy() for key, value in arrays.items()}
+            save = partial(np.savez, round=np.array(number), **values)
+            write_atomically(self.folder / f"{name}.npz", save)
 
     @rank_zero_only
     def end_round(self, number: int) -> None:

@@ -19,6 +19,7 @@ from lightfed.data.partition import (
     check_personal_test,
     draw_partition,
 )
+from lightfed.data.portions import Portions
 from lightfed.data.resident import (
     Batch,
     LastBatch,
@@ -28,7 +29,6 @@ from lightfed.data.resident import (
     batch_sizes,
 )
 from lightfed.utils.errors import UserError
-from lightfed.utils.rng import numpy_generator
 
 
 class FederatedDataModule(LightningDataModule):
@@ -68,9 +68,10 @@ class FederatedDataModule(LightningDataModule):
             batch_size: samples of a training batch.
             eval_batch_size: samples of a batch in validation and test.
             personal_test: what a client is tested on: "match" takes test samples with its class
-                proportions, shared between clients; "disjoint" likewise, each sample once; "random" takes
-                an equal share of the test set, whatever the client trains on; "split" holds back a
-                part of its own training samples; "labels" takes all test samples of its classes.
+                proportions, shared between clients; "disjoint" likewise, each sample once; "random"
+                takes an equal share of the test set, whatever the client trains on; "split" holds
+                back a part of its own training samples; "labels" takes all test samples of its
+                classes.
             train_fraction: the part that is trained on with personal_test: split.
             channels_last: give images in that memory format, faster for convolutions.
             last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before
@@ -99,6 +100,10 @@ class FederatedDataModule(LightningDataModule):
     @property
     def num_classes(self) -> int:
         return self.dataset.num_classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.dataset.classes
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -159,12 +164,12 @@ class FederatedDataModule(LightningDataModule):
             return
         train, test = self.dataset.load("train"), self.dataset.load("test")
         self.partition_ = self._partition(train, test, clients=clients, seed=seed, folder=folder)
-        self._check_sizes()
+        self._seed = seed
+        self.reserve(0.0)
         self.train = self._resident(train, device, train=True)
         self.test = self._resident(test, device, train=False)
         self._tokens = train.x if self.task == "masked_lm" else None
         self._union = torch.from_numpy(np.unique(self.partition_.train_index))
-        self._seed = seed
         self._prepared = (clients, seed, device)
 
     @property
@@ -173,21 +178,42 @@ class FederatedDataModule(LightningDataModule):
         transform = self.dataset.transform
         return transform is not None and bool(transform.crop_padding or transform.flip)
 
+    def reserve(self, hold_out: float) -> None:
+        """Take this share of every client's training samples out of its epochs, drawn once.
+
+        Raises:
+            UserError: a client would train on nothing.
+        """
+        portions = Portions(self.partition_, seed=self._seed, chunks=self.chunks, hold_out=hold_out)
+        portions.check(batch_size=self.batch_size, last_batch=self.last_batch)
+        self._portions = portions
+
     def num_samples(self, client: int) -> int:
-        """Training samples of a client, n_k."""
-        offsets = self.partition_.train_offsets
-        return int(offsets[client + 1] - offsets[client])
+        """Training samples of a client without those held out, n_k."""
+        return self._portions.trained(client)
+
+    def num_held_out(self, client: int) -> int:
+        """Training samples of a client that are held out."""
+        return len(self.partition_.train(client)) - self.num_samples(client)
+
+    @property
+    def skipped_samples(self) -> int:
+        """Samples that `last_batch` leaves out, of all clients in one pass over their chunks."""
+        return self._portions.skipped(batch_size=self.batch_size, last_batch=self.last_batch)
 
     def epoch_sizes(self, client: int) -> range:
         """Which numbers of samples a local epoch of a client may have: those of its chunks."""
-        least, rest = divmod(self.num_samples(client), self.chunks)
-        return range(least, least + (rest > 0) + 1)
+        return self._portions.sizes(client)
 
     def num_batches(self, client: int, t: int = 0) -> int:
         """Training batches of one local epoch in round t."""
-        least, rest = divmod(self.num_samples(client), self.chunks)
-        samples = least + (t % self.chunks < rest)
+        samples = self._portions.size(client, t)
         return len(batch_sizes(samples, self.batch_size, self.last_batch))
+
+    def held_out_batches(self, client: int) -> Iterator[Batch]:
+        """What is held out of a client's training samples, in a fixed order, not augmented."""
+        index = torch.from_numpy(self._portions.held_out(client))
+        return self.train.epoch(index, batch_size=self.batch_size, generator=None, order=None)
 
     def labels(self, client: int) -> Tensor:
         """The classes, or the tokens, that a client trains on: int64, ascending, on the CPU."""
@@ -205,7 +231,7 @@ class FederatedDataModule(LightningDataModule):
         limit: int | None = None,
         t: int = 0,
     ) -> Iterator[Batch]:
-        """One pass over a client's training samples, or its chunk of them, in random order.
+        """One pass over what a client trains on in a round, in random order.
 
         Args:
             client: whose samples.
@@ -214,20 +240,14 @@ class FederatedDataModule(LightningDataModule):
             limit: at most this many batches.
             t: the round, which names the chunk; -1, an evaluation, takes the last one.
         """
-        own = self.partition_.train(client)
         return self.train.epoch(
-            torch.from_numpy(own if self.chunks == 1 else self._chunk(own, client, t)),
+            torch.from_numpy(self._portions.samples(client, t)),
             batch_size=self.batch_size,
             generator=augment,
             order=order,
             last_batch=self.last_batch,
             limit=limit,
         )
-
-    def _chunk(self, own: np.ndarray, client: int, t: int) -> np.ndarray:
-        """The samples of a client that round t trains on; the first chunks may have one more."""
-        order = numpy_generator(self._seed, "chunks", client=client).permutation(len(own))
-        return own[np.array_split(order, self.chunks)[t % self.chunks]]
 
     def test_batches(self, client: int) -> Iterator[Batch]:
         """What a client is tested on, in a fixed order; nothing if it owns no test sample."""
@@ -286,18 +306,3 @@ class FederatedDataModule(LightningDataModule):
             return drawn
         stored = Partition.load(path)
         return stored if stored.meta == drawn.meta else drawn
-
-    def _check_sizes(self) -> None:
-        """Refuse what would let clients train on nothing."""
-        owned = np.diff(self.partition_.train_offsets)
-        if owned.min() < self.chunks:
-            found = f"{self.chunks}, but client {owned.argmin()} holds {owned.min()} samples"
-            raise UserError("data.chunks", found, f"give at most {owned.min()}")
-        sizes = owned // self.chunks
-        if self.last_batch == "drop" and sizes.min() < self.batch_size:
-            raise UserError(
-                "data.last_batch",
-                f"{int((sizes < self.batch_size).sum())} clients hold less than a batch of "
-                f"{self.batch_size} (the smallest {sizes.min()}) and would train on nothing",
-                "lower data.batch_size or set last_batch: keep",
-            )

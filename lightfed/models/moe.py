@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed.models.classmeans import ClassSums
 from lightfed.models.split import feature_dim
 from lightfed.models.switchnorm import SwitchNorm1d
 from lightfed.utils.errors import UserError
@@ -76,9 +77,15 @@ class MixtureClient(nn.Module):
         gate: H, private: (B, ...) -> (B, 2), the weights of the shared and the private expert.
         batch: (B, ...) inputs of any values, to see the features.
 
+    Attributes:
+        gate_sums: gathers the gate's weights by class, of what `figures` is asked of; None for no
+            gathering.
+
     Raises:
         UserError: key "shared"; the extractors give different numbers of features.
     """
+
+    gate_sums: ClassSums | None = None
 
     def __init__(
         self,
@@ -110,12 +117,17 @@ class MixtureClient(nn.Module):
         # z = a_G z_G + a_F z_F
         return general * self.shared(x) + personal * self.extractor(x)
 
-    def gate_weights(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, 2) weights of the shared and the private expert.
+    def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Of a batch: "gate_general", the mean weight of the shared expert.
 
-        `ClassSums` makes their mean per class.
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
         """
-        return self.gate(x)
+        weights = self.gate(x)
+        if self.gate_sums is not None:
+            self.gate_sums.add(y, weights)
+        return {"gate_general": weights[:, 0].mean()}
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The cross-entropy of a batch, "mixture".

@@ -208,6 +208,10 @@ class FedAPEN(nn.Module):
             + F.cross_entropy(taught_common, y),
         }
 
+    def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The private network's share, as "private_share", of any batch."""
+        return {"private_share": self.share}
+
     @torch.no_grad()
     def learn_share(
         self, batches: Iterable[tuple[Tensor, Tensor]], *, lr: float = 1e-3, passes: int = 10

@@ -1,7 +1,8 @@
 """The pictures of a comparison beside its curves, for the runs that have got what they show.
 
-Those of federations of levels, of FlexiFed's strategies, of clouds of servers, and of methods that
-are measured both after aggregation and after local training.
+Those of federations of levels, of FlexiFed's strategies, of clouds of servers, of pFedMoE and what
+it is compared with, and of methods that are measured both after aggregation and after local
+training.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from typing import TYPE_CHECKING
 from lightfed.report.clouds import Clouds, clouds, rounds_figure, times_figure
 from lightfed.report.dynamics import dynamic_figure
 from lightfed.report.levels import Family, families
+from lightfed.report.method_plots import (
+    Robustness,
+    costs_figure,
+    differences_figure,
+    robustness,
+    robustness_figure,
+)
+from lightfed.report.methods import OURS, Protocol, protocols
 from lightfed.report.runfiles import RunFiles
 from lightfed.report.sizes import combinations_figure, shares_figure
 from lightfed.report.stages import Stages, stages, stages_figure, stages_heading
@@ -100,25 +109,41 @@ TIMES_CAPTION = CLOUDS_CAPTION + (
     "Methods with one model for all wait for every server."
 )
 
-PICTURES = ("stages", "strategies", "factors", "rounds", "times", *KINDS)
+DIFFERENCES_CAPTION = (
+    "Each client's own model on its own test samples at the last evaluation; a difference is that "
+    "of two runs of one seed, whose clients hold the same data."
+)
+COSTS_CAPTION = (
+    "Until the mean over the clients was first measured to be as good as the target; mean over the "
+    "seeds."
+)
+ROBUSTNESS_CAPTION = "Along a line only what is below it differs; bars are deviations over seeds."
+
+PICTURES = (
+    *("stages", "strategies", "factors", "rounds", "times"),
+    *("differences", "costs", "robustness", *KINDS),
+)
 FILES = tuple(f"comparison-{name}-*.png" for name in PICTURES)
 
 
 def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Chart]:
     """All that may be drawn of the runs.
 
-    None unless clients' models have different widths, strategies of FlexiFed or clouds of servers
-    were run, or clients were measured both after aggregation and after local training.
+    None unless clients' models have different widths, strategies of FlexiFed, clouds of servers or
+    pFedMoE beside another method were run, or clients were measured both after aggregation and
+    after local training.
 
     Args:
         runs: those that are compared.
-        target: of the metric, drawn with the strategies; None: what Clustered-FL reached.
+        target: of the metric, drawn with the strategies; None: what Clustered-FL reached. Of the
+            costs of methods; None: what all of them reached.
     """
     found = studies(runs)
     return [
         *map(_stages_chart, stages(runs)),
         *(chart for study in found for chart in _strategy_charts(study, target)),
         *(chart for one in clouds(runs) for chart in _cloud_charts(one)),
+        *_method_charts(protocols(runs), target),
         *_level_charts(runs),
     ]
 
@@ -168,6 +193,37 @@ def _cloud_charts(found: Clouds) -> list[Chart]:
             draw=partial(times_figure, found),
         ),
     ]
+
+
+def _method_charts(found: Sequence[Protocol], target: float | None) -> list[Chart]:
+    per_protocol = [
+        chart
+        for one in found
+        for chart in (
+            Chart(
+                file=f"comparison-differences-{_slug(one.name)}.png",
+                heading=f"{one.name}: {OURS} against the best baseline, by client",
+                caption=_of_seeds(DIFFERENCES_CAPTION, several=one.repeated),
+                draw=partial(differences_figure, one),
+            ),
+            Chart(
+                file=f"comparison-costs-{_slug(one.name)}.png",
+                heading=f"{one.name}: bytes and FLOPs to a target",
+                caption=COSTS_CAPTION,
+                draw=partial(costs_figure, one, target),
+            ),
+        )
+    ]
+    return [*per_protocol, *map(_robustness_chart, robustness(found))]
+
+
+def _robustness_chart(found: Robustness) -> Chart:
+    return Chart(
+        file=f"comparison-robustness-{_slug(found.name)}.png",
+        heading=found.name,
+        caption=ROBUSTNESS_CAPTION,
+        draw=partial(robustness_figure, found),
+    )
 
 
 def _level_charts(runs: Sequence[RunFiles]) -> list[Chart]:

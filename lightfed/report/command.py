@@ -57,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="ACCURACY",
         help="in 0..1, from which the speed of FlexiFed's strategies is told (default: what "
-        "Clustered-FL reached in the end) and the virtual time of clouds (default: what all did)",
+        "Clustered-FL reached in the end), the virtual time of clouds and the costs of methods "
+        "beside pFedMoE (default: what all did)",
     )
     return parser
 

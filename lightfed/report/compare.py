@@ -1,8 +1,9 @@
 """Several runs side by side: comparison.png, comparison.html and a table with a row per run.
 
-Federations of levels, strategies of FlexiFed, clouds of servers, and methods that are measured
-after aggregation and after local training get charts of their own, comparison-*.png; strategies
-also a table by version, which is a file too, comparison-strategies.csv.
+Federations of levels, strategies of FlexiFed, clouds of servers, pFedMoE beside other methods, and
+methods that are measured after aggregation and after local training get charts of their own,
+comparison-*.png. Methods have a table, too, and strategies one by version, which is also a file,
+comparison-strategies.csv.
 
 With `group`, runs that differ in the seed alone share a row: mean +- sample standard deviation.
 """
@@ -19,6 +20,8 @@ from lightfed.report.charts import FILES, Chart, charts
 from lightfed.report.clouds import common_target, time_to, timed
 from lightfed.report.groups import Group, common_parent, grouped, singles
 from lightfed.report.markup import document, heading, paragraph, picture, table, title, write_file
+from lightfed.report.method_table import markup, print_methods
+from lightfed.report.methods import Protocol, protocols
 from lightfed.report.outcome import (
     Outcome,
     base_name,
@@ -66,6 +69,7 @@ class Comparison:
         lines: of the common picture: the rows, or where these are many, experiments; none where
             these are many, too.
         studies: of FlexiFed's strategies.
+        protocols: in which pFedMoE stands beside other methods.
         target: that was asked for.
     """
 
@@ -73,6 +77,7 @@ class Comparison:
     column: str
     lines: Sequence[Group]
     studies: Sequence[Study]
+    protocols: Sequence[Protocol]
     target: float | None
 
     @property
@@ -98,7 +103,8 @@ def compare(
         output: the folder to write to, made if need be; None: the deepest that holds all runs.
         group: whether runs that differ in the seed alone share a row.
         target: of the metric, from which the speed of FlexiFed's strategies is told, and the
-            virtual time of clouds; None: what Clustered-FL reached in the end, what all clouds did.
+            virtual time of clouds and the costs of methods; None: what Clustered-FL reached in the
+            end, what all clouds or methods did.
 
     Returns:
         The page, comparison.html.
@@ -112,7 +118,8 @@ def compare(
         raise UserError("report", f"a comparison of {len(folders)} run", "name two or more runs")
     files = [load(folder) for folder in folders]
     rows = grouped(files) if group else singles(files)
-    found = Comparison(rows, common_metric(files), lines_of(rows), studies(files), target)
+    column, lines = common_metric(files), lines_of(rows)
+    found = Comparison(rows, column, lines, studies(files), protocols(files), target)
     _check_target(found)
     content = comparison_table(rows, found.column, target=target)
     page = _write(found, content, target=common_parent(files) if output is None else output)
@@ -125,6 +132,7 @@ def compare(
         print_line(console, GROUPED_NOTE)
     if found.strategies:
         print_strategies(console, found.strategies)
+    print_methods(console, found.protocols, target)
     print_line(console, f"page: {page}")
     return page
 
@@ -208,6 +216,7 @@ def _check_target(found: Comparison) -> None:
     if target is None:
         return
     metrics = [study.topic.metric for study in found.studies]
+    metrics += [protocol.metric for protocol in found.protocols]
     metrics += [found.column] if any(map(timed, found.runs)) else []
     if not metrics:
         fix = "drop it: it tells the speed of these, and the virtual time of clouds"
@@ -261,6 +270,8 @@ def _page(
         body.append(picture(drawing, alt=chart.heading, caption=chart.caption))
     if found.strategies:
         body += found.strategies.markup()
+    for protocol in found.protocols:
+        body += markup(protocol, found.target)
     places = {run: place for place, line in enumerate(found.lines) for run in line.runs}
     dots = [places[row.runs[0]] for row in rows] if places else ()
     body += [heading("Final figures"), table(content, dots=dots)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightfed.report.methods import OURS, PLACES, Method, Protocol
+from lightfed.report.methods import OURS, PLACES, Protocol
 from lightfed.report.panels import metric_axis
 from lightfed.report.style import (
     Theme,
@@ -22,9 +22,9 @@ from lightfed.report.style import (
 )
 from lightfed.report.tables import readable
 from lightfed.report.units import bytes_text, flops_text, is_share, spread_text
+from lightfed.report.variants import difference, usual
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BETTER, WORSE = colour_of(0), colour_of(2)
@@ -65,11 +65,12 @@ def differences_figure(protocol: Protocol, theme: Theme) -> Figure | None:
 def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figure | None:
     """Bytes and FLOPs to the target, a bar per method; None where nobody got there."""
     target = protocol.target(asked)
-    costs = {method.name: method.cost(protocol.metric, target) for method in protocol.methods}
+    costs = {m.label: m.cost(protocol.metric, target) for m in protocol.methods}
     if all(math.isnan(cost.rounds) for cost in costs.values()):
         return None
     figure = new_figure(11.0, 1.6 + 0.36 * len(costs), theme, pad=0.1)
     grid = figure.subplots(1, 2, sharey=True)
+    colours = [colour_of(PLACES[method.name]) for method in protocol.methods]
     goal = spread_text(protocol.metric, target, math.nan)
     title = f"{protocol.name}: costs to {readable(protocol.metric)} {goal}{protocol.note}"
     panels = (
@@ -78,7 +79,7 @@ def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figur
     )
     for axes, (label, text, values) in zip(grid, panels, strict=True):
         dress(axes, theme, title="", x_label=label, y_label="")
-        axes.barh(range(len(values)), np.nan_to_num(values), color=_colours(protocol.methods))
+        axes.barh(range(len(values)), np.nan_to_num(values), color=colours)
         for place, value in enumerate(values):
             told = "not reached" if math.isnan(value) else text(value)
             end = 0.0 if math.isnan(value) else value
@@ -104,34 +105,45 @@ class Robustness:
     Attributes:
         data: as the runs name it.
         metric: without `personal/`.
+        variant: in which other options they differ from most of the protocols with that data.
         factor: the option.
         protocols: by its value, ascending.
     """
 
     data: str
     metric: str
+    variant: str
     factor: str
     protocols: dict[float, Protocol]
 
     @property
-    def heading(self) -> str:
-        return f"{self.data}: {readable(self.metric)} by {FACTORS[self.factor]}"
+    def name(self) -> str:
+        data = f"{self.data}; {self.variant}" if self.variant else self.data
+        return f"{data}: {readable(self.metric)} by {FACTORS[self.factor]}"
 
 
 def robustness(protocols: Sequence[Protocol]) -> list[Robustness]:
     """What can be drawn of classes per client and of gamma."""
-    members: dict[tuple[str, str, str, frozenset[tuple[str, str]]], dict[float, Protocol]] = {}
+    members: dict[tuple[str, str, frozenset[tuple[str, str]]], dict[float, Protocol]] = {}
     for protocol in protocols:
-        options = dict(protocol.methods[0].options)
+        options = protocol.methods[0].options
         for factor in FACTORS:
             if (value := _number(options.get(factor))) is not None:
                 rest = frozenset(item for item in options.items() if item[0] != factor)
-                key = (protocol.data, protocol.metric, factor, rest)
-                members.setdefault(key, {})[value] = protocol
+                members.setdefault((protocol.data, factor, rest), {})[value] = protocol
+    found = [(key, own) for key, own in members.items() if len(own) > 1]
+    alike: dict[str, list[dict[str, str]]] = {}
+    for (data, _, rest), _own in found:
+        alike.setdefault(data, []).append(dict(rest))
     return [
-        Robustness(data, metric, factor, dict(sorted(found.items())))
-        for (data, metric, factor, _), found in members.items()
-        if len(found) > 1
+        Robustness(
+            data=data,
+            metric=next(iter(own.values())).metric,
+            variant=difference(dict(rest), usual(alike[data])),
+            factor=factor,
+            protocols=dict(sorted(own.items())),
+        )
+        for (data, factor, rest), own in found
     ]
 
 
@@ -149,26 +161,17 @@ def robustness_figure(found: Robustness, theme: Theme) -> Figure | None:
     axes = figure.subplots()
     note = next(iter(found.protocols.values())).note
     label = f"final personal {readable(found.metric)}, mean over clients"
-    dress(axes, theme, title=found.heading + note, x_label=FACTORS[found.factor], y_label=label)
-    for name, points in sorted(lines.items(), key=lambda item: PLACES[_plain(item[0])]):
+    dress(axes, theme, title=found.name + note, x_label=FACTORS[found.factor], y_label=label)
+    for name, points in sorted(lines.items(), key=lambda item: PLACES[item[0]]):
         x, mean, std = np.array(points).T
         axes.errorbar(
             x, mean, yerr=np.nan_to_num(std), marker="o", markersize=4, label=label_of(name),
-            color=colour_of(PLACES[_plain(name)]), linewidth=2.2 if _plain(name) == OURS else 1.2,
+            color=colour_of(PLACES[name]), linewidth=2.2 if name == OURS else 1.2,
         )  # fmt: skip
     axes.set_xticks([*found.protocols], [f"{value:g}" for value in found.protocols])
     metric_axis(axes, found.metric, np.array([p[1] for points in lines.values() for p in points]))
     legend_of_all(figure, axes, theme)
     return figure
-
-
-def _colours(methods: Sequence[Method]) -> list[str]:
-    return [colour_of(PLACES[_plain(method.name)]) for method in methods]
-
-
-def _plain(name: str) -> str:
-    """Without the name of the runs."""
-    return name.split(" (")[0]
 
 
 def _number(text: str | None) -> float | None:

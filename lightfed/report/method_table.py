@@ -53,9 +53,7 @@ def markup(protocol: Protocol, asked: float | None) -> list[str]:
     return [*parts, *(paragraph(text, kind="small") for text in notes(protocol, asked))]
 
 
-def print_methods(
-    console: Console, protocols: Sequence[Protocol], asked: float | None
-) -> None:
+def print_methods(console: Console, protocols: Sequence[Protocol], asked: float | None) -> None:
     """All tables, and the notes once."""
     for protocol in protocols:
         print_line(console, f"{protocol.name}{protocol.note}")
@@ -70,7 +68,7 @@ def _row(protocol: Protocol, method: Method, target: float) -> tuple[str, ...]:
     of_kind = protocol.gain(method, kind=method.kind) if method.kind else math.nan
     best = protocol.best_other(method) is not None and protocol.gain(method) >= 0
     return (
-        method.name,
+        method.label,
         method.kind or NOTHING,
         "*" * best + spread_text(metric, *method.score(metric)),
         _gain_text(metric, protocol.gain(method)),

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,13 +72,15 @@ class Method:
 
     Attributes:
         group: its runs.
-        name: as the paper calls it; with the name of its runs where a protocol has two of them.
+        name: as the paper calls it.
+        label: the name, with that of its runs where a protocol has two of one method.
         kind: distillation, model mixing, mutual learning, or none.
         options: the protocol.
     """
 
     group: Group
     name: str
+    label: str
     kind: str
     options: Mapping[str, str]
 
@@ -104,7 +106,7 @@ class Protocol:
         data: as the runs name it.
         variant: in which options it differs from most of the protocols with that data.
         metric: without `personal/`.
-        methods: in the order of METHODS, two or more, pFedMoE among them.
+        methods: in the order of METHODS: pFedMoE and at least one other.
     """
 
     data: str
@@ -118,7 +120,7 @@ class Protocol:
 
     @property
     def ours(self) -> Method:
-        return next(method for method in self.methods if METHODS["PFedMoE"][0] in method.name)
+        return next(method for method in self.methods if method.name == OURS)
 
     @property
     def repeated(self) -> bool:
@@ -131,7 +133,7 @@ class Protocol:
         return " (synthetic data)" if synthetic else ""
 
     def best_other(self, method: Method, *, kind: str | None = None) -> Method | None:
-        """The one with the best final mean beside a method; None without any.
+        """The experiment with the best final mean among those of other methods; None without any.
 
         Args:
             method: that is held against it.
@@ -140,7 +142,7 @@ class Protocol:
         others = [
             other
             for other in self.methods
-            if other is not method
+            if other.name != method.name
             and kind in (None, other.kind)
             and math.isfinite(other.score(self.metric)[0])
         ]
@@ -156,7 +158,7 @@ class Protocol:
         return -more if lower_is_better(self.metric) else more
 
     def target(self, asked: float | None) -> float:
-        """What was asked for, else the best that all methods have reached in each of their seeds."""
+        """What was asked for, else the best that all methods reached with every seed."""
         if asked is not None:
             return asked
         sign = -1 if lower_is_better(self.metric) else 1
@@ -196,7 +198,7 @@ def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
     complete = {
         key: _told_apart(found)
         for key, found in members.items()
-        if len(found) > 1 and any(method.name == OURS for method in found)
+        if OURS in (names := {method.name for method in found}) and len(names) > 1
     }
     alike: dict[str, list[Mapping[str, str]]] = {}
     for (data, _), found in complete.items():
@@ -219,7 +221,7 @@ def _method(group: Group) -> Method | None:
         for key, value in told.items()
         if OPTION.match(key)
     }
-    return Method(group, name, kind, options)
+    return Method(group, name, name, kind, options)
 
 
 def _told_apart(found: Sequence[Method]) -> list[Method]:
@@ -227,10 +229,8 @@ def _told_apart(found: Sequence[Method]) -> list[Method]:
     times = Counter(method.name for method in found)
     ordered = sorted(found, key=lambda method: PLACES[method.name])
     return [
-        Method(m.group, f"{m.name} ({m.group.label})" if times[m.name] > 1 else m.name, m.kind,
-               m.options)
-        for m in ordered
-    ]  # fmt: skip
+        replace(m, label=f"{m.name} ({m.group.label})") if times[m.name] > 1 else m for m in ordered
+    ]
 
 
 def _metric(methods: Sequence[Method]) -> str:

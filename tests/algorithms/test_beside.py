@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.fd import FD
+from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
@@ -76,17 +77,32 @@ def test_fedproto_without_prototypes_is_standalone() -> None:
 
 
 METHODS: dict[str, Any] = {
+    "fedapen": lambda: FedAPEN(small, share_lr=0.05),
     "fml": lambda: FML(small),
     "fedkd": lambda: FedKD(small, rounds=4),
     "pfedmoe": lambda: PFedMoE(small, gate_units=4),
 }
 
 
+# What every client has besides its own: 4 inputs, 6 units, 3 classes; of a mixture the extractor.
+EXTRACTOR = {"net.shared.layers.1.weight": (6, 4), "net.shared.layers.1.bias": (6,)}
+HEAD = {"net.shared.layers.3.weight": (3, 6), "net.shared.layers.3.bias": (3,)}
+SPLIT = {name.replace("shared.", "shared.extractor."): shape for name, shape in EXTRACTOR.items()}
+DECLARED = {
+    "fedapen": EXTRACTOR | HEAD,
+    "fml": EXTRACTOR | HEAD,
+    "fedkd": SPLIT | {"net.shared.head.weight": (3, 6), "net.shared.head.bias": (3,)},
+    "pfedmoe": EXTRACTOR,
+}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_package_is_the_shared_network_and_nothing_private(name: str) -> None:
-    algorithm = METHODS[name]()
-    fed, again = fleet(algorithm), fleet(METHODS[name]())
-    assert all(entry.name.startswith("net.shared.") for entry in algorithm.model.layout.floats)
+    algorithm, other = METHODS[name](), METHODS[name]()
+    fed, again = fleet(algorithm), fleet(other)
+    layout = algorithm.model.layout
+    assert {entry.name: entry.shape for entry in layout.floats} == DECLARED[name]
+    assert not layout.integers.entries
     run_round(fed, 0)
     sent = fed.ledger.totals[:, fed.ledger.UP]
     whole = 4 * algorithm.model.layout.floats.numel
@@ -99,9 +115,9 @@ def test_a_package_is_the_shared_network_and_nothing_private(name: str) -> None:
         for tensor, view in views.items():
             if not tensor.startswith("net.shared."):
                 view += 1.0
-    again.merge(range(len(SIZES)), into=again.algorithm.model)
+    again.merge(range(len(SIZES)), into=other.model)
     fed.merge(range(len(SIZES)), into=algorithm.model)
-    assert torch.equal(again.algorithm.model.floats, algorithm.model.floats)
+    assert torch.equal(other.model.floats, algorithm.model.floats)
 
 
 @pytest.mark.parametrize("name", METHODS)

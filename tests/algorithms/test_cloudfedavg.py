@@ -17,7 +17,7 @@ from lightfed.core.delays import Constant
 from lightfed.core.fleet import Fleet
 from lightfed.core.hierarchy import Phase
 from lightfed.utils.errors import UserError
-from tests.algorithms.test_fedbcd import SIZES, Counted, Normed, fleet, mlp
+from tests.algorithms.fedbcd_clouds import SIZES, Counted, Normed, fleet, mlp
 from tests.small import Line, data_of, fleet_of, run_round
 
 KEY = "model.algorithm.init_args"

@@ -1,62 +1,28 @@
-"""FedBCD's identities, its clouds by hand, and what it refuses."""
+"""FedBCD's identities, and its clouds by hand."""
 
 import logging
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+import yaml  # type: ignore[import-untyped]
+from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import FedBCD, _whole
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.algorithm import Algorithm
+from lightfed.cli import main
 from lightfed.core.aspg import ASPG
 from lightfed.core.cohort import Cohort
 from lightfed.core.fleet import Fleet
 from lightfed.core.hierarchy import Phase
-from lightfed.models.mlp import MLP
-from lightfed.utils.errors import UserError
+from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
-from tests.small import Line, data_of, fleet_of, random_data, run_round
-
-SIZES = [10, 6, 12, 7, 8, 11]  # no batch of 4 is a single sample
-mlp = partial(MLP, hidden=(8,), dropout=0.2)
-KEY = "model.algorithm.init_args"
-
-
-class Normed(nn.Module):
-    """Every sample passes a BatchNorm, whose momentum is 1: it holds its last batch's figures."""
-
-    def __init__(self, num_classes: int = 3) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, num_classes)
-        )
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-
-def fleet(algorithm: Algorithm, *, model: Any = mlp, sizes: Any = SIZES, **settings: Any) -> Fleet:
-    optimizer = partial(ASPG, lr=0.05, momentum=0.8)
-    return fleet_of(
-        [Cohort(len(sizes), model)], algorithm, random_data(sizes, batch_size=4),
-        **({"optimizer": optimizer} | settings),
-    )  # fmt: skip
-
-
-def rows(fed: Fleet) -> Tensor:
-    return torch.stack([fed.row(k).floats for k in range(fed.clients)])
-
-
-def servers(fed: Fleet) -> Tensor:
-    assert isinstance(fed.algorithm, FedBCD)
-    count = fed.algorithm.hierarchy.servers
-    return torch.stack([fed.algorithm._model(n).floats for n in range(count)])
+from tests.mistakes import cloud_of, edited, of_class
+from tests.small import Line, data_of, fleet_of, run_round
 
 
 class Scripted(FedBCD):
@@ -249,6 +215,18 @@ def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
     assert trained.abs().max() <= 0.01
 
 
+def test_statistics_are_no_part_of_the_diagnostics() -> None:
+    """Servers whose models differ in statistics alone, and devices that have their parameters."""
+    algorithm = FedBCD(3, 1, wait=1, server_lr=1.0, steps=(1, 1))
+    fed = fleet(algorithm, model=Normed, optimizer=partial(SGD, lr=0.0))
+    for n in range(3):
+        algorithm._model(n).floats[192:] = float(n)
+    metrics = run_round(fed, 0)
+    assert fed.cohorts[0].layout.floats.span(6) == 192
+    assert metrics["consensus"] == metrics["server_gap"] == 0.0
+    assert servers(fed)[:, 192:].std(0).max() > 0
+
+
 def test_async_servers_by_hand() -> None:
     """Three servers of one device each, B = 1; half of the way to it is a server's step.
 
@@ -337,17 +315,6 @@ def test_the_server_rate_falls_in_the_compatibility_mode() -> None:
 def test_the_pull_of_the_compatibility_mode_is_twice_gamma() -> None:
     assert FedBCD(gamma=[1.5, 2.0]).penalty(5) == 2.0
     assert FedBCD(gamma=[1.5, 2.0], compatibility=True).penalty(2) == 3.0
-
-
-class Counted(Line):
-    """Counts the steps of all sessions."""
-
-    steps = 0
-
-    @override
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        Counted.steps += 1
-        return super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize(
@@ -443,96 +410,32 @@ def test_weights_of_a_sum_are_small_whole_numbers(gammas: Any, whole: Any) -> No
     assert _whole(gammas) == whole
 
 
-# What is refused.
-
-
-def refusal(make: Any) -> str:
-    with pytest.raises(UserError) as told:
-        make()
-    assert "\n" not in str(told.value)
-    return str(told.value)
-
-
 @pytest.mark.parametrize(
-    ("settings", "line"),
+    ("algorithm", "optimizer"),
     [
-        ({"servers": 0}, "servers: 0; give at least 1"),
-        ({"wait": 11}, "wait: wait for 11 of 10 servers; give at least 1 and at most 10"),
-        ({"wait": 0}, "wait: wait for 0 of 10 servers; give at least 1 and at most 10"),
-        ({"gamma": -1.0}, "gamma: -1.0; give numbers of 0 or more"),
-        ({"gamma": [1.0, float("nan")]}, "gamma: [1.0, nan]; give numbers of 0 or more"),
-        ({"gamma": []}, "gamma: []; give numbers of 0 or more"),
-        ({"server_lr": 0.0}, "server_lr: 0.0; give a number above 0"),
-        ({"server_lr": float("inf")}, "server_lr: inf; give a number above 0"),
-        ({"steps": (3, 2)}, "steps: [3, 2]; give 1 <= low <= high"),
-        ({"servers": 2, "mixing": [[0.9, 0.2], [0.1, 0.8]]}, "mixing: not doubly stochastic: row"),
-        ({"servers": 2, "mixing": [[1.0]]}, "mixing: of shape [1, 1] for 2 servers; give 2 rows"),
+        (of_class("FedBCD", servers=3, active=1, gamma=[1, 0.5]), "ASPG"),
         (
-            {"servers": 2, "wait": 1, "mixing": [[1, 0], [0, 1]]},
-            "mixing: given, and wait: 1 of 2 servers; leave one out",
+            of_class(
+                "FedBCDI", servers=3, active=1, available=2, wait=2, steps=[1, 2],
+                delay=of_class("Weibull", shape=0.5), step_delay=of_class("Exponential", mean=2),
+            ),
+            of_class("ASPG", box=[-2, 2]),
         ),
+        (of_class("CloudFedAvg", servers=3, active=1, mu=5), of_class("ASPG", box=None)),
     ],
-)
-def test_arguments_that_are_refused(settings: dict[str, Any], line: str) -> None:
-    assert refusal(lambda: FedBCD(**settings)).startswith(f"{KEY}.{line}")
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"server_lr": 2.0}, "2.0; give less than 2: z moves that far towards the devices' mean"),
-        (
-            {"server_lr": 0.4, "server_step": "sum", "gamma": [1.0, 0.5, 1.0]},
-            "0.4, times the sum of gamma over all devices, 5, is 2; it must be below 2; or",
-        ),
-        (
-            {"server_lr": 0.5, "server_step": "sum", "gamma": [1.0, 1.0, 0.5], "wait": 1},
-            "0.5, times the sum of gamma over the largest server's devices, 2.5, is 1.25; it must "
-            "be at most 1; or server_step: mean",
-        ),
-        (
-            {"server_lr": 0.5, "server_step": "sum", "mixing": [[0.5, 0.5], [0.5, 0.5]]},
-            "0.5, times the sum of gamma over the largest server's devices, 3, is 1.5; it must be",
-        ),
-    ],
-)
-def test_a_server_step_that_diverges_is_refused_with_its_numbers(
-    settings: dict[str, Any], line: str
+)  # fmt: skip
+def test_a_configuration_names_its_parts(
+    algorithm: Any, optimizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = refusal(lambda: fleet(FedBCD(2, 1, **settings)))
-    assert found.startswith(f"{KEY}.server_lr: {line}")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"server_lr": 1.99},
-        {"server_lr": 0.39, "server_step": "sum", "gamma": [1.0, 0.5, 1.0]},
-        {"server_lr": 0.4, "server_step": "sum", "gamma": [1.0, 1.0, 0.5], "wait": 1},
-    ],
-)
-def test_a_server_step_at_the_bound_is_not(settings: dict[str, Any]) -> None:
-    fleet(FedBCD(2, 1, **settings))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "settings", "line"),
-    [
-        (FedBCD(4, 1), {}, f"{KEY}.servers: 4 servers for 6 clients; give a divisor"),
-        (FedBCD(3, 3), {}, f"{KEY}.active: 3 of the 2 devices of a server; give at most 2"),
-        (FedBCD(3, 1), {"fraction": 0.5}, "model.fraction: given; leave it out"),
-        (FedBCD(3, 1), {"clients_per_round": 2}, "model.clients_per_round: given; leave it out"),
-        (FedBCD(3, 1), {"epochs": 5}, "model.local_epochs: given; leave it out"),
-        (FedBCD(3, 1), {"steps": 5}, "model.local_steps: given; leave it out"),
-    ],
-)
-def test_federations_that_are_refused(algorithm: FedBCD, settings: Any, line: str) -> None:
-    assert refusal(lambda: fleet(algorithm, **settings)).startswith(line)
-
-
-def test_one_architecture_for_all() -> None:
-    cohorts = [Cohort(3, mlp), Cohort(3, partial(MLP, hidden=(9,)))]
-    line = refusal(lambda: fleet_of(cohorts, FedBCD(3, 1), random_data(SIZES)))
-    assert line == (
-        "model.cohorts: cohorts 0 and 1 have different architectures; FedBCD needs one for all"
-    )
+    monkeypatch.chdir(tmp_path)
+    edits = cloud_of() | {"model.algorithm": algorithm, "model.optimizer": optimizer}
+    Path("cloud.yaml").write_text(edited(edits))
+    main(["fit", "--config", "cloud.yaml"])
+    header = Path("runs/cloud/metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"virtual_time", "stationarity", "global/accuracy", "personal/accuracy"} <= set(header)
+    assert ("server_gap" in header) == ("consensus" in header)
+    assert ("server_gap" in header) == (algorithm["class_path"] != "CloudFedAvg")
+    written = yaml.safe_load(Path("runs/cloud/config.yaml").read_text())["model"]
+    assert written["optimizer"]["class_path"] == "lightfed.core.aspg.ASPG"
+    box = optimizer["init_args"]["box"] if isinstance(optimizer, dict) else [-2.0, 2.0]
+    assert written["optimizer"]["init_args"]["box"] == box

@@ -232,5 +232,89 @@ def test_a_count_that_cannot_be_is_refused(count: int, fragment: str) -> None:
 
 def test_cohorts_of_different_shapes_are_refused() -> None:
     cohorts = [Cohort(1, mlp, name="x"), Cohort(1, MLP, name="y")]
-    with pytest.raises(UserError, match=r"model\.cohorts: cohorts x and y have different"):
+    message = r"cohorts: .* x are \[3, 5\], \[3\], those of cohort y \[3, 200\], \[3\]; take"
+    with pytest.raises(UserError, match=message):
         fleet_of(cohorts, LGFedAvg(1), random_data([3, 3]))
+
+
+def other_shapes(algorithm: LGFedAvg, *models: Any, **work: Any) -> Fleet:
+    cohorts = [Cohort(1, models[0]), Cohort(2, models[1])]
+    return fleet_of(cohorts, algorithm, random_data(SIZES), optimizer=slow, **work)
+
+
+def own_row(fleet: Fleet, client: int) -> dict[str, Tensor]:
+    views = fleet.state(client).layout.floats.views(fleet.row(client).floats)
+    return {name: view.clone() for name, view in views.items()}
+
+
+deep = partial(MLP, hidden=(7, 6, 5))
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_different_networks_share_the_layers_that_agree(weights: Any) -> None:
+    """Layers 2 and 3 of the one are 3 and 4 of the other."""
+    fleet = other_shapes(LGFedAvg(2, weights=weights), mlp, deep)
+    names = [list(own_row(fleet, k))[-4:] for k in range(CLIENTS)]
+    assert names[0] != names[1]
+    before = [own_row(fleet, k) for k in range(CLIENTS)]
+    metrics = run_round(fleet, 0)
+    numel = 6 * 5 + 5 + 5 * 3 + 3
+    assert metrics["bytes_up"] == metrics["bytes_down"] == CLIENTS * 4 * numel
+    rows = [own_row(fleet, k) for k in range(CLIENTS)]
+    shares = torch.tensor(SIZES if weights == "samples" else [1, 1, 1]).double()
+    server = list(server_of(fleet).values())
+    assert len(server) == 4
+    for i, value in enumerate(server):
+        stacked = torch.stack([row[own[i]].double() for row, own in zip(rows, names, strict=True)])
+        mean = torch.tensordot(shares / shares.sum(), stacked, 1)
+        assert torch.allclose(value.double(), mean, atol=1e-7)
+    for row, old in zip(rows, before, strict=True):
+        assert all(not torch.equal(value, old[name]) for name, value in row.items())
+    assert fleet.algorithm.evaluated(fleet, None) is None
+    for client in range(CLIENTS):
+        assert fleet.algorithm.evaluated(fleet, client) is not None
+        now = own_row(fleet, client)
+        for name, value in now.items():
+            received = name in names[client]
+            expected = server[names[client].index(name)] if received else rows[client][name]
+            assert torch.equal(value, expected)
+
+
+def test_what_is_private_to_different_networks_never_reaches_the_server() -> None:
+    one, two = (other_shapes(LGFedAvg(1), mlp, deep) for _ in range(2))
+    for fleet in (one, two):
+        run_round(fleet, 0)
+    for client in range(CLIENTS):
+        views = two.state(client).layout.floats.views(two.row(client).floats)
+        for name in list(views)[:-2]:
+            views[name].add_(1.0)
+    for fleet in (one, two):
+        fleet.merge(range(CLIENTS), into=model_of(fleet))
+    assert torch.equal(model_of(one).floats, model_of(two).floats)
+    shapes = [entry.shape for entry in model_of(one).layout.floats]
+    assert shapes == [(3, 5), (3,)]
+
+
+def test_all_layers_of_the_smaller_network_may_be_global() -> None:
+    """Then its clients are FedAvg among themselves, with the others' upper layers."""
+    fleet = other_shapes(LGFedAvg(3), mlp, partial(MLP, hidden=(4, 6, 5)))
+    run_round(fleet, 0)
+    assert model_of(fleet).layout.floats.entries[0].shape == (6, 4)
+    module = fleet.algorithm.evaluated(fleet, 0)
+    assert module is not None
+    for value, mine in zip(server_of(fleet).values(), own_row(fleet, 0).values(), strict=True):
+        assert torch.equal(value, mine)
+
+
+def test_different_networks_have_no_common_start(finished: tuple[Path, Tensor]) -> None:
+    folder, _ = finished
+    start = str(folder / "models/server.safetensors")
+    with pytest.raises(UserError, match="but the cohorts have different architectures") as error:
+        other_shapes(LGFedAvg(1, start=start), mlp, deep)
+    assert error.value.key == "model.algorithm.init_args.start"
+
+
+def test_layers_that_slices_would_fit_into_are_refused() -> None:
+    """A narrower layer is none of the same shape."""
+    with pytest.raises(UserError, match=r"are \[3, 5\], \[3\], those of cohort 1 \[3, 4\], \[3\]"):
+        other_shapes(LGFedAvg(1), mlp, partial(MLP, hidden=(6, 4)))

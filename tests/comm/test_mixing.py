@@ -55,6 +55,7 @@ def test_means_of_permutations_are_doubly_stochastic(orders: Any, data: st.DataO
         ([[float("nan"), 1], [1, 0]], 2, "an entry below 0 or not finite; give weights of 0 or"),
         ([[float("inf"), 1], [1, 0]], 2, "an entry below 0 or not finite; give weights of 0 or"),
         (RING, 4, "of shape [3, 3] for 4 servers; give 4 rows of 4"),
+        ([[0.5, 0.5, 0.0]] * 2, 2, "of shape [2, 3] for 2 servers; give 2 rows of 2"),
         ([[1.0]], 2, "of shape [1, 1] for 2 servers; give 2 rows of 2"),
         ([], 2, "of shape [0] for 2 servers; give 2 rows of 2"),
     ],
@@ -64,7 +65,7 @@ def test_no_doubly_stochastic_matrix(mixing: Any, servers: int, line: str) -> No
 
 
 def test_rounding_is_allowed() -> None:
-    third = [[0.3333333, 0.3333333, 0.3333334]] * 2 + [[0.3333334, 0.3333334, 0.3333332]]
+    third = [[0.3333333] * 3] * 3
     assert read_mixing(third, 3, key=KEY).tolist() == third
 
 

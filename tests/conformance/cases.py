@@ -96,10 +96,10 @@ class Case:
     algorithm: Callable[[], Algorithm]
     model: Callable[[], nn.Module] = NormNet
     levels: str = ""
-    clients: int = CLIENTS
     federation: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     data: Callable[[], FederatedDataModule] = digits
+    clients: int = CLIENTS
 
     def cohorts(self) -> list[Cohort]:
         if not self.levels:

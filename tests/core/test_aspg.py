@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
-from lightfed.core.aspg import ASPG, AspgStepper
+from lightfed.core.aspg import ASPG, AspgStepper, _runs
 from lightfed.core.local import client_stepper
 from lightfed.core.optimizer import Clipping, Proximal, make_stepper
 from lightfed.core.session import LocalSession, Runtime, Work
@@ -235,14 +235,27 @@ def test_a_session_without_a_pull_starts_without_momentum() -> None:
     assert trained["x"].item() == 2 + 0.25 * 6
 
 
+def test_frozen_parameters_part_a_row() -> None:
+    """The lines of 32 elements between trained parameters are joined where nothing is left out."""
+    assert _runs([(0, 6), (32, 70), (128, 129)]) == [slice(0, 96), slice(128, 160)]
+    assert _runs([(64, 96)]) == [slice(64, 96)]
+
+
 def test_a_session_without_a_step_keeps_what_it_was_ahead() -> None:
-    trained = Trained(Module(lambda *_: None, x=torch.ones(3)), ASPG)  # type: ignore[arg-type, return-value]
-    pull = Proximal(trained.row_of(), 1.0, trained.row_of(x=torch.full((3,), 0.5)))
-    trained.run([0, 1], pull)
+    """Step 0 has a loss, step 1 has none: `training_step` may skip a batch."""
+
+    def loss(module: Any, step: int) -> Any:
+        return module.x.sum() if step == 0 else None
+
+    trained = Trained(Module(loss, x=torch.ones(3)), partial(ASPG, lr=0.5))
+    trained.run([0], Proximal(trained.row_of(), 0.0))
+    assert trained["x"].tolist() == [0.5] * 3
+    pull = Proximal(trained.row_of(), 1.0, trained.row_of(x=torch.full((3,), 0.25)))
+    trained.run([1, 1], pull)
     assert pull.gap is None
-    assert trained["x"].tolist() == [1.0] * 3
+    assert trained["x"].tolist() == [0.5] * 3
     assert pull.ahead is not None
-    assert pull.ahead[:3].tolist() == [0.5] * 3
+    assert pull.ahead[:3].tolist() == [0.25] * 3
 
 
 def test_the_rate_of_the_round_is_used_and_the_mapping_is_by_it() -> None:
@@ -341,6 +354,7 @@ def test_a_session_knows_the_box(box: tuple[float, float] | None) -> None:
         ({"lr": 0.0}, "lr: 0.0; give a number above 0"),
         ({"lr": math.inf}, "lr: inf; give a number above 0"),
         ({"momentum": -0.1}, "momentum: -0.1; give a number of 0 or more"),
+        ({"momentum": math.inf}, "momentum: inf; give a number of 0 or more"),
         ({"momentum": math.nan}, "momentum: nan; give a number of 0 or more"),
         ({"box": (2, 2)}, "box: [2, 2]; give low < high"),
         ({"box": (3.0, -1.0)}, "box: [3.0, -1.0]; give low < high"),

@@ -83,7 +83,7 @@ def descend(
             grads = gradients(client, torch.stack(list(losses.values())).sum())
             with torch.no_grad():
                 for name, parameter in client.named_parameters():
-                    parameter -= rates.get(name.split(".")[0], lr) * grads[name]
+                    parameter.sub_(rates.get(name.split(".")[0], lr) * grads[name])
 
 
 def values(module: nn.Module) -> dict[str, Tensor]:

@@ -76,7 +76,7 @@ def recorded_client(*, debias: bool = False) -> MixtureClient:
 def test_the_first_batch_is_the_recorded_one() -> None:
     client = recorded_client()
     # Every forward pass moves the running statistics, and nothing else that these depend on.
-    torch.testing.assert_close(client.gate_weights(X[:8]), VECTORS["moe/alpha0"])
+    torch.testing.assert_close(client.gate(X[:8]), VECTORS["moe/alpha0"])
     torch.testing.assert_close(client.features(X[:8]), VECTORS["moe/mixed0"])
     torch.testing.assert_close(client(X[:8]), VECTORS["moe/logits0"])
     losses = client.losses(X[:8], Y[:8])
@@ -100,9 +100,7 @@ def test_four_steps_are_the_recorded_ones() -> None:
         for name, tensor in expected.items():
             torch.testing.assert_close(after[name], tensor, rtol=1e-4, atol=1e-5)
     client.eval()
-    torch.testing.assert_close(
-        client.gate_weights(X), VECTORS["moe/eval_alpha"], rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(client.gate(X), VECTORS["moe/eval_alpha"], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(client(X), VECTORS["moe/eval_logits"], rtol=1e-4, atol=1e-4)
 
 

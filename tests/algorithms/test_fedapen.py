@@ -1,0 +1,156 @@
+"""FedAPEN: what is trained, what is held out, when the share is learned, what travels."""
+
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from lightfed.algorithms.fedapen import FedAPEN
+from lightfed.core.client import ClientModule
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.core.fleet import Fleet
+from lightfed.core.ledger import Ledger
+from lightfed.models import mutual
+from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
+from tests.models.client_cases import descend
+from tests.small import fit, fleet_of, random_data, run_round
+
+SIZES = [9, 6, 12]
+large, larger, small = (partial(MLP, hidden=hidden) for hidden in ((7,), (8, 5), (3,)))
+
+
+def fleet(algorithm: FedAPEN, **settings: Any) -> Fleet:
+    """Clients that take whole epochs as one batch, so that their order does not matter."""
+    cohorts = [Cohort(1, large), Cohort(2, larger)]
+    return fleet_of(
+        cohorts, algorithm, random_data(SIZES), optimizer=partial(SGD, lr=0.1), **settings
+    )
+
+
+def clients_of(fed: Fleet) -> list[mutual.FedAPEN]:
+    """Copies of the clients' networks, with the values of their rows."""
+    found = []
+    for client in range(len(SIZES)):
+        module = fed.bind(client)
+        assert isinstance(module, ClientModule)
+        assert isinstance(module.net, mutual.FedAPEN)
+        found.append(deepcopy(module.net))
+    return found
+
+
+def kept(fed: Fleet, client: int) -> tuple[Tensor, Tensor]:
+    """All that a client trains on, as one batch."""
+    rng = torch.Generator().manual_seed(0)
+    ((x, y),) = fed.data.train_epoch(client, order=rng, augment=None, limit=None, t=0)
+    return x, y
+
+
+def test_rounds_train_aggregate_and_learn_in_this_order() -> None:
+    algorithm = FedAPEN(small, hold_out=0.3, share_lr=0.05, passes=3)
+    fed = fleet(algorithm)
+    mirror = clients_of(fed)
+    for client in mirror:
+        client.shared.load_state_dict(mirror[0].shared.state_dict())
+    for t in range(3):
+        shares = [float(client.share) for client in mirror]
+        for k, client in enumerate(mirror):
+            x, y = kept(fed, k)
+            assert len(y) == SIZES[k] - round(0.3 * SIZES[k])
+            descend(client, x, y, batch=len(y), lr=0.1, epochs=1)
+        for name in mirror[0].shared.state_dict():
+            mean = torch.stack([c.shared.state_dict()[name] for c in mirror]).mean(0)
+            for client in mirror:
+                client.shared.state_dict()[name].copy_(mean)
+        for k, client in enumerate(mirror):
+            client.learn_share(list(fed.data.held_out_batches(k)), lr=0.05, passes=3)
+            assert float(client.share) != shares[k]
+        run_round(fed, t)
+        for mine, theirs in zip(clients_of(fed), mirror, strict=True):
+            for name, value in theirs.state_dict().items():
+                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_passes_zero_is_equal_training() -> None:
+    fed = fleet(FedAPEN(small, passes=0))
+    run_round(fed, 0)
+    assert [float(client.share) for client in clients_of(fed)] == [0.5] * 3
+
+
+def test_a_shared_network_goes_down_once_for_every_version_that_is_received() -> None:
+    algorithm = FedAPEN(small)
+    fed = fleet(algorithm, clients_per_round=2)
+    size = 4 * algorithm.model.layout.floats.numel
+    present: set[int] = set()
+    received = [0] * len(SIZES)
+    for t in range(5):
+        clients = fed.participants(t)
+        for client in clients:
+            received[client] += (client not in present) + 1
+        present = set(clients)
+        assert run_round(fed, t)["bytes_up"] == 2 * size
+        assert fed.ledger.totals[:, Ledger.DOWN].tolist() == [n * size for n in received]
+        # What a participant is tested with is what the server has now.
+        for client in clients:
+            views = fed.state(client).layout.floats.views(fed.row(client).floats)
+            for name, value in algorithm.model.layout.floats.views(algorithm.model.floats).items():
+                assert torch.equal(views[name], value)
+    assert 2 * 5 < sum(received) < 2 * 2 * 5  # some had the present one, some had not
+
+
+def test_learning_costs_a_forward_pass_of_the_hold_out() -> None:
+    flops = [run_round(fleet(FedAPEN(small, passes=n)), 0)["flops"] for n in (0, 1, 7)]
+    fed = fleet(FedAPEN(small))
+    forward = [fed.state(k).flops for k in range(3)]
+    assert [round(0.05 * n) for n in SIZES] == [0, 0, 1]  # and one at least
+    assert flops[1] - flops[0] == flops[2] - flops[0] == sum(forward)
+
+
+def test_who_does_not_take_part_keeps_its_row() -> None:
+    fed = fleet(FedAPEN(small, share_lr=1.0), clients_per_round=1)
+    for t in range(3):
+        before = [fed.row(k).floats.clone() for k in range(3)]
+        run_round(fed, t)
+        for client in range(3):
+            same = torch.equal(fed.row(client).floats, before[client])
+            assert same == (client not in fed.participants(t))
+
+
+def test_the_share_is_in_clients_csv(tmp_path: Path) -> None:
+    federation = Federation(
+        FedAPEN(small, share_lr=0.02), [Cohort(3, large)], optimizer=partial(SGD, lr=0.1),
+        store="host",
+    )  # fmt: skip
+    trainer = fit(federation, random_data(SIZES), tmp_path, rounds=2)
+    lines = (tmp_path / "run/clients.csv").read_text().splitlines()
+    column = lines[0].split(",").index("private_share")
+    logged = [float(line.split(",")[column]) for line in lines[-3:]]
+    shares = [float(client.share) for client in clients_of(federation.fleet)]
+    assert logged == pytest.approx(shares)
+    assert len({0.5, *shares}) == 4
+    assert "personal/private_share" in trainer.callback_metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"hold_out": 0.0}, "hold_out: 0.0"),
+        ({"hold_out": 1.0}, "hold_out: 1.0"),
+        ({"share_lr": 0.0}, "share_lr: 0.0"),
+        ({"passes": -1}, "passes: -1"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], found: str) -> None:
+    with pytest.raises(UserError, match=f"init_args.{found}"):
+        FedAPEN(small, **settings)
+
+
+def test_a_hold_out_that_leaves_no_data_is_refused() -> None:
+    with pytest.raises(UserError, match=r"hold_out: 0.95 is all of what client 0 holds: 9 of 9"):
+        fleet(FedAPEN(small, hold_out=0.95))

@@ -1,0 +1,143 @@
+"""The gate's weights in the run folder; batches of one, and classes that nobody holds."""
+
+import json
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fd import FD
+from lightfed.algorithms.fedproto import FedProto
+from lightfed.algorithms.fml import FML
+from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.core.algorithm import Algorithm
+from lightfed.core.client import ClientModule
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.models.mlp import MLP
+from lightfed.models.moe import MixtureClient
+from lightfed.utils.errors import UserError
+from tests.small import data_of, fit, fleet_of, random_data
+
+CLASSES = 3
+mlp = partial(MLP, hidden=(5,))
+moe = partial(PFedMoE, mlp, gate_units=4)
+
+
+def federation(algorithm: Algorithm, *, count: int = 3, **settings: Any) -> Federation:
+    optimizer = partial(SGD, lr=0.1)
+    return Federation(algorithm, [Cohort(count, mlp)], optimizer=optimizer, **settings)
+
+
+def two_classes() -> FederatedDataModule:
+    """Every client has two of three classes; it is tested on samples of those."""
+    rng = torch.Generator().manual_seed(0)
+    y = torch.arange(60) % CLASSES
+    x = torch.randn(60, 4, generator=rng) + y[:, None]
+    parts = [[i for i in range(60) if y[i] != k and i % 2 == k % 2] for k in range(CLASSES)]
+    return data_of(x, y, parts, classes=CLASSES, batch_size=4, eval_batch_size=3)
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_the_mean_weight_per_client_and_class_is_in_the_run_folder(
+    store: Any, tmp_path: Path
+) -> None:
+    run, data = federation(moe(), store=store), two_classes()
+    fit(run, data, tmp_path, rounds=2)
+    found = np.load(tmp_path / "run/gate.npz")
+    assert int(found["round"]) == 2
+    assert found["general"].shape == found["personal"].shape == (3, CLASSES)
+    fleet = run.fleet
+    rows = (tmp_path / "run/clients.csv").read_text().splitlines()
+    column = rows[0].split(",").index("gate_general")
+    for client in range(3):
+        module = fleet.bind(client).eval()
+        assert isinstance(module, ClientModule)
+        assert isinstance(module.net, MixtureClient)
+        batches = list(data.test_batches(client))
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        with torch.no_grad():
+            weights = module.net.gate(x)
+        for c in range(CLASSES):
+            pair = found["general"][client, c], found["personal"][client, c]
+            if c == client:
+                assert np.isnan(pair).all()
+            else:
+                assert pair == pytest.approx(weights[y == c].mean(0).tolist(), abs=1e-6)
+        logged = float(rows[client - 3].split(",")[column])
+        assert logged == pytest.approx(float(weights[:, 0].mean()), abs=1e-6)
+    assert float(np.nanstd(found["general"])) > 1e-4
+
+
+def test_other_methods_have_no_such_file(tmp_path: Path) -> None:
+    fit(federation(FML(mlp)), two_classes(), tmp_path)
+    assert not list((tmp_path / "run").glob("gate*"))
+
+
+def ending_on_one(**settings: Any) -> FederatedDataModule:
+    data = random_data([8, 9, 8], batch_size=4)
+    for name, value in settings.items():
+        setattr(data, name, value)
+    return data
+
+
+def test_a_gate_is_given_no_batch_of_one(tmp_path: Path) -> None:
+    message = r"data\.last_batch: keep, and client 1 ends on a single sample, .*; set it to join"
+    with pytest.raises(UserError, match=message):
+        fit(federation(moe()), ending_on_one(), tmp_path)
+    fit(federation(moe()), ending_on_one(last_batch="join"), tmp_path)
+
+
+def test_such_a_batch_is_skipped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="lightfed"):
+        trainer = fit(federation(moe()), ending_on_one(last_batch="drop"), tmp_path)
+    assert "data.last_batch: drop skips 1 of 25 training samples a pass" in caplog.messages
+    told = json.loads((tmp_path / "run/environment.json").read_text())
+    assert told["skipped_samples"] == 1
+    assert trainer.callback_metrics["participants"] == 3
+
+
+class Normed(nn.Module):
+    """A network that cannot train on a single sample."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, num_classes))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_the_network_that_is_not_evaluated_counts_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="client 1 ends on a single sample"):
+        fit(federation(FML(Normed)), ending_on_one(), tmp_path)
+    fit(federation(FML(mlp)), ending_on_one(), tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", [FD(), FedProto()])
+def test_a_class_that_nobody_holds_is_named(
+    algorithm: Algorithm, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 5
+    part = [i for i in range(9) if y[i] in (0, 2, 3)]
+    data = data_of(x, y, [part[:3], part[3:]], classes=5)
+    with caplog.at_level(logging.WARNING, logger="lightfed"):
+        fleet_of([Cohort(2, mlp)], algorithm, data)
+    assert caplog.messages == ["no client holds a sample of class 1, 4"]
+
+
+def test_classes_that_somebody_holds_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="lightfed"):
+        fleet_of([Cohort(3, mlp)], FD(), two_classes())
+    assert not caplog.messages

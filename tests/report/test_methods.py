@@ -1,0 +1,261 @@
+"""pFedMoE beside its baselines: gains, costs to a target, differences by client, robustness."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from lightfed.report.charts import charts
+from lightfed.report.compare import compare
+from lightfed.report.method_plots import (
+    BETTER,
+    WORSE,
+    costs_figure,
+    differences_figure,
+    robustness,
+    robustness_figure,
+)
+from lightfed.report.method_table import method_table
+from lightfed.report.methods import Cost, Method, Protocol, protocols
+from lightfed.report.runfiles import RunFiles, load
+from lightfed.report.style import LIGHT
+from tests.report.make_run import write_run
+
+COURSES = {
+    "PFedMoE": (0.5, 0.8, 0.9),
+    "FML": (0.4, 0.6, 0.85),
+    "FD": (0.7, 0.7, 0.875),
+    "Standalone": (0.5, 0.6, 0.75),
+}
+
+
+def method_run(
+    root: Path,
+    algorithm: str,
+    course: Sequence[float],
+    *,
+    seed: int = 0,
+    name: str = "",
+    classes: int = 2,
+    clients: Sequence[float] = (),
+    metric: str = "accuracy",
+    sent: float = 100.0,
+) -> RunFiles:
+    """A run as the command line writes it; up, down and FLOPs are `sent`, 2 and 10 of it a round.
+
+    Args:
+        root: the folder of the runs.
+        algorithm: its class.
+        course: mean over the clients, by round.
+        seed: of the run.
+        name: of the run.
+        classes: an option of the protocol.
+        clients: metric of each at the last evaluation; none is evaluated by default.
+        metric: that was measured.
+        sent: bytes up of a round.
+    """
+    stem = f"{name or algorithm}-c{classes}-s{seed}"
+    config = {
+        "trainer": {"name": stem, "max_epochs": len(course)},
+        "model": {
+            "algorithm": {"class_path": f"lightfed.algorithms.{algorithm}", "init_args": {"a": 1}},
+            "cohorts": [{"count": 2, "model": {"class_path": "lightfed.models.MoECNN"}}],
+            "seed": seed,
+        },
+        "data": {"partition": {"class_path": "Classes", "init_args": {"per_client": classes}}},
+    }
+    if name:  # another experiment with the same method
+        config["model"]["algorithm"]["init_args"]["a"] = name
+    columns = {
+        f"personal/{metric}": list(course),
+        "bytes_up": [sent] * len(course),
+        "bytes_down": [2 * sent] * len(course),
+        "flops": [10 * sent] * len(course),
+    }
+    rows = [(len(course), k, "c", 8, value) for k, value in enumerate(clients)]
+    told = {"name": stem, "algorithm": algorithm, "dataset": "CIFAR10", "seed": seed}
+    write_run(
+        root / stem,
+        metrics=columns,
+        environment=told,
+        config=yaml.safe_dump(config, sort_keys=False),
+        evaluations=rows or None,
+        client_columns=f"round,client,cohort,samples,{metric}",
+        counts=None,
+    )
+    return load(root / stem)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[RunFiles]:
+    return [method_run(tmp_path, name, course) for name, course in COURSES.items()]
+
+
+def _protocol(runs: list[RunFiles]) -> Protocol:
+    (found,) = protocols(runs)
+    return found
+
+
+def _method(protocol: Protocol, name: str) -> Method:
+    return next(method for method in protocol.methods if method.name == name)
+
+
+def test_methods_stand_in_the_order_of_the_kinds_whatever_the_order_of_the_runs(
+    runs: list[RunFiles],
+) -> None:
+    found = _protocol(runs[::-1])
+    assert [m.name for m in found.methods] == ["pFedMoE", "FML", "FD", "Standalone"]
+    assert found.ours.name == "pFedMoE"
+    assert found.name == "CIFAR10"
+
+
+def test_a_gain_is_over_the_best_other_and_over_the_best_of_the_kind(runs: list[RunFiles]) -> None:
+    found = _protocol(runs)
+    ours, worse = found.ours, _method(found, "FML")
+    assert found.gain(ours) == pytest.approx(0.9 - 0.875)
+    assert found.gain(ours, kind="mutual learning") == pytest.approx(0.9 - 0.85)
+    assert found.gain(worse) == pytest.approx(0.85 - 0.9)
+    assert math.isnan(found.gain(_method(found, "FD"), kind="distillation"))
+
+
+def test_of_a_perplexity_less_is_a_gain(tmp_path: Path) -> None:
+    ours = method_run(tmp_path, "PFedMoE", (9.0, 4.0), metric="perplexity")
+    other = method_run(tmp_path, "FML", (9.0, 6.0), metric="perplexity")
+    found = _protocol([ours, other])
+    assert found.gain(found.ours) == pytest.approx(2.0)
+    assert found.target(None) == 6.0
+    assert found.ours.cost("perplexity", 6.0).rounds == 2
+
+
+def test_a_cost_is_what_was_sent_and_computed_until_the_target(runs: list[RunFiles]) -> None:
+    found = _protocol(runs)
+    assert found.target(None) == 0.75  # Standalone's best is what all reached
+    assert found.ours.cost("accuracy", 0.75) == Cost(rounds=2, bytes=600, flops=2000)
+    assert _method(found, "FD").cost("accuracy", 0.7).rounds == 1
+    assert math.isnan(_method(found, "Standalone").cost("accuracy", 0.76).bytes)
+
+
+def test_seeds_are_one_method_and_all_must_reach_a_target(tmp_path: Path) -> None:
+    runs = [
+        method_run(tmp_path, "PFedMoE", (0.5, 0.7, 0.8), seed=0),
+        method_run(tmp_path, "PFedMoE", (0.7, 0.9, 0.9), seed=1),
+        method_run(tmp_path, "FML", (0.1, 0.2, 0.3)),
+    ]
+    ours = _protocol(runs).ours
+    np.testing.assert_allclose(ours.score("accuracy"), (0.85, np.std([0.8, 0.9], ddof=1)))
+    assert ours.cost("accuracy", 0.7).rounds == 1.5
+    assert math.isnan(ours.cost("accuracy", 0.85).rounds)
+    assert _protocol(runs).target(None) == 0.3
+
+
+def test_protocols_are_apart_and_told_by_what_differs(tmp_path: Path) -> None:
+    runs = [
+        method_run(tmp_path, name, (0.5, 0.6), classes=classes)
+        for classes in (2, 2, 4)[1:]
+        for name in ("PFedMoE", "FML")
+    ]
+    runs.append(method_run(tmp_path, "FD", (0.5, 0.6), classes=6))  # no pFedMoE beside it
+    found = protocols(runs)
+    assert [one.name for one in found] == [
+        "CIFAR10; partition per_client 2",
+        "CIFAR10; partition per_client 4",
+    ]
+    assert [len(one.methods) for one in found] == [2, 2]
+
+
+def test_two_experiments_of_one_method_are_told_apart(runs: list[RunFiles], tmp_path: Path) -> None:
+    runs.append(method_run(tmp_path, "PFedMoE", (0.5, 0.6, 0.89), name="gates"))
+    found = _protocol(runs)
+    labels = [method.label for method in found.methods]
+    assert labels[:2] == ["pFedMoE (PFedMoE-c2-s0)", "pFedMoE (gates-c2-s0)"]
+    best = found.best_other(found.ours)  # not the other pFedMoE, which is better than FD
+    assert best is not None
+    assert best.name == "FD"
+
+
+def test_a_client_is_compared_with_itself_in_the_same_seed(tmp_path: Path) -> None:
+    runs = [
+        method_run(tmp_path, "PFedMoE", (0.5, 0.8), clients=(0.9, 0.7), seed=0),
+        method_run(tmp_path, "PFedMoE", (0.5, 0.8), clients=(0.8, 0.8), seed=1),
+        method_run(tmp_path, "PFedMoE", (0.5, 0.8), clients=(0.0, 0.0), seed=2),
+        method_run(tmp_path, "FML", (0.5, 0.7), clients=(0.6, 0.8), seed=0),
+        method_run(tmp_path, "FML", (0.5, 0.7), clients=(0.7, 0.7), seed=1),
+        method_run(tmp_path, "FD", (0.5, 0.6), clients=(0.1, 0.1), seed=0),
+    ]
+    found = _protocol(runs)
+    np.testing.assert_allclose(sorted(found.differences()[0]), (0.1, 0.3))
+    np.testing.assert_allclose(sorted(found.differences()[1]), (-0.1, 0.1), atol=1e-12)
+    figure = differences_figure(found, LIGHT)
+    assert figure is not None
+    bars = figure.axes[0].patches
+    np.testing.assert_allclose([bar.get_height() for bar in bars], (20, 0), atol=1e-9)  # type: ignore[attr-defined]
+    assert "FML, the best baseline" in figure.axes[0].get_title(loc="left")
+
+
+def test_a_bar_below_zero_has_another_colour(tmp_path: Path) -> None:
+    from matplotlib.colors import to_hex
+
+    runs = [
+        method_run(tmp_path, "PFedMoE", (0.5, 0.8), clients=(0.9, 0.7)),
+        method_run(tmp_path, "FML", (0.5, 0.7), clients=(0.6, 0.8)),
+    ]
+    figure = differences_figure(_protocol(runs), LIGHT)
+    assert figure is not None
+    assert [to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches] == [BETTER, WORSE]
+
+
+def test_costs_have_a_bar_each_and_say_who_did_not_get_there(runs: list[RunFiles]) -> None:
+    found = _protocol(runs)
+    figure = costs_figure(found, 0.8, LIGHT)
+    assert figure is not None
+    left, right = figure.axes
+    assert [bar.get_width() for bar in left.patches] == [600, 900, 900, 0]  # type: ignore[attr-defined]
+    assert [bar.get_width() for bar in right.patches] == [2000, 3000, 3000, 0]  # type: ignore[attr-defined]
+    assert [text.get_text() for text in left.texts] == ["600 B", "900 B", "900 B", "not reached"]
+    assert costs_figure(found, 0.99, LIGHT) is None
+
+
+def test_robustness_has_a_line_per_method_over_the_classes(tmp_path: Path) -> None:
+    runs = [
+        method_run(tmp_path, name, (0.5, final), classes=classes)
+        for classes, shift in ((10, 0.2), (2, 0.0))
+        for name, final in (("PFedMoE", 0.7), ("FML", 0.6))
+        for final in (final - shift,)
+    ]
+    (found,) = robustness(protocols(runs))
+    assert found.name == "CIFAR10: accuracy by classes of a client"
+    figure = robustness_figure(found, LIGHT)
+    assert figure is not None
+    (axes,) = figure.axes
+    points = {c.get_label(): np.asarray(c.lines[0].get_xydata()) for c in axes.containers}  # type: ignore[attr-defined]
+    np.testing.assert_allclose(points["pFedMoE"], [(2, 0.7), (10, 0.5)])
+    np.testing.assert_allclose(points["FML"], [(2, 0.6), (10, 0.4)])
+    assert robustness(protocols(runs[:2])) == []
+
+
+def test_the_table_has_a_star_and_a_dash(runs: list[RunFiles]) -> None:
+    table = method_table(_protocol(runs), None)
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert cells["pFedMoE"][:4] == ("mutual learning", "*90.00 %", "+2.50", "+5.00")
+    assert cells["Standalone"] == ("-", "75.00 %", "-15.00", "-", "3", "900 B", "3.00 kFLOPs")
+    assert table.headers[-2:] == ("bytes to 75.00 %", "FLOPs to 75.00 %")
+
+
+def test_a_comparison_shows_table_and_charts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Any] = [
+        method_run(tmp_path, name, course, clients=(0.5, 0.6)) for name, course in COURSES.items()
+    ]
+    page = compare([run.folder for run in made], output=tmp_path / "out", target=0.8).read_text()
+    names = {path.name for path in (tmp_path / "out").glob("comparison-*.png")}
+    assert names == {"comparison-differences-cifar10.png", "comparison-costs-cifar10.png"}
+    told = capsys.readouterr().out
+    assert "bytes to 80.00 %" in told
+    assert "over the best of its kind" in told
+    assert "CIFAR10: methods" in page
+    assert [c.file for c in charts(made[:1])] == []
