@@ -64,6 +64,7 @@ PLAIN = {
     "--model.algorithm.init_args.active": "1",
     "--model.algorithm.init_args.wait": "1",
     "--data.partition.init_args.classes": "1",
+    "--data.partition.per_client": "2",
 }
 
 
@@ -100,11 +101,16 @@ def control_shape(written: str) -> str:
 
 
 def kind(words: list[str]) -> tuple[str, ...]:
-    """Equal for commands that differ in a file alone; that one parses, test_configs.py knows."""
+    """Equal for commands that differ in a file alone; that one parses, test_configs.py knows.
+
+    What else is set does not depend on the file, but for arguments of its algorithm.
+    """
     place = words.index("--config") + 1
     if words[place].startswith("{"):
         return tuple(words)
-    algorithm = str(yaml.safe_load(Path(words[place]).read_text())["model"]["algorithm"])
+    algorithm = ""
+    if any(word.startswith("--model.algorithm") for word in words):
+        algorithm = str(yaml.safe_load(Path(words[place]).read_text())["model"]["algorithm"])
     return (algorithm, *words[:place], *words[place + 1 :])
 
 

@@ -21,7 +21,7 @@ from lightfed.report.style import (
     new_figure,
 )
 from lightfed.report.tables import readable
-from lightfed.report.units import bytes_text, flops_text, is_share, spread_text
+from lightfed.report.units import bytes_text, flops_text, is_share, spread_text, unit_of
 from lightfed.report.variants import difference, usual
 
 if TYPE_CHECKING:
@@ -74,21 +74,20 @@ def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figur
     goal = spread_text(protocol.metric, target, math.nan)
     title = f"{protocol.name}: costs to {readable(protocol.metric)} {goal}{protocol.note}"
     panels = (
-        ("bytes up and down, all clients", bytes_text, [cost.bytes for cost in costs.values()]),
-        ("FLOPs, all clients", flops_text, [cost.flops for cost in costs.values()]),
+        ("bytes up and down", "B", bytes_text, [cost.bytes for cost in costs.values()]),
+        ("operations", "FLOPs", flops_text, [cost.flops for cost in costs.values()]),
     )
-    for axes, (label, text, values) in zip(grid, panels, strict=True):
-        dress(axes, theme, title="", x_label=label, y_label="")
-        axes.barh(range(len(values)), np.nan_to_num(values), color=colours)
+    for axes, (label, unit, text, values) in zip(grid, panels, strict=True):
+        most = float(np.nanmax(values))
+        factor, scaled = unit_of(most, unit)
+        dress(axes, theme, title="", x_label=f"{label} of all clients ({scaled})", y_label="")
+        axes.barh(range(len(values)), np.nan_to_num(values) / factor, color=colours)
         for place, value in enumerate(values):
             told = "not reached" if math.isnan(value) else text(value)
-            end = 0.0 if math.isnan(value) else value
-            axes.annotate(
-                told, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8,
-                color=theme.ink,
-            )  # fmt: skip
-        axes.xaxis.set_major_formatter(lambda value, _, text=text: text(value))
-        axes.set_xlim(0, 1.25 * max(1.0, float(np.nanmax(values))))
+            end = float(np.nan_to_num(value)) / factor
+            style = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+            axes.annotate(told, (end, place), (4, 0), color=theme.ink, **style)
+        axes.set_xlim(0, 1.25 * max(1.0, most) / factor)
         axes.grid(axis="y", visible=False)
     grid[0].set_yticks(range(len(costs)), [literal(name) for name in costs])
     grid[0].invert_yaxis()

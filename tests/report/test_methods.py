@@ -214,8 +214,9 @@ def test_costs_have_a_bar_each_and_say_who_did_not_get_there(runs: list[RunFiles
     assert figure is not None
     left, right = figure.axes
     assert [bar.get_width() for bar in left.patches] == [600, 900, 900, 0]  # type: ignore[attr-defined]
-    assert [bar.get_width() for bar in right.patches] == [2000, 3000, 3000, 0]  # type: ignore[attr-defined]
+    assert [bar.get_width() for bar in right.patches] == [2, 3, 3, 0]  # type: ignore[attr-defined]
     assert [text.get_text() for text in left.texts] == ["600 B", "900 B", "900 B", "not reached"]
+    assert right.get_xlabel() == "operations of all clients (kFLOPs)"
     assert costs_figure(found, 0.99, LIGHT) is None
 
 
@@ -258,4 +259,6 @@ def test_a_comparison_shows_table_and_charts(
     assert "bytes to 80.00 %" in told
     assert "over the best of its kind" in told
     assert "CIFAR10: methods" in page
-    assert [c.file for c in charts(made[:1])] == []
+    panels = [len(drawn.axes) for c in charts(made) if (drawn := c.draw(LIGHT))]
+    assert panels == [1, 2]  # differences; bytes and FLOPs
+    assert charts(made[:1]) == []
