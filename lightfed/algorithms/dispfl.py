@@ -133,13 +133,8 @@ class DisPFL(Algorithm):
         Raises:
             UserError: there are several, or it has buffers, or not all clients train.
         """
-        first = fed.cohorts[0]
-        for state in fed.cohorts:
-            if state.layout != first.layout:
-                found = f"cohorts {first.name} and {state.name} have different architectures"
-                fix = f"{type(self).__name__} needs one; clients differ by density"
-                raise UserError("model.cohorts", found, fix)
-        statistics = first.layout.floats.entries[first.layout.parameters :]
+        layout = fed.one_layout(f"{type(self).__name__} needs one; clients differ by density")
+        statistics = layout.floats.entries[layout.parameters :]
         if statistics and self.statistics == "refuse":
             found = f"the model has buffers, such as {statistics[0].name}, which have no mask"
             fix = f"use a model without (ResNet18GN), or set {_KEY}.buffers: average"
@@ -148,7 +143,7 @@ class DisPFL(Algorithm):
             key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
             fix = f"leave it out; {_KEY}.active and the topology say who communicates"
             raise UserError(f"model.{key}", "a part of the clients, where all train", fix)
-        return first.layout
+        return layout
 
     def _first_mask(self, fed: Fleet, client: int) -> Tensor:
         """m_{k,0}: of every tensor so many weights at random."""
@@ -247,16 +242,8 @@ class DisPFL(Algorithm):
         self._counted.append(self._weights(row.floats).count_nonzero())
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        return None if client is None else fed.bind(client)
-
-    @override
     def facts(self, fed: Fleet) -> dict[str, Any]:
         return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.state(client).layout, fed.row(client)
 
     @override
     def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:

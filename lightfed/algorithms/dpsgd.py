@@ -9,15 +9,12 @@ then trains local epochs, where the paper takes one step of gradient at its own 
 
 from typing import Any
 
-import lightning.pytorch as L
 from typing_extensions import override
 
 from lightfed.comm.facts import graph_facts
 from lightfed.comm.topology import TimeVarying, Topology, hearing, warn_of_lonely
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.fleet import Fleet
-from lightfed.core.store import ModelLayout, Row
-from lightfed.utils.errors import UserError
 
 
 class DPSGD(Algorithm):
@@ -37,11 +34,7 @@ class DPSGD(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        first = fed.cohorts[0]
-        for state in fed.cohorts:
-            if state.layout != first.layout:
-                found = f"cohorts {first.name} and {state.name} have different architectures"
-                raise UserError("model.cohorts", found, "DPSGD needs one for all")
+        fed.one_layout("DPSGD needs one for all")
         self.topology.check(fed.clients)
         if fed.ranks.rank == 0:
             warn_of_lonely(self.topology, clients=fed.clients, seed=fed.seed)
@@ -54,13 +47,5 @@ class DPSGD(Algorithm):
         fed.train(clients, t)
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        return None if client is None else fed.bind(client)
-
-    @override
     def facts(self, fed: Fleet) -> dict[str, Any]:
         return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.state(client).layout, fed.row(client)

@@ -17,7 +17,6 @@ from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.cohort import DataSpec
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.store import ModelLayout, Row
-from lightfed.utils.errors import UserError
 
 
 class FedAvg(Algorithm):
@@ -50,14 +49,7 @@ class FedAvg(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        first = fed.cohorts[0]
-        for state in fed.cohorts:
-            if state.layout != first.layout:
-                raise UserError(
-                    "model.cohorts",
-                    f"cohorts {first.name} and {state.name} have different architectures",
-                    f"{type(self).__name__} needs one for all; HeteroFL, for instance, does not",
-                )
+        fed.one_layout(f"{type(self).__name__} needs one for all; HeteroFL, for instance, does not")
         self.model = fed.new_model()  # w_0
 
     @override

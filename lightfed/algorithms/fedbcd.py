@@ -42,7 +42,7 @@ from lightfed.core.delays import Delay, Exponential
 from lightfed.core.fleet import Fleet
 from lightfed.core.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.core.optimizer import Proximal
-from lightfed.core.store import ModelLayout, Row
+from lightfed.core.store import Row
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -143,11 +143,7 @@ class FedBCD(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        first = fed.cohorts[0]
-        for state in fed.cohorts:
-            if state.layout != first.layout:
-                found = f"cohorts {first.name} and {state.name} have different architectures"
-                raise UserError("model.cohorts", found, f"{type(self).__name__} needs one for all")
+        fed.one_layout(f"{type(self).__name__} needs one for all")
         self.hierarchy.check(fed.clients, fed.work)
         self._check_step(fed)
         servers = self.hierarchy.servers
@@ -339,10 +335,6 @@ class FedBCD(Algorithm):
     @override
     def evaluated_server(self, fed: Fleet, server: int) -> L.LightningModule | None:
         return fed.bind_model(self._model(server))
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.state(client).layout, fed.row(client)
 
     @override
     def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:

@@ -22,14 +22,13 @@ import logging
 from abc import abstractmethod
 from typing import Literal
 
-import lightning.pytorch as L
 from typing_extensions import override
 
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import blank
 from lightfed.core.fleet import Fleet
 from lightfed.core.signature import layers_of
-from lightfed.core.store import LiveModule, ModelLayout, Row
+from lightfed.core.store import LiveModule
 from lightfed.core.trie import Node, Trie
 from lightfed.utils.errors import UserError
 
@@ -93,14 +92,6 @@ class FlexiFed(Algorithm):
             self.prepare_module(module, fed.data)
             row = LiveModule(module, state.layout).row_of_module()
         fed.row(client).copy_(row)
-
-    @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        return None if client is None else fed.bind(client)
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.state(client).layout, fed.row(client)
 
     def _warn_of_strangers(self, fed: Fleet) -> None:
         """Tell of clients that have, or share, nothing with others."""

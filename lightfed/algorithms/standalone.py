@@ -6,12 +6,10 @@ No exchange, so clients keep their rows from round to round; the optimiser is fr
 as in the federated methods it is compared with. All clients of a cohort start from the same values.
 """
 
-import lightning.pytorch as L
 from typing_extensions import override
 
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.fleet import Fleet
-from lightfed.core.store import ModelLayout, Row
 
 
 class Standalone(Algorithm):
@@ -26,11 +24,3 @@ class Standalone(Algorithm):
     @override
     def round(self, fed: Fleet, t: int) -> None:
         fed.train(fed.participants(t), t)
-
-    @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        return None if client is None else fed.bind(client)
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.state(client).layout, fed.row(client)

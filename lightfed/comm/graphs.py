@@ -32,11 +32,6 @@ def degrees(graph: np.ndarray) -> Degrees:
     return Degrees(int(heard.min()), float(heard.mean()), int(heard.max()))
 
 
-def isolated(graph: np.ndarray) -> list[int]:
-    """The clients of a graph (K, K) that hear nobody, ascending."""
-    return np.flatnonzero(~graph.any(axis=1)).tolist()
-
-
 def spectral_gap(graph: np.ndarray) -> float:
     """How fast averaging over a graph (K, K) brings the clients together: 0 never, 1 at once.
 

@@ -124,16 +124,18 @@ class Algorithm(nn.Module, ABC):
     def evaluated(self, fed: "Fleet", client: int | None) -> L.LightningModule | None:
         """The module, bound to the values, that is tested for a client (None: as the global model).
 
-        None where the algorithm has no such model: no global model without a server.
+        None where the algorithm has no such model. By default the model that a stateful client
+        keeps, and none of a server.
         """
-        return None
+        return fed.bind(client) if self.stateful and client is not None else None
 
-    @abstractmethod
     def client_row(self, fed: "Fleet", client: int) -> tuple[ModelLayout, Row]:
-        """The weights that a client would deploy, for export.
+        """The weights that a client would deploy, for export: by default the row that it keeps.
 
         A stateful client lies on this rank.
         """
+        assert self.stateful, "a client that keeps nothing deploys what its algorithm says"
+        return fed.state(client).layout, fed.row(client)
 
     def client_state(self, fed: "Fleet", client: int) -> dict[str, Tensor]:
         """What a stateful client of this rank keeps from round to round, for checkpoints."""

@@ -16,7 +16,6 @@ from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.client import ClientModule
 from lightfed.core.cohort import DataSpec, build_network
 from lightfed.core.fleet import Fleet, Weights
-from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
 
 PREFIX = "net.shared."
@@ -65,11 +64,3 @@ class Beside(Algorithm):
         fed.send(self.model, clients)  # theta_k <- theta
         fed.train(clients, t)  # all parts of a client at once
         fed.merge(clients, into=self.model, weights=self.weights)  # theta <- sum_k n_k / n theta_k
-
-    @override
-    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        return None if client is None else fed.bind(client)
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.state(client).layout, fed.row(client)

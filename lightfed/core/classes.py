@@ -12,7 +12,7 @@ from lightfed.core.algorithm import Algorithm
 from lightfed.core.client import ClientModule
 from lightfed.core.cohort import DataSpec
 from lightfed.core.fleet import Fleet
-from lightfed.core.store import ModelLayout, Row
+from lightfed.core.store import Row
 from lightfed.models.classmeans import ClassMeans, mean_of_clients
 from lightfed.models.prototypes import ClassClient
 from lightfed.utils.errors import UserError
@@ -92,10 +92,6 @@ class ByClass(Algorithm):
         module = fed.bind(client)
         self._client_of(module).receive(self.common.to(fed.device))
         return module
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.state(client).layout, fed.row(client)
 
     @staticmethod
     def _client_of(module: L.LightningModule) -> ClassClient:

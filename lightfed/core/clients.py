@@ -12,7 +12,8 @@ from lightfed.core.algorithm import Algorithm, ServerModel
 from lightfed.core.cohort import CohortState
 from lightfed.core.nesting import Nesting, Parts
 from lightfed.core.parts import put_integers
-from lightfed.core.store import Row
+from lightfed.core.store import ModelLayout, Row
+from lightfed.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,22 @@ class Clients:
     _owner: dict[int, int]
     _inbox: dict[int, Message]
     _nesting: Nesting
+
+    def one_layout(self, fix: str) -> ModelLayout:
+        """The layout of all clients.
+
+        Args:
+            fix: what a user can do who has several.
+
+        Raises:
+            UserError: two cohorts have different architectures; names them.
+        """
+        first = self.cohorts[0]
+        for state in self.cohorts:
+            if state.layout != first.layout:
+                found = f"cohorts {first.name} and {state.name} have different architectures"
+                raise UserError("model.cohorts", found, fix)
+        return first.layout
 
     def state(self, client: int) -> CohortState:
         """The cohort of a client in this round."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.comm.graphs import Lists, degrees, isolated, random_regular, small_world, spectral_gap
+from lightfed.comm.graphs import Lists, degrees, random_regular, small_world, spectral_gap
 from lightfed.comm.topology import (
     Adjacency,
     Full,
@@ -191,12 +191,3 @@ def test_degrees() -> None:
     assert degrees(graph(Star(), 0, clients=5, seed=0)) == (1, 8 / 5, 4)
     assert degrees(graph(TimeVarying(3), 0, clients=9, seed=0)) == (3, 3.0, 3)
     assert degrees(graph(Adjacency([[0, 1], [0, 0]]), 0, clients=2, seed=0)) == (0, 0.5, 1)
-
-
-def test_isolated_are_those_that_hear_nobody() -> None:
-    # 0 hears 1; 1 hears nobody but is heard; 2 hears nobody and is not heard
-    matrix = graph(Adjacency([[0, 1, 0], [0, 1, 0], [0, 0, 1]]), 0, clients=3, seed=0)
-    assert isolated(matrix) == [1, 2]
-    assert isolated(graph(Ring(), 0, clients=3, seed=0)) == []
-    assert isolated(graph(Ring(), 0, clients=5, seed=0, active=[0, 1, 3])) == [2, 3, 4]
-    assert isolated(graph(Full(), 0, clients=1, seed=0)) == [0]
