@@ -37,7 +37,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.comm.facts import graph_facts
-from lightfed.comm.topology import TimeVarying, Topology, hearing, warn_of_lonely
+from lightfed.comm.topology import TimeVarying, Topology, hearing, warning_of_lonely
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.fleet import Fleet
 from lightfed.core.sparsity import active_counts, erk_densities
@@ -112,8 +112,7 @@ class DisPFL(Algorithm):
     def setup(self, fed: Fleet) -> None:
         layout = self._layout(fed)
         self.topology.check(fed.clients)
-        if fed.ranks.rank == 0:
-            warn_of_lonely(self.topology, clients=fed.clients, seed=fed.seed)
+        fed.warn(warning_of_lonely(self.topology, clients=fed.clients, seed=fed.seed))
         if self.rounds is None and fed.rounds is None and not self.static:
             found = "nothing, and trainer.max_epochs does not say how long the run is"
             raise UserError(f"{_KEY}.rounds", found, "give the number of rounds of the cosine")

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from lightfed.comm.facts import graph_facts
-from lightfed.comm.topology import TimeVarying, Topology, hearing, warn_of_lonely
+from lightfed.comm.topology import TimeVarying, Topology, hearing, warning_of_lonely
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.fleet import Fleet
 
@@ -36,8 +36,7 @@ class DPSGD(Algorithm):
     def setup(self, fed: Fleet) -> None:
         fed.one_layout("DPSGD needs one for all")
         self.topology.check(fed.clients)
-        if fed.ranks.rank == 0:
-            warn_of_lonely(self.topology, clients=fed.clients, seed=fed.seed)
+        fed.warn(warning_of_lonely(self.topology, clients=fed.clients, seed=fed.seed))
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

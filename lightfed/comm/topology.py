@@ -4,7 +4,6 @@ A topology is a class whose arguments are config keys. `hearing` gives the lists
 `graph` the same as a matrix, of which `lightfed.comm.graphs` knows degrees and spectral gap.
 """
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -19,8 +18,6 @@ from lightfed.comm.adjacency import read_adjacency
 from lightfed.comm.graphs import random_regular, small_world
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
-
-log = logging.getLogger(__name__)
 
 _KEY = "model.algorithm.init_args.topology.init_args"
 
@@ -82,16 +79,17 @@ def hearing(
     }
 
 
-def warn_of_lonely(topology: Topology, *, clients: int, seed: int) -> None:
-    """Name clients that hear nobody, where the graph is always the same."""
+def warning_of_lonely(topology: Topology, *, clients: int, seed: int) -> str | None:
+    """Clients that hear nobody, named, where the graph is always the same; None without any."""
     if topology.varies:
-        return
+        return None
     lists = hearing(topology, 0, clients=clients, seed=seed)
     lonely = [client for client, heard in lists.items() if not heard]
-    if lonely:
-        names = ", ".join(map(str, lonely[:10]))
-        more = "" if len(lonely) <= 10 else f" and {len(lonely) - 10} more"
-        log.warning("the topology leaves clients %s%s alone: they hear nobody", names, more)
+    if not lonely:
+        return None
+    names = ", ".join(map(str, lonely[:10]))
+    more = "" if len(lonely) <= 10 else f" and {len(lonely) - 10} more"
+    return f"the topology leaves clients {names}{more} alone: they hear nobody"
 
 
 def graph(

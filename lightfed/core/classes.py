@@ -1,6 +1,5 @@
 """Clients that exchange a vector for each class in place of weights: what FD and FedProto share."""
 
-import logging
 from abc import abstractmethod
 
 import lightning.pytorch as L
@@ -16,8 +15,6 @@ from lightfed.core.store import Row
 from lightfed.models.classmeans import ClassMeans, mean_of_clients
 from lightfed.models.prototypes import ClassClient
 from lightfed.utils.errors import UserError
-
-log = logging.getLogger(__name__)
 
 
 class ByClass(Algorithm):
@@ -104,5 +101,4 @@ def _warn_of_absent_classes(fed: Fleet) -> None:
     """Name the classes that nobody will ever send a vector of."""
     held = {label for client in range(fed.clients) for label in fed.data.labels(client).tolist()}
     absent = [name for label, name in enumerate(fed.data.class_names) if label not in held]
-    if absent and fed.ranks.rank == 0:
-        log.warning("no client holds a sample of class %s", ", ".join(absent))
+    fed.warn(f"no client holds a sample of class {', '.join(absent)}" if absent else None)

@@ -1,5 +1,6 @@
 """Where the clients lie and what they hold: what core, and tests, ask of a fleet."""
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from lightfed.core.nesting import Nesting, Parts
 from lightfed.core.parts import put_integers
 from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Clients:
     _owner: dict[int, int]
     _inbox: dict[int, Message]
     _nesting: Nesting
+
+    def warn(self, text: str | None) -> None:
+        """A line in the log, once for all ranks; nothing for None."""
+        if text is not None and self.ranks.rank == 0:
+            log.warning("%s", text)
 
     def one_layout(self, fix: str) -> ModelLayout:
         """The layout of all clients.
