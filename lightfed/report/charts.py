@@ -8,16 +8,16 @@ training.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lightfed.report.clouds import Clouds, clouds, rounds_figure, times_figure
 from lightfed.report.dynamics import dynamic_figure
+from lightfed.report.groups import Experiment, repeated
 from lightfed.report.levels import Family, families
 from lightfed.report.method_plots import (
-    Robustness,
     costs_figure,
     differences_figure,
     robustness,
@@ -27,13 +27,15 @@ from lightfed.report.methods import OURS, Protocol, protocols
 from lightfed.report.runfiles import RunFiles
 from lightfed.report.sizes import combinations_figure, shares_figure
 from lightfed.report.stages import Stages, stages, stages_figure, stages_heading
-from lightfed.report.strategies import Study, repeated, studies
+from lightfed.report.strategies import Study, studies
 from lightfed.report.strategy_plots import courses_figure, factors_figure
 from lightfed.report.style import Theme
 from lightfed.report.tables import readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Draw = Callable[[Theme], "Figure | None"]
 
 SEEDS = "Runs that differ in the seed alone are drawn as their mean +- sample standard deviation."
 
@@ -61,7 +63,7 @@ class Chart:
     file: str
     heading: str
     caption: str
-    draw: Callable[[Theme], Figure | None]
+    draw: Draw
 
 
 KINDS = {
@@ -149,99 +151,77 @@ def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Cha
 
 
 def _stages_chart(found: Stages) -> Chart:
-    return Chart(
-        file=f"comparison-stages-{_slug(found.data)}.png",
-        heading=stages_heading(found),
-        caption=_of_seeds(STAGES_CAPTION, several=found.repeated),
-        draw=partial(stages_figure, found),
-    )
+    caption = _of_seeds(STAGES_CAPTION, found.methods)
+    draw = partial(stages_figure, found)
+    return _chart("stages", found.data, stages_heading(found), caption, draw)
 
 
 def _strategy_charts(study: Study, target: float | None) -> list[Chart]:
-    metric = readable(study.topic.metric)
+    name, metric = study.topic.name, readable(study.topic.metric)
     courses = [
-        Chart(
-            file=f"comparison-strategies-{_slug(study.topic.name)}{f'-{i + 1}' if i else ''}.png",
-            heading=f"{setting.name}: {metric} by strategy",
-            caption=_of_seeds(STRATEGIES_CAPTION, several=repeated([*setting.trials.values()])),
-            draw=partial(courses_figure, setting, target),
+        _chart(
+            "strategies",
+            f"{name} {i + 1}" if i else name,
+            f"{setting.name}: {metric} by strategy",
+            _of_seeds(STRATEGIES_CAPTION, setting.trials.values()),
+            partial(courses_figure, setting, target),
         )
         for i, setting in enumerate(s for s in study.settings if len(s.trials) > 1)
     ]
-    factors = Chart(
-        file=f"comparison-factors-{_slug(study.topic.name)}.png",
-        heading=f"{study.topic.name}: {metric} by versions, clients and common layers",
-        caption=_of_seeds(FACTORS_CAPTION, several=repeated(study.trials)),
-        draw=partial(factors_figure, study),
-    )
-    return [*courses, factors]
+    heading = f"{name}: {metric} by versions, clients and common layers"
+    caption = _of_seeds(FACTORS_CAPTION, study.trials)
+    return [*courses, _chart("factors", name, heading, caption, partial(factors_figure, study))]
 
 
 def _cloud_charts(found: Clouds) -> list[Chart]:
-    metric = readable(found.metric)
+    told = (
+        ("rounds", "of sync clouds", ROUNDS_CAPTION, rounds_figure),
+        ("times", "against virtual time", TIMES_CAPTION, times_figure),
+    )
+    start = f"{found.name}: {readable(found.metric)}"
     return [
-        Chart(
-            file=f"comparison-rounds-{_slug(found.name)}.png",
-            heading=f"{found.name}: {metric} of sync clouds",
-            caption=_of_seeds(ROUNDS_CAPTION, several=found.repeated),
-            draw=partial(rounds_figure, found),
-        ),
-        Chart(
-            file=f"comparison-times-{_slug(found.name)}.png",
-            heading=f"{found.name}: {metric} against virtual time",
-            caption=_of_seeds(TIMES_CAPTION, several=found.repeated),
-            draw=partial(times_figure, found),
-        ),
-    ]
+        _chart(
+            kind, found.name, f"{start} {end}", _of_seeds(caption, found.members),
+            partial(draw, found),
+        )
+        for kind, end, caption, draw in told
+    ]  # fmt: skip
 
 
 def _method_charts(found: Sequence[Protocol], target: float | None) -> list[Chart]:
-    per_protocol = [
-        chart
-        for one in found
-        for chart in (
-            Chart(
-                file=f"comparison-differences-{_slug(one.name)}.png",
-                heading=f"{one.name}: {OURS} against the best baseline, by client",
-                caption=_of_seeds(DIFFERENCES_CAPTION, several=one.repeated),
-                draw=partial(differences_figure, one),
-            ),
-            Chart(
-                file=f"comparison-costs-{_slug(one.name)}.png",
-                heading=f"{one.name}: bytes and FLOPs to a target",
-                caption=COSTS_CAPTION,
-                draw=partial(costs_figure, one, target),
-            ),
-        )
-    ]
-    return [*per_protocol, *map(_robustness_chart, robustness(found))]
-
-
-def _robustness_chart(found: Robustness) -> Chart:
-    return Chart(
-        file=f"comparison-robustness-{_slug(found.name)}.png",
-        heading=found.name,
-        caption=ROBUSTNESS_CAPTION,
-        draw=partial(robustness_figure, found),
-    )
+    made = []
+    for one in found:
+        heading = f"{one.name}: {OURS} against the best baseline, by client"
+        caption = _of_seeds(DIFFERENCES_CAPTION, one.methods)
+        draw = partial(differences_figure, one)
+        made.append(_chart("differences", one.name, heading, caption, draw))
+        heading = f"{one.name}: bytes and FLOPs to a target"
+        draw = partial(costs_figure, one, target)
+        made.append(_chart("costs", one.name, heading, COSTS_CAPTION, draw))
+    for study in robustness(found):
+        draw = partial(robustness_figure, study)
+        made.append(_chart("robustness", study.name, study.name, ROBUSTNESS_CAPTION, draw))
+    return made
 
 
 def _level_charts(runs: Sequence[RunFiles]) -> list[Chart]:
     return [
-        Chart(
-            file=f"comparison-{name}-{_slug(family.name)}.png",
-            heading=f"{family.name}: {readable(family.metric)} {kind.heading}",
-            caption=_of_seeds(kind.caption, several=family.repeated),
-            draw=partial(kind.draw, family),
+        _chart(
+            name,
+            family.name,
+            f"{family.name}: {readable(family.metric)} {kind.heading}",
+            _of_seeds(kind.caption, family.mixtures),
+            partial(kind.draw, family),
         )
         for family in families(runs)
         for name, kind in KINDS.items()
     ]
 
 
-def _of_seeds(caption: str, *, several: bool) -> str:
-    return f"{caption} {SEEDS}" if several else caption
+def _chart(kind: str, name: str, heading: str, caption: str, draw: Draw) -> Chart:
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return Chart(f"comparison-{kind}-{slug}.png", heading, caption, draw)
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def _of_seeds(caption: str, experiments: Iterable[Experiment]) -> str:
+    return f"{caption} {SEEDS}" if repeated(experiments) else caption

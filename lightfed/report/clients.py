@@ -44,8 +44,7 @@ def clients_figure(run: RunFiles, theme: Theme) -> Figure | None:
         return None
     figure = new_figure(11.0, 1.7 + 0.62 * len(groups), theme)
     axes = figure.subplots()
-    title = f"{sentence(metric)} of each client after round {evaluation.round}"
-    title += " (synthetic data)" if run.synthetic else ""
+    title = f"{sentence(metric)} of each client after round {evaluation.round}{run.note}"
     label = f"{readable(metric)} on the client's own test samples"
     dress(axes, theme, title="", x_label=label, y_label="cohort")
     axes.grid(axis="y", visible=False)

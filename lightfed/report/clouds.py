@@ -9,18 +9,16 @@ virtual time of their rounds have them; what was set is read from config.yaml.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightfed.report.groups import Course, Group, grouped
-from lightfed.report.outcome import base_name, mean_and_std, primary_metric
+from lightfed.report.groups import Course, Group, grouped, synthetic_note, usual_metric
+from lightfed.report.outcome import as_good, mean_and_std, reached_by_all
 from lightfed.report.panels import KINDS, metric_axis
 from lightfed.report.runfiles import Floats, RunFiles
-from lightfed.report.settings import settings
 from lightfed.report.style import (
     Theme,
     colour_of,
@@ -31,7 +29,6 @@ from lightfed.report.style import (
     whole_ticks,
 )
 from lightfed.report.tables import readable
-from lightfed.report.units import lower_is_better
 from lightfed.report.versus import draw_course
 
 if TYPE_CHECKING:
@@ -100,14 +97,9 @@ class Clouds:
     members: tuple[Cloud, ...]
 
     @property
-    def repeated(self) -> bool:
-        """Whether some experiment was run with several seeds."""
-        return any(len(member.group.runs) > 1 for member in self.members)
-
-    @property
-    def note(self) -> str:
-        synthetic = any(run.synthetic for member in self.members for run in member.group.runs)
-        return " (synthetic data)" if synthetic else ""
+    def title(self) -> str:
+        """The first line over a panel."""
+        return f"{self.name}{synthetic_note(self.members)}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,7 @@ def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
     """The settings of all runs that have virtual time, in the order of the first run of each."""
     found: dict[str, list[Cloud]] = {}
     for group in grouped([run for run in runs if timed(run)]):
-        told = settings(group.runs[0].config or "")
+        told = group.runs[0].settings
         member = _cloud(group, told)
         if member is not None:
             found.setdefault(_setting(group, told), []).append(member)
@@ -138,17 +130,15 @@ def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
 
 def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
     """Figure 3: methods with sync clouds against rounds; None unless two have two rounds."""
-    columns = [f"{kind}/{found.metric}" for kind in reversed(KINDS)]  # personal to the left
-    lines = _lines([m for m in found.members if m.sync and _measured(m, columns)], by_share=False)
-    columns = [
-        column for column in columns if any(_measured(line.member, [column]) for line in lines)
-    ]
+    members, columns = _measured(found, [m for m in found.members if m.sync])
+    columns = columns[::-1]  # personal to the left
+    lines = _lines(members, by_share=False)
     if len(lines) < 2:
         return None
     figure = new_figure(6.2 * len(columns), 5.0, theme, pad=0.1)
     grid = figure.subplots(1, len(columns), sharey=True, squeeze=False)
     for axes, column in zip(grid[0], columns, strict=True):
-        title = f"{found.name}{found.note}\n{readable(column)}, sync clouds"
+        title = f"{found.title}\n{readable(column)}, sync clouds"
         dress(axes, theme, title=title, x_label="round", y_label=readable(found.metric))
         for line in lines:
             course = line.member.group.course(column)
@@ -163,11 +153,8 @@ def times_figure(found: Clouds, theme: Theme) -> Figure | None:
 
     The other methods, which are sync, stand in each column. None unless there is something async.
     """
-    columns = [f"{kind}/{found.metric}" for kind in KINDS]
-    lines = _lines([m for m in found.members if _measured(m, columns)], by_share=True)
-    columns = [
-        column for column in columns if any(_measured(line.member, [column]) for line in lines)
-    ]
+    members, columns = _measured(found, found.members)
+    lines = _lines(members, by_share=True)
     methods = list(dict.fromkeys(line.member.method for line in lines if line.member.waits))
     if all(line.member.sync for line in lines):
         return None
@@ -175,7 +162,7 @@ def times_figure(found: Clouds, theme: Theme) -> Figure | None:
     grid = figure.subplots(len(columns), len(methods), sharex=True, sharey="row", squeeze=False)
     for row, column in zip(grid, columns, strict=True):
         for axes, method in zip(row, methods, strict=True):
-            title = f"{found.name}{found.note}\n{method}: {readable(column)}"
+            title = f"{found.title}\n{method}: {readable(column)}"
             label = readable(found.metric)
             dress(axes, theme, title=title, x_label="virtual seconds", y_label=label)
             for line in lines:
@@ -189,14 +176,7 @@ def times_figure(found: Clouds, theme: Theme) -> Figure | None:
 
 def common_target(rows: Sequence[Group], column: str) -> float:
     """The best that all rows reached that have virtual time: the worst of their best values."""
-    pick = max if lower_is_better(column) else min
-    reached = [
-        float((np.nanmin if lower_is_better(column) else np.nanmax)(run.series(column)))
-        for row in rows
-        for run in row.runs
-        if timed(run) and np.isfinite(run.series(column)).any()
-    ]
-    return pick(reached) if reached else math.nan
+    return reached_by_all((run for row in rows for run in row.runs if timed(run)), column)
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
@@ -210,14 +190,13 @@ def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
 
 
 def _time_to(run: RunFiles, column: str, target: float) -> float:
-    better = -1 if lower_is_better(column) else 1
-    there = run.series(TIME)[better * (run.series(column) - target) >= 0]
+    there = run.series(TIME)[as_good(run.series(column), target, column)]
     return float(there[0]) if len(there) else math.nan
 
 
 def _cloud(group: Group, told: Mapping[str, str]) -> Cloud | None:
     """None for another algorithm, or where the configuration does not tell its servers."""
-    method = NAMES.get(str(group.runs[0].environment.get("algorithm")))
+    method = NAMES.get(group.runs[0].algorithm)
     servers = _number(told.get(f"{_INIT}.servers"))
     if method is None or not servers:
         return None
@@ -232,7 +211,7 @@ def _number(text: str | None) -> int | None:
 
 def _setting(group: Group, told: Mapping[str, str]) -> str:
     """As `MNIST, diversity 3, |Q_n| = 3`."""
-    parts = [str(group.runs[0].environment.get("dataset", "data not known"))]
+    parts = [group.runs[0].data]
     if told.get("data.partition.class_path", "").endswith("Diversity"):
         parts.append(f"diversity {told.get('data.partition.init_args.classes')}")
     parts.append(f"|Q_n| = {told.get(f'{_INIT}.active')}")
@@ -240,15 +219,18 @@ def _setting(group: Group, told: Mapping[str, str]) -> str:
 
 
 def _clouds(name: str, members: Sequence[Cloud]) -> Clouds:
-    metrics = [base_name(primary_metric(run)) for m in members for run in m.group.runs]
-    metric = Counter(metrics).most_common(1)[0][0]
     ordered = sorted(members, key=lambda m: (PLACES[m.method], m.share))
-    return Clouds(name, metric, tuple(ordered))
+    return Clouds(name, usual_metric(m.group for m in members), tuple(ordered))
 
 
-def _measured(member: Cloud, columns: Sequence[str]) -> bool:
-    """Whether some of the columns were measured in two rounds."""
-    return any(len(member.group.course(column).rounds) > 1 for column in columns)
+def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:
+    """Those of the members that measured the metric in two rounds, and in which columns."""
+    by_column = {
+        column: [m for m in members if len(m.group.course(column).rounds) > 1]
+        for column in (f"{kind}/{found.metric}" for kind in KINDS)
+    }
+    having = [m for m in members if any(m in own for own in by_column.values())]
+    return having, [column for column, own in by_column.items() if own]
 
 
 def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:

@@ -3,13 +3,15 @@
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from lightfed.report.outcome import traffic
+from lightfed.report.outcome import base_name, last, mean_and_std, primary_metric, traffic
 from lightfed.report.runfiles import Floats, RunFiles
 
 SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
@@ -41,6 +43,10 @@ class Group:
     label: str
     runs: tuple[RunFiles, ...]
 
+    def score(self, column: str) -> tuple[float, float]:
+        """The final value of a column of metrics.csv: mean and sample deviation over the runs."""
+        return mean_and_std([last(run.series(column)) for run in self.runs])
+
     def course(self, column: str) -> Course:
         measured = [run.rounds[np.isfinite(run.series(column))] for run in self.runs]
         common = measured[0]
@@ -56,6 +62,29 @@ class Group:
             mean=values.mean(axis=0),
             std=values.std(axis=0, ddof=1) if len(self.runs) > 1 else None,
         )
+
+
+class Experiment(Protocol):
+    """Something made of runs that differ in the seed alone."""
+
+    @property
+    def group(self) -> Group: ...
+
+
+def repeated(experiments: Iterable[Experiment]) -> bool:
+    """Whether some experiment was run with several seeds."""
+    return any(len(one.group.runs) > 1 for one in experiments)
+
+
+def synthetic_note(experiments: Iterable[Experiment]) -> str:
+    """For the end of a title: whether some run was of synthetic data."""
+    return max((run.note for one in experiments for run in one.group.runs), default="")
+
+
+def usual_metric(groups: Iterable[Group]) -> str:
+    """What most runs would show first, without `global/` or `personal/`."""
+    names = [base_name(primary_metric(run)) for group in groups for run in group.runs]
+    return Counter(names).most_common(1)[0][0]
 
 
 def singles(runs: Sequence[RunFiles]) -> list[Group]:

@@ -12,6 +12,7 @@ from lightfed.report.style import (
     colour_of,
     dress,
     dress_colour_bar,
+    heat_map,
     label_of,
     new_figure,
     title_and_legend,
@@ -45,7 +46,7 @@ def partition_figure(run: RunFiles, theme: Theme) -> Figure | None:
     title_and_legend(bars, partition_title(run, split, shown=len(shown)), theme)
     dress(heat, theme, title="", x_label="client", y_label="class")
     image = _draw_heat(heat, counts, theme)
-    _name_classes(heat, names)
+    heat.set_yticks(*class_ticks(names))
     _name_clients(heat, shown)
     bar = figure.colorbar(
         image, ax=[bars, heat], pad=0.012, fraction=0.03, aspect=(heat_height + 1.5) / 0.13
@@ -58,8 +59,7 @@ def partition_title(run: RunFiles, split: Split, *, shown: int) -> str:
     """What is drawn, the rule that drew it, and whether anything was left out."""
     origin = [str(split.meta[key]) for key in ("dataset", "scheme") if split.meta.get(key)]
     title = "Who holds what" + (f": {', '.join(origin)}" if origin else "")
-    if run.synthetic:
-        title += " (synthetic data)"
+    title += run.note
     if shown < len(split.counts):
         title += f"; {shown:,} of {len(split.counts):,} clients, evenly spaced by id"
     if split.counts.shape[1] > CLASSES_SHOWN:
@@ -72,12 +72,21 @@ def evenly_spaced(total: int, *, most: int) -> Integers:
     return np.unique(np.linspace(0, total - 1, min(total, most)).round().astype(np.int64))
 
 
+def class_groups(classes: int) -> Integers:
+    """Where the rows of a picture begin: each class, or groups of neighbours, 100 of them."""
+    return np.linspace(0, classes, min(classes, CLASSES_SHOWN), endpoint=False).astype(np.int64)
+
+
+def class_ticks(names: list[str]) -> tuple[list[int], list[str]]:
+    """At which places of an axis a name stands, some 40 at most, and the names."""
+    every = -(-len(names) // CLASSES_NAMED)
+    return [*range(0, len(names), every)], [label_of(name) for name in names[::every]]
+
+
 def _rows(split: Split, shown: Integers) -> tuple[Integers, list[str]]:
     """Counts (rows, shown clients) and the rows' names; a row is a class or, of many, a group."""
     counts = split.counts[shown].T
-    if len(counts) <= CLASSES_SHOWN:
-        return counts, list(split.classes)
-    starts = np.linspace(0, len(counts), CLASSES_SHOWN, endpoint=False).astype(np.int64)
+    starts = class_groups(len(counts))
     return np.add.reduceat(counts, starts, axis=0), [split.classes[i] for i in starts]
 
 
@@ -89,7 +98,7 @@ def _draw_bars(axes: Axes, run: RunFiles, shown: Integers, *, theme: Theme) -> N
     axes.grid(axis="x", visible=False)
     axes.locator_params(axis="y", nbins=3)
     width = 0.84 if len(shown) <= 60 else 1.0
-    cohort = _cohorts_of(run, shown)
+    cohort = run.cohorts_of(shown)
     known = [name for name in run.cohorts if (cohort == name).any()]
     if len(known) < 2:
         axes.bar(np.arange(len(shown)), samples, width=width, color=theme.accent)
@@ -104,23 +113,12 @@ def _draw_bars(axes: Axes, run: RunFiles, shown: Integers, *, theme: Theme) -> N
     axes.bar(unknown, samples[unknown], width=width, color=theme.muted)
 
 
-def _cohorts_of(run: RunFiles, shown: Integers) -> np.ndarray:
-    """The cohort of each shown client, empty where no evaluation names it, (shown,)."""
-    if run.evaluation is None:
-        return np.full(len(shown), "")
-    cohort = dict(zip(run.evaluation.client.tolist(), run.evaluation.cohort, strict=True))
-    return np.array([cohort.get(client, "") for client in shown.tolist()])
-
-
 def _draw_heat(axes: Axes, counts: Integers, theme: Theme) -> AxesImage:
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.colors import PowerNorm
 
     # the square root keeps a class of five samples visible beside one of five hundred
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))
-    ramp = LinearSegmentedColormap.from_list("samples", theme.ramp)
-    image = axes.imshow(counts, cmap=ramp, norm=norm, aspect="auto", interpolation="nearest")
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
+    image = heat_map(axes, counts, theme.ramp, norm=norm)
     num_classes, num_clients = counts.shape
     if num_clients <= CLIENTS_WITH_NUMBERS and num_classes <= CLASSES_WITH_NUMBERS:
         for row, column in np.argwhere(counts):
@@ -129,11 +127,6 @@ def _draw_heat(axes: Axes, counts: Integers, theme: Theme) -> AxesImage:
             text = f"{counts[row, column]}"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
     return image
-
-
-def _name_classes(axes: Axes, names: list[str]) -> None:
-    every = -(-len(names) // CLASSES_NAMED)
-    axes.set_yticks(range(0, len(names), every), [label_of(name) for name in names[::every]])
 
 
 def _name_clients(axes: Axes, shown: Integers) -> None:

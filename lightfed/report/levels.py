@@ -13,21 +13,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lightfed.report.groups import grouped
-from lightfed.report.outcome import base_name, last, mean_and_std, primary_metric
+from lightfed.report.groups import Group, grouped, usual_metric
 from lightfed.report.runfiles import RunFiles, whole_number
-from lightfed.report.settings import settings
+from lightfed.report.settings import options
 from lightfed.report.variants import difference, usual
 
 LETTERS = "abcde"
 UNEVEN = 0.05  # of the clients: what a division without remainder may leave to one level
 MODEL = "model.cohorts.0.model."
-OPTIONS = (f"{MODEL}init_args.", "model.algorithm.init_args.", "model.")
-# what a combination, its data and its machine set; all else under `model` is a variant
+PREFIXES = (f"{MODEL}init_args.", "model.algorithm.init_args.", "model.")
+# what a combination and its data set; all other options of the model are a variant
 NO_VARIANT = re.compile(
-    r"model\.(cohorts\.(?!0\.model\.)|cohorts\.0\.model\.(class_path$|init_args\.(rate$|num_classes$"
-    r"|input_shape))|algorithm\.(class_path|init_args\.assignment)$|(seed|store|accumulate)$"
-    r"|(export|evaluate|eval_clients)\b)"
+    r"trainer\.|data\.|model\.(cohorts\.(?!0\.model\.)"
+    r"|cohorts\.0\.model\.(class_path$|init_args\.(rate$|num_classes$|input_shape))"
+    r"|algorithm\.(class_path|init_args\.assignment)$)"
 )
 
 
@@ -52,7 +51,7 @@ class Mixture:
     """One experiment, whose runs differ in the seed alone.
 
     Attributes:
-        runs: one a seed.
+        group: its runs.
         levels: the widest first.
         algorithm: as the runs name it; `data` likewise, and `model`, the class of the clients'.
         split: how the data was divided.
@@ -61,7 +60,7 @@ class Mixture:
         variant: in which options it differs from most others that it is drawn with, as `norm gn`.
     """
 
-    runs: tuple[RunFiles, ...]
+    group: Group
     levels: tuple[Level, ...]
     algorithm: str
     data: str
@@ -104,7 +103,7 @@ class Mixture:
 
     def score(self, column: str) -> tuple[float, float]:
         """The final value of a column of metrics.csv: mean and sample deviation over the seeds."""
-        return mean_and_std([last(run.series(column)) for run in self.runs])
+        return self.group.score(column)
 
 
 @dataclass(frozen=True)
@@ -124,15 +123,6 @@ class Family:
     @property
     def name(self) -> str:
         return f"{self.data}, {self.model}"
-
-    @property
-    def synthetic(self) -> bool:
-        return any(run.synthetic for mixture in self.mixtures for run in mixture.runs)
-
-    @property
-    def repeated(self) -> bool:
-        """Whether some experiment was run with several seeds."""
-        return any(len(mixture.runs) > 1 for mixture in self.mixtures)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -168,39 +158,33 @@ class Family:
 
 def families(runs: Sequence[RunFiles]) -> list[Family]:
     """What can be drawn of sizes: families in which there are models of two widths or more."""
-    found = [mixture for group in grouped(runs) if (mixture := _mixture(group.runs))]
+    found = [mixture for group in grouped(runs) if (mixture := _mixture(group))]
     members: dict[tuple[str, str], list[Mixture]] = {}
     for mixture in found:
         members.setdefault((mixture.data, mixture.model), []).append(mixture)
     every = [
-        Family(data, model, _metric(mixtures), _variants(mixtures))
+        Family(data, model, usual_metric(m.group for m in mixtures), _variants(mixtures))
         for (data, model), mixtures in members.items()
     ]
     return [family for family in every if len(family.levels) > 1]
 
 
-def _metric(mixtures: Sequence[Mixture]) -> str:
-    """What most runs would show first."""
-    names = [base_name(primary_metric(run)) for mixture in mixtures for run in mixture.runs]
-    return Counter(names).most_common(1)[0][0]
-
-
-def _mixture(runs: tuple[RunFiles, ...]) -> Mixture | None:
+def _mixture(group: Group) -> Mixture | None:
     """None for runs that do not tell their widths or parameters, or whose clients' models differ.
 
     The files of a group's first run speak for all: they differ in the seed alone.
     """
-    run = runs[0]
-    told = settings(run.config or "")
+    run = group.runs[0]
+    told = run.settings
     levels = _levels(run, told)
     models = {told.get(f"{key}.model.class_path", "") for key in _cohort_keys(told)}
     if not levels or len(models) != 1:
         return None
     return Mixture(
-        runs=runs,
+        group=group,
         levels=levels,
-        algorithm=str(run.environment.get("algorithm")),
-        data=str(run.environment.get("dataset")),
+        algorithm=run.algorithm,
+        data=run.data,
         model=models.pop().rsplit(".", 1)[-1],
         split=_split(run, told),
         dynamic=told.get("model.algorithm.init_args.assignment") == "dynamic",
@@ -253,10 +237,9 @@ def _split(run: RunFiles, told: Mapping[str, str]) -> str:
 
 def _options(told: Mapping[str, str]) -> dict[str, str]:
     found = {}
-    for key, value in told.items():
-        if key.startswith("model.") and not NO_VARIANT.match(key):
-            prefix = next(prefix for prefix in OPTIONS if key.startswith(prefix))
-            found[key.removeprefix(prefix).replace(".", " ")] = value
+    for key, value in options(told, but=NO_VARIANT).items():
+        prefix = next(prefix for prefix in PREFIXES if key.startswith(prefix))
+        found[key.removeprefix(prefix).replace(".", " ")] = value
     return found
 
 

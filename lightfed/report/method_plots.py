@@ -19,6 +19,7 @@ from lightfed.report.style import (
     legend_of_all,
     literal,
     new_figure,
+    title_over_all,
 )
 from lightfed.report.tables import readable
 from lightfed.report.units import bytes_text, flops_text, is_share, spread_text, unit_of
@@ -91,9 +92,7 @@ def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figur
         axes.grid(axis="y", visible=False)
     grid[0].set_yticks(range(len(costs)), [literal(name) for name in costs])
     grid[0].invert_yaxis()
-    figure.suptitle(
-        literal(title), x=0.01, ha="left", fontsize=10, fontweight="bold", color=theme.ink
-    )
+    title_over_all(figure, title, theme)
     return figure
 
 

@@ -46,9 +46,26 @@ def notes(protocol: Protocol, asked: float | None) -> list[str]:
     ]
 
 
+def verdict(protocol: Protocol) -> str:
+    """What pFedMoE gains, and over whom."""
+    ours, metric = protocol.ours, protocol.metric
+    best = protocol.best_other(ours)
+    if best is None:
+        return f"{ours.label}: no baseline was measured."
+    unit = " percentage points" if is_share(metric) else ""
+    gain = _gain_text(metric, protocol.gain(ours))
+    text = f"{ours.label}: {gain}{unit} over {best.label}, the best baseline"
+    alike = protocol.best_other(ours, kind=ours.kind)
+    if alike is None:
+        return f"{text}; no other of its kind, {ours.kind}."
+    gain = _gain_text(metric, protocol.gain(ours, kind=ours.kind))
+    return f"{text}; {gain} over {alike.label}, the best of its kind, {ours.kind}."
+
+
 def markup(protocol: Protocol, asked: float | None) -> list[str]:
     """For the page of a comparison."""
     parts = [heading(f"{protocol.name}: methods{protocol.note}")]
+    parts.append(paragraph(verdict(protocol), kind="lead"))
     parts.append(table(method_table(protocol, asked)))
     return [*parts, *(paragraph(text, kind="small") for text in notes(protocol, asked))]
 
@@ -58,6 +75,7 @@ def print_methods(console: Console, protocols: Sequence[Protocol], asked: float 
     for protocol in protocols:
         print_line(console, f"{protocol.name}{protocol.note}")
         print_table(console, method_table(protocol, asked), left=(0, 1), spare=SPARE)
+        print_line(console, verdict(protocol))
     for text in notes(protocols[0], asked) if protocols else ():
         print_line(console, text)
 

@@ -13,23 +13,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightfed.report.groups import Course, Group, grouped
-from lightfed.report.outcome import (
-    base_name,
-    client_metric,
-    last,
-    mean_and_std,
-    primary_metric,
-    traffic,
-)
+from lightfed.report.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.report.outcome import as_good, client_metric, reached_by_all, traffic
 from lightfed.report.runfiles import Floats, RunFiles
-from lightfed.report.settings import settings
-from lightfed.report.units import lower_is_better
+from lightfed.report.settings import options
+from lightfed.report.units import direction
 from lightfed.report.variants import difference, usual
 
 OURS = "pFedMoE"
 DISTILLATION, MIXING, MUTUAL = "distillation", "model mixing", "mutual learning"
-# by class: as the paper calls it and, of its section 2.1, the kind
+# by class: as the paper calls it and, of its section 2.1, the kind; that of pFedMoE is the one of
+# private models beside a small shared one, with the last of which, FedAPEN, the section compares it
 METHODS: dict[str, tuple[str, str]] = {
     "PFedMoE": (OURS, MUTUAL),
     "FML": ("FML", MUTUAL),
@@ -41,13 +35,8 @@ METHODS: dict[str, tuple[str, str]] = {
     "Standalone": ("Standalone", ""),
 }
 PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
-# what makes a protocol another one: all but the method, and where and how it was run
-OPTION = re.compile(
-    r"trainer\.(max_epochs|gradient_clip_val|precision)$"
-    r"|model\.(?!algorithm\.|algorithm$|cohorts\.\d+\.name$|(export|evaluate)\b"
-    r"|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
-    r"|data\.(?!dataset\.init_args\.(root|download)$|(eval_batch_size|channels_last)$)"
-)
+# options of which a protocol may hold several
+FREE = re.compile(r"model\.(algorithm(\.|$)|cohorts\.\d+\.name$)")
 UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
 
@@ -86,10 +75,7 @@ class Method:
 
     def score(self, metric: str) -> tuple[float, float]:
         """The final value: mean and sample deviation over the seeds."""
-        return mean_and_std([last(run.series(f"personal/{metric}")) for run in self.group.runs])
-
-    def course(self, metric: str) -> Course:
-        return self.group.course(f"personal/{metric}")
+        return self.group.score(f"personal/{metric}")
 
     def cost(self, metric: str, target: float) -> Cost:
         """Until the metric, mean over the clients, was as good as a target."""
@@ -123,14 +109,8 @@ class Protocol:
         return next(method for method in self.methods if method.name == OURS)
 
     @property
-    def repeated(self) -> bool:
-        """Whether some method was run with several seeds."""
-        return any(len(method.group.runs) > 1 for method in self.methods)
-
-    @property
     def note(self) -> str:
-        synthetic = any(run.synthetic for method in self.methods for run in method.group.runs)
-        return " (synthetic data)" if synthetic else ""
+        return synthetic_note(self.methods)
 
     def best_other(self, method: Method, *, kind: str | None = None) -> Method | None:
         """The experiment with the best final mean among those of other methods; None without any.
@@ -146,8 +126,8 @@ class Protocol:
             and kind in (None, other.kind)
             and math.isfinite(other.score(self.metric)[0])
         ]
-        better = min if lower_is_better(self.metric) else max
-        return better(others, key=lambda other: other.score(self.metric)[0], default=None)
+        sign = direction(self.metric)
+        return max(others, key=lambda other: sign * other.score(self.metric)[0], default=None)
 
     def gain(self, method: Method, *, kind: str | None = None) -> float:
         """Final mean less that of the best other, so that more is better; NaN without any."""
@@ -155,20 +135,14 @@ class Protocol:
         if other is None:
             return math.nan
         more = method.score(self.metric)[0] - other.score(self.metric)[0]
-        return -more if lower_is_better(self.metric) else more
+        return direction(self.metric) * more
 
     def target(self, asked: float | None) -> float:
         """What was asked for, else the best that all methods reached with every seed."""
         if asked is not None:
             return asked
-        sign = -1 if lower_is_better(self.metric) else 1
-        reached = [
-            np.nanmax(sign * run.series(f"personal/{self.metric}"))
-            for method in self.methods
-            for run in method.group.runs
-            if np.isfinite(run.series(f"personal/{self.metric}")).any()
-        ]
-        return float(sign * min(reached)) if reached else math.nan
+        every = (run for method in self.methods for run in method.group.runs)
+        return reached_by_all(every, f"personal/{self.metric}")
 
     def differences(self) -> dict[int, Floats]:
         """By client: what pFedMoE's last evaluation is better by than the best baseline's, (S,).
@@ -179,7 +153,7 @@ class Protocol:
         baseline = self.best_other(self.ours)
         if baseline is None:
             return {}
-        sign = -1 if lower_is_better(self.metric) else 1
+        sign = direction(self.metric)
         own, other = _by_seed(self.ours, self.metric), _by_seed(baseline, self.metric)
         found: dict[int, list[float]] = {}
         for seed in own.keys() & other.keys():
@@ -193,8 +167,8 @@ def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
     """Where pFedMoE was run and at least one other method on equal terms."""
     members: dict[tuple[str, frozenset[tuple[str, str]]], list[Method]] = {}
     for method in filter(None, map(_method, grouped(runs))):
-        data = str(method.group.runs[0].environment.get("dataset", "data not known"))
-        members.setdefault((data, frozenset(method.options.items())), []).append(method)
+        key = (method.group.runs[0].data, frozenset(method.options.items()))
+        members.setdefault(key, []).append(method)
     complete = {
         key: _told_apart(found)
         for key, found in members.items()
@@ -204,7 +178,12 @@ def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
     for (data, _), found in complete.items():
         alike.setdefault(data, []).append(found[0].options)
     return [
-        Protocol(data, difference(own[0].options, usual(alike[data])), _metric(own), tuple(own))
+        Protocol(
+            data,
+            difference(own[0].options, usual(alike[data])),
+            usual_metric(m.group for m in own),
+            tuple(own),
+        )
         for (data, _), own in complete.items()
     ]
 
@@ -212,16 +191,14 @@ def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
 def _method(group: Group) -> Method | None:
     """None for another algorithm, or where there is no configuration."""
     run = group.runs[0]
-    name, kind = METHODS.get(str(run.environment.get("algorithm")), ("", ""))
+    name, kind = METHODS.get(run.algorithm, ("", ""))
     if not name or run.config is None:
         return None
-    told = settings(run.config)
-    options = {
+    found = {
         " ".join(UNSPOKEN.sub("", key).replace(".", " ").split()): value
-        for key, value in told.items()
-        if OPTION.match(key)
+        for key, value in options(run.settings, but=FREE).items()
     }
-    return Method(group, name, name, kind, options)
+    return Method(group, name, name, kind, found)
 
 
 def _told_apart(found: Sequence[Method]) -> list[Method]:
@@ -233,14 +210,8 @@ def _told_apart(found: Sequence[Method]) -> list[Method]:
     ]
 
 
-def _metric(methods: Sequence[Method]) -> str:
-    names = [base_name(primary_metric(run)) for m in methods for run in m.group.runs]
-    return Counter(names).most_common(1)[0][0]
-
-
 def _cost(run: RunFiles, column: str, target: float) -> tuple[float, float, float]:
-    better = -1 if lower_is_better(column) else 1
-    there = np.flatnonzero(better * (run.series(column) - target) >= 0)
+    there = np.flatnonzero(as_good(run.series(column), target, column))
     if not len(there):
         return math.nan, math.nan, math.nan
     place = there[0]

@@ -4,13 +4,14 @@ Every number on a page, in a table or in a comparison is computed here, once.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from lightfed.report.runfiles import Evaluation, Floats, RunFiles, whole_number
-from lightfed.report.units import lower_is_better
+from lightfed.report.units import direction, lower_is_better
 
 NAN = math.nan
 
@@ -175,6 +176,17 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     known = np.array([value for value in values if math.isfinite(value)])
     mean = float(known.mean()) if len(known) else math.nan
     return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
+
+
+def as_good(values: Floats, target: float, metric: str) -> npt.NDArray[np.bool_]:
+    """Where a metric is as good as a target or better."""
+    return direction(metric) * (values - target) >= 0
+
+
+def reached_by_all(runs: Iterable[RunFiles], column: str) -> float:
+    """The worst of the best values of those runs that measured a column; NaN without any."""
+    best = [value for run in runs if math.isfinite(value := _best(run, column)[0])]
+    return min(best, key=lambda value: direction(column) * value, default=NAN)
 
 
 def traffic(run: RunFiles) -> Floats:

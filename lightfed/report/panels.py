@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lightfed.report.groups import synthetic_note
 from lightfed.report.levels import Family, Mixture
 from lightfed.report.runfiles import Floats
 from lightfed.report.style import Theme, dress, new_figure, share_axis
@@ -58,7 +59,7 @@ def new_panels(
     width = 8.0 if len(splits) == 1 else 6.4 * len(splits)
     figure = new_figure(width, height * len(columns), theme, pad=0.1)
     grid = figure.subplots(len(columns), len(splits), squeeze=False)
-    note = " (synthetic data)" if family.synthetic else ""
+    note = synthetic_note(family.mixtures)
     panels = []
     for i, column in enumerate(columns):
         for j, split in enumerate(splits):

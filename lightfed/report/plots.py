@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lightfed.report.clients import clients_figure
 from lightfed.report.curves import curves_figure
+from lightfed.report.gates import gates_figure
 from lightfed.report.heatmap import partition_figure
 from lightfed.report.runfiles import RunFiles
 from lightfed.report.similarity import similarity_figure
@@ -69,6 +70,16 @@ PICTURES = (
         caption="The shade grows with the square root of the number of samples.",
         missing="No picture of the partition: the run left no samples per class (partition.npz).",
         draw=partition_figure,
+    ),
+    Picture(
+        file="gate.png",
+        heading="Weights of the experts",
+        caption="Blue: samples of that class go through the client's private expert, personalised; "
+        "brown: through the shared one, generalised; grey: half and half; hatched: no test "
+        "samples. Bars reach from 0.5 to the mean over a client's classes. Of more than 50 "
+        "clients, a row is a group of one cohort and like mean, the most personalised first.",
+        missing=None,
+        draw=gates_figure,
     ),
     Picture(
         file="similarity.png",

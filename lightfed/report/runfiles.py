@@ -1,9 +1,9 @@
 """What a run folder holds, as arrays.
 
-Its files are metrics.csv, clients.csv, partition.npz, environment.json and config.yaml; only the
-first has to be there. (`masks` reads those of sparse clients, which are large.) A run may still be
-going on: a last line without its line end is being written and is not read, and an evaluation of
-which it is a part counts only if there is no earlier one.
+Its files are metrics.csv, clients.csv, partition.npz, gate.npz, environment.json and config.yaml;
+only the first has to be there. (`masks` reads those of sparse clients, which are large.) A run may
+still be going on: a last line without its line end is being written and is not read, and an
+evaluation of which it is a part counts only if there is no earlier one.
 """
 
 import json
@@ -18,11 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lightfed.report.csvrows import CsvRows, damaged
+from lightfed.report.settings import settings
 from lightfed.utils.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
+# what numpy raises over a file that is not, or only half, one of arrays
+UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
 CLIENT_KEYS = ("round", "client", "cohort")
 CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
 
@@ -64,6 +67,20 @@ class Split:
     meta: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Gates:
+    """What the gates of pFedMoE's clients did at the last evaluation.
+
+    Attributes:
+        round: finished rounds at that time.
+        personal: mean weight of a client's private expert over its test samples of a class, that
+            of the shared one being the rest, (clients, classes); NaN where it has no such sample.
+    """
+
+    round: int
+    personal: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class RunFiles:
     """One run folder.
@@ -74,6 +91,7 @@ class RunFiles:
         metrics: the other columns of metrics.csv, (R,) each, NaN where nothing was measured.
         evaluation: None where no client was evaluated by itself.
         split: None where there is no partition.npz.
+        gates: None where there is no gate.npz.
         environment: empty where there is no environment.json.
         config: the text of config.yaml, None where there is none.
     """
@@ -83,6 +101,7 @@ class RunFiles:
     metrics: dict[str, Floats]
     evaluation: Evaluation | None
     split: Split | None
+    gates: Gates | None
     environment: dict[str, Any]
     config: str | None
 
@@ -112,6 +131,32 @@ class RunFiles:
         meta = self.split.meta if self.split else {}
         return self.environment.get("synthetic") is True or meta.get("synthetic") is True
 
+    @property
+    def note(self) -> str:
+        """For the end of a title."""
+        return " (synthetic data)" if self.synthetic else ""
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.environment.get("algorithm"))
+
+    @property
+    def data(self) -> str:
+        return str(self.environment.get("dataset", "data not known"))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those of config.yaml by their dotted keys."""
+        return settings(self.config or "")
+
+    def cohorts_of(self, clients: Integers) -> np.ndarray:
+        """The cohort of each of some clients, empty where no evaluation names it, (clients,)."""
+        known: dict[int, str] = {}
+        if self.evaluation is not None:
+            names = self.evaluation.cohort
+            known = dict(zip(self.evaluation.client.tolist(), names, strict=True))
+        return np.array([known.get(client, "") for client in clients.tolist()], dtype=np.str_)
+
     def series(self, name: str) -> Floats:
         """A column of metrics.csv, all NaN (R,) if there is no such column."""
         return self.metrics.get(name, np.full(len(self.rounds), np.nan))
@@ -127,11 +172,8 @@ def load(folder: Path) -> RunFiles:
     if not folder.is_dir():
         raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
     if not (folder / "metrics.csv").is_file():
-        raise UserError(
-            "report",
-            f"{folder} holds no metrics.csv",
-            "name the folder of a run, such as runs/NAME",
-        )
+        fix = "name the folder of a run, such as runs/NAME"
+        raise UserError("report", f"{folder} holds no metrics.csv", fix)
     try:
         return _load(folder)
     except OSError as error:
@@ -158,6 +200,7 @@ def _load(folder: Path) -> RunFiles:
         metrics=metrics,
         evaluation=_read_evaluation(folder / "clients.csv"),
         split=_read_split(folder / "partition.npz"),
+        gates=_read_gates(folder / "gate.npz"),
         environment=_read_environment(folder / "environment.json"),
         config=config.read_text("utf-8", "replace") if config.is_file() else None,
     )
@@ -177,12 +220,10 @@ def _read_metrics(path: Path) -> tuple[Integers, dict[str, Floats]]:
             # a run that was killed and went on may have written a round twice: the later row holds
             rows[reader.whole(row, "round")] = [reader.number(row, name) for name in columns]
     if not rows:
-        raise UserError(
-            "report", f"{path} holds no finished round yet", "wait for the first round to end"
-        )
+        fix = "wait for the first round to end"
+        raise UserError("report", f"{path} holds no finished round yet", fix)
     order = sorted(rows)
-    table = np.array([rows[number] for number in order], dtype=np.float64).reshape(len(order), -1)
-    return np.array(order, dtype=np.int64), {name: table[:, i] for i, name in enumerate(columns)}
+    return np.array(order, dtype=np.int64), _by_column(columns, [rows[i] for i in order])
 
 
 def _read_evaluation(path: Path) -> Evaluation | None:
@@ -205,15 +246,17 @@ def _read_evaluation(path: Path) -> Evaluation | None:
     if not rows:
         return None
     order = sorted(rows)
-    table = np.array([rows[client][1] for client in order], dtype=np.float64).reshape(
-        len(order), -1
-    )
     return Evaluation(
         round=number,
         client=np.array(order, dtype=np.int64),
         cohort=tuple(rows[client][0] for client in order),
-        values={name: table[:, i] for i, name in enumerate(columns)},
+        values=_by_column(columns, [rows[client][1] for client in order]),
     )
+
+
+def _by_column(columns: list[str], rows: list[list[float]]) -> dict[str, Floats]:
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), -1)
+    return {name: table[:, i] for i, name in enumerate(columns)}
 
 
 def _read_split(path: Path) -> Split | None:
@@ -225,11 +268,24 @@ def _read_split(path: Path) -> Split | None:
             meta = json.loads(str(file["meta"])) if "meta" in file else {}
         classes = tuple(str(name) for name in meta.get("classes", ()))
         _, num_classes = counts.shape
-    except (KeyError, ValueError, AttributeError, EOFError, zlib.error, BadZipFile) as error:
+    except UNREADABLE as error:
         raise damaged(path, str(error)) from error
     if len(classes) != num_classes:
         classes = tuple(str(i) for i in range(num_classes))
     return Split(counts=counts, classes=classes, meta=meta)
+
+
+def _read_gates(path: Path) -> Gates | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            personal = file["personal"].astype(np.float64)
+            number = int(file["round"])
+        _clients, _classes = personal.shape
+    except UNREADABLE as error:
+        raise damaged(path, str(error)) from error
+    return Gates(number, personal)
 
 
 def _read_environment(path: Path) -> dict[str, Any]:

@@ -1,8 +1,21 @@
 """The settings in a run's config.yaml by their dotted keys."""
 
 import re
+from collections.abc import Mapping
 
 KEY = re.compile(r"([^\s:#'\"][^:]*):(?:\s+(.*))?$")
+
+# what makes an experiment another one, not where and how it was run
+OPTION = re.compile(
+    r"trainer\.(max_epochs|gradient_clip_val|precision)$"
+    r"|model\.(?!(export|evaluate)\b|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
+    r"|data\.(?!dataset\.init_args\.(root|download)$|(eval_batch_size|channels_last)$)"
+)
+
+
+def options(told: Mapping[str, str], *, but: re.Pattern[str]) -> dict[str, str]:
+    """The settings that make an experiment another one, without those whose keys match `but`."""
+    return {k: value for k, value in told.items() if OPTION.match(k) and not but.match(k)}
 
 
 def settings(config: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from lightfed.report.style import (
     Theme,
     dress,
     dress_colour_bar,
+    heat_map,
     label_of,
     new_figure,
     share_axis,
@@ -104,9 +105,10 @@ def similarity_figure(run: RunFiles, theme: Theme) -> Figure | None:
         return None
     figure = new_figure(11.0, 5.6, theme, pad=0.1)
     left, right = figure.subplots(1, 2)
-    note = " (synthetic data)" if run.synthetic else ""
-    _draw(left, found.labels, theme, title=f"Training labels of two clients{note}", near_low=False)
-    _draw(right, found.masks, theme, title=f"Masks of two clients{note}", near_low=True)
+    _draw(
+        left, found.labels, theme, title=f"Training labels of two clients{run.note}", near_low=False
+    )
+    _draw(right, found.masks, theme, title=f"Masks of two clients{run.note}", near_low=True)
     for axes in (left, right):
         _name_clients(axes, found, run)
     text = f"Pearson correlation of the two over {_pairs_text(found)}: {_correlation_text(found)}"
@@ -131,15 +133,10 @@ def _cosines(counts: Integers) -> Floats:
 
 def _draw(axes: Axes, values: Floats, theme: Theme, *, title: str, near_low: bool) -> None:
     """A square of (K, K) values; what is near is dark, a client and itself are left blank."""
-    from matplotlib.colors import LinearSegmentedColormap
-
     dress(axes, theme, title=title, x_label="", y_label="")
     colours = theme.ramp[::-1] if near_low else theme.ramp
-    ramp = LinearSegmentedColormap.from_list("similarity", colours)
     pairs = np.where(np.eye(len(values), dtype=bool), np.nan, values)
-    image = axes.imshow(pairs, cmap=ramp, aspect="equal", interpolation="nearest")
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
+    image = heat_map(axes, pairs, colours, aspect="equal")
     figure = axes.get_figure(root=True)
     assert figure is not None
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.046)

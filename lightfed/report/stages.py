@@ -8,15 +8,14 @@ model after a session on the client's own data.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightfed.report.groups import Group, grouped
-from lightfed.report.outcome import base_name, primary_metric, traffic
+from lightfed.report.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.report.outcome import traffic
 from lightfed.report.panels import metric_axis
 from lightfed.report.runfiles import RunFiles
 from lightfed.report.style import (
@@ -68,22 +67,12 @@ class Stages:
     metric: str
     methods: tuple[Method, ...]
 
-    @property
-    def repeated(self) -> bool:
-        """Whether some method was run with several seeds."""
-        return any(len(method.group.runs) > 1 for method in self.methods)
-
-    @property
-    def synthetic(self) -> bool:
-        return any(run.synthetic for method in self.methods for run in method.group.runs)
-
 
 def stages(runs: Sequence[RunFiles]) -> list[Stages]:
     """What can be drawn of stages: data sets with which some method measured both."""
     members: dict[str, list[tuple[int, Group]]] = {}
     for place, group in enumerate(grouped(runs)):
-        data = str(group.runs[0].environment.get("dataset", "data not known"))
-        members.setdefault(data, []).append((place, group))
+        members.setdefault(group.runs[0].data, []).append((place, group))
     every = [_stages(data, found) for data, found in members.items()]
     return [one for one in every if any(len(method.columns) == 2 for method in one.methods)]
 
@@ -99,7 +88,7 @@ def stages_figure(found: Stages, theme: Theme) -> Figure | None:
         return None
     figure = new_figure(10.0, 5.4 + 0.05 * len(found.methods), theme, pad=0.1)
     axes = figure.subplots()
-    note = " (synthetic data)" if found.synthetic else ""
+    note = synthetic_note(found.methods)
     label = f"{readable(found.metric)} on the clients' own test samples, mean over clients"
     dress(axes, theme, title=stages_heading(found) + note, x_label="round", y_label=label)
     for method in found.methods:
@@ -121,8 +110,7 @@ def stages_heading(found: Stages) -> str:
 
 
 def _stages(data: str, members: Sequence[tuple[int, Group]]) -> Stages:
-    names = [base_name(primary_metric(run)) for _, group in members for run in group.runs]
-    metric = Counter(names).most_common(1)[0][0]
+    metric = usual_metric(group for _, group in members)
     methods = [Method(group, place, _columns(group, metric)) for place, group in members]
     return Stages(data, metric, tuple(method for method in methods if method.columns))
 

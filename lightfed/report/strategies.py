@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightfed.report.groups import Group, grouped
-from lightfed.report.outcome import base_name, primary_metric
+from lightfed.report.groups import Group, grouped, usual_metric
+from lightfed.report.outcome import as_good
 from lightfed.report.runfiles import RunFiles, natural_order
 from lightfed.report.trials import ALONE, BASELINE, PLACES, Trial, trial_of
-from lightfed.report.units import lower_is_better
+from lightfed.report.units import direction
 from lightfed.report.variants import difference, usual
 
 LIMIT, START, NO_LIMIT = "max_common_layers", "initial", "null"
@@ -88,7 +88,7 @@ class Setting:
         known = {name: score for name, score in scores.items() if math.isfinite(score)}
         if len(known) < 2:
             return set()
-        top = (min if lower_is_better(self.topic.metric) else max)(known.values())
+        top = max(known.values(), key=lambda score: direction(self.topic.metric) * score)
         return {name for name, score in known.items() if score == top}
 
     def target(self, asked: float | None) -> float:
@@ -109,8 +109,7 @@ class Setting:
         if trial is None:
             return math.nan
         course = trial.course(self.topic.metric)
-        better = -1 if lower_is_better(self.topic.metric) else 1
-        there = course.rounds[better * (course.mean - target) >= 0]
+        there = course.rounds[as_good(course.mean, target, self.topic.metric)]
         return float(there[0]) if len(there) else math.nan
 
 
@@ -139,19 +138,12 @@ def studies(runs: Sequence[RunFiles]) -> list[Study]:
         members.setdefault((trial.data, trial.family), []).append(trial)
         versions.setdefault(trial.family, set()).update(trial.cohorts)
     return [
-        _study(Topic(data, family, _metric(own), _ordered(versions[family])), own)
+        _study(
+            Topic(data, family, usual_metric(t.group for t in own), _ordered(versions[family])), own
+        )
         for (data, family), own in members.items()
         if any(trial.strategy != ALONE for trial in own)
     ]
-
-
-def repeated(trials: Sequence[Trial]) -> bool:
-    """Whether some experiment was run with several seeds."""
-    return any(len(trial.group.runs) > 1 for trial in trials)
-
-
-def synthetic(trials: Sequence[Trial]) -> bool:
-    return any(run.synthetic for trial in trials for run in trial.group.runs)
 
 
 def _each_seed_once(group: Group) -> Group:
@@ -167,12 +159,6 @@ def _each_seed_once(group: Group) -> Group:
 
 def _ordered(versions: set[str]) -> tuple[str, ...]:
     return tuple(sorted(versions, key=natural_order))
-
-
-def _metric(trials: Sequence[Trial]) -> str:
-    """What most runs would show first."""
-    names = [base_name(primary_metric(run)) for trial in trials for run in trial.group.runs]
-    return Counter(names).most_common(1)[0][0]
 
 
 def _study(topic: Topic, trials: Sequence[Trial]) -> Study:

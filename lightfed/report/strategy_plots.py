@@ -8,15 +8,15 @@ WWW 2023.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lightfed.report.groups import synthetic_note
 from lightfed.report.panels import metric_axis
-from lightfed.report.strategies import LIMIT, NO_LIMIT, Setting, Study, synthetic
+from lightfed.report.strategies import LIMIT, NO_LIMIT, Setting, Study
 from lightfed.report.style import (
     LINES,
     Theme,
@@ -25,8 +25,8 @@ from lightfed.report.style import (
     label_of,
     legend_below,
     legend_of_all,
-    literal,
     new_figure,
+    title_over_all,
     whole_ticks,
 )
 from lightfed.report.tables import readable
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 3
-TITLE_LETTERS_PER_INCH = 10
 # of the palette: the quiet grey for the floor, the strongest for the paper's best
 COLOURS = {name: colour_of(place) for name, place in zip(PLACES, (4, 0, 1, 3, 2), strict=True)}
 ENDLESS = "no limit"
@@ -92,7 +91,7 @@ def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figur
     rows = -(-len(panels) // columns)
     figure = new_figure(max(8.0, 4.3 * columns), 0.8 + 3.4 * rows, theme, pad=0.1)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
-    note = " (synthetic data)" if synthetic([*shown.values()]) else ""
+    note = synthetic_note(shown.values())
     for place, (axes, version) in enumerate(zip(grid, panels, strict=False)):
         title = "all clients" if version is None else f"{setting.topic.family} {version}"
         label = "" if place % columns else f"{readable(metric)} on own test samples"
@@ -106,7 +105,7 @@ def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figur
     metric_axis(grid[0], metric, np.concatenate([t.course(metric).mean for t in shown.values()]))
     for axes in grid[len(panels) :]:
         axes.remove()
-    _over_all(figure, f"{setting.name}: personal {readable(metric)}{note}", theme)
+    title_over_all(figure, f"{setting.name}: personal {readable(metric)}{note}", theme)
     legend_of_all(figure, grid[0], theme)
     return figure
 
@@ -119,7 +118,7 @@ def factors_figure(study: Study, theme: Theme) -> Figure | None:
         return None
     figure = new_figure(max(6.4, 4.6 * len(panels)), 4.4, theme, pad=0.1)
     grid = figure.subplots(1, len(panels), squeeze=False).ravel()
-    note = " (synthetic data)" if synthetic(study.trials) else ""
+    note = synthetic_note(study.trials)
     for axes, (factor, own) in zip(grid, panels, strict=True):
         label = "" if axes is not grid[0] else f"final {readable(metric)}, mean over clients"
         dress(axes, theme, title="", x_label=factor.label, y_label=label)
@@ -127,7 +126,7 @@ def factors_figure(study: Study, theme: Theme) -> Figure | None:
         every = [trial.score(metric)[0] for line in own for trial in line.trials]
         metric_axis(axes, metric, np.array(every))
         legend_below(axes, theme)
-    _over_all(figure, f"{study.topic.name}: personal {readable(metric)}{note}", theme)
+    title_over_all(figure, f"{study.topic.name}: personal {readable(metric)}{note}", theme)
     return figure
 
 
@@ -170,10 +169,3 @@ def _draw_lines(axes: Axes, factor: Factor, lines: Sequence[Line], metric: str) 
 def _target(axes: Axes, target: float, theme: Theme) -> None:
     if np.isfinite(target):
         axes.axhline(target, color=theme.muted, linestyle=":", linewidth=1.0, label="target")
-
-
-def _over_all(figure: Figure, title: str, theme: Theme) -> None:
-    """A title over all panels, to the left."""
-    lines = textwrap.wrap(title, int(TITLE_LETTERS_PER_INCH * figure.get_figwidth()))
-    text = literal("\n".join(lines))
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10, fontweight="bold", color=theme.ink)

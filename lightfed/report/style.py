@@ -11,17 +11,19 @@ import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lightfed.report.runfiles import Floats
+from lightfed.report.runfiles import Floats, Integers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 DPI = 150
 PALETTE = (
@@ -38,13 +40,19 @@ PALETTE = (
 )
 PANEL_LETTERS = 66
 LETTERS_PER_INCH = 13.5
+TITLE_LETTERS_PER_INCH = 10
 LABEL_LETTERS = 40
 LINES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one scheme; the page takes its own from here."""
+    """Colours of one scheme; the page takes its own from here.
+
+    Attributes:
+        ramp: from little to much.
+        diverging: brown to blue, which nearly all eyes tell apart, over a grey middle.
+    """
 
     face: str
     ink: str
@@ -52,6 +60,7 @@ class Theme:
     grid: str
     accent: str
     ramp: tuple[str, ...]
+    diverging: tuple[str, ...]
 
 
 LIGHT = Theme(
@@ -61,6 +70,7 @@ LIGHT = Theme(
     grid="#e4e8ed",
     accent="#00857a",
     ramp=("#f4f6f8", "#c6dcec", "#7fb2d9", "#3a7fbd", "#1c4f8b", "#0c2b57"),
+    diverging=("#8f4a00", "#e0a050", "#e2e5e8", "#6aa3d5", "#134f8c"),
 )
 DARK = Theme(
     face="#161c24",
@@ -69,6 +79,7 @@ DARK = Theme(
     grid="#2b3542",
     accent="#2fc4b2",
     ramp=("#1d2530", "#1d3f63", "#25659c", "#3f90cf", "#86bfe6", "#e3f1fb"),
+    diverging=("#ffb454", "#9a6420", "#39424e", "#2d6ea8", "#7cc4ff"),
 )
 
 
@@ -123,6 +134,31 @@ def set_title(axes: Axes, title: str, theme: Theme, *, pad: float = 8.0) -> None
     axes.set_title(
         literal(title), loc="left", fontsize=10, fontweight="bold", color=theme.ink, pad=pad
     )
+
+
+def title_over_all(figure: Figure, title: str, theme: Theme) -> None:
+    """A title over all panels of a figure, to the left."""
+    lines = textwrap.wrap(title, int(TITLE_LETTERS_PER_INCH * figure.get_figwidth()))
+    text = literal("\n".join(lines))
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10, fontweight="bold", color=theme.ink)
+
+
+def heat_map(
+    axes: Axes,
+    values: Floats | Integers,
+    colours: Sequence[str],
+    *,
+    norm: Normalize | None = None,
+    aspect: Literal["auto", "equal"] = "auto",
+) -> AxesImage:
+    """A cell for each of (rows, columns) values, none for NaN, without grid and spines."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ramp = LinearSegmentedColormap.from_list("values", colours)
+    image = axes.imshow(values, cmap=ramp, norm=norm, aspect=aspect, interpolation="nearest")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return image
 
 
 def dress_colour_bar(bar: Colorbar, theme: Theme, *, label: str) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightfed.report.groups import Course, Group
-from lightfed.report.outcome import last, mean_and_std
 from lightfed.report.runfiles import natural_order, whole_number
-from lightfed.report.settings import settings
+from lightfed.report.settings import options
 
 ALONE, BASELINE = "Standalone", "Clustered-FL"
 STRATEGIES = {
@@ -26,13 +25,10 @@ STRATEGIES = {
 PLACES = {name: place for place, name in enumerate(STRATEGIES.values())}  # in the paper's tables
 VERSIONS, CLIENTS, SHARES = "versions", "clients", "shares"
 VERSION_SETTINGS = ("depth", "layers", "variant")
-# what makes an experiment another one; not where and how it was run, nor what its version sets
-OPTION = re.compile(
-    r"trainer\.(max_epochs|gradient_clip_val|precision)$"
-    r"|model\.cohorts\.0\.model\.init_args\.(?!input_shape\b|(depth|layers|variant)$)"
-    r"|model\.(?!cohorts\.|algorithm\.class_path$|(export|evaluate)\b"
-    r"|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
-    r"|data\.(?!dataset\.(class_path|init_args\.(root|download))$|(eval_batch_size|channels_last)$)"
+# options that a trial tells elsewhere: strategy, clients, data, and what its version sets
+TOLD = re.compile(
+    r"model\.cohorts\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
+    r"|model\.cohorts\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
 )
 UNSPOKEN = re.compile(
     r"^(trainer|model\.cohorts\.0\.model|model\.algorithm|model|data)\.|\b(init_args|class_path)\b"
@@ -61,8 +57,7 @@ class Trial:
 
     def score(self, metric: str, version: str | None = None) -> tuple[float, float]:
         """The final value: mean and sample deviation over the seeds; None: over all clients."""
-        column = self._column(metric, version)
-        return mean_and_std([last(run.series(column)) for run in self.group.runs])
+        return self.group.score(self._column(metric, version))
 
     def course(self, metric: str, version: str | None = None) -> Course:
         return self.group.course(self._column(metric, version))
@@ -80,8 +75,8 @@ def trial_of(group: Group) -> Trial | None:
     The files of the group's first run speak for all: they differ in the seed alone.
     """
     run = group.runs[0]
-    told = settings(run.config or "")
-    strategy = STRATEGIES.get(str(run.environment.get("algorithm")))
+    told = run.settings
+    strategy = STRATEGIES.get(run.algorithm)
     stated = run.environment.get("cohorts")
     counts = {n: whole_number(c) for n, c in stated.items()} if isinstance(stated, dict) else {}
     models = [told.get(f"model.cohorts.{i}.model.class_path", "") for i in range(len(counts))]
@@ -92,7 +87,7 @@ def trial_of(group: Group) -> Trial | None:
     return Trial(
         group=group,
         strategy=strategy,
-        data=str(run.environment.get("dataset")),
+        data=run.data,
         family=" + ".join(dict.fromkeys(model.rsplit(".", 1)[-1] for model in models)),
         cohorts=versions,
         options=_federation(clients) | _options(told),
@@ -124,9 +119,8 @@ def _federation(clients: Mapping[str, int]) -> dict[str, str]:
 
 def _options(told: Mapping[str, str]) -> dict[str, str]:
     found = {}
-    for key, value in told.items():
-        if OPTION.match(key):
-            words = UNSPOKEN.sub("", key).replace("max_epochs", "rounds").split(".")
-            name = " ".join(word for word in words if word)
-            found[name] = value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
+    for key, value in options(told, but=TOLD).items():
+        words = UNSPOKEN.sub("", key).replace("max_epochs", "rounds").split(".")
+        name = " ".join(word for word in words if word)
+        found[name] = value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
     return found

@@ -18,6 +18,11 @@ def lower_is_better(metric: str) -> bool:
     return any(word in metric.lower() for word in ("loss", "perplexity", "error", "mse", "mae"))
 
 
+def direction(metric: str) -> int:
+    """1 where more is better, -1 where less is."""
+    return -1 if lower_is_better(metric) else 1
+
+
 def metric_text(metric: str, value: float) -> str:
     if math.isnan(value):
         return NOTHING

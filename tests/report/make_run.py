@@ -103,6 +103,12 @@ def write_masks(folder: Path, masks: Mapping[int, np.ndarray]) -> None:
         save_file({"mask": words}, folder / "masks" / f"client{client}.safetensors")
 
 
+def write_gates(folder: Path, personal: np.ndarray, *, number: int = 3) -> None:
+    """Mean weights of the private experts, (clients, classes), those of the shared one the rest."""
+    own = personal.astype(np.float32)
+    np.savez(folder / "gate.npz", round=np.array(number), general=1 - own, personal=own)
+
+
 def append(path: Path, text: str) -> None:
     with path.open("a", newline="") as file:
         file.write(text)

@@ -19,8 +19,8 @@ from lightfed.report.method_plots import (
     robustness,
     robustness_figure,
 )
-from lightfed.report.method_table import method_table
-from lightfed.report.methods import Cost, Method, Protocol, protocols
+from lightfed.report.method_table import method_table, verdict
+from lightfed.report.methods import METHODS, Cost, Method, Protocol, protocols
 from lightfed.report.runfiles import RunFiles, load
 from lightfed.report.style import LIGHT
 from tests.report.make_run import write_run
@@ -246,6 +246,27 @@ def test_the_table_has_a_star_and_a_dash(runs: list[RunFiles]) -> None:
     assert table.headers[-2:] == ("bytes to 75.00 %", "FLOPs to 75.00 %")
 
 
+def test_the_verdict_names_both_baselines(runs: list[RunFiles], tmp_path: Path) -> None:
+    assert verdict(_protocol(runs)) == (
+        "pFedMoE: +2.50 percentage points over FD, the best baseline; "
+        "+5.00 over FML, the best of its kind, mutual learning."
+    )
+    found = _protocol([run for run in runs if run.name.startswith(("PFedMoE", "FD"))])
+    assert verdict(found).endswith("best baseline; no other of its kind, mutual learning.")
+    unmeasured = method_run(tmp_path, "FML", (math.nan,) * 3, name="none")
+    assert verdict(_protocol([runs[0], unmeasured])) == "pFedMoE: no baseline was measured."
+
+
+def test_the_kinds_are_those_of_the_paper() -> None:
+    kinds = dict(METHODS.values())
+    assert {name for name, kind in kinds.items() if kind == "mutual learning"} == {
+        *("pFedMoE", "FML", "FedKD", "FedAPEN")
+    }
+    assert {name for name, kind in kinds.items() if kind == "distillation"} == {"FD", "FedProto"}
+    assert kinds["LG-FedAvg"] == "model mixing"
+    assert kinds["Standalone"] == ""
+
+
 def test_a_comparison_shows_table_and_charts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +279,8 @@ def test_a_comparison_shows_table_and_charts(
     told = capsys.readouterr().out
     assert "bytes to 80.00 %" in told
     assert "over the best of its kind" in told
+    assert "+2.50 percentage points over FD, the best baseline" in told
+    assert "over FD, the best baseline" in page
     assert "CIFAR10: methods" in page
     panels = [len(drawn.axes) for c in charts(made) if (drawn := c.draw(LIGHT))]
     assert panels == [1, 2]  # differences; bytes and FLOPs

@@ -19,7 +19,14 @@ from lightfed.report.heatmap import evenly_spaced, partition_figure
 from lightfed.report.plots import PICTURES, render
 from lightfed.report.runfiles import RunFiles, load
 from lightfed.report.style import DARK, LIGHT, PALETTE, Theme, png_bytes
-from tests.report.make_run import ENVIRONMENT, METRICS, write_masks, write_partition, write_run
+from tests.report.make_run import (
+    ENVIRONMENT,
+    METRICS,
+    write_gates,
+    write_masks,
+    write_partition,
+    write_run,
+)
 
 Draw = Callable[[RunFiles, Theme], Figure | None]
 DRAWS: list[Draw] = [partition_figure, curves_figure, clients_figure]
@@ -263,6 +270,8 @@ def test_nothing_to_show_is_no_picture(tmp_path: Path, draw: Draw, missing: dict
 def test_drawing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     run = load(write_run(tmp_path / "run"))
     write_masks(run.folder, {k: np.arange(64) % 5 != k for k in range(4)})
+    write_gates(run.folder, np.full((4, 3), 0.25))
+    run = load(run.folder)
     for kind in PICTURES:
         first, second = kind.draw(run, LIGHT), kind.draw(run, LIGHT)
         assert first is not None
