@@ -1,8 +1,5 @@
-"""A checkpoint is the old one or the new one, never a mixture, whenever its writer dies."""
+"""What a checkpoint holds, which files it is, and what is refused as one."""
 
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,53 +8,18 @@ import torch
 
 from lightfed.comm.collectives import Ranks
 from lightfed.core import checkpoint
-from lightfed.core.checkpoint import CLIENTS, load, remove, save, shard_folder
+from lightfed.core.checkpoint import (
+    CLIENTS,
+    load,
+    load_newest,
+    newest_file,
+    previous_of,
+    remove,
+    save,
+)
 from lightfed.utils.errors import UserError
+from tests.core.checkpoints import names_in, tags_of, value_in, value_of, write
 from tests.small import CPU
-
-
-class Crash(BaseException):
-    """The process dies; nothing of the program runs on."""
-
-
-class Rank(Ranks):
-    """One of several ranks that take turns: a broadcast is what rank 0 would have said."""
-
-    def __init__(self, rank: int, world: int, said: list[Any]) -> None:
-        super().__init__(CPU)
-        self.rank, self.world = rank, world
-        self._said = list(said)
-
-    def broadcast(self, obj: Any) -> Any:
-        return self._said.pop(0)
-
-    def barrier(self) -> None:
-        """The test calls rank 0 last, so all others are through."""
-
-
-def write(path: Path, value: float, *, ranks: int = 1, clients: int | None = 6) -> None:
-    """A checkpoint as `ranks` processes write it; client k's row is full of `value` + k."""
-    for rank in reversed(range(ranks)):
-        content: dict[str, Any] = {"state_dict": {"w": torch.full((3,), value)}}
-        if clients is not None:
-            content[CLIENTS] = {
-                k: [torch.full((4,), value + k), torch.tensor([k])]
-                for k in range(rank, clients, ranks)
-            }
-        tag = f"{int(value):012x}"
-        save(content, path, Rank(rank, ranks, [str(path), tag]))
-
-
-def value_of(path: Path, *, clients: int = 6) -> float:
-    """The value that was written, if the checkpoint is whole and all of one writing."""
-    found = load(path)
-    rows = {k: row for shard in found[CLIENTS] for k, row in shard.items()}
-    value = float(found["state_dict"]["w"][0])
-    assert sorted(rows) == list(range(clients))
-    for client, (floats, integers) in rows.items():
-        assert floats.tolist() == [value + client] * 4
-        assert integers.tolist() == [client]
-    return value
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6, 8])
@@ -72,7 +34,7 @@ def test_stateless_runs_write_no_shards(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     write(path, 5.0, ranks=2, clients=None)
     assert load(path)[CLIENTS] == []
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["last.ckpt"]
+    assert names_in(tmp_path) == ["last.ckpt"]
 
 
 def test_a_rank_without_clients_writes_an_empty_shard(tmp_path: Path) -> None:
@@ -81,83 +43,58 @@ def test_a_rank_without_clients_writes_an_empty_shard(tmp_path: Path) -> None:
     assert value_of(path, clients=2) == 5.0
 
 
-def test_a_new_checkpoint_replaces_the_old_one_and_its_shards(tmp_path: Path) -> None:
+def test_a_new_checkpoint_keeps_the_one_it_replaces_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    write(path, 1.0, ranks=3)
-    write(path, 2.0, ranks=2)
+    for value, ranks in ((1.0, 3), (2.0, 2), (3.0, 1)):
+        write(path, value, ranks=ranks)
+    assert (value_of(path), value_of(previous_of(path))) == (3.0, 2.0)
+    assert tags_of(path) == 2
+    assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards", "last.previous.ckpt"]
+
+
+def test_stateless_checkpoints_are_kept_too(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    for value in (1.0, 2.0, 3.0):
+        write(path, value, clients=None)
+    assert [load(p)["state_dict"]["w"][0] for p in (path, previous_of(path))] == [3.0, 2.0]
+    assert names_in(tmp_path) == ["last.ckpt", "last.previous.ckpt"]
+
+
+def test_the_one_before_is_kept_only_where_it_is_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.ckpt"
+    for value in (1.0, 2.0):
+        write(path, value, ranks=2, keep=False)
     assert value_of(path) == 2.0
-    assert len(list(shard_folder(path).iterdir())) == 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["last.ckpt", "last.ckpt.shards"]
+    assert tags_of(path) == 1
+    assert names_in(tmp_path) == ["sessions.ckpt", "sessions.ckpt.shards"]
 
 
-def crash_on(step: Callable[..., bool], function: Callable[..., Any]) -> Callable[..., Any]:
-    def crashing(*args: Any, **kwargs: Any) -> Any:
-        if step(*args):
-            raise Crash
-        return function(*args, **kwargs)
-
-    return crashing
-
-
-def is_main(source: Any, target: Any = None) -> bool:
-    return Path(target if target is not None else source).name == "last.ckpt"
+def test_a_previous_one_stays_where_the_newest_is_not_to_be_kept(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 1.0)
+    write(path, 2.0)
+    write(path, 3.0, keep=False)
+    assert (value_of(path), value_of(previous_of(path))) == (3.0, 1.0)
+    assert tags_of(path) == 2
 
 
-CRASHES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "writing a shard": (torch, "save", lambda content, file: "rank1" in file.name),
-    "naming a shard": (os, "replace", lambda source, target: "rank0" in Path(target).name),
-    "writing the main file": (
-        torch,
-        "save",
-        lambda content, file: "last.ckpt." in Path(file.name).name,
-    ),
-    "naming the main file": (os, "replace", is_main),
-}
-
-
-@pytest.mark.parametrize(("module", "name", "step"), CRASHES.values(), ids=CRASHES)
-def test_a_crash_before_the_new_main_file_leaves_the_old_checkpoint(
-    module: Any,
-    name: str,
-    step: Callable[..., bool],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_newest_file_is_the_previous_one_where_that_is_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "last.ckpt"
+    assert newest_file(path) is None
     write(path, 1.0, ranks=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, crash_on(step, getattr(module, name)))
-        with pytest.raises(Crash):
-            write(path, 2.0, ranks=2)
-    assert value_of(path) == 1.0
-    write(path, 3.0, ranks=2)
-    assert value_of(path) == 3.0
-    # What the dead writer left is gone.
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["last.ckpt", "last.ckpt.shards"]
-    assert len(list(shard_folder(path).iterdir())) == 1
-
-
-def test_a_crash_after_the_new_main_file_leaves_the_new_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "last.ckpt"
-    write(path, 1.0, ranks=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", crash_on(lambda *_: True, shutil.rmtree))
-        with pytest.raises(Crash):
-            write(path, 2.0, ranks=2)
-    assert value_of(path) == 2.0
-
-
-def test_the_first_checkpoint_is_whole_or_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "last.ckpt"
-    monkeypatch.setattr(os, "replace", crash_on(is_main, os.replace))
-    with pytest.raises(Crash):
-        write(path, 1.0)
-    with pytest.raises(UserError, match="no file"):
+    write(path, 2.0)
+    assert newest_file(path) == path
+    path.unlink()
+    assert newest_file(path) == tmp_path / "last.previous.ckpt"
+    found, source = load_newest(path, Ranks(CPU))
+    assert (value_in(found), source) == (1.0, tmp_path / "last.previous.ckpt")
+    assert caplog.records == []  # a kill between two renames is nothing to warn of
+    with pytest.raises(UserError, match=r"no file .*last\.ckpt; give .*last\.previous\.ckpt"):
         load(path)
+    write(path, 3.0)
+    assert (value_of(path), value_of(previous_of(path))) == (3.0, 1.0)
 
 
 def test_what_was_mapped_survives_the_next_checkpoint(tmp_path: Path) -> None:
@@ -200,24 +137,6 @@ def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:
     refused(path, "cannot be read")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-@pytest.mark.parametrize("part", ["main", "shard"])
-def test_truncated_files_are_refused(part: str, share: float, tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    write(path, 1.0, ranks=2)
-    victim = path if part == "main" else next(shard_folder(path).glob("*/rank1.pt"))
-    content = victim.read_bytes()
-    victim.write_bytes(content[: int(share * len(content))])
-    refused(path, "cannot be read")
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    write(path, 1.0, ranks=2)
-    next(shard_folder(path).glob("*/rank1.pt")).unlink()
-    refused(path, r"rank1\.pt cannot be read")
-
-
 def test_a_link_stands_for_the_checkpoint_it_points_to(tmp_path: Path) -> None:
     path, link = tmp_path / "epoch=1.ckpt", tmp_path / "last.ckpt"
     write(path, 1.0, ranks=2)
@@ -225,6 +144,9 @@ def test_a_link_stands_for_the_checkpoint_it_points_to(tmp_path: Path) -> None:
     assert value_of(link) == 1.0
     write(link, 2.0, ranks=2)  # a checkpoint that takes the link's place, not its target's
     assert (value_of(link), value_of(path)) == (2.0, 1.0)
+    assert value_of(previous_of(link)) == 1.0  # the link has moved
+    write(link, 3.0)
+    assert [value_of(p) for p in (link, previous_of(link), path)] == [3.0, 2.0, 1.0]
 
 
 def test_removing_a_link_leaves_its_target(tmp_path: Path) -> None:
@@ -233,9 +155,19 @@ def test_removing_a_link_leaves_its_target(tmp_path: Path) -> None:
     link.symlink_to(path.name)
     remove(link)
     assert value_of(path) == 1.0
+    write(path, 2.0)
     remove(path)
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
     remove(path)  # nothing there is no error
+
+
+def test_removing_a_previous_one_leaves_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 1.0)
+    write(path, 2.0)
+    remove(previous_of(path))
+    assert names_in(tmp_path) == ["last.ckpt", "last.ckpt.shards"]
+    assert value_of(path) == 2.0
 
 
 def test_what_is_no_state_is_left_out(tmp_path: Path) -> None:
