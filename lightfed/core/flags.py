@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightfed.core.strategy import FederatedStrategy
 from lightfed.utils.errors import UserError
 
 _ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
@@ -72,8 +73,21 @@ def check_clipping(value: float | None) -> None:
         raise UserError("trainer.gradient_clip_val", f"{value}", "give a limit above 0, or null")
 
 
-def check_devices(accelerator: str, devices: int | str | list[int]) -> None:
-    """Refuse devices that this machine does not have.
+def check_strategy(strategy: Any) -> None:
+    """Refuse what starts ranks that know nothing of each other's clients.
+
+    Raises:
+        UserError: naming the flag.
+    """
+    if strategy != "federated" and not isinstance(strategy, FederatedStrategy):
+        found = strategy if isinstance(strategy, str) else type(strategy).__name__
+        raise UserError("trainer.strategy", found, "use strategy: federated")
+
+
+def check_devices(
+    accelerator: str, devices: int | str | list[int], *, ranks_per_device: int = 1
+) -> None:
+    """Refuse devices that this machine does not have, and ranks that would share one wrongly.
 
     Raises:
         UserError: naming the flag.
@@ -89,6 +103,13 @@ def check_devices(accelerator: str, devices: int | str | list[int]) -> None:
     pattern = r"auto|[1-9]\d*" if on_cpu else r"auto|-1|\d+(,\d+)*,?"
     if isinstance(devices, str) and not re.fullmatch(pattern, devices.replace(" ", "")):
         raise UserError("trainer.devices", f"{devices!r}", "give the number of ranks on this node")
+    if on_cpu and ranks_per_device > 1:
+        found = f"{ranks_per_device} on the CPU"
+        raise UserError("trainer.ranks_per_device", found, "give trainer.devices, the ranks here")
+    named = re.findall(r"\d+", devices) if isinstance(devices, str) and "," in devices else devices
+    if isinstance(named, list) and len(set(named)) < len(named) and not on_cpu:
+        found = f"{devices} names a GPU twice, but NCCL refuses two ranks on a GPU"
+        raise UserError("trainer.devices", found, "set trainer.ranks_per_device")
     if on_cpu and isinstance(devices, list):
         raise UserError("trainer.devices", f"{devices}", "give a number: CPU ranks have no index")
     if isinstance(devices, int) and (devices < 1 and (on_cpu or devices != -1)):

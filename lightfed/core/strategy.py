@@ -4,18 +4,32 @@ Lightning's launchers and process groups, no DDP wrap, sharded atomic checkpoint
 """
 
 import atexit
+import os
+import subprocess
+import time
+from datetime import timedelta
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import lightning.pytorch as L
+import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from typing_extensions import override
 
-from lightfed.comm.collectives import Ranks, leave
+from lightfed.comm import watch
+from lightfed.comm.collectives import TIMEOUT, Ranks, leave
 from lightfed.core import checkpoint
 from lightfed.core._lightning import _PATH
 from lightfed.core.runlog import RunLogger
+from lightfed.utils.errors import UserError
+
+T = TypeVar("T")
+
+_LAST_WORDS = 2.0  # seconds for ranks that end by themselves, before they are killed
 
 
 @cache
@@ -28,9 +42,43 @@ class FederatedStrategy(DDPStrategy):
 
     Server state is equal on all ranks because all compute it alike, so nothing is wrapped and
     nothing broadcast.
+
+    Attributes:
+        ranks_per_device: ranks that share a GPU; set before the devices are known.
     """
 
     strategy_name = "federated"
+    ranks_per_device = 1
+    strict = False  # whether a checkpoint is the one to load, or the one before it will do
+    _came_from: Path | None = None  # the main file that was loaded
+
+    def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
+        """Nothing of DDP is left to be set but how long ranks wait for each other.
+
+        Args:
+            timeout: Minutes that a rank waits for the others, be it at the start, for the last
+                session of a round or in a collective; then the run ends, and says whom it lacked.
+        """
+        if not timeout > 0:
+            key = "trainer.strategy.init_args.timeout"
+            raise UserError(key, f"{timeout:g} minutes", "give a time above 0")
+        super().__init__(timeout=timedelta(minutes=timeout))
+
+    @property
+    @override
+    def parallel_devices(self) -> list[torch.device] | None:
+        """Of the ranks of this node, in order."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        repeated = [d for d in devices or [] for _ in range(self.ranks_per_device)]
+        self._parallel_devices = repeated or None
+
+    @override
+    def _get_process_group_backend(self) -> str:
+        # NCCL refuses two ranks on a device.
+        return "gloo" if self.ranks_per_device > 1 else super()._get_process_group_backend()
 
     @property
     @override
@@ -41,14 +89,77 @@ class FederatedStrategy(DDPStrategy):
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
-        self.ranks = Ranks(self.root_device)
+        assert self._timeout is not None
+        self.ranks = Ranks(self.root_device, timeout=self._timeout)
         _leave_at_exit()
+        watch.start(self.ranks, os.environ["MASTER_ADDR"], self._kill_launched)
+        self._relieve_observer()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
                     logger.claim(self.ranks)
+
+    @override
+    def setup_distributed(self) -> None:
+        """Meet the other ranks.
+
+        Raises:
+            UserError: they do not come, or are not found.
+        """
+        try:
+            super().setup_distributed()
+        except dist.DistError as error:
+            self._kill_launched()  # the others look for this one for as long
+            place = ":".join(os.environ.get(key, "?") for key in ("MASTER_ADDR", "MASTER_PORT"))
+            found = f"the ranks do not meet at {place} ({str(error).splitlines()[0]})"
+            fix = "start all of them, at an address and a free port that all nodes reach"
+            raise UserError("MASTER_ADDR", found, fix) from error
+
+    def _launched(self) -> list[subprocess.Popen[bytes]]:
+        """Processes of other ranks that this one has started."""
+        return getattr(self.launcher, "procs", [])
+
+    def _relieve_observer(self) -> None:
+        """Lightning's kills this process when a child ends; the watch first says why.
+
+        Until now it was needed: a rank may die before the ranks meet. It ends where no child is
+        left on its list.
+        """
+        launched = self._launched()
+        if launched:
+            self.launcher.procs = launched.copy()  # type: ignore[union-attr]
+            launched.clear()
+
+    def _kill_launched(self) -> None:
+        """The end of ranks that do not end by themselves: stopped ones."""
+        limit = time.monotonic() + _LAST_WORDS
+        for process in self._launched():
+            try:
+                process.wait(max(0.0, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        watch.fail(exception)
+
+    @override
+    def barrier(self, name: str | None = None) -> None:
+        self.ranks.barrier()
+
+    @override
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        assert src == 0, "what ranks agree on is what rank 0 has"
+        return cast(T, self.ranks.broadcast(obj))
+
+    @override
+    def reduce(
+        self, tensor: Tensor, group: Any | None = None, reduce_op: Any | None = "mean"
+    ) -> Tensor:
+        with self.ranks.together("a reduction"):
+            return super().reduce(tensor, group, reduce_op)
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
@@ -66,13 +177,23 @@ class FederatedStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint_: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        checkpoint.save(checkpoint_, filepath, self.ranks)
+        # What the run came from stays until the run has a whole one of its own.
+        keep = self._came_from != checkpoint.previous_of(Path(filepath)).resolve()
+        checkpoint.save(checkpoint_, filepath, self.ranks, keep_previous=keep)
+        if not keep:
+            self._came_from = None
 
     @override
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return checkpoint.load(checkpoint_path)
+        path = Path(checkpoint_path)
+        if self.strict:
+            content = checkpoint.load(path, self.ranks)
+        else:
+            content, path = checkpoint.load_newest(path, self.ranks)
+        self._came_from = path.resolve()
+        return content
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

@@ -1,11 +1,16 @@
 """What ranks give each other, and what that is on the wire."""
 
+from datetime import timedelta
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightfed.comm.collectives import Ranks
+from lightfed.comm import collectives, watch
+from lightfed.comm.collectives import Ranks, _missing
 from tests.core.threads import on_ranks
 
 
@@ -47,3 +52,81 @@ def test_one_rank_keeps_its_part() -> None:
     (found,) = ranks.swap([mine], [3])
     assert found is mine
     assert ranks.take_wire_bytes() == 0
+
+
+def test_ranks_on_a_gpu_that_talk_over_gloo_go_through_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy stands for the one in host memory: what comes must find its way back."""
+    monkeypatch.setattr(Tensor, "cpu", lambda tensor: tensor.clone())
+
+    def work(ranks: Ranks) -> tuple[Tensor, Tensor, list[Tensor]]:
+        ranks.staged = True
+        total, most = torch.tensor([1.0, ranks.rank]), torch.tensor([ranks.rank, 7])
+        assert ranks.sum_(total) is total
+        assert ranks.max_(most) is most
+        parts = [part(ranks.rank, r, 2) for r in range(2)]
+        return total, most, ranks.swap(parts, [2, 2])
+
+    for rank, (total, most, found) in enumerate(on_ranks(2, work)):
+        assert total.tolist() == [2.0, 1.0]
+        assert most.tolist() == [1, 7]
+        assert [f.tolist() for f in found] == [part(s, rank, 2).tolist() for s in range(2)]
+
+
+def test_rows_of_a_gpu_go_over_the_process_group_and_the_rest_over_the_side_group() -> None:
+    ranks = Ranks(torch.device("cpu"))
+    ranks.side = object()  # type: ignore[assignment]
+    assert ranks._group(torch.ones(1)) is ranks.side
+    assert ranks._group(torch.ones(1, device="meta")) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "missing"),
+    [
+        ("[Rank 0]: Ranks 1, 12, 3 failed to pass monitoredBarrier in 5000 ms", [1, 12, 3]),
+        ("[Rank 0]: Ranks 2 failed to pass monitoredBarrier in 5000 ms", [2]),
+        ("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 5000 ms", [2]),
+        ("Rank 1 successfully reached monitoredBarrier, but received errors", []),
+        ("Connection closed by peer [127.0.0.1]:1", []),
+    ],
+)
+def test_who_is_missing_is_read_from_what_torch_says(said: str, missing: list[int]) -> None:
+    assert _missing(RuntimeError(said)) == missing
+
+
+def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(watch, "lost", lambda *told: handed.append(told))
+    error = RuntimeError("Ranks 1 failed to pass monitoredBarrier")
+    ranks = Ranks(torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="monitored"), ranks.together("a merge"):
+        raise error
+    with pytest.raises(ValueError, match="mine"), ranks.together("a merge"):
+        raise ValueError("mine")
+    assert handed == [("a merge", error, [1])]
+
+
+@pytest.mark.parametrize(("rank", "minutes"), [(0, 5), (1, 10)])
+def test_rank_0_waits_no_longer_than_the_others(
+    rank: int, minutes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees who is missing, and may itself have been the last to come."""
+    waited: list[Any] = []
+
+    def barrier(group: Any, timeout: timedelta, *, wait_all_ranks: bool) -> None:
+        waited.append((group, timeout, wait_all_ranks))
+
+    monkeypatch.setattr(collectives.dist, "monitored_barrier", barrier)
+    ranks = Ranks(torch.device("cpu"), timeout=timedelta(minutes=5))
+    ranks.rank, ranks.world, ranks.side = rank, 2, object()  # type: ignore[assignment]
+    ranks.meet("the end")
+    assert waited == [(ranks.side, timedelta(minutes=minutes), True)]
+
+
+def test_one_rank_meets_nobody() -> None:
+    ranks = Ranks(torch.device("cpu"))
+    ranks.meet("the end")
+    ranks.barrier()
+    assert ranks.any(True)
+    assert not ranks.any(False)

@@ -209,14 +209,16 @@ def test_wire_bytes_are_what_went_through_the_collectives(monkeypatch: pytest.Mo
     from tests.core.threads import Network
 
     class Counting(Network):
-        def all_reduce(self, tensor: Tensor, op: str) -> None:
+        def all_reduce(self, tensor: Tensor, op: str, group: None) -> None:
             # Of two ranks each sends half of a tensor, and then the half that it has summed.
             through.append(tensor.numel() * tensor.element_size())
-            super().all_reduce(tensor, op)
+            super().all_reduce(tensor, op, group)
 
-        def all_to_all_single(self, out: Tensor, given: Tensor, *sizes: list[int]) -> None:
+        def all_to_all_single(
+            self, out: Tensor, given: Tensor, *sizes: list[int], group: None
+        ) -> None:
             through.append(given.numel() * given.element_size())
-            super().all_to_all_single(out, given, *sizes)
+            super().all_to_all_single(out, given, *sizes, group=group)
 
     monkeypatch.setattr("tests.core.threads.Network", Counting)
     parts = on_ranks(2, lambda ranks: run(ranks, owner, hears))

@@ -32,6 +32,18 @@ def test_gpus_are_counted_or_picked(devices: Any) -> None:
         ("cuda", "all", "trainer.devices: 'all'; give the number of ranks on this node"),
         ("cpu", [1], "trainer.devices: [1]; give a number: CPU ranks have no index"),
         ("cpu", "0,1", "trainer.devices: '0,1'; give the number of ranks on this node"),
+        (
+            "gpu",
+            [0, 0],
+            "trainer.devices: [0, 0] names a GPU twice, but NCCL refuses two ranks on a GPU; "
+            "set trainer.ranks_per_device",
+        ),
+        (
+            "auto",
+            "1, 1",
+            "trainer.devices: 1, 1 names a GPU twice, but NCCL refuses two ranks on a GPU; "
+            "set trainer.ranks_per_device",
+        ),
         ("tpu", 1, "trainer.accelerator: 'tpu'; choose one of auto, cpu, gpu, cuda"),
     ],
 )
@@ -44,6 +56,20 @@ def test_devices_that_are_not_there(accelerator: str, devices: Any, message: str
 @pytest.mark.parametrize("devices", [1, 64, "8", "auto"])
 def test_ranks_on_the_cpu_are_any_number(devices: Any) -> None:
     check_devices("cpu", devices)
+
+
+def test_ranks_on_the_cpu_share_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for accelerator in ("cpu", "auto"):
+        with pytest.raises(UserError) as caught:
+            check_devices(accelerator, 2, ranks_per_device=2)
+        said = "trainer.ranks_per_device: 2 on the CPU; give trainer.devices, the ranks here"
+        assert str(caught.value) == said
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_ranks_share_a_gpu_that_is_there() -> None:
+    check_devices("gpu", 2, ranks_per_device=4)
 
 
 def test_limits_at_their_edges() -> None:

@@ -34,12 +34,12 @@ class Network:
         self._barrier.wait(timeout=60)
         return every
 
-    def all_reduce(self, tensor: Tensor, op: str) -> None:
+    def all_reduce(self, tensor: Tensor, op: str, group: None) -> None:
         every = torch.stack(self._share(tensor.clone()))
         tensor.copy_(every.sum(0) if op == "sum" else every.amax(0))
 
     def all_to_all_single(
-        self, out: Tensor, given: Tensor, coming: list[int], sent: list[int]
+        self, out: Tensor, given: Tensor, coming: list[int], sent: list[int], group: None
     ) -> None:
         assert given.numel() == sum(sent)
         self.sent[self.rank.value] += sum(sent)
@@ -58,7 +58,7 @@ def on_ranks(world: int, work: Callable[[Ranks], T]) -> list[T]:
         network.rank.value = rank
         ranks = Ranks.__new__(Ranks)
         ranks.device, ranks.rank, ranks.world = torch.device("cpu"), rank, world
-        ranks.wire_bytes = 0.0
+        ranks.side, ranks.staged, ranks.wire_bytes = None, False, 0.0
         try:
             results[rank] = work(ranks)
         except BaseException as error:
