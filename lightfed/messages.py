@@ -145,7 +145,9 @@ def _of_command(message: str, written: Written) -> UserError:
 
 def _subcommands(parsed: str) -> str:
     names = re.findall(r"\w+", parsed.removeprefix("(choose from "))
-    return f"known: {', '.join([*names, 'report', 'control', 'latency'])}"
+    # jsonargparse leaves out those behind the fifth.
+    known = dict.fromkeys([*names, "plan", "report", "control", "latency"])
+    return f"known: {', '.join(known)}"
 
 
 def _no_option(word: str) -> UserError:

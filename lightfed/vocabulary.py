@@ -110,12 +110,14 @@ def required(owner: Any) -> list[str]:
 def keys() -> list[str]:
     """All keys of the sections, and those beside them."""
     inner = [f"{name}.{key}" for name, owner in SECTIONS.items() for key in arguments(owner)]
-    return [*inner, *SECTIONS, "ckpt_path", "config", "verbose"]
+    return [*inner, *SECTIONS, "ckpt_path", "config", "rounds", "verbose", "world_size"]
 
 
 def annotation(key: str) -> Any:
-    """Of a key of a section; `inspect.Parameter.empty` for others."""
+    """Of a key of a section, or of `lightfed plan`; `inspect.Parameter.empty` for others."""
     section, _, name = key.partition(".")
+    if key in ("world_size", "rounds"):
+        return arguments(FederatedTrainer.plan)[key]
     owner = SECTIONS.get(section)
     return arguments(owner).get(name, inspect.Parameter.empty) if owner else inspect.Parameter.empty
 

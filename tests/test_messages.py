@@ -137,7 +137,7 @@ def test_a_sub_command_that_is_none_as_newer_pythons_word_it() -> None:
     assert _told(message) == (
         "lightfed tran",
         "no such sub-command",
-        "known: fit, validate, report, control, latency",
+        "known: fit, validate, plan, report, control, latency",
     )
 
 

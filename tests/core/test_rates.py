@@ -1,0 +1,174 @@
+"""Measured session times: what is kept of them, and that clients are placed by them."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.standalone import Standalone
+from lightfed.comm.collectives import Ranks
+from lightfed.core.cohort import Cohort
+from lightfed.core.fleet import Fleet
+from lightfed.core.placement import RATES, Rates
+from lightfed.core.session import Report, Stopwatch
+from lightfed.core.work import LocalWork
+from lightfed.models.mlp import MLP
+from tests.small import CPU, fleet_of, random_data, run_round
+
+WIDE, NARROW = Cohort(2, partial(MLP, hidden=(64,))), Cohort(2, partial(MLP, hidden=(2,)))
+SIZES = (6, 9, 3, 5)
+
+
+class Seat(Ranks):
+    """One of two ranks; nothing may be said."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(CPU)
+        self.rank, self.world = rank, 2
+
+
+def fleet_on(rank: int, rates: Rates | None = None, **work: int) -> Fleet:
+    data = random_data(SIZES, batch_size=2)
+    data.prepare(clients=4, seed=0, device=CPU, folder=None)
+    return Fleet(
+        [WIDE, NARROW], Standalone(), data, ranks=Seat(rank), work=LocalWork(**work), rates=rates
+    )
+
+
+def owners(fleet: Fleet) -> list[int]:
+    return [fleet.home(client) for client in range(4)]
+
+
+def test_a_rate_is_the_median_of_seconds_a_sample() -> None:
+    rates = Rates()
+    for samples, seconds in ((10, 1.0), (4, 80.0), (5, 1.0)):
+        rates.add(1, samples=samples, seconds=seconds)
+    assert rates.of([1, 1]) == {1: 0.2}
+
+
+@pytest.mark.parametrize(("samples", "seconds"), [(0, 1.0), (5, 0.0), (5, torch.inf)])
+def test_a_session_that_says_nothing_leaves_no_rate(samples: int, seconds: float) -> None:
+    rates = Rates()
+    rates.add(0, samples=samples, seconds=seconds)
+    assert rates.of([0]) is None
+
+
+def test_there_are_rates_for_all_that_are_asked_for_or_none() -> None:
+    rates = Rates({0: [1.0], 2: [3.0]})
+    assert rates.of([2, 0]) == {0: 1.0, 2: 3.0}
+    assert rates.of([0, 1]) is None
+
+
+def test_old_sessions_are_forgotten() -> None:
+    rates = Rates()
+    for seconds in [9.0] * 100 + [1.0] * 64:
+        rates.add(0, samples=1, seconds=seconds)
+    assert rates.state_dict() == {0: [1.0] * 64}
+
+
+def test_a_checkpoint_gives_back_what_was_measured(tmp_path: Path) -> None:
+    path, kept = tmp_path / "last.ckpt", {0: [0.5, 0.25], 3: [2.0]}
+    torch.save({RATES: Rates(kept).state_dict()}, path)
+    assert Rates.of_checkpoint(path, Ranks(CPU)).state_dict() == kept
+
+
+@pytest.mark.parametrize("content", [b"spoilt", None])
+def test_a_checkpoint_that_says_nothing_of_it_is_no_hindrance(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "last.ckpt"
+    if content is None:
+        torch.save({"epoch": 3}, path)
+    else:
+        path.write_bytes(content)
+    assert Rates.of_checkpoint(path, Ranks(CPU)).state_dict() == {}
+
+
+def test_no_checkpoint_no_rates() -> None:
+    assert Rates.of_checkpoint(None, Ranks(CPU)).state_dict() == {}
+
+
+def test_without_rates_the_wide_clients_are_apart() -> None:
+    # FLOPs: the wide ones are 32 times as long, so 1 (9 samples) is alone with nobody but 3 or 2.
+    assert owners(fleet_on(0)) == [1, 0, 1, 1]
+
+
+def test_a_cohort_without_a_rate_leaves_all_to_flops() -> None:
+    assert owners(fleet_on(0, Rates({1: [7.0]}))) == owners(fleet_on(0))
+
+
+def test_measured_times_place_the_clients_alike_on_both_ranks() -> None:
+    # 6 and 9 at 1 s, 3 and 5 at 7 s: 35 | 21, then 9 joins the 21, and 6 the 30.
+    rates = {0: [1.0], 1: [7.0]}
+    assert owners(fleet_on(0, Rates(rates))) == [1, 1, 1, 0]
+    assert owners(fleet_on(1, Rates(rates))) == [1, 1, 1, 0]
+
+
+def test_sessions_of_as_many_steps_cost_alike() -> None:
+    # Batches of 2, 3 steps: 6 samples of all, but 1.8 a batch of the 9 in 5, 1.5 of the 3 in 2.
+    fleet = fleet_on(0, Rates({0: [1.0], 1: [1.0]}), steps=3)
+    assert fleet._costs(range(4)) == pytest.approx({0: 6, 1: 5.4, 2: 4.5, 3: 5})
+    assert fleet._costs([0], {0: 1}) == {0: 2.0}
+
+
+def test_the_next_round_is_placed_by_what_reports_say() -> None:
+    fleet = fleet_on(0)
+    fleet.training.sessions = lambda clients, waves, t: [  # type: ignore[method-assign]
+        Report(k, SIZES[k], seconds=SIZES[k] * (1.0 if k < 2 else 7.0)) for k in clients
+    ]
+    fleet.train(range(4), 0)
+    assert fleet._costs(range(4)) == {0: 6.0, 1: 9.0, 2: 21.0, 3: 35.0}
+
+
+def test_a_session_is_timed() -> None:
+    fleet = fleet_of([WIDE, NARROW], Standalone(), random_data(SIZES, batch_size=2))
+    run_round(fleet, 0)
+    kept = fleet.rates.state_dict()
+    assert {cohort: len(seconds) for cohort, seconds in kept.items()} == {0: 2, 1: 2}
+    assert all(0 < seconds < 60 for recent in kept.values() for seconds in recent)
+
+
+def test_a_client_that_draws_its_level_is_timed_at_that_level() -> None:
+    levels = [Cohort(2, partial(MLP, hidden=(8,)), level=level) for level in ("a", "e")]
+    algorithm = HeteroFL("dynamic")
+    fleet = fleet_of(levels, algorithm, random_data(SIZES))
+    drawn = [algorithm.draw_level(fleet, k, 5) for k in range(4)]
+    assert drawn.count(0) == 3  # of two who have it at home
+    run_round(fleet, 5)
+    kept = {cohort: len(seconds) for cohort, seconds in fleet.rates.state_dict().items()}
+    assert kept == {level: drawn.count(level) for level in set(drawn)}
+
+
+def test_a_stopwatch_on_a_gpu_reads_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def elapsed_time(self, other: "Event") -> float:
+            assert recorded == [self, other]
+            return 2500.0
+
+    class Stream:
+        def record_event(self, event: Event) -> Event:
+            recorded.append(event)
+            return event
+
+    recorded: list[Event] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    stopwatch = Stopwatch(torch.device("cuda"))
+    stopwatch.stop()
+    assert stopwatch.seconds() == 2.5
+
+
+@pytest.mark.gpu
+def test_a_gpu_times_its_own_work() -> None:
+    device = torch.device("cuda")
+    x = torch.ones(2048, 2048, device=device)
+    stopwatch = Stopwatch(device)
+    y = x @ x
+    stopwatch.stop()
+    y[0, 0].item()  # later than both events
+    assert 0 < stopwatch.seconds() < 60
