@@ -11,13 +11,16 @@ from typing import Any, NoReturn
 from typing_extensions import override
 
 from lightfed.utils.errors import UserError
+from lightfed.utils.signals import listen
 
-USAGE_ERROR = 2
+USAGE_ERROR = UserError.status
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; never returns a traceback for what a user can cause."""
     arguments = sys.argv[1:] if argv is None else argv
+    if argv is None and arguments[:1] == ["fit"]:
+        listen()  # the import of torch alone takes seconds
     try:
         if arguments[:1] == ["report"]:
             from lightfed.report.command import main as report
@@ -34,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         _run(arguments, from_python=argv is not None)
     except UserError as error:
         _leave()
-        _fail(str(error))
+        _fail(error)
     _leave()
 
 
@@ -45,6 +48,8 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
 
     try:
         words = written_out(arguments)
+        if words[:1] == ["plan"]:
+            words = [word.replace("--world-size", "--world_size", 1) for word in words]
         _command_line(words if from_python or words != arguments else None)
     except UserError:
         raise
@@ -69,6 +74,7 @@ def _command_line(arguments: list[str] | None) -> None:
     from lightfed.core.federation import Federation
     from lightfed.core.trainer import FederatedTrainer
     from lightfed.data.datamodule import FederatedDataModule
+    from lightfed.identity import config_digest
 
     # Tips, and advice for runs that are not federations.
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -116,6 +122,7 @@ def _command_line(arguments: list[str] | None) -> None:
                 "test": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
                 "partition": {"model", "datamodule"},
                 "groups": {"model", "datamodule"},
+                "plan": {"model", "datamodule"},
             }
 
         @override
@@ -145,16 +152,28 @@ def _command_line(arguments: list[str] | None) -> None:
             if not isinstance(options.trainer, Namespace):
                 found = f"{options.trainer} in place of keys"
                 raise UserError("trainer", found, "write keys below it, or leave it out")
+            if self.subcommand == "plan":  # of any cluster, made on any machine
+                here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
+                options.trainer.update(Namespace(here))
             if options.trainer.name is None and options.config:
                 options.trainer.name = Path(str(options.config[-1])).stem
+
+        @override
+        def instantiate_classes(self) -> None:
+            digest = config_digest(self.config[self.subcommand].as_dict())
+            super().instantiate_classes()
+            logger = getattr(self.trainer, "run_logger", None)
+            if logger is not None:
+                logger.place.config = digest
 
         def after_fit(self) -> None:
             logger = self.trainer.run_logger  # type: ignore[attr-defined]
             if logger is not None and self.trainer.is_global_zero:
                 from lightfed.report import build, print_summary
 
-                build(logger.folder)
-                print_summary(logger.folder)
+                with logger.writing():
+                    build(logger.folder)
+                    print_summary(logger.folder)
 
     FederationCLI(
         Federation,
@@ -190,9 +209,9 @@ def _leave() -> None:
         leave()
 
 
-def _fail(message: str) -> NoReturn:
-    """One line from the first rank; every rank leaves with status 2."""
+def _fail(error: UserError) -> NoReturn:
+    """One line from the first rank; every rank leaves with the same status."""
     names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
     if all(os.environ.get(name, "0") == "0" for name in names):
-        print(f"lightfed: error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(USAGE_ERROR)
+        print(f"lightfed: error: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(error.status)

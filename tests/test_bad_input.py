@@ -103,7 +103,10 @@ def test_a_schedule_that_ends_before_the_run_is_told(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "lightfed: no sub-command; known: fit, validate, test, partition, groups, report"),
+        (
+            [],
+            "lightfed: no sub-command; known: fit, validate, test, partition, groups, plan, report",
+        ),
         (["fit"], "model.algorithm: is not given, nor model.cohorts, data.dataset, data.partition"),
         (["--config", "bad.yaml", "fit"], "--config: stands before fit; write lightfed fit "),
         (["report"], "report: the following arguments are required: RUN; see lightfed report"),

@@ -106,7 +106,7 @@ class DisPFL(Algorithm):
         self.masks: dict[int, Tensor] = {}  # of this rank's clients: what they last trained
         self._segments: Segments  # of the parameters, which lead a row
         self._buffer_words: Tensor  # of a row's mask, behind the parameters: all ones
-        self._counted: list[Tensor] = []
+        self._counted: dict[int, Tensor] = {}  # of this round's sessions
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -172,10 +172,10 @@ class DisPFL(Algorithm):
 
     def sessions(self, fed: Fleet, t: int) -> None:
         """E local epochs of every client under its mask."""
-        self._counted = []
+        self._counted = {}
         fed.train(range(fed.clients), t)
         # As the released code counts: weights that are not 0 before and after a session.
-        fed.tally("counted_parameters", self._counted)
+        fed.tally("counted_parameters", self._counted.values())
 
     def hears(self, fed: Fleet, t: int) -> dict[int, list[int]]:
         """S_{k,t} of every client; nobody, for one that is not active."""
@@ -234,11 +234,19 @@ class DisPFL(Algorithm):
 
     @override
     def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        self._counted.append(self._weights(row.floats).count_nonzero())
+        self._counted[client] = self._weights(row.floats).count_nonzero()
 
     @override
     def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        self._counted.append(self._weights(row.floats).count_nonzero())
+        self._counted[client] += self._weights(row.floats).count_nonzero()
+
+    @override
+    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
+        return {"counted": self._counted[client]}
+
+    @override
+    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
+        self._counted[client] = result["counted"].to(fed.device)
 
     @override
     def facts(self, fed: Fleet) -> dict[str, Any]:

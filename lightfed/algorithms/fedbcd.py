@@ -329,6 +329,15 @@ class FedBCD(Algorithm):
             self.ahead[client] = pull.ahead.to(fed.row(client).floats.device)
 
     @override
+    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
+        return {"ahead": self.ahead[client]} if client in self.ahead else {}
+
+    @override
+    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
+        if "ahead" in result:
+            self.ahead[client] = result["ahead"].to(fed.row(client).floats.device, copy=True)
+
+    @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         return self.evaluated_server(fed, 0) if client is None else fed.bind(client)
 
@@ -338,14 +347,12 @@ class FedBCD(Algorithm):
 
     @override
     def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        state = super().client_state(fed, client)
-        return state | ({"ahead": self.ahead[client]} if client in self.ahead else {})
+        return super().client_state(fed, client) | self.session_result(fed, client)
 
     @override
     def load_client_state(self, fed: Fleet, client: int, state: dict[str, Tensor]) -> None:
         super().load_client_state(fed, client, state)
-        if "ahead" in state:
-            self.ahead[client] = state["ahead"].to(fed.row(client).floats.device, copy=True)
+        self.load_session_result(fed, client, state)
 
     @override
     def stored_bytes(self, fed: Fleet, client: int) -> int:

@@ -94,6 +94,14 @@ class FedKD(Beside):
         shared = {name: view for name, view in views.items() if name.startswith(PREFIX)}
         self._bytes[client] = self._squeeze(shared)
 
+    @override
+    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
+        return {"bytes": torch.tensor(self._bytes[client])}
+
+    @override
+    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
+        self._bytes[client] = int(result["bytes"])
+
     def _squeeze(self, tensors: dict[str, Tensor]) -> int:
         """Tensors become what is left of them on the wire; the bytes of that."""
         finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())

@@ -63,7 +63,7 @@ class My1(DisPFL):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        masks = self.next or self.masks
+        masks = self.masks | self.next
         fed.exchange(self.hears(fed, t), masks=self.masks)  # the consensus, dense
         self.masks, self.next, self._t = masks, {}, t
         self.sessions(fed, t)
@@ -87,6 +87,15 @@ class My1(DisPFL):
         weights = self._weights(row.floats)
         grown = prune_regrow(weights, mask, counts, self._segments, regrow=self._signal)
         self.next[client] = self._whole(grown)
+
+    @override
+    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
+        return super().session_result(fed, client) | {"next": self.next[client]}
+
+    @override
+    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
+        super().load_session_result(fed, client, result)
+        self.next[client] = result["next"].to(fed.device, copy=True)
 
     @override
     def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:

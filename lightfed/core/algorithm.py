@@ -91,6 +91,16 @@ class Algorithm(nn.Module, ABC):
     def session_end(self, fed: "Fleet", client: int, row: Row) -> None:
         """After a client's session, on its trained row; called only if overridden."""
 
+    def session_result(self, fed: "Fleet", client: int) -> dict[str, Tensor]:
+        """What a session has left that its round still reads, beside the client's row.
+
+        A round that goes on after a restart does not run it again. Of a client of this rank.
+        """
+        return {}
+
+    def load_session_result(self, fed: "Fleet", client: int, result: dict[str, Tensor]) -> None:
+        """The inverse of `session_result`; in place of session_start and session_end."""
+
     def facts(self, fed: "Fleet") -> dict[str, Any]:
         """What the run's environment.json says of the algorithm beside its name."""
         return {}

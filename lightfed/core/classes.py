@@ -83,6 +83,16 @@ class ByClass(Algorithm):
         self._uploads[client] = self._client_of(fed.state(client).module).upload()
 
     @override
+    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
+        upload = self._uploads[client]
+        return {"values": upload.values, "seen": upload.seen}
+
+    @override
+    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
+        upload = ClassMeans(result["values"], result["seen"])
+        self._uploads[client] = upload.to(fed.device)
+
+    @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         if client is None:
             return None

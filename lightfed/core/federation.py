@@ -33,6 +33,7 @@ from lightfed.core.local import (
     runtime_of,
     step_schedule,
 )
+from lightfed.core.placement import RATES, Rates
 from lightfed.core.runlog import software
 from lightfed.core.session import Report
 from lightfed.core.strategy import FederatedStrategy
@@ -73,6 +74,7 @@ class Federation(L.LightningModule):
         accumulate: Accumulate = "float64",
         store: Literal["device", "host"] = "device",
         exchange_buffer: int = 256,
+        max_failed_clients: int | None = None,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
     ) -> None:
@@ -94,6 +96,9 @@ class Federation(L.LightningModule):
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
             store: Keep client rows on the device, or in pinned host memory where they do not fit.
             exchange_buffer: Memory of a rank, in MiB, for rows that clients exchange (DisPFL).
+            max_failed_clients: Sessions of a round that may fail, by an error or an update that is
+                not finite, before the run ends; they are left out and named. By default it ends
+                when not one could be run.
             export: Which weights the run folder gets as safetensors in the end: of the server, of
                 every client.
             seed: Of everything that is drawn.
@@ -125,6 +130,10 @@ class Federation(L.LightningModule):
             fix = "give at least 1; a few rows of the model make it quick"
             raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
         self._exchange_buffer = exchange_buffer * 2**20
+        if max_failed_clients is not None and max_failed_clients < 0:
+            fix = "give 0 or more"
+            raise UserError("model.max_failed_clients", f"{max_failed_clients} clients", fix)
+        self._max_failed = max_failed_clients
         self._accumulate: Accumulate = accumulate
         self._host_rows = store == "host"
         self._round_metrics: dict[str, float] = {}
@@ -158,6 +167,8 @@ class Federation(L.LightningModule):
             accumulate=self._accumulate,
             host_rows=self._host_rows,
             exchange_buffer=self._exchange_buffer,
+            max_failed=self._max_failed,
+            rates=Rates.of_checkpoint(trainer.goes_on_from, strategy.ranks),
             rounds=trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None,
         )
         check_single_samples(self.fleet, data)
@@ -219,7 +230,7 @@ class Federation(L.LightningModule):
     def on_train_start(self) -> None:
         trim_heap()
         trainer = self.federated_trainer
-        if trainer.run_logger is not None:
+        if trainer.run_logger is not None and trainer.is_global_zero:
             trainer.run_logger.start(self._environment(), finished_rounds=trainer.current_epoch)
 
     def _environment(self) -> dict[str, Any]:
@@ -379,11 +390,16 @@ class Federation(L.LightningModule):
             "server state": _digest({n: list(v.shape) for n, v in self.state_dict().items()}),
         }
 
+    def round_identity(self) -> dict[str, Any]:
+        """What the journal of a round must have in common with one that goes on from it."""
+        return {"fingerprint": self.fingerprint(), "lr": self.fleet.training.lr}
+
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[_FINGERPRINT] = self.fingerprint()
         checkpoint[_METRICS] = self._round_metrics
         checkpoint[_LR] = self.fleet.training.lr
+        checkpoint[RATES] = self.fleet.rates.state_dict()
         checkpoint[_LEDGER] = torch.from_numpy(self.fleet.ledger.totals.copy())
         states = self.fleet.states()
         if states is not None:

@@ -22,7 +22,7 @@ from lightfed.core.figures import client_figures
 from lightfed.core.ledger import Ledger
 from lightfed.core.nesting import Nesting, Parts
 from lightfed.core.parts import integers_of, part_of, with_prefix
-from lightfed.core.placement import place
+from lightfed.core.placement import Rates, place
 from lightfed.core.session import weighted_means
 from lightfed.core.sharing import Group, Sharing
 from lightfed.core.store import Row
@@ -48,6 +48,8 @@ class Fleet(Clients):
         host_rows: keep client rows in host memory.
         exchange_buffer: bytes of a rank for rows that clients exchange.
         rounds: of the run, where that is known.
+        max_failed: sessions of a round that may fail; all but one that raise, by default.
+        rates: seconds of sessions that the run has measured before.
     """
 
     def __init__(
@@ -63,9 +65,13 @@ class Fleet(Clients):
         host_rows: bool = False,
         exchange_buffer: int = 2**28,
         rounds: int | None = None,
+        max_failed: int | None = None,
+        rates: Rates | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.rounds = rounds
+        self.max_failed = max_failed
+        self.rates = Rates() if rates is None else rates
         self.data = data
         data.reserve(algorithm.hold_out)
         self.ranks = ranks
@@ -94,6 +100,7 @@ class Fleet(Clients):
         self._assigned: dict[int, int] = {}
         self._owner: dict[int, int] = {}
         self._usable: dict[int, bool] = {}
+        self._silent: set[int] = set()  # whose sessions raised: they send nothing
         self._inbox: dict[int, Message] = {}
         self._nesting = Nesting(
             self.cohorts, algorithm, num_classes=data.num_classes, device=self.device
@@ -108,7 +115,7 @@ class Fleet(Clients):
 
     def _settle(self) -> None:
         """Stateful clients: a home rank for all, and their rows, once."""
-        self._owner = place({k: self._cost(k) for k in range(self.clients)}, ranks=self.ranks.world)
+        self._owner = place(self._costs(range(self.clients)), ranks=self.ranks.world)
         for index, state in enumerate(self.cohorts):
             mine = [k for k in self.mine(range(self.clients)) if self._home_cohort[k] == index]
             state.open(mine, keep=True)
@@ -205,28 +212,34 @@ class Fleet(Clients):
     ) -> None:
         """Local training of every client, in waves; metrics are their means, weighted by samples.
 
-        A client whose update is not finite is named in the log and left out of this round's merges.
+        A client whose session raises, or whose update is not finite, is named in the log and left
+        out of this round's merges.
 
         Args:
             clients: whose session it is.
             t: the round.
             steps: batches of their sessions; as configured by default.
+
+        Raises:
+            Suspended: a signal asks for an end, and some sessions are not finished.
+            UserError: more clients failed than may.
         """
         self._open(clients)
-        mine = self.mine(clients)
         waves = (
-            len(mine)
+            len(clients)
             if self.ranks.world == 1
             else max(sum(self._owner[k] == r for k in clients) for r in range(self.ranks.world))
         )
         training = self.training
-        training.starts, training.steps = [], steps or {}
-        pending = training.waves(mine, waves, lambda client: training.run(client, mine, t))
-        reports = self.ranks.gather([report.resolve() for report in pending])
-        reports.sort(key=lambda report: report.client)
+        training.steps = steps or {}
+        reports = training.sessions(clients, waves, t)
         for report in reports:
             self.ledger.computed(report.client, 3 * report.flops * report.samples)
+            self.rates.add(
+                self.cohort_of(report.client), samples=report.samples, seconds=report.seconds
+            )
         self._usable |= training.judge(reports, t)
+        self._silent |= {report.client for report in reports if report.error}
         good = [r for r in reports if self._usable[r.client]]
         self.metrics |= weighted_means(good)
         self.metrics["participants"] = float(len(reports))
@@ -264,7 +277,7 @@ class Fleet(Clients):
         for client in list(self._inbox):
             self._deliver(client)
         valid = [k for k in clients if self._usable.get(k, True)]
-        for client in clients if sent is None else sorted(sent):
+        for client in self._speaking(clients if sent is None else sorted(sent)):
             covered = self._nesting.bytes(into, self.cohort_of(client), parts)
             self.ledger.sent_up(client, covered if sizes is None else sizes[client])
         if not valid:
@@ -341,8 +354,9 @@ class Fleet(Clients):
         """
         layouts = [state.layout for state in self.cohorts]
         sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
-        for client in clients:
+        for client in self._speaking(clients):
             self.ledger.sent_up(client, sharing.bytes(client))
+        for client in clients:
             self.ledger.sent_down(client, sharing.bytes(client))
         several = self.ranks.world > 1
         sharing.mean_(
@@ -366,7 +380,7 @@ class Fleet(Clients):
         return dict(sorted(self.ranks.gather(list(mine.items()))))
 
     def usable(self, client: int) -> bool:
-        """Whether the client's update of this round is finite."""
+        """Whether the client's session of this round gave a finite update."""
         return self._usable.get(client, True)
 
     def tally(self, name: str, values: Iterable[Tensor]) -> None:
@@ -398,6 +412,7 @@ class Fleet(Clients):
         The rows of stateless clients are free again.
         """
         self.metrics, self._assigned, self._usable = {}, {}, {}
+        self._silent, self.training.calls = set(), 0
         if not self.algorithm.stateful:
             self._owner = {}
             self._inbox.clear()
@@ -410,13 +425,36 @@ class Fleet(Clients):
         """Stateless clients: ranks and slots for the participants of a round."""
         if self.algorithm.stateful or all(k in self._owner for k in clients):
             return
-        self._owner = place({k: self._cost(k) for k in clients}, ranks=self.ranks.world)
+        self._owner = place(self._costs(clients), ranks=self.ranks.world)
         mine = self.mine(clients)
         for index, state in enumerate(self.cohorts):
             state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
 
-    def _cost(self, client: int) -> float:
-        return self.data.num_samples(client) * max(self.state(client).flops, 1.0)
+    def _speaking(self, clients: Iterable[int]) -> list[int]:
+        """Those whose sessions of this round did not raise."""
+        return [client for client in clients if client not in self._silent]
+
+    def _costs(
+        self, clients: Iterable[int], steps: Mapping[int, int] | None = None
+    ) -> dict[int, float]:
+        """What sessions cost: seconds, if all the clients' cohorts have been timed, or else FLOPs.
+
+        Args:
+            clients: whose sessions.
+            steps: batches of their sessions; as configured by default.
+        """
+        cohorts = {k: self.cohort_of(k) for k in clients}
+        rates = self.rates.of(cohorts.values())
+        if rates is None:  # samples of a module whose FLOPs are not known
+            rates = {c: max(self.cohorts[c].flops, 1.0) for c in cohorts.values()}
+        given = steps or {}
+        return {k: rates[c] * self._samples(k, given.get(k)) for k, c in cohorts.items()}
+
+    def _samples(self, client: int, steps: int | None) -> float:
+        """Samples of a session; of a client in chunks those of all its chunks, for each of them."""
+        per_epoch = self.data.num_batches(client)
+        batches = self.work.batches(per_epoch) if steps is None else self.work.limited(steps)
+        return self.data.num_samples(client) * batches / per_epoch
 
     def _weight(self, weights: Weights | Mapping[int, int], client: int) -> float:
         if isinstance(weights, Mapping):

@@ -7,11 +7,13 @@ and every stock callback that talks to other ranks from a batch hook stays in st
 hooks per local step would hang as soon as two ranks have different numbers of batches.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as L
 from typing_extensions import override
 
+from lightfed.core import checkpoint, journal
 from lightfed.core._lightning import (
     _call_callback_hooks,
     _call_lightning_module_hook,
@@ -19,8 +21,10 @@ from lightfed.core._lightning import (
     _TrainingEpochLoop,
     is_overridden,
 )
-from lightfed.core.session import PendingReport
-from lightfed.core.training import RunClient
+from lightfed.core.journal import Suspended
+from lightfed.core.training import Pending, RunClient
+from lightfed.utils import signals
+from lightfed.utils.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from lightfed.core.federation import Federation
@@ -43,6 +47,8 @@ class RoundLoop(_TrainingEpochLoop):
     ) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self._server_steps = 0
+        self._first: int | None = None  # round of this process
+        self._journal: Path | None = None  # of the round under way
         self.in_round = False
 
     @property
@@ -63,8 +69,11 @@ class RoundLoop(_TrainingEpochLoop):
         # A checkpoint written while round t was being validated comes back here with the server
         # already updated.
         if self._server_steps == t:
-            self.in_round = True
-            federation.run_round(t, self._waves, validates=self._should_check_val_epoch())
+            self._begin(t)
+            try:
+                federation.run_round(t, self._waves, validates=self._should_check_val_epoch())
+            except Suspended as suspended:
+                self._suspend(suspended, t)
             self._server_steps += 1
             self.in_round = False
         if self._should_check_val_epoch():
@@ -73,7 +82,63 @@ class RoundLoop(_TrainingEpochLoop):
         self._batches_that_stepped = t + 1
         self.trainer.save_deferred_checkpoints()
 
-    def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[PendingReport]:
+    def _begin(self, t: int) -> None:
+        """Before a round: it may be suspended, and may go on where a suspended one ended."""
+        self.in_round = True
+        last = self.trainer.last_checkpoint
+        training = self.trainer.federation.fleet.training
+        training.suspends = last is not None
+        training.go_on(0, {})
+        if self._first is None:
+            self._first = t
+            self._unfinished(t)
+
+    def _unfinished(self, t: int) -> None:
+        """Sessions of the round that the run before this one has finished."""
+        if self.trainer.ckpt_path is None:
+            return
+        path = Path(self.trainer.ckpt_path).with_name(journal.FILE)
+        federation = self.trainer.federation
+        try:
+            found = journal.read(
+                path, federation.fleet.ranks, t=t, identity=federation.round_identity()
+            )
+        except UserError as error:
+            federation.fleet.warn(f"{error.found}: the sessions of round {t} are trained again")
+            return
+        if found is not None:
+            federation.fleet.training.go_on(*found)
+            self._journal = path
+
+    def forget_journal(self) -> None:
+        """Of a round whose checkpoint is written."""
+        path, self._journal = self._journal, None
+        if path is not None and self.trainer.is_global_zero:
+            checkpoint.remove(path)
+
+    def _suspend(self, suspended: Suspended, t: int) -> None:
+        """Put the finished sessions beside the checkpoint that the round started from.
+
+        Raises:
+            Interrupted: always.
+        """
+        federation, last = self.trainer.federation, self.trainer.last_checkpoint
+        assert last is not None, "a round is suspended only if its start is on disk"
+        ranks, identity = federation.fleet.ranks, federation.round_identity()
+        path = last.path.with_name(journal.FILE)
+        journal.write(suspended, path, ranks, t=t, identity=identity)
+        raise Interrupted(
+            self.asked(),
+            f"{t} of {self.trainer.max_epochs} rounds and {suspended} of the next",
+            resumable=True,
+            progressed=suspended.new > 0 or t != self._first,
+        )
+
+    def asked(self) -> int:
+        """The signal that has come to any rank; 0 for none."""
+        return max(self.trainer.federation.fleet.ranks.gather([signals.asked() or 0]))
+
+    def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
         self.batch_progress.reset_on_run()
         self.trainer.fit_loop.max_batches = waves
         hooked = any(any(self._hooks(name)) for name in _WAVE_HOOKS)
@@ -88,7 +153,7 @@ class RoundLoop(_TrainingEpochLoop):
 
     def _wave(
         self, wave: int, client: int | None, run: RunClient, *, hooked: bool
-    ) -> PendingReport | None:
+    ) -> Pending | None:
         """One session on this rank, or none, between the stock batch hooks."""
         progress, connector = self.batch_progress, self.trainer._logger_connector
         progress.increment_ready()
@@ -165,6 +230,12 @@ class FederatedLoop(_FitLoop):
         # A step is a round: with max_steps, too, the epoch counter is the one to resume from.
         return False
 
+    @property
+    @override
+    def skip(self) -> bool:
+        # A run that died between its last round and its end has that before it yet.
+        return self.trainer.limit_train_batches == 0
+
     @override
     def setup_data(self) -> None:
         if self.trainer.limit_train_batches == 0:
@@ -190,6 +261,27 @@ class FederatedLoop(_FitLoop):
     def advance(self) -> None:
         with self.trainer.profiler.profile("run_training_epoch"):
             self.epoch_loop.run()
+
+    @override
+    def on_advance_end(self) -> None:
+        super().on_advance_end()
+        self.epoch_loop.forget_journal()
+        signal = self.epoch_loop.asked()
+        if signal and not self.done:
+            self._interrupt(signal)
+
+    def _interrupt(self, signal: int) -> None:
+        """After a round, with everything on disk.
+
+        Raises:
+            Interrupted: always.
+        """
+        trainer = self.trainer
+        finished = f"{trainer.current_epoch} of {trainer.max_epochs} rounds"
+        resumable = trainer.last_checkpoint is not None
+        if not resumable:
+            resumable = trainer.save_last()
+        raise Interrupted(signal, finished, resumable=resumable)
 
     @override
     def _warn_if_modules_in_eval_mode(self) -> None:

@@ -4,14 +4,14 @@ Metrics.csv, clients.csv, environment.json, and where checkpoints go.
 """
 
 import csv
+import errno
 import io
-import json
+import os
 import platform
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,8 +24,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.comm.collectives import Ranks
-from lightfed.core.checkpoint import write_atomically
-from lightfed.utils.errors import UserError
+from lightfed.core.archive import write_atomically
+from lightfed.core.runfolder import RunFolder, check_name
+from lightfed.utils.errors import DiskError
+from lightfed.utils.slurm import job_of
 
 _PACKAGES = (
     "lightfed",
@@ -37,13 +39,12 @@ _PACKAGES = (
     "triton",
     "numpy",
 )
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 Row = dict[str, float | int | str]
 
 
 class RunLogger(Logger):
-    """Writes `<save_dir>/<name>/`.
-
-    A name that is taken gets a number, so that nothing is ever overwritten.
+    """Writes the run folder; `RunFolder` says which that is.
 
     Rows are keyed by round: a round that is replayed after a restart replaces its row.
 
@@ -55,13 +56,7 @@ class RunLogger(Logger):
     def __init__(self, save_dir: str = "runs", name: str = "run") -> None:
         super().__init__()
         check_name("trainer.logger.init_args.name", name)
-        self._save_dir = Path(save_dir)
-        self._base = name
-        self._name: str | None = None
-        self._resumed = False
-        self._created = False
-        self._started = False
-        self._missing: list[Path] = []  # folders above the run's that this run made, from inside
+        self.place = RunFolder(Path(save_dir), name, job=job_of(os.environ))
         self._rounds: dict[int, Row] = {}
         self._columns = ["round"]
         self._clients: list[Row] = []
@@ -71,81 +66,46 @@ class RunLogger(Logger):
     # Which folder.
 
     def claim(self, ranks: Ranks) -> None:
-        """Settle on a folder, the same on every rank; idempotent."""
-        if self._name is None:
-            self._name = ranks.first(self._create)
-        if ranks.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        """Settle on a folder, the same on every rank; idempotent.
 
-    def _create(self) -> str:
-        """A folder of our own: mkdir fails where another run has just made it."""
-        self._missing = [p for p in (self._save_dir, *self._save_dir.parents) if not p.exists()]
-        number = 1
-        while True:
-            name = self._base if number == 1 else f"{self._base}-{number}"
-            try:
-                (self._save_dir / name).mkdir(parents=True)
-            except FileExistsError:
-                number += 1
-            except OSError as error:
-                found = f"{self._save_dir / name} cannot be made ({error.strerror})"
-                fix = "name a folder that can be written to"
-                raise UserError("trainer.default_root_dir", found, fix) from error
-            else:
-                self._created = True
-                return name
-
-    def resume_newest(self) -> Path | None:
-        """last.ckpt of the newest run of this name, in whose folder the run then goes on.
-
-        None if there is none.
+        Raises:
+            UserError: it cannot be made, or not all ranks find the same run to go on with.
         """
-        runs = [
-            path
-            for path in self._save_dir.glob("*/checkpoints/last.ckpt")
-            if self._is_of_this_name(path.parents[1])
-        ]
-        if not runs:
-            return None
-        return self.resume_from(max(runs, key=lambda path: path.stat().st_mtime_ns))
+        self.place.claim(ranks)
 
-    def _is_of_this_name(self, path: Path) -> bool:
-        folder = path.name
-        told = path / "environment.json"
-        if told.is_file() and json.loads(told.read_text()).get("name") != self._base:
-            return False
-        rest = folder.removeprefix(self._base)
-        return folder.startswith(self._base) and (
-            not rest or (rest[1:].isdigit() and rest[0] == "-")
-        )
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Tell of a disk that is full or broken, in one line.
 
-    def resume_from(self, ckpt_path: Any) -> Path:
-        """Go on in the folder of a checkpoint, if it lies in one of `save_dir`."""
-        path = Path(ckpt_path)
-        folder = path.parent.parent
-        if (
-            folder.parent.resolve() == self._save_dir.resolve()
-            and path.parent.name == "checkpoints"
-        ):
-            self._name = folder.name
-            self._resumed = True
-        return path
+        Raises:
+            DiskError: the block could not write to the run folder.
+        """
+        try:
+            yield
+        except OSError as error:
+            name = error.filename  # a file that was open already has none in its error
+            elsewhere = name is not None and not Path(name).is_relative_to(self.place.save_dir)
+            if error.errno not in _DISK or elsewhere:
+                raise
+            where = name or (self.folder if self.claimed else self.save_dir)
+            found = f"{where} cannot be written ({error.strerror})"
+            fix = "free space and run the same command again; the last checkpoint is whole"
+            raise DiskError("trainer.default_root_dir", found, fix) from error
 
     @property
     def claimed(self) -> bool:
         """Whether the run has its folder."""
-        return self._name is not None
+        return self.place.name is not None
 
     @property
     def folder(self) -> Path:
         """The run folder."""
-        assert self._name is not None, "the folder is claimed when the ranks are up"
-        return self._save_dir / self._name
+        return self.place.path
 
     @property
     @override
     def name(self) -> str:
-        return self._name or self._base
+        return self.place.name or self.place.base
 
     @property
     @override
@@ -155,7 +115,7 @@ class RunLogger(Logger):
     @property
     @override
     def save_dir(self) -> str:
-        return str(self._save_dir)
+        return str(self.place.save_dir)
 
     @property
     @override
@@ -170,15 +130,15 @@ class RunLogger(Logger):
 
         Keep the rows of the rounds that a resumed run does not repeat.
         """
-        self._started = True
-        content = json.dumps({"name": self._base, **environment}, indent=1, default=str) + "\n"
-        write_atomically(self.folder / "environment.json", lambda f: f.write(content.encode()))
-        rounds = _read(self.folder / "metrics.csv", finished_rounds) if self._resumed else []
+        self.place.tell(environment)
+        rounds = _read(self.folder / "metrics.csv", finished_rounds) if self.place.resumed else []
         self._rounds = {int(row["round"]): row for row in rounds}
         self._columns = ["round"]
         for row in rounds:
             self._add_columns(row)
-        self._clients = _read(self.folder / "clients.csv", finished_rounds) if self._resumed else []
+        self._clients = (
+            _read(self.folder / "clients.csv", finished_rounds) if self.place.resumed else []
+        )
         if rounds:
             self._ended = max(self._rounds)
             self._write_all()
@@ -205,12 +165,14 @@ class RunLogger(Logger):
     @override
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """A run that failed before its first round leaves no folder."""
-        if status == "failed" and self._created and not self._started:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # another run may have begun in it
-                for folder in self._missing:
-                    folder.rmdir()
+        """A run that failed before there was anything to keep leaves no folder."""
+        if status == "failed" and not self._ended:
+            self.place.give_up()
+
+    @rank_zero_only
+    def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
+        """Take down that the run has come to its end; see `RunFolder.finished_rounds`."""
+        self.place.finish(rounds, limits)
 
     @rank_zero_only
     def log_clients(self, rows: list[Row]) -> None:
@@ -260,16 +222,6 @@ class RunLogger(Logger):
             if mode == "w":
                 writer.writeheader()
             writer.writerows(rows)
-
-
-def check_name(key: str, name: str) -> None:
-    """Refuse a name that is no plain folder name.
-
-    Raises:
-        UserError: naming the key.
-    """
-    if name in ("", "..") or Path(name).name != name or "\0" in name:
-        raise UserError(key, repr(name), "give a plain folder name")
 
 
 def _read(path: Path, rounds: int) -> list[Row]:

@@ -4,6 +4,7 @@ Lightning's inner loops cost three to four times a bare torch loop on small mode
 bare loop with precision, clipping, schedulers and `self.log` around it.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class Report:
         steps: optimiser steps.
         flops: forward FLOPs of a sample.
         stored: bytes that the client keeps.
+        error: why the session failed, in a line; empty if it did not.
+        seconds: that it took; 0 if nobody has timed it.
         metrics: sample-weighted means by name.
         norm: of the trained row; nan or inf where the update is not finite.
         batch: position among the batches of the global test set.
@@ -44,6 +47,8 @@ class Report:
     batch: int = -1
     flops: float = 0.0
     stored: int = 0
+    error: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,14 @@ class LogBook:
         means: dict[str, Tensor | float] = {n: s / self._counts[n] for n, s in self._sums.items()}
         for name, metric in self._metrics.items():
             means[name] = metric.compute()
+        self.clear()
+        return means
+
+    def clear(self) -> None:
+        """A fresh start."""
+        for metric in self._metrics.values():
             metric.reset()
         self._sums, self._counts, self._metrics = {}, {}, {}
-        return means
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,38 @@ class Runtime:
     forward_context: Autocast | None = None
     clipping: Clipping | None = None
     scaler: Callable[[], torch.amp.GradScaler] | None = None
+
+
+class Stopwatch:
+    """Times what happens on a device; on CUDA by two events in its stream, and nobody waits.
+
+    Args:
+        device: where it happens; the time begins.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._times: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+        self._mark()
+
+    def stop(self) -> None:
+        """The time is over, as soon as the device has come so far."""
+        self._mark()
+
+    def _mark(self) -> None:
+        if self._stream is None:
+            self._times.append(time.perf_counter())
+        else:
+            self._events.append(self._stream.record_event(torch.cuda.Event(enable_timing=True)))
+
+    def seconds(self) -> float:
+        """Between the two; to be read when the device has done something that came later."""
+        if self._stream is None:
+            begin, over = self._times
+            return over - begin
+        start, end = self._events
+        return start.elapsed_time(end) / 1000
 
 
 class LocalSession:
@@ -166,6 +208,7 @@ class LocalSession:
         """Train `row` in place."""
         assert self._live is not None, "this session only evaluates"
         assert self._stepper is not None, "this session only evaluates"
+        stopwatch = Stopwatch(row.floats.device)
         module, stepper, book, context = self.module, self._stepper, self._log, self._context
         if not self._live.is_bound_to(row):
             self._live.bind(row)
@@ -192,9 +235,17 @@ class LocalSession:
                 stepper.epoch_end()
         stepper.finish()
         self._live.unbind()
+        stopwatch.stop()
         # A dot product: ten times as fast as a maximum, and as good a test for what is not finite.
         square = torch.dot(row.floats, row.floats)
-        return PendingReport(work.client, losses, sizes, book.close(), square)
+        return PendingReport(work.client, losses, sizes, book.close(), square, stopwatch)
+
+    def abandon(self) -> None:
+        """After a session that raised, wherever: nothing of it is left for the next."""
+        assert self._live is not None, "this session only evaluates"
+        self._log.clear()
+        if self._live.is_bound:
+            self._live.unbind()
 
     def gradient(self, row: Row, batch: Any) -> Tensor:
         """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is left as it is.
@@ -244,6 +295,7 @@ class PendingReport:
     sizes: list[int]
     logged: dict[str, Tensor | float]
     square: Tensor
+    stopwatch: Stopwatch
     flops: float = 0.0
 
     def resolve(self) -> Report:
@@ -258,7 +310,10 @@ class PendingReport:
             weighted = sum(x * n for x, n in zip(losses, self.sizes, strict=True))
             metrics.setdefault("train_loss", weighted / samples)
         norm = float(self.square) ** 0.5
-        return Report(self.client, samples, len(self.losses), metrics, norm, flops=self.flops)
+        seconds = self.stopwatch.seconds()  # the norm was computed later, so they are there
+        return Report(
+            self.client, samples, len(self.losses), metrics, norm, flops=self.flops, seconds=seconds
+        )
 
 
 def seed_default_generators(seed: int, device: torch.device) -> None:

@@ -48,6 +48,10 @@ class Staging:
             torch.cuda.current_stream(self._store.device).wait_stream(self._stream)
         return self._held[client]
 
+    def holds(self, client: int) -> bool:
+        """Whether the client's row is on the device."""
+        return client in self._held
+
     def put_back(self, client: int) -> None:
         """Move the trained row home and free its buffer."""
         self._store.row(client).copy_(self._held.pop(client))

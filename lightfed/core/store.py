@@ -174,6 +174,10 @@ class LiveModule:
         """Whether the module was last bound to this row."""
         return self._row is row
 
+    @property
+    def is_bound(self) -> bool:
+        return self._row is not None
+
     def unbind(self) -> None:
         """Write integer and replaced buffers back; other float state is in the row already."""
         assert self._row is not None, "unbind without bind"

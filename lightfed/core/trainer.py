@@ -2,17 +2,22 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+from lightfed.core import requeue
 from lightfed.core._lightning import _PATH, _SignalConnector
+from lightfed.core.allocation import check_launch, check_tasks
 from lightfed.core.checkpoint import main_file
 from lightfed.core.flags import (
     check_at_least_one,
@@ -20,13 +25,18 @@ from lightfed.core.flags import (
     check_devices,
     check_limit,
     check_rounds,
+    check_strategy,
 )
+from lightfed.core.lastcheckpoint import NAME, LastCheckpoint
 from lightfed.core.loop import FederatedLoop
+from lightfed.core.previews import Previews
 from lightfed.core.progress import RoundProgressBar
-from lightfed.core.runlog import RunLogger, check_name
+from lightfed.core.runfolder import check_name
+from lightfed.core.runlog import RunLogger
 from lightfed.core.strategy import FederatedStrategy
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.heap import keep_heap
+from lightfed.utils.signals import listening
 
 if TYPE_CHECKING:
     from lightfed.core.federation import Federation
@@ -34,7 +44,7 @@ if TYPE_CHECKING:
 Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
 
 
-class FederatedTrainer(L.Trainer):
+class FederatedTrainer(Previews):
     """A Trainer whose epochs are rounds.
 
     It has exactly those of Lightning's flags that mean something for a federation: a flag that
@@ -79,6 +89,7 @@ class FederatedTrainer(L.Trainer):
         plugins: Any = None,
         default_root_dir: str = "runs",
         num_threads: int = 1,
+        ranks_per_device: int = 1,
     ) -> None:
         """Flags of the run.
 
@@ -114,8 +125,17 @@ class FederatedTrainer(L.Trainer):
             default_root_dir: Where run folders are made.
             num_threads: Torch threads of a rank on the CPU; more than one is slower when the cores
             are shared.
+            ranks_per_device: Ranks that share each GPU, for clients too small to fill one. They
+                talk over gloo, since NCCL refuses two ranks on a GPU; under SLURM a node has so
+                many times more tasks than GPUs.
         """
+        self.goes_on_from: _PATH | None = None  # the checkpoint that this run was given, or found
         self._deferred_checkpoints: list[tuple[_PATH, bool | None, Any]] = []
+        self._limits = {
+            "max_epochs": max_epochs,
+            "max_steps": max_steps,
+            "max_time": None if max_time is None else str(max_time),
+        }
         if name is not None:
             check_name("trainer.name", name)
         check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
@@ -123,6 +143,7 @@ class FederatedTrainer(L.Trainer):
             {
                 "num_threads": num_threads,
                 "num_nodes": num_nodes,
+                "ranks_per_device": ranks_per_device,
                 "check_val_every_n_epoch": check_val_every_n_epoch,
             }
         )
@@ -130,7 +151,15 @@ class FederatedTrainer(L.Trainer):
         check_limit("limit_val_batches", limit_val_batches, least=0)
         check_limit("limit_test_batches", limit_test_batches, least=0)
         check_clipping(gradient_clip_val)
-        check_devices(accelerator, devices)
+        check_strategy(strategy)
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        check_tasks(
+            os.environ, accelerator=accelerator, gpus=gpus, ranks_per_device=ranks_per_device
+        )
+        check_devices(accelerator, devices, ranks_per_device=ranks_per_device)
+        if not isinstance(strategy, FederatedStrategy):
+            strategy = FederatedStrategy()
+        strategy.ranks_per_device = ranks_per_device
         torch.set_num_threads(num_threads)
         os.environ.setdefault(
             "OMP_NUM_THREADS", str(num_threads)
@@ -220,15 +249,27 @@ class FederatedTrainer(L.Trainer):
             train_dataloaders: the data module, in Lightning's second position.
             val_dataloaders: none: the data module knows the clients' test sets.
             datamodule: the FederatedDataModule.
-            ckpt_path: a checkpoint to go on from; `last` for the newest run of this name, or a
-                fresh start if there is none yet.
+            ckpt_path: a checkpoint to go on from; `last` for the newest run of this name and
+                configuration, or a fresh start if there is none yet. A SLURM job goes on in its
+                run without being told.
             weights_only: checkpoints are always loaded as tensors and primitives.
+
+        Raises:
+            SystemExit: a signal has stopped the run, whose state is on disk.
+            UserError: what a user can cause.
         """
-        super().fit(
-            model,
-            datamodule=datamodule or train_dataloaders,
-            ckpt_path=self._resolve(ckpt_path, fresh=True),
-        )
+        self._check_launch()
+        path = self.goes_on_from = self._resolve(ckpt_path, fresh=True)
+        if self._is_finished():
+            return
+        logger = self.run_logger
+        with listening(), nullcontext() if logger is None else logger.writing():
+            try:
+                super().fit(model, datamodule=datamodule or train_dataloaders, ckpt_path=path)
+            except Interrupted as interrupted:
+                requeue.leave(interrupted, first=self.is_global_zero)
+            if logger is not None:
+                logger.finish(self.current_epoch, self._limits)
 
     @override
     def validate(  # type: ignore[override]
@@ -245,11 +286,12 @@ class FederatedTrainer(L.Trainer):
         Args:
             model: the Federation.
             dataloaders: none: the data module knows the test sets.
-            ckpt_path: a checkpoint; `last` for the newest run of this name.
+            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
             verbose: print the figures.
             datamodule: the FederatedDataModule.
             weights_only: checkpoints are always loaded as tensors and primitives.
         """
+        self._check_launch()
         return super().validate(
             model, ckpt_path=self._resolve(ckpt_path), verbose=verbose, datamodule=datamodule
         )
@@ -269,39 +311,15 @@ class FederatedTrainer(L.Trainer):
         Args:
             model: the Federation.
             dataloaders: none: the data module knows the test sets.
-            ckpt_path: a checkpoint; `last` for the newest run of this name.
+            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
             verbose: print the figures.
             datamodule: the FederatedDataModule.
             weights_only: checkpoints are always loaded as tensors and primitives.
         """
+        self._check_launch()
         return super().test(
             model, ckpt_path=self._resolve(ckpt_path), verbose=verbose, datamodule=datamodule
         )
-
-    def partition(self, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
-        """Draw the split of the data over the clients and print it; trains nothing.
-
-        Args:
-            model: the Federation; its cohorts say how many clients there are, its seed names the
-                draw.
-            datamodule: the FederatedDataModule.
-        """
-        clients, seed = model.num_clients, model.seed
-        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)  # type: ignore[attr-defined]
-        print(datamodule.partition_.table())  # type: ignore[attr-defined]
-
-    def groups(self, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
-        """Print which layers which cohorts have in common (FlexiFed's trie); trains nothing.
-
-        Args:
-            model: the Federation.
-            datamodule: the FederatedDataModule; it knows the shape of a sample.
-        """
-        from lightfed.core.groups import groups_table
-
-        prepare = model.algorithm.prepare_module  # type: ignore[union-attr]
-        text = groups_table(model.cohorts, datamodule, seed=model.seed, prepare=prepare)  # type: ignore[arg-type]
-        print(text)
 
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint; `fresh` where `last` may mean a run that starts.
@@ -310,20 +328,59 @@ class FederatedTrainer(L.Trainer):
             UserError: there is no such checkpoint.
         """
         logger = self.run_logger
+        self._demand_readable(False)
+        if fresh and logger is not None:
+            own = logger.place.resume_job(requeued=ckpt_path not in (None, "last"))
+            if own is not None:
+                return own
         if ckpt_path is None:
             return None
         if ckpt_path == "best" and any(c.best_model_path for c in self._model_checkpoints()):
             return ckpt_path
         if ckpt_path != "last":
             main = main_file(ckpt_path)
-            return main if logger is None else logger.resume_from(main)
+            self._demand_readable(True)  # a path is meant as it is written
+            return main if logger is None else logger.place.resume_from(main)
         if logger is None:
             return ckpt_path  # Lightning looks into the folders of the checkpoint callbacks
-        newest = logger.resume_newest()
+        newest = logger.place.resume_newest(trains=fresh)
         if newest is None and not fresh:
             found = "`last`, but no run of this name has a checkpoint"
             raise UserError("ckpt_path", found, "give the path of a .ckpt file")
         return newest
+
+    def _is_finished(self) -> bool:
+        """Whether this job has been at the end of the run before, and nothing is left to do.
+
+        A script may want the state of a finished run: it is loaded, and not a round is run.
+        """
+        logger = self.run_logger
+        rounds = None if logger is None else logger.place.finished_rounds(self._limits)
+        if logger is None or rounds is None:
+            return False
+        if logger.place.config is None:
+            self.fit_loop.max_epochs = rounds  # fewer than max_epochs, where a callback stopped it
+            return False
+        if self.is_global_zero:
+            print(f"{logger.folder} is finished after {rounds} rounds")
+        return True
+
+    def _check_launch(self) -> None:
+        strategy = self.strategy
+        if isinstance(strategy, FederatedStrategy) and isinstance(
+            strategy.cluster_environment, SLURMEnvironment | LightningEnvironment
+        ):
+            check_launch(
+                os.environ,
+                processes=strategy.num_processes,
+                nodes=self.num_nodes,
+                ranks_per_device=strategy.ranks_per_device,
+            )
+
+    def _demand_readable(self, strict: bool) -> None:
+        """Whether an unreadable checkpoint is an error, or the one before it will do."""
+        if isinstance(self.strategy, FederatedStrategy):
+            self.strategy.strict = strict
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
@@ -338,6 +395,18 @@ class FederatedTrainer(L.Trainer):
             return
         super().save_checkpoint(filepath, weights_only, storage_options)
 
+    @property
+    def last_checkpoint(self) -> LastCheckpoint | None:
+        """The default checkpoint, written after every round, if the run has it."""
+        return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
+
+    def save_last(self) -> bool:
+        """Write last.ckpt where the run's checkpoints go; False if it keeps none."""
+        folders = [c.dirpath for c in self._model_checkpoints() if c.dirpath is not None]
+        if folders:
+            self.save_checkpoint(Path(folders[0]) / NAME)
+        return bool(folders)
+
     def save_deferred_checkpoints(self) -> None:
         """What callbacks asked for within the round that has just ended."""
         deferred, self._deferred_checkpoints = self._deferred_checkpoints, []
@@ -346,11 +415,11 @@ class FederatedTrainer(L.Trainer):
 
 
 class _FlagSignals(_SignalConnector):
-    """Leaves signals alone.
+    """Leaves signals to lightfed.utils.signals, which only takes them down.
 
     Lightning's handlers save and broadcast inside the handler, which deadlocks as soon as a signal
-    meets a rank in a collective. The state of the last round is on disk at any moment, so a plain
-    death loses one round at most.
+    meets a rank in a collective. Here the loop asks between sessions, all ranks stop at the same
+    one, save, and `fit` requeues the job.
     """
 
     @override
@@ -362,10 +431,6 @@ class _FlagSignals(_SignalConnector):
         pass
 
 
-class LastCheckpoint(ModelCheckpoint):
-    """The default checkpoint: a type of its own, so that its state is not that of a user's."""
-
-
 def _with_defaults(
     callbacks: list[Callback] | Callback | None, *, progress: bool, checkpoint: bool
 ) -> list[Callback]:
@@ -373,13 +438,5 @@ def _with_defaults(
     if progress and not any(isinstance(c, ProgressBar) for c in given):
         given.append(RoundProgressBar())
     if checkpoint and not any(isinstance(c, ModelCheckpoint) and c.save_last for c in given):
-        # A file named "last" after every round; save_last would write it only beside another one.
-        given.append(
-            LastCheckpoint(
-                filename="last",
-                every_n_epochs=1,
-                save_on_train_epoch_end=True,
-                enable_version_counter=False,
-            )
-        )
+        given.append(LastCheckpoint())
     return given

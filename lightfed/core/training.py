@@ -3,15 +3,17 @@
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as L
-from lightfed_kernels import FIXED_LIMIT, Segments, count_per_tensor
+from lightfed_kernels import FIXED_LIMIT, Segments, apply_mask_, count_per_tensor
 from torch import Tensor
 
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.client import reported
 from lightfed.core.cohort import CohortState, blank
+from lightfed.core.journal import Finished, Suspended
 from lightfed.core.ledger import masked_flops, weight_uses
 from lightfed.core.optimizer import Proximal, Stepper
 from lightfed.core.session import (
@@ -23,6 +25,8 @@ from lightfed.core.session import (
     seed_default_generators,
 )
 from lightfed.core.store import Row
+from lightfed.utils import signals
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, torch_generator
 
 if TYPE_CHECKING:
@@ -30,8 +34,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RunClient = Callable[[int], PendingReport]
-Waves = Callable[[list[int], int, RunClient], list[PendingReport]]
+
+@dataclass(frozen=True)
+class Known:
+    """A report that waits for nothing: of a session that failed, or was run before a restart."""
+
+    report: Report
+
+    def resolve(self) -> Report:
+        return self.report
+
+
+Pending = PendingReport | Known
+RunClient = Callable[[int], Pending | None]
+Waves = Callable[[list[int], int, RunClient], list[Pending]]
 
 
 class Training:
@@ -41,6 +57,8 @@ class Training:
         waves: calls `run` for the clients of this rank; the loop puts batch hooks around.
         lr: learning rate of the round, for optimisers that take it.
         tested: clients that are tested at the start of their sessions in this round.
+        suspends: a round may end amid its sessions: the state it began with is on disk.
+        calls: of `sessions` in this round.
         starts: reports of those tests.
         steps: batches of a client's session, where they are not those of the configuration.
     """
@@ -54,11 +72,17 @@ class Training:
         algorithm = fleet.algorithm
         has_hook = type(algorithm).local_gradient is not Algorithm.local_gradient
         self._hook = algorithm.local_gradient if has_hook else None
-        self.waves: Waves = lambda mine, _, run: [run(client) for client in mine]
+        self.waves: Waves = _one_after_the_other
         self.lr: float | None = None
         self.tested: Collection[int] = ()
         self.starts: list[Report] = []
         self.steps: Mapping[int, int] = {}
+        self.suspends = False
+        self.calls = 0
+        self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions that need not be run again
+        self._known_call = 0
+        self._refusals: list[UserError] = []
+        self._explained = False
 
     def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
         """Give the cohorts their sessions.
@@ -81,8 +105,66 @@ class Training:
             session = self._sessions[id(module)] = LocalSession(module, self._runtime)
         return session
 
-    def run(self, client: int, mine: list[int], t: int) -> PendingReport:
-        """One session; `mine` says whose row is to be fetched next."""
+    def go_on(self, call: int, sessions: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take the sessions of a call of `sessions` from a journal, in the round that follows."""
+        self._known_call, self._known = call, sessions
+
+    def sessions(self, clients: Sequence[int], waves: int, t: int) -> list[Report]:
+        """Local training of every client.
+
+        Args:
+            clients: of all ranks.
+            waves: largest number of them on a rank.
+            t: the round.
+
+        Returns:
+            of all of them, ascending, on every rank.
+
+        Raises:
+            Suspended: a signal asks for an end, and some are not finished.
+            UserError: a session refuses what a user asks for.
+        """
+        fleet = self._fleet
+        mine = fleet.mine(clients)
+        self.starts, self._refusals = [], []
+        pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
+        here = [report.resolve() for report in pending]
+        fleet.ranks.meet(f"the end of the sessions of round {t}")
+        gathered = fleet.ranks.gather([*here, *self._refusals])
+        for refusal in gathered:
+            if isinstance(refusal, UserError):
+                raise refusal
+        if len(gathered) < len(clients):
+            done = [report.client for report in gathered if not report.error]
+            new = sum(not self._is_known(client) for client in done)
+            raise Suspended(self.calls, self._finished(here), total=len(done), new=new)
+        self.calls += 1
+        return sorted(gathered, key=lambda report: report.client)
+
+    def run(self, client: int, mine: list[int], t: int) -> Pending | None:
+        """One session, or what is known of it; None if a signal asks for an end.
+
+        Args:
+            client: whose session it is.
+            mine: says whose row is to be fetched next.
+            t: the round.
+        """
+        if self._is_known(client):
+            return Known(self._put_in_place(client))
+        if self.suspends and signals.asked() is not None:
+            return None
+        try:
+            return self._session(client, mine, t)
+        except UserError as refusal:
+            self._refusals.append(refusal)
+            return None
+        except Exception as error:  # a client that fails is no reason for the others to fail
+            return Known(self._failed(client, error))
+
+    def _is_known(self, client: int) -> bool:
+        return self.calls == self._known_call and client in self._known
+
+    def _session(self, client: int, mine: list[int], t: int) -> PendingReport:
         fleet, state = self._fleet, self._fleet.state(client)
         assert state.session is not None, "sessions are attached before the first round"
         row = self._fetch(client, mine)
@@ -102,6 +184,52 @@ class Training:
         if state.staging is not None:
             state.staging.put_back(client)
         return report
+
+    def _failed(self, client: int, error: Exception) -> Report:
+        """Of a session that raised: its row stays as far as it came, within the client's mask."""
+        fleet, state = self._fleet, self._fleet.state(client)
+        assert state.session is not None, "sessions are attached before the first round"
+        if not self._explained:
+            log.warning("the session of client %d failed", client, exc_info=error)
+            self._explained = True  # the others' reasons are a line each
+        state.session.abandon()
+        if state.staging is not None and state.staging.holds(client):
+            state.staging.put_back(client)
+        row = fleet.row(client).floats
+        mask = fleet.algorithm.trained_mask(fleet, client)
+        if mask is not None:
+            apply_mask_(row, mask.to(row.device))
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return Report(client, 0, norm=float(row.norm()), error=reason)
+
+    def _finished(self, reports: Sequence[Report]) -> dict[int, Finished]:
+        """What the sessions of this rank have left, for a journal."""
+        fleet = self._fleet
+        starts = {report.client: report for report in self.starts}
+        finished = {}
+        for report in reports:
+            if report.error:
+                continue  # may go well when the round goes on
+            client = report.client
+            row, result = fleet.row(client), fleet.algorithm.session_result(fleet, client)
+            # Cloned: a view would be saved with the whole matrix behind it.
+            tensors = {"floats": row.floats, "integers": row.integers}
+            finished[client] = Finished(
+                report, starts.get(client),
+                {name: x.cpu().clone() for name, x in tensors.items()},
+                {name: x.cpu().clone() for name, x in result.items()},
+            )  # fmt: skip
+        return finished
+
+    def _put_in_place(self, client: int) -> Report:
+        """What a session has left before the restart; as if it had just been run."""
+        fleet, done = self._fleet, Finished.of(self._known[client])
+        row = fleet.row(client)
+        row.copy_(Row(done.tensors["floats"], done.tensors["integers"]))
+        fleet.algorithm.load_session_result(fleet, client, done.result)
+        if done.start is not None:
+            self.starts.append(done.start)
+        return done.report
 
     def finetune(self, client: int, row: Row) -> L.LightningModule:
         """The client's module, bound to a copy of a row after a session that nobody hears of."""
@@ -135,23 +263,42 @@ class Training:
         return session.box
 
     def judge(self, reports: Sequence[Report], t: int) -> dict[int, bool]:
-        """Whose update is finite; the others are named in the log and start anew."""
+        """Whose update can be used; the others are named in the log.
+
+        Who keeps a row that is not finite starts anew.
+
+        Raises:
+            UserError: more clients failed than may, or every session raised.
+        """
         fleet = self._fleet
         limit = FIXED_LIMIT if fleet.accumulate == "fixed" else math.inf
-        usable = {report.client: report.norm < limit for report in reports}
-        for report in reports:
-            if usable[report.client]:
+        finite = {report.client: report.norm < limit for report in reports}
+        bad = [r for r in reports if r.error or not finite[r.client]]
+        for report in bad:
+            if finite[report.client]:
+                fleet.warn(f"round {t}: client {report.client} is left out: {report.error}")
                 continue
             if fleet.algorithm.stateful and fleet.home(report.client) == fleet.ranks.rank:
                 # From what is not finite there is no way back.
                 fleet.algorithm.start_anew(fleet, report.client)
-            if fleet.ranks.rank == 0:
-                log.warning(
-                    "round %d: the update of client %d is not finite (norm %g); "
-                    "it is left out of the merge, and a client that keeps its row starts anew",
-                    t, report.client, report.norm,
-                )  # fmt: skip
-        return usable
+            fleet.warn(
+                f"round {t}: the update of client {report.client} is not finite (norm "
+                f"{report.norm:g}); it is left out of the merge, and a client that keeps its row "
+                "starts anew"
+            )
+        self._check_failures(bad, len(reports), t)
+        return {report.client: finite[report.client] and not report.error for report in reports}
+
+    def _check_failures(self, bad: Sequence[Report], sessions: int, t: int) -> None:
+        allowed = self._fleet.max_failed
+        none_ran = bool(bad) and all(report.error for report in bad) and len(bad) == sessions
+        if none_ran or (allowed is not None and len(bad) > allowed):
+            first = bad[0].error or "its update is not finite"
+            found = f"{len(bad)} of {sessions} sessions of round {t} failed"
+            fix = "correct the cause" if none_ran else "correct the cause, or allow more"
+            raise UserError(
+                "model.max_failed_clients", f"{found} (client {bad[0].client}: {first})", fix
+            )
 
     def _masked_flops(self, client: int, mask: Tensor) -> float:
         """Forward FLOPs of a sample under a client's mask."""
@@ -201,9 +348,9 @@ class Training:
         if state.staging is None:
             return fleet.row(client)
         row = state.staging.get(client)
-        position = mine.index(client) + 1
-        if position < len(mine) and (ahead := fleet.state(mine[position]).staging) is not None:
-            ahead.prefetch(mine[position])
+        coming = [k for k in mine[mine.index(client) + 1 :] if not self._is_known(k)]
+        if coming and (ahead := fleet.state(coming[0]).staging) is not None:
+            ahead.prefetch(coming[0])
         return row
 
     def _batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
@@ -233,3 +380,9 @@ class Training:
     def _seed(self, purpose: str, t: int, client: int) -> None:
         seed = derive_seed(self._fleet.seed, purpose, t, client)
         seed_default_generators(seed, self._fleet.device)
+
+
+def _one_after_the_other(mine: list[int], _: int, run: RunClient) -> list[Pending]:
+    """Sessions without a loop's hooks around them."""
+    reports = [run(client) for client in mine]
+    return [report for report in reports if report is not None]

@@ -132,7 +132,9 @@ def test_checkpoints_are_kept_by_a_figure(tmp_path: Path) -> None:
     callbacks = [Scripted(0.1, 0.5, 0.3, 0.4), keep]
     trainer = fit(federation(), data(), tmp_path, rounds=4, callbacks=callbacks)
     folder = tmp_path / "run" / "checkpoints"
-    assert sorted(p.name for p in folder.iterdir()) == ["epoch=1.ckpt", "epoch=3.ckpt", "last.ckpt"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "epoch=1.ckpt", "epoch=3.ckpt", "last.ckpt", "last.previous.ckpt",
+    ]  # fmt: skip
     assert keep.best_model_path == str(folder / "epoch=1.ckpt")
     assert trainer.callback_metrics["score"] == pytest.approx(0.4)
 
@@ -161,7 +163,7 @@ def test_a_users_checkpoints_stand_beside_the_last_one(
     step = every.get("every_n_epochs", 1)
     kept = [f"epoch={t}.ckpt" for t in range(step - 1, 4, step)]
     folder = tmp_path / "run" / "checkpoints"
-    assert sorted(p.name for p in folder.iterdir()) == [*kept, "last.ckpt"]
+    assert sorted(p.name for p in folder.iterdir()) == [*kept, "last.ckpt", "last.previous.ckpt"]
     assert load(folder / "last.ckpt")["epoch"] == 3
 
 

@@ -122,7 +122,7 @@ def stopped_run(folder: Path, *, rounds: int = 4) -> RunLogger:
 
 def resumed(folder: Path, *, finished: int) -> RunLogger:
     logger = RunLogger(str(folder), "run")
-    logger.resume_from(checkpoint_in(folder / "run"))
+    logger.place.resume_from(checkpoint_in(folder / "run"))
     logger.claim(Ranks(CPU))
     logger.start({}, finished_rounds=finished)
     return logger
@@ -176,7 +176,9 @@ def test_last_is_the_newest_run_of_the_name(tmp_path: Path) -> None:
         logger.start({}, finished_rounds=0)
         checkpoint_in(logger.folder, age=age)
     logger = RunLogger(str(tmp_path), "run")
-    assert logger.resume_newest() == tmp_path / "run-2" / "checkpoints" / "last.ckpt"
+    assert (
+        logger.place.resume_newest(trains=True) == tmp_path / "run-2" / "checkpoints" / "last.ckpt"
+    )
     logger.claim(Ranks(CPU))
     assert logger.folder == tmp_path / "run-2"
 
@@ -186,14 +188,14 @@ def test_last_is_not_a_run_of_a_name_that_ends_in_a_number(tmp_path: Path) -> No
         logger = logger_of(tmp_path, name)  # run-2 is this one's own name, not the second `run`
         logger.start({}, finished_rounds=0)
         checkpoint_in(logger.folder, age=age)
-    newest = RunLogger(str(tmp_path), "run").resume_newest()
+    newest = RunLogger(str(tmp_path), "run").place.resume_newest(trains=True)
     assert newest == tmp_path / "run" / "checkpoints" / "last.ckpt"
 
 
 def test_without_a_run_last_is_a_fresh_start(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()  # died before its first checkpoint
     logger = RunLogger(str(tmp_path), "run")
-    assert logger.resume_newest() is None
+    assert logger.place.resume_newest(trains=True) is None
     logger.claim(Ranks(CPU))
     assert logger.name == "run-2"
 
@@ -201,18 +203,23 @@ def test_without_a_run_last_is_a_fresh_start(tmp_path: Path) -> None:
 def test_a_checkpoint_from_elsewhere_starts_a_run_of_its_own(tmp_path: Path) -> None:
     foreign = checkpoint_in(tmp_path / "copied" / "run")
     logger = RunLogger(str(tmp_path / "runs"), "run")
-    assert logger.resume_from(foreign) == foreign
+    assert logger.place.resume_from(foreign) == foreign
     logger.claim(Ranks(CPU))
     assert logger.folder == tmp_path / "runs" / "run"
 
 
-@pytest.mark.parametrize(("started", "left"), [(False, []), (True, ["run"])])
-def test_a_run_that_fails_before_its_first_round_leaves_no_folder(
-    tmp_path: Path, started: bool, left: list[str]
+@pytest.mark.parametrize(
+    ("has", "left"), [("", []), ("checkpoints", ["run"]), ("a round", ["run"])]
+)
+def test_a_run_that_fails_with_nothing_to_go_on_from_leaves_no_folder(
+    tmp_path: Path, has: str, left: list[str]
 ) -> None:
     logger = logger_of(tmp_path)
-    if started:
-        logger.start({}, finished_rounds=0)
+    logger.start({}, finished_rounds=0)
+    if has == "checkpoints":
+        checkpoint_in(logger.folder)
+    elif has:
+        log_round(logger, 1, loss=1.0)
     logger.finalize("failed")
     assert [p.name for p in tmp_path.iterdir()] == left
 
@@ -220,7 +227,7 @@ def test_a_run_that_fails_before_its_first_round_leaves_no_folder(
 def test_a_failed_resume_leaves_the_run_it_came_from(tmp_path: Path) -> None:
     stopped_run(tmp_path)
     logger = RunLogger(str(tmp_path), "run")
-    logger.resume_from(checkpoint_in(tmp_path / "run"))
+    logger.place.resume_from(checkpoint_in(tmp_path / "run"))
     logger.claim(Ranks(CPU))
     logger.finalize("failed")
     assert len(rows_of(tmp_path / "run" / "metrics.csv")) == 4
