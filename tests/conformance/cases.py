@@ -6,11 +6,12 @@ promise that a result does not depend on how many ranks computed it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import SGD
+from typing_extensions import override
 
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
@@ -37,6 +38,7 @@ from lightfed.core.aspg import ASPG
 from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.dataset import Samples, Split
 from lightfed.data.dirichlet import Dirichlet
 from lightfed.data.language import Prose
 from lightfed.data.schemes import Natural
@@ -75,15 +77,32 @@ class DeepNet(NormNet):
             self.layers = nn.Sequential(*first, *deeper, *rest)
 
 
+def dropped(num_classes: int = 10) -> nn.Module:
+    """BatchNorm behind dropout: its statistics are drawn."""
+    return nn.Sequential(nn.Dropout(0.2), NormNet(num_classes))
+
+
+read_digits = cache(Digits().load)  # by split: reading takes as long as a round
+
+
+class ReadDigits(Digits):
+    """The digits, read once a process: forked ranks find them in memory."""
+
+    @override
+    def load(self, split: Split) -> Samples:
+        return read_digits(split)
+
+
 def digits() -> FederatedDataModule:
-    return FederatedDataModule(Digits(), Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100)
+    dataset = ReadDigits()
+    return FederatedDataModule(dataset, Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100)
 
 
 def joined() -> FederatedDataModule:
     """Digits without batches of a single sample, which batch normalisation could not take."""
-    return FederatedDataModule(
-        Digits(), Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100, last_batch="join"
-    )
+    data = digits()
+    data.last_batch = "join"
+    return data
 
 
 def prose() -> FederatedDataModule:
@@ -112,7 +131,7 @@ class Case:
         ]
 
     def federation_of(self, seed: int = 0) -> Federation:
-        settings = {
+        settings: dict[str, Any] = {
             "optimizer": partial(SGD, lr=0.1, momentum=0.9),
             "fraction": 0.4,
         } | self.federation
@@ -154,11 +173,17 @@ CASES = {
     "fedavg_drop_statistics": Case(partial(FedAvg, buffers="drop")),
     "fedavg_host_rows": Case(FedAvg, federation={"store": "host"}),
     "fd": Case(FD, federation={"fraction": 0.6}),
+    "fedbcd": Case(
+        partial(FedBCD, 4, 1, gamma=[0.3, 1.0]), clients=8, federation=_clouds | {"store": "host"}
+    ),
     "fedbcd_async": Case(partial(FedBCD, 4, 1, wait=2), clients=8, federation=_clouds),
     "fedbcdi": Case(
         partial(FedBCDI, 2, 2, 4, gamma=[0.3, 0.1, 0.7], patience=1), clients=8,
         federation=_clouds | {"store": "host", "accumulate": "fixed"},
         trainer={"gradient_clip_val": 0.5},
+    ),
+    "fedbcdi_async": Case(
+        partial(FedBCDI, 4, 1, 2, wait=2, patience=1), clients=8, federation=_clouds
     ),
     "fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation={"store": "host"}),
     "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
@@ -174,9 +199,10 @@ CASES = {
     "heterofl": Case(HeteroFL, _conv, "abcde", federation={"fraction": 0.7}),
     "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
     "heterofl_dropout": Case(HeteroFL, _mlp, "ace"),
+    "heterofl_drawn_statistics": Case(HeteroFL, dropped),
     "heterofl_resnet": Case(HeteroFL, _resnet, "abd"),
     "heterofl_transformer": Case(
-        HeteroFL, _transformer, "abd", data=prose, trainer={"limit_train_batches": 4}
+        HeteroFL, _transformer, "abd", data=prose, trainer={"limit_train_batches": 2}
     ),
     "lgfedavg": Case(partial(LGFedAvg, 2), federation={"local_epochs": 2}),
     "lgfedavg_heads": Case(partial(LGFedAvg, 1, weights="samples"), DeepNet, "ab"),

@@ -34,10 +34,11 @@ def fit(
 ) -> tuple[FederatedTrainer, Federation]:
     quiet()
     federation = case.federation_of()
-    trainer = FederatedTrainer(
-        max_epochs=rounds, accelerator="cpu", devices=ranks, enable_progress_bar=False,
-        logger=RunLogger(str(folder), "run"), **(case.trainer | flags),
-    )  # fmt: skip
+    settings: dict[str, Any] = (
+        {"accelerator": "cpu", "enable_progress_bar": False} | case.trainer | flags
+    )
+    logger = RunLogger(str(folder), "run")
+    trainer = FederatedTrainer(max_epochs=rounds, devices=ranks, logger=logger, **settings)
     trainer.fit(federation, datamodule=case.data(), ckpt_path=ckpt_path)
     return trainer, federation
 

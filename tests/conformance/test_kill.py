@@ -1,17 +1,14 @@
 """kill -9 of the whole job loses at most the round under way."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.conformance.killer import KILLS, ROUNDS
+from tests.conformance.kit import run_module
 
 
 def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.conformance.killer", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_module("killer", str(tmp_path))
     results = json.loads((tmp_path / "kills.json").read_text())
     kills = [(name, r["straight"], kill) for name, r in results.items() for kill in r["kills"]]
     assert len(kills) == KILLS
