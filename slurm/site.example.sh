@@ -1,0 +1,26 @@
+# What differs from cluster to cluster. Copy it to slurm/site.sh and keep the lines that are yours;
+# the scripts read that file on the first node of a job, before they start anything. Without it they
+# use .venv where there is one. The file is yours alone: git ignores it. No passwords or tokens here.
+
+# The environment that lightfed is installed in: one of these.
+# module purge && module load python/3.12 cuda/12.8
+# source .venv/bin/activate
+# source ~/miniforge3/bin/activate lightfed
+
+# Flags of every sbatch on this cluster (partition, account) do not belong here but into your shell:
+#   export SBATCH_PARTITION=gpu SBATCH_ACCOUNT=my-project
+
+# Data sets and caches that all nodes see, where the home directory is small.
+# export XDG_CACHE_HOME=$SCRATCH/cache
+
+# The network between nodes. Only when a run hangs or crawls at its start: NCCL finds most itself.
+# export NCCL_DEBUG=INFO                    # says which devices it took
+# export NCCL_SOCKET_IFNAME=ib0             # ip -brief address lists the names
+# export GLOO_SOCKET_IFNAME=ib0             # the same for gloo (ranks on CPUs, small messages)
+# export NCCL_IB_HCA=mlx5_0,mlx5_1
+# export FI_PROVIDER=efa                    # AWS
+
+# A container: a prefix to commands (apptainer), or flags of srun (pyxis). It needs lightfed inside,
+# and SLURM's scontrol, or a job cannot put itself back into the queue.
+# container=(apptainer exec --nv "$HOME/lightfed.sif")
+# srun_flags=(--container-image="$HOME/lightfed.sqsh" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")

@@ -1,0 +1,164 @@
+"""Jobs on a real SLURM: they end with the same bits, whatever the cluster does to them."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, until
+from tests.slurm.gate import ROUND
+from tests.slurm.runs import FIT, GATED, ONE_NODE, TWO_NODES, Run, Workspace, assert_same_bits
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(workspace: Workspace) -> Run:
+    """One node, two ranks: what all other runs are compared with."""
+    run = workspace.submit("train", ONE_NODE, FIT)
+    run.complete()
+    return run
+
+
+def held(workspace: Workspace, *flags: str) -> Run:
+    """A run that waits amid its third round."""
+    run = workspace.submit("train", flags, GATED)
+    run.reach_gate()
+    return run
+
+
+def assert_went_on(run: Run, undisturbed: Run, *, starts: int = 2) -> None:
+    """It ended well, began again amid the round it was in, and found what it would have found."""
+    run.complete()
+    assert run.first_rounds() == [0] + [ROUND] * (starts - 1), run.log
+    assert_same_bits(run, undisturbed)
+
+
+def test_one_node_and_two_have_the_same_bits(workspace: Workspace, undisturbed: Run) -> None:
+    run = workspace.submit("train", TWO_NODES, FIT)
+    run.complete()
+    assert_same_bits(run, undisturbed)
+    assert ", start 1" in run.log.splitlines()[0]
+
+
+def test_a_run_goes_on_after_its_time_limit(workspace: Workspace, undisturbed: Run) -> None:
+    run = held(workspace, *ONE_NODE, "--signal=SIGUSR1@200")
+    hours, minutes, _ = run.job.facts()["RunTime"].split(":")
+    # At most three minutes are left: the signal is due, and comes within half a minute.
+    run.job.update(f"TimeLimit={60 * int(hours) + int(minutes) + 3}")
+    until(lambda: run.job.state == "PENDING", "the run saves and puts its job back")
+    run.job.update("TimeLimit=30")
+    run.job.release()
+    assert_went_on(run, undisturbed)
+    assert run.job.restarts == 1
+
+
+def test_a_run_goes_on_after_a_preemption(workspace: Workspace, undisturbed: Run) -> None:
+    run = held(workspace, *ONE_NODE)
+    urgent = workspace.cluster.submit(
+        *("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true"),
+        cwd=workspace.root,
+    )
+    assert urgent.end()["JobState"] == "COMPLETED"
+    run.job.release()
+    assert_went_on(run, undisturbed)
+
+
+def test_a_run_goes_on_after_an_operators_requeue(workspace: Workspace, undisturbed: Run) -> None:
+    run = held(workspace, *ONE_NODE)
+    run.job.requeue()
+    run.job.release()
+    assert_went_on(run, undisturbed)
+
+
+def test_a_run_goes_on_when_its_node_is_lost(
+    cluster: Cluster, workspace: Workspace, undisturbed: Run
+) -> None:
+    run = held(workspace, *ONE_NODE)
+    lost = run.job.facts()["NodeList"]
+    cluster.power_off(lost, run.job)
+    try:
+        run.job.release()
+        assert_went_on(run, undisturbed)
+        assert run.job.facts()["NodeList"] != lost
+    finally:
+        cluster.power_on(lost)
+
+
+def test_a_cancelled_run_goes_on_only_when_it_is_asked_to(
+    workspace: Workspace, undisturbed: Run
+) -> None:
+    run = workspace.submit("train", ONE_NODE, GATED)
+    pids = run.reach_gate()
+    run.job.cancel()
+    until(lambda: not any(map(alive, pids)), "the ranks have ended")
+    facts = run.job.end()
+    assert facts["JobState"] == "CANCELLED"
+    assert facts["Restarts"] == "0"
+    other = workspace.submit("train", ONE_NODE, (*FIT, "--ckpt_path=last"))
+    other.complete()
+    assert_same_bits(run, undisturbed)
+
+
+def test_a_task_of_an_array_goes_on_with_its_own_run(
+    workspace: Workspace, undisturbed: Run
+) -> None:
+    lines = [" ".join((*GATED, f"--model.seed={seed}")) for seed in (0, 1)]
+    (workspace.root / "seeds.sweep").write_text("\n".join(lines))
+    flags = ("--array=1-2", "--ntasks-per-node=1", "--gpus-per-node=1")
+    array = workspace.submit("sweep", flags, ["seeds.sweep"])
+    disturbed, sibling = array.task(1), array.task(2)
+    for run in (disturbed, sibling):
+        run.reach_gate(ranks=1)
+    disturbed.job.cancel("--signal=USR1")  # as its time limit would; it puts itself back
+    disturbed.job.release()
+    sibling.open_gate()
+    assert_went_on(disturbed, undisturbed)  # the seed is that of the other runs
+    assert_went_on(sibling, sibling, starts=1)
+    assert sibling.job.restarts == 0
+    assert sibling.results()["weights"] != disturbed.results()["weights"]
+    folders = [path.name for path in (workspace.root / "runs").glob(f"*{array.job.number}*")]
+    assert sorted(folders) == [disturbed.folder.name, sibling.folder.name]
+
+
+def test_a_dead_rank_ends_the_job(workspace: Workspace) -> None:
+    run = workspace.submit("train", TWO_NODES, GATED)
+    pids = run.reach_gate()
+    os.kill(pids[1], signal.SIGKILL)
+    facts = run.job.end(seconds=60)
+    assert facts["JobState"] == "FAILED"
+    assert facts["ExitCode"] != "0:0"
+    assert facts["Restarts"] == "0"
+    assert re.search(r"^lightfed: error: rank 1 on \S+ .*died", run.log, re.MULTILINE), run.log
+    until(lambda: not any(map(alive, pids)), "the ranks have ended")
+
+
+def test_tasks_without_srun_are_refused(workspace: Workspace) -> None:
+    command = " ".join((".venv/bin/lightfed", *FIT, "--trainer.devices=2"))
+    job = workspace.cluster.submit(
+        *("--ntasks-per-node=2", "--output=no-srun.log", f"--wrap={command}"), cwd=workspace.root
+    )
+    facts = job.end()
+    log = (workspace.root / "no-srun.log").read_text()
+    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "2:0"), log
+    assert len(log.splitlines()) == 1, log
+    assert log.startswith("lightfed: error: ")
+    assert "srun" in log
+
+
+def test_the_commands_of_the_documentation_are_accepted(workspace: Workspace) -> None:
+    text = (workspace.root / "slurm" / "README.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    commands = [line for line in lines if line.startswith(("sbatch ", "list="))]
+    assert len(commands) >= 9
+    script = ["set -e", 'sbatch() { command sbatch --test-only "$@"; }', *commands]
+    (workspace.root / "commands.sh").write_text("\n".join(script).replace("FILE", "x.yaml"))
+    workspace.cluster.command("bash", "commands.sh", cwd=workspace.root)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    return Path(f"/proc/{pid}").exists()
