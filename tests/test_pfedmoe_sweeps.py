@@ -98,7 +98,14 @@ def test_robustness_is_over_the_lists_of_the_paper() -> None:
 
 def test_embedded_runs_are_of_three_seeds() -> None:
     found = Counter((suffix, given["--model.seed"]) for suffix, given in lines("embedded"))
-    assert found == dict.fromkeys(product(METHODS, "012"), 2)  # with much and with little data
+    # two classes with much and with little data, and eight classes
+    assert found == dict.fromkeys(product(METHODS, "012"), 3)
+
+
+def test_embedded_runs_of_a_protocol_are_on_equal_terms() -> None:
+    own = {"--config", "--trainer.name", "--model.seed"}
+    terms = [json.dumps({k: v for k, v in g.items() if k not in own}) for _, g in lines("embedded")]
+    assert list(Counter(terms).values()) == [3 * len(METHODS)] * 3
 
 
 def test_a_line_of_cifar100_is_of_cifar100(parser: ArgumentParser) -> None:
