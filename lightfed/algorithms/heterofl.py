@@ -120,8 +120,12 @@ class HeteroFL(Algorithm):
     @override
     def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
         if self.mask:
-            self._hooks.check(module)
             self._hooks.hold(module, fed.data.labels(client), fed.data.num_classes, fed.device)
+
+    @override
+    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+        if self.mask:
+            self._hooks.check(fed.state(client).module)
 
     @override
     def evaluation_start(self, fed: Fleet) -> None:
@@ -167,7 +171,7 @@ class LogitMasks:
         network.register_forward_hook(partial(self._fill, module))
 
     def check(self, module: L.LightningModule) -> None:
-        """Refuse a module whose last session was to be masked, but never came by the hook.
+        """Refuse a module whose session was to be masked, but never came by the hook.
 
         Raises:
             UserError: naming the module.

@@ -4,12 +4,14 @@ A collective waits for a dead rank until it times out, and a rank amid its sessi
 every rank holds a TCP connection to rank 0, on which a thread waits. The kernel closes it when a
 process dies, however it dies, and keep-alive probes notice a node that is gone within half a
 minute. Who leaves on purpose says so first: an end of file without a goodbye is a death. Then one
-rank says in one line which, and all of them end.
+rank says in one line which, and all of them end. A death would come again, and so the run is over;
+after a lost node it may go on elsewhere, and that rank sees to it before they end.
 
 Over a connection goes one JSON object a line: `left` and `failed` are goodbyes, `late` and `lost`
 say that a collective timed out or broke, and rank 0 answers with `end`.
 """
 
+import errno
 import hmac
 import json
 import os
@@ -34,7 +36,13 @@ _MEET = 60.0  # seconds for all connections to come about
 _FLUSH = 5.0  # seconds for what is printed to find a reader
 _LONGEST = 500  # characters of an error that are passed on
 _TOKEN = 16  # bytes
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # 30 s in all
+_KEEP_ALIVE = {
+    "TCP_KEEPIDLE": 15,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,  # 30 s in all
+    "TCP_USER_TIMEOUT": 30_000,  # ms: there are no probes while something sent is not acknowledged
+}
+_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last goes on from its last checkpoint"
 
 State = Literal["running", "left", "failed", "late", "lost"]
@@ -66,6 +74,8 @@ class Watch:
         peers: all ranks, in order.
         links: connections, by the rank at the other end: to all others on rank 0, else to rank 0.
         kill: ends processes that this one has started, as far as they are still there.
+        node_lost: sees to it that the run goes on without a lost node, and says what becomes of it;
+            "" where nothing does.
     """
 
     def __init__(
@@ -74,7 +84,9 @@ class Watch:
         peers: Sequence[Peer],
         links: Mapping[int, socket.socket],
         kill: Callable[[], None],
+        node_lost: Callable[[], str],
     ) -> None:
+        self.node_lost = node_lost
         self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
         self._gone = False  # this rank has said goodbye: it ends by itself, whoever dies now
         self._order: list[Peer] = []  # as they were heard of
@@ -149,12 +161,13 @@ class Watch:
     def _read(self, rank: int) -> bool:
         """Take in what a peer says; False at the end of the file."""
         peer = self._peers[rank]
+        data, silent = b"", False
         try:
             data = self._links[rank].recv(4096)
-        except OSError:  # a reset, or no answer to keep-alive probes
-            data = b""
+        except OSError as error:  # a reset, or no answer to keep-alive probes
+            silent = error.errno in _NO_ANSWER
         if not data and peer.state not in ("left", "failed") and not self._gone:
-            self._end(f"{peer} died" if rank or self._speaks() else None)
+            self._lose(peer, silent=silent)
         *lines, self._heard[rank] = (self._heard[rank] + data).split(b"\n")
         for line in lines:
             self._hear(peer, **json.loads(line))
@@ -169,6 +182,16 @@ class Watch:
         self._order.append(peer)
         if state != "left" and self._deadline is None:
             self._deadline = time.monotonic() + GRACE
+
+    def _lose(self, peer: Peer, *, silent: bool) -> NoReturn:
+        """End: a peer is gone without a goodbye, or `silent`, with its node."""
+        speaks = peer.rank > 0 or self._speaks()
+        if not silent:
+            self._end(f"{peer} died" if speaks else None)
+        if not speaks:
+            time.sleep(2 * GRACE)  # a rank that ends may end the job before it is requeued
+            self._end(None)
+        self._end(f"{peer} is gone with its node (no answer)", self.node_lost)
 
     # Words.
 
@@ -200,17 +223,25 @@ class Watch:
             "ended before the others" if ended else f"did not come to {what}"
         )
 
-    def _end(self, reason: str | None) -> NoReturn:
-        """End this process, whatever its other threads are in the midst of."""
+    def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
+        """End this process, whatever its other threads are in the midst of.
+
+        Args:
+            reason: to be told; None on ranks that are silent.
+            go_on: see `node_lost`.
+        """
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread is at it
+        outcome = ""
+        with suppress(Exception):  # the ranks end, whatever goes wrong with what comes after
+            outcome = go_on()
         late = threading.Timer(_FLUSH, os._exit, (1,))  # printing may wait for a reader
         late.daemon = True
         late.start()
         if self._rank == 0:
             self._tell("end")
         if reason is not None:
-            print(f"lightfed: error: {reason}; {_ENDS}", file=sys.stderr)
+            print(f"lightfed: error: {reason}; {outcome or _ENDS}", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
@@ -227,18 +258,25 @@ def _names(peers: Sequence[Peer]) -> str:
 _current: Watch | None = None
 
 
-def start(ranks: "Ranks", address: str, kill: Callable[[], None]) -> None:
+def start(
+    ranks: "Ranks", address: str, kill: Callable[[], None], node_lost: Callable[[], str]
+) -> None:
     """Watch over the ranks, from now until they leave; all ranks call this together.
 
     Args:
-        ranks: of a process group; nothing happens to a single one, or where they are watched.
+        ranks: of a process group; nothing happens to a single one.
         address: at which rank 0 is reached.
         kill: ends processes that this one has started, as far as they are still there.
+        node_lost: sees to it that the run goes on without a lost node, and says what becomes of it,
+            or "": called by the rank that speaks. Where ranks are watched already, by an earlier
+            run of theirs, this one counts from now on.
 
     Raises:
         UserError: a rank does not reach rank 0.
     """
     global _current
+    if _current is not None:
+        _current.node_lost = node_lost
     if ranks.world == 1 or _current is not None:
         return
     listener = socket.create_server(("", 0), backlog=ranks.world) if ranks.rank == 0 else None
@@ -249,13 +287,10 @@ def start(ranks: "Ranks", address: str, kill: Callable[[], None]) -> None:
     else:
         links = {0: _connect(address, port, token, ranks.rank)}
     for link in links.values():
-        link.settimeout(None)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEP_ALIVE.items():
-            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        _probe(link)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
-    _current = Watch(ranks.rank, peers, links, kill)
+    _current = Watch(ranks.rank, peers, links, kill, node_lost)
 
 
 def leave() -> None:
@@ -304,6 +339,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 # Connections.
+
+
+def _probe(link: socket.socket) -> None:
+    """Wait for the other end without limit, but not for one whose node is gone."""
+    link.settimeout(None)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _accept(listener: socket.socket, world: int, token: bytes) -> dict[int, socket.socket]:

@@ -26,6 +26,7 @@ from uuid import uuid4
 import torch
 
 from lightfed.comm.collectives import Ranks
+from lightfed.core import fence
 from lightfed.core.archive import check, flush_folder, read, write_atomically
 from lightfed.utils.errors import DiskError, UserError
 
@@ -58,6 +59,7 @@ def save(
     Raises:
         DiskError: on every rank, where one of them could not write. What is new is removed, and
             what was there is as it was.
+        TakenOver: on every rank, where the run goes on in another process; nothing is left.
     """
     main = Path(ranks.broadcast(str(path)))
     tag = ranks.broadcast(uuid4().hex[:12])
@@ -175,17 +177,20 @@ def shard_folder(main: Path) -> Path:
 
 def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> None:
     """A step of writing on every rank; if it fails on one, no rank is left waiting for it."""
-    failures: list[tuple[int, str, OSError]] = []
+    failures: list[tuple[int, str, OSError | fence.TakenOver]] = []
     try:
         step()
-    except OSError as error:
+    except (OSError, fence.TakenOver) as error:
         failures = [(ranks.rank, socket.gethostname(), error)]
     failures = ranks.gather(failures)
     if not failures:
         return
     if ranks.rank == 0:
         _remove_new(main, tag)
-    raise ranks.broadcast(_unwritable(main, *failures[0])) from failures[0][2]
+    rank, host, failure = failures[0]
+    if isinstance(failure, fence.TakenOver):
+        raise failure
+    raise ranks.broadcast(_unwritable(main, rank, host, failure)) from failure
 
 
 def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
@@ -207,6 +212,7 @@ def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: 
         flush_folder(folder)  # the tag's own name
     new = main.with_name(f"{main.name}.{tag}.part")
     write_atomically(new, lambda file: torch.save(checkpoint, file))
+    fence.check(main)  # at the last moment
     previous = previous_of(main)
     old = _tag(main) if keep_previous else None
     if old is not None:

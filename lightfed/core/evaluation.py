@@ -132,11 +132,21 @@ class Evaluation:
         return report
 
     def _run_finetuned(self, client: int) -> Report:
-        """The same after a session on the client's training split, which nobody hears of."""
+        """The same after a session on the client's training split, which nobody hears of.
+
+        No sample is tested where it raises.
+        """
+        fleet, training = self._fleet, self._fleet.training
         # Lightning evaluates in inference mode, which gradients could not leave.
         with torch.inference_mode(False), torch.enable_grad():
-            _, row = self._fleet.algorithm.client_row(self._fleet, client)
-            module = self._fleet.training.finetune(client, row)
+            _, row = fleet.algorithm.client_row(fleet, client)
+            try:
+                module = training.finetune(client, row)
+            except UserError:
+                raise
+            except Exception as error:  # as in a round
+                state = fleet.cohorts[fleet.home_cohort(client)]
+                return Report(client, 0, error=training.abandon(client, state, error))
         return self._run_client(module, client)
 
     def _run_global(self, server: int) -> None:
@@ -167,6 +177,9 @@ class Evaluation:
             reports = [report for part in gathered for report in part[kind]]
             reports.sort(key=lambda r: (r.client, r.batch))
             every[kind] = [r for r in reports if r.samples]
+            for report in (r for r in reports if r.error):
+                found = f"client {report.client} is left out of the {kind} figures"
+                self._fleet.warn(f"{found}: {report.error}")
         means = reported(weighted_means(every["global"]))
         figures = {f"global/{name}": value for name, value in means.items()}
         for kind in KINDS[1:]:

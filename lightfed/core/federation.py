@@ -222,9 +222,11 @@ class Federation(L.LightningModule):
     def on_fit_start(self) -> None:
         trainer = self.federated_trainer
         logger = trainer.run_logger
-        if logger is None or not trainer.is_global_zero:
+        if logger is None:
             return
-        trainer.datamodule.partition_.save(logger.folder / "partition.npz")
+        logger.place.own()
+        if trainer.is_global_zero:
+            trainer.datamodule.partition_.save(logger.folder / "partition.npz")
 
     @override
     def on_train_start(self) -> None:
@@ -392,7 +394,9 @@ class Federation(L.LightningModule):
 
     def round_identity(self) -> dict[str, Any]:
         """What the journal of a round must have in common with one that goes on from it."""
-        return {"fingerprint": self.fingerprint(), "lr": self.fleet.training.lr}
+        logger = self.federated_trainer.run_logger
+        config = None if logger is None else logger.place.config
+        return {"fingerprint": self.fingerprint(), "lr": self.fleet.training.lr, "config": config}
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import lightning.pytorch as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
+from lightfed.core.runlog import RunLogger
+
 NAME = "last.ckpt"
 
 
@@ -23,6 +25,14 @@ class LastCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """In the run folder, where a run is sought that goes on, whatever loggers there are."""
+        logger = next((x for x in trainer.loggers if isinstance(x, RunLogger)), None)
+        if logger is not None and logger.claimed:
+            self.dirpath = str(logger.folder / "checkpoints")
+        super().setup(trainer, pl_module, stage)
 
     @property
     def path(self) -> Path:

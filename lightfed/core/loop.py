@@ -48,7 +48,7 @@ class RoundLoop(_TrainingEpochLoop):
         super().__init__(trainer, min_steps, max_steps)
         self._server_steps = 0
         self._first: int | None = None  # round of this process
-        self._journal: Path | None = None  # of the round under way
+        self._journal: Path | None = None  # of this run, until its first round is over
         self.in_round = False
 
     @property
@@ -92,6 +92,8 @@ class RoundLoop(_TrainingEpochLoop):
         if self._first is None:
             self._first = t
             self._unfinished(t)
+            if last is not None:  # of whatever round it is
+                self._journal = last.path.with_name(journal.FILE)
 
     def _unfinished(self, t: int) -> None:
         """Sessions of the round that the run before this one has finished."""
@@ -108,10 +110,9 @@ class RoundLoop(_TrainingEpochLoop):
             return
         if found is not None:
             federation.fleet.training.go_on(*found)
-            self._journal = path
 
     def forget_journal(self) -> None:
-        """Of a round whose checkpoint is written."""
+        """Of a round whose checkpoint is written, or of one of another course of the run."""
         path, self._journal = self._journal, None
         if path is not None and self.trainer.is_global_zero:
             checkpoint.remove(path)
@@ -129,7 +130,7 @@ class RoundLoop(_TrainingEpochLoop):
         journal.write(suspended, path, ranks, t=t, identity=identity)
         raise Interrupted(
             self.asked(),
-            f"{t} of {self.trainer.max_epochs} rounds and {suspended} of the next",
+            f"{_rounds(t, self.trainer)} and {suspended} of the next",
             resumable=True,
             progressed=suspended.new > 0 or t != self._first,
         )
@@ -140,7 +141,7 @@ class RoundLoop(_TrainingEpochLoop):
 
     def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
         self.batch_progress.reset_on_run()
-        self.trainer.fit_loop.max_batches = waves
+        self.trainer.fit_loop.max_batches = max(1, waves)  # with none Lightning ends the run
         hooked = any(any(self._hooks(name)) for name in _WAVE_HOOKS)
         reports = []
         for wave in range(waves):
@@ -247,6 +248,15 @@ class FederatedLoop(_FitLoop):
         self.trainer.val_check_batch = float("inf")
 
     @override
+    def run(self) -> None:
+        try:
+            super().run()
+        except BaseException as error:
+            # Ahead of callbacks: one that saves would wait for ranks that know of no error.
+            self.trainer.strategy.on_exception(error)
+            raise
+
+    @override
     def on_advance_start(self) -> None:
         if self.restarted_mid_epoch or self.restarted_on_epoch_end:
             return
@@ -260,7 +270,10 @@ class FederatedLoop(_FitLoop):
     @override
     def advance(self) -> None:
         with self.trainer.profiler.profile("run_training_epoch"):
-            self.epoch_loop.run()
+            try:
+                self.epoch_loop.run()
+            except StopIteration as error:  # to Lightning it is the end of a run
+                raise RuntimeError("a round raised StopIteration") from error
 
     @override
     def on_advance_end(self) -> None:
@@ -277,7 +290,7 @@ class FederatedLoop(_FitLoop):
             Interrupted: always.
         """
         trainer = self.trainer
-        finished = f"{trainer.current_epoch} of {trainer.max_epochs} rounds"
+        finished = _rounds(trainer.current_epoch, trainer)
         resumable = trainer.last_checkpoint is not None
         if not resumable:
             resumable = trainer.save_last()
@@ -286,3 +299,9 @@ class FederatedLoop(_FitLoop):
     @override
     def _warn_if_modules_in_eval_mode(self) -> None:
         """Nothing: the modules of clients are switched by their sessions."""
+
+
+def _rounds(finished: int, trainer: L.Trainer) -> str:
+    """How far a run has come, in words."""
+    limit = trainer.max_epochs or -1  # which is none: max_steps is one, too
+    return f"{finished} of {limit} rounds" if limit > 0 else f"{finished} rounds"

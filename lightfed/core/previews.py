@@ -1,12 +1,7 @@
 """Sub-commands that look at what a configuration would do, and train nothing."""
 
-from typing import TYPE_CHECKING
-
 import lightning.pytorch as L
 import torch
-
-if TYPE_CHECKING:
-    pass
 
 
 class Previews(L.Trainer):

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import Signals
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -24,6 +24,9 @@ _ENDING = ("PREEMPTED", "TIMEOUT", "NODE_FAIL")  # by SLURM, not by its user
 _ENDING_REASONS = ("TimeLimit", "NodeFail", "NodeDown", "Preempted", "Preemption")
 _WAITING = ("PENDING", "REQUEUED")
 _RESTARTS = 5  # without progress
+_TOO_SHORT = "so its time is too short; submit with a longer --time, or an earlier --signal"
+_UNSOUND = "for its nodes fail sooner; submit with --exclude, or see what ends them"
+_GO_ON = "the same command with --ckpt_path last goes on from there"
 _PATIENCE = 60  # seconds for scontrol, whose controller may be busy or be restarted
 # To be killed in, by signal; behind SIGTERM there is a killer already, and it may be in a hurry.
 _SECONDS = {Signals.SIGUSR1: 120.0, Signals.SIGTERM: 10.0}
@@ -44,7 +47,13 @@ class Outcome:
     kills: bool = False
 
 
-def requeue(job: Job, *, progressed: bool = True, run: Run = subprocess.run) -> Outcome:
+def requeue(
+    job: Job,
+    *,
+    progressed: bool = True,
+    why_not: str = _TOO_SHORT,
+    run: Run = subprocess.run,
+) -> Outcome:
     """Put a job back into the queue, unless its user is just cancelling it.
 
     `scontrol requeue` would raise a cancelled job from the dead: SLURM sends SIGTERM then, too, so
@@ -55,6 +64,7 @@ def requeue(job: Job, *, progressed: bool = True, run: Run = subprocess.run) -> 
     Args:
         job: of this process.
         progressed: whether a session was finished since the job was started.
+        why_not: what to say of a job that has started often enough without progress.
         run: as subprocess.run.
     """
     name = f"job {job.name}"
@@ -69,16 +79,15 @@ def requeue(job: Job, *, progressed: bool = True, run: Run = subprocess.run) -> 
     told = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))  # the first of a name counts
     state = told.get("JobState", "")
     if int(told.get("Restarts", 0)) > job.restarts or state in _WAITING:
-        return Outcome(True, f"{name} is in the queue again and goes on from there")
+        return Outcome(True, f"{name} is in the queue again")
     if told.get("BatchFlag") == "0":
         return Outcome(False, f"{name} is no batch job and cannot be requeued")
     ending = state in _ENDING or told.get("Reason") in _ENDING_REASONS
     if state != "RUNNING" and not ending:
         return Outcome(False, f"{name} is being cancelled")
     if not progressed and job.restarts >= _RESTARTS:
-        fix = "submit with a longer --time, or an earlier --signal"
-        said = f"not a session was finished since restart {job.restarts}, so its time is too short"
-        return Outcome(False, f"{name} is not requeued: {said}; {fix}")
+        said = f"not a session was finished since restart {job.restarts}"
+        return Outcome(False, f"{name} is not requeued: {said}, {why_not}")
     return _requeue(name, job, run)
 
 
@@ -89,7 +98,7 @@ def _requeue(name: str, job: Job, run: Run) -> Outcome:
         return Outcome(False, f"{name} is not requeued: scontrol does not answer")
     if done.returncode and "pending" not in _words(done):
         return Outcome(False, f"{name} is not requeued: {_words(done)}; submit with --requeue")
-    return Outcome(True, f"{name} is requeued and goes on from there", kills=True)
+    return Outcome(True, f"{name} is requeued", kills=True)
 
 
 def _scontrol(run: Run, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -132,8 +141,26 @@ def leave(
 def _outcome(interrupted: Interrupted, job: Job | None) -> Outcome:
     if not interrupted.resumable:
         return Outcome(False, "nothing is saved, for the run keeps no checkpoints")
-    go_on = "the same command with --ckpt_path last goes on from there"
     if job is None:
-        return Outcome(False, go_on)
+        return Outcome(False, _GO_ON)
     outcome = requeue(job, progressed=interrupted.progressed)
-    return outcome if outcome.requeued else Outcome(False, f"{outcome.said}; {go_on}")
+    ends = " and goes on from there" if outcome.requeued else f"; {_GO_ON}"
+    return replace(outcome, said=outcome.said + ends)
+
+
+def after_node_loss(*, progressed: bool, environ: Mapping[str, str] = os.environ) -> str:
+    """Requeue the job of a run that has lost a node, before SLURM sees it end with an error.
+
+    Args:
+        progressed: whether a round was saved since the job was started.
+        environ: of the process.
+
+    Returns:
+        what becomes of the run, as a clause; "" outside a job.
+    """
+    job = job_of(environ)
+    if job is None:
+        return ""
+    outcome = requeue(job, progressed=progressed, why_not=_UNSOUND)
+    ends = " and goes on from its last checkpoint" if outcome.requeued else f"; {_GO_ON}"
+    return outcome.said + ends

@@ -13,6 +13,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightfed.comm.collectives import Ranks
+from lightfed.core import fence, journal
 from lightfed.core.archive import write_atomically
 from lightfed.core.checkpoint import newest_file
 from lightfed.utils.errors import UserError
@@ -50,6 +51,8 @@ class RunFolder:
         self._own = False  # whether this job has begun the run before
         self._created = False
         self._missing: list[Path] = []  # folders above the run's that this run made, from inside
+        self._ranks: Ranks | None = None  # that have settled on the folder
+        self._owned = False
 
     @property
     def path(self) -> Path:
@@ -73,6 +76,30 @@ class RunFolder:
         _in_this_process.add(self.path)
         if ranks.rank == 0:
             self.path.mkdir(parents=True, exist_ok=True)
+        self._ranks = ranks
+
+    def own(self) -> None:
+        """Write here from now on, and nobody else; called by every rank; idempotent.
+
+        Not before it is known that the run can go on from what is here: another may be at it, and
+        is not to end for a mistake.
+
+        Raises:
+            TakenOver: it belongs to a later start of this job.
+        """
+        assert self._ranks is not None, "the folder is claimed"
+        if not self._owned:
+            self._ranks.first(lambda: fence.take(self.path, self._job))
+        self._owned = True
+
+    def check_owner(self) -> None:
+        """Before rank 0 writes to the folder; called by every rank.
+
+        Raises:
+            TakenOver: on every rank, where another process has taken the folder since.
+        """
+        assert self._ranks is not None, "the folder is claimed"
+        self._ranks.first(lambda: fence.check(self.path))
 
     def _create(self) -> str:
         """Mkdir fails where another run has just made the folder."""
@@ -100,8 +127,12 @@ class RunFolder:
         return True
 
     def give_up(self) -> None:
-        """Remove the folder that this run made, unless a run can go on from what lies there."""
-        if not self._created or _resumable(self.path):
+        """Remove the folder that this run made, unless sessions of its first round lie there."""
+        if not self._created or _last(self.path).with_name(journal.FILE).is_file():
+            return
+        try:
+            fence.check(self.path)
+        except fence.TakenOver:
             return
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # another run may have begun in it
@@ -177,7 +208,12 @@ class RunFolder:
     # What the folder says of its run.
 
     def tell(self, environment: Mapping[str, Any]) -> None:
-        """Write environment.json: which run this is, and the environment."""
+        """Write environment.json: which run this is, and the environment.
+
+        Raises:
+            TakenOver: another process has taken the folder.
+        """
+        fence.check(self.path)
         _write(self.path, self._identity() | dict(environment))
 
     def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:

@@ -165,7 +165,7 @@ class RunLogger(Logger):
     @override
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """A run that failed before there was anything to keep leaves no folder."""
+        """A run that failed in its first round leaves no folder; one that was suspended does."""
         if status == "failed" and not self._ended:
             self.place.give_up()
 
@@ -174,9 +174,17 @@ class RunLogger(Logger):
         """Take down that the run has come to its end; see `RunFolder.finished_rounds`."""
         self.place.finish(rounds, limits)
 
-    @rank_zero_only
     def log_clients(self, rows: list[Row]) -> None:
-        """Append the rows of one evaluation to clients.csv."""
+        """Append the rows of one evaluation to clients.csv; called by every rank.
+
+        Raises:
+            TakenOver: on every rank, where the run goes on in another process.
+        """
+        self.place.check_owner()
+        self._append_clients(rows)
+
+    @rank_zero_only
+    def _append_clients(self, rows: list[Row]) -> None:
         fresh = not self._clients
         self._clients = rows[-1:] or self._clients
         self._write_clients("w" if fresh else "a", rows)
@@ -189,9 +197,17 @@ class RunLogger(Logger):
             save = partial(np.savez, round=np.array(number), **values)
             write_atomically(self.folder / f"{name}.npz", save)
 
-    @rank_zero_only
     def end_round(self, number: int) -> None:
-        """Put the finished round's row on disk."""
+        """Put the finished round's row on disk; called by every rank.
+
+        Raises:
+            TakenOver: on every rank, where the run goes on in another process.
+        """
+        self.place.check_owner()
+        self._append_round(number)
+
+    @rank_zero_only
+    def _append_round(self, number: int) -> None:
         if number in self._rounds:
             self._ended = number
             if self._written != self._columns:

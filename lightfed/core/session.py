@@ -221,19 +221,21 @@ class LocalSession:
         stepper.reset(work.lr, views, parameters, work.proximal)
         losses: list[Tensor] = []
         sizes: list[int] = []
-        for index, batch in enumerate(work.batches):
-            book.batch_size = size = batch_size(batch)
-            with context():
-                loss = _loss(module.training_step(batch, index))
-            if loss is not None:
-                stepper.step(loss, work.hook)
-                if work.mask is not None:
-                    apply_mask_(row.floats, work.mask)
-                losses.append(loss.detach())
-                sizes.append(size)
-            if (index + 1) % work.epoch_batches == 0:
-                stepper.epoch_end()
-        stepper.finish()
+        try:
+            for index, batch in enumerate(work.batches):
+                book.batch_size = size = batch_size(batch)
+                with context():
+                    loss = _loss(module.training_step(batch, index))
+                if loss is not None:
+                    stepper.step(loss, work.hook)
+                    if work.mask is not None:
+                        apply_mask_(row.floats, work.mask)
+                    losses.append(loss.detach())
+                    sizes.append(size)
+                if (index + 1) % work.epoch_batches == 0:
+                    stepper.epoch_end()
+        finally:
+            stepper.finish()  # a row that is kept holds a model after a session that raised, too
         self._live.unbind()
         stopwatch.stop()
         # A dot product: ten times as fast as a maximum, and as good a test for what is not finite.
@@ -244,6 +246,10 @@ class LocalSession:
         """After a session that raised, wherever: nothing of it is left for the next."""
         assert self._live is not None, "this session only evaluates"
         self._log.clear()
+        for part in self.module.modules():
+            if isinstance(part, Metric):  # perhaps not logged yet
+                part.reset()
+        self.module.zero_grad()  # of half a backward pass
         if self._live.is_bound:
             self._live.unbind()
 

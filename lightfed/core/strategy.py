@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from lightfed.comm import watch
 from lightfed.comm.collectives import TIMEOUT, Ranks, leave
-from lightfed.core import checkpoint
+from lightfed.core import checkpoint, requeue
 from lightfed.core._lightning import _PATH
 from lightfed.core.runlog import RunLogger
 from lightfed.utils.errors import UserError
@@ -51,6 +51,8 @@ class FederatedStrategy(DDPStrategy):
     ranks_per_device = 1
     strict = False  # whether a checkpoint is the one to load, or the one before it will do
     _came_from: Path | None = None  # the main file that was loaded
+    _loaded_step = 0  # rounds that were on disk when this process began
+    _saved_step = 0  # and that it has put there
 
     def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
         """Nothing of DDP is left to be set but how long ranks wait for each other.
@@ -92,7 +94,7 @@ class FederatedStrategy(DDPStrategy):
         assert self._timeout is not None
         self.ranks = Ranks(self.root_device, timeout=self._timeout)
         _leave_at_exit()
-        watch.start(self.ranks, os.environ["MASTER_ADDR"], self._kill_launched)
+        watch.start(self.ranks, os.environ["MASTER_ADDR"], self._kill_launched, self._node_lost)
         self._relieve_observer()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
@@ -141,6 +143,14 @@ class FederatedStrategy(DDPStrategy):
             except subprocess.TimeoutExpired:
                 process.kill()
 
+    def _node_lost(self) -> str:
+        """What becomes of a run that has lost a node: its job goes on, if it trains and saves."""
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING or not trainer.checkpoint_callbacks:
+            return ""
+        return requeue.after_node_loss(progressed=self._saved_step > self._loaded_step)
+
     @override
     def on_exception(self, exception: BaseException) -> None:
         watch.fail(exception)
@@ -180,6 +190,7 @@ class FederatedStrategy(DDPStrategy):
         # What the run came from stays until the run has a whole one of its own.
         keep = self._came_from != checkpoint.previous_of(Path(filepath)).resolve()
         checkpoint.save(checkpoint_, filepath, self.ranks, keep_previous=keep)
+        self._saved_step = checkpoint_["global_step"]
         if not keep:
             self._came_from = None
 
@@ -193,6 +204,7 @@ class FederatedStrategy(DDPStrategy):
         else:
             content, path = checkpoint.load_newest(path, self.ranks)
         self._came_from = path.resolve()
+        self._loaded_step = content["global_step"]
         return content
 
     @override

@@ -1,7 +1,7 @@
 """The one long-lived Trainer of a federation."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -165,17 +165,22 @@ class FederatedTrainer(Previews):
             "OMP_NUM_THREADS", str(num_threads)
         )  # or Lightning's launcher sets another
         keep_heap()
-        if logger is True:
-            logger = False if fast_dev_run else RunLogger(default_root_dir, name or "run")
+        loggers: list[Logger]
+        if isinstance(logger, bool):
+            made = logger and not fast_dev_run
+            loggers = [RunLogger(default_root_dir, name or "run")] if made else []
+        else:
+            loggers = [logger] if isinstance(logger, Logger) else list(logger)
         super().__init__(
             accelerator=accelerator,
             strategy=strategy,
             devices=devices,
             num_nodes=num_nodes,
             precision=precision,
-            logger=logger,
+            logger=loggers,
             callbacks=_with_defaults(
                 callbacks,
+                loggers,
                 progress=enable_progress_bar,
                 checkpoint=enable_checkpointing and not fast_dev_run,
             ),
@@ -401,11 +406,14 @@ class FederatedTrainer(Previews):
         return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
 
     def save_last(self) -> bool:
-        """Write last.ckpt where the run's checkpoints go; False if it keeps none."""
+        """Write last.ckpt where a run is sought that goes on; False if it keeps no checkpoints."""
         folders = [c.dirpath for c in self._model_checkpoints() if c.dirpath is not None]
-        if folders:
-            self.save_checkpoint(Path(folders[0]) / NAME)
-        return bool(folders)
+        if not folders:
+            return False
+        logger = self.run_logger
+        folder = Path(folders[0]) if logger is None else logger.folder / "checkpoints"
+        self.save_checkpoint(folder / NAME)
+        return True
 
     def save_deferred_checkpoints(self) -> None:
         """What callbacks asked for within the round that has just ended."""
@@ -432,11 +440,24 @@ class _FlagSignals(_SignalConnector):
 
 
 def _with_defaults(
-    callbacks: list[Callback] | Callback | None, *, progress: bool, checkpoint: bool
+    callbacks: list[Callback] | Callback | None,
+    loggers: Sequence[Logger],
+    *,
+    progress: bool,
+    checkpoint: bool,
 ) -> list[Callback]:
     given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
     if progress and not any(isinstance(c, ProgressBar) for c in given):
         given.append(RoundProgressBar())
-    if checkpoint and not any(isinstance(c, ModelCheckpoint) and c.save_last for c in given):
+    if checkpoint and not any(_is_found(c, loggers) for c in given):
         given.append(LastCheckpoint())
     return given
+
+
+def _is_found(callback: Callback, loggers: Sequence[Logger]) -> bool:
+    """Whether a user's callback keeps a last.ckpt where a run is sought that goes on."""
+    if not (isinstance(callback, ModelCheckpoint) and callback.save_last):
+        return False
+    if not any(isinstance(logger, RunLogger) for logger in loggers):
+        return True  # Lightning looks into the folders of callbacks
+    return callback.dirpath is None and isinstance(loggers[0], RunLogger)

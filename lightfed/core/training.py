@@ -60,7 +60,8 @@ class Training:
         suspends: a round may end amid its sessions: the state it began with is on disk.
         calls: of `sessions` in this round.
         starts: reports of those tests.
-        steps: batches of a client's session, where they are not those of the configuration.
+        steps: batches of a client's session of the round, where they are not those of the
+            configuration.
     """
 
     def __init__(self, fleet: "Fleet") -> None:
@@ -188,19 +189,23 @@ class Training:
     def _failed(self, client: int, error: Exception) -> Report:
         """Of a session that raised: its row stays as far as it came, within the client's mask."""
         fleet, state = self._fleet, self._fleet.state(client)
-        assert state.session is not None, "sessions are attached before the first round"
-        if not self._explained:
-            log.warning("the session of client %d failed", client, exc_info=error)
-            self._explained = True  # the others' reasons are a line each
-        state.session.abandon()
+        reason = self.abandon(client, state, error)
         if state.staging is not None and state.staging.holds(client):
             state.staging.put_back(client)
         row = fleet.row(client).floats
         mask = fleet.algorithm.trained_mask(fleet, client)
         if mask is not None:
             apply_mask_(row, mask.to(row.device))
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         return Report(client, 0, norm=float(row.norm()), error=reason)
+
+    def abandon(self, client: int, state: CohortState, error: Exception) -> str:
+        """Leave nothing of a session that raised, in a cohort's module; why it did, in a line."""
+        assert state.session is not None, "sessions are attached before the first round"
+        if not self._explained:
+            log.warning("the session of client %d failed", client, exc_info=error)
+            self._explained = True  # the others' reasons are a line each
+        state.session.abandon()
+        return " ".join(f"{type(error).__name__}: {error}".split())
 
     def _finished(self, reports: Sequence[Report]) -> dict[int, Finished]:
         """What the sessions of this rank have left, for a journal."""
@@ -275,8 +280,9 @@ class Training:
         finite = {report.client: report.norm < limit for report in reports}
         bad = [r for r in reports if r.error or not finite[r.client]]
         for report in bad:
-            if finite[report.client]:
+            if report.error:
                 fleet.warn(f"round {t}: client {report.client} is left out: {report.error}")
+            if finite[report.client]:
                 continue
             if fleet.algorithm.stateful and fleet.home(report.client) == fleet.ranks.rank:
                 # From what is not finite there is no way back.
@@ -329,7 +335,7 @@ class Training:
         """A session's work; what it draws has names that begin with `purpose`."""
         fleet = self._fleet
         per_epoch = fleet.data.num_batches(client, t)
-        given = self.steps.get(client)
+        given = None if purpose else self.steps.get(client)
         left = fleet.work.batches(per_epoch) if given is None else fleet.work.limited(given)
         return Work(
             client,

@@ -138,7 +138,7 @@ def main() -> None:
     watch.GRACE = GRACE
     ranks = Ranks(folder, rank, world)
     print("starts")
-    watch.start(ranks, "127.0.0.1", lambda: os.write(1, b"kills\n"))  # type: ignore[arg-type]
+    watch.start(ranks, "127.0.0.1", lambda: os.write(1, b"kills\n"), str)  # type: ignore[arg-type]
     DEEDS[deed]()
     print("over")
 

@@ -180,6 +180,22 @@ def test_a_run_names_who_fails_and_why(
     assert len([r for r in caplog.records if r.exc_info]) == 1, "one traceback a run"
 
 
+def test_a_session_before_an_evaluation_may_fail_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    figures = []
+    for broken in ((BROKEN,), ()):
+        federation = Federation(
+            FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.0), evaluate=("finetuned",)
+        )
+        trainer = fit(federation, broken_data(broken), tmp_path)
+        figures.append(trainer.callback_metrics["finetuned/loss"])
+    said = f"client {BROKEN} is left out of the finetuned figures: ValueError: a sample it cannot"
+    assert len([r for r in caplog.records if said in r.message]) == 1
+    assert figures[0].isfinite()
+    assert figures[0] != figures[1]
+
+
 @pytest.mark.parametrize(("allowed", "ends"), [(0, True), (1, True), (2, False), (None, False)])
 def test_a_run_ends_when_more_fail_than_may(
     allowed: int | None, ends: bool, tmp_path: Path

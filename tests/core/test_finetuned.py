@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
@@ -161,6 +162,17 @@ def test_nothing_of_it_survives(store: str, tmp_path: Path) -> None:
     assert {k: v for k, v in after.items() if not k.startswith("finetuned")} == before
     assert after["finetuned/loss"] != after["personal/loss"]
     assert looking.fleet.metrics.keys() == plain.fleet.metrics.keys()
+
+
+def test_the_steps_of_a_rounds_sessions_are_not_those_of_an_evaluation() -> None:
+    """Some clients were in the round, whose sessions are of one step; figures are as of none."""
+    source, trained = random_data(SIZES, batch_size=2), CloudFedAvg(2, 1, steps=(1, 1))
+    fed = fleet_of([Cohort(4, mlp)], trained, source)
+    run_round(fed, 0)
+    loaded = CloudFedAvg(2, 1, steps=(1, 1))
+    other = fleet_of([Cohort(4, mlp)], loaded, random_data(SIZES, batch_size=2))
+    loaded.load_state_dict(trained.state_dict())
+    assert evaluate(fed, source) == evaluate(other, source)
 
 
 def test_clients_take_turns_in_one_copy() -> None:

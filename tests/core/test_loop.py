@@ -1,6 +1,8 @@
 """Rounds as Lightning epochs, waves as batches: hooks, counters and whatever ends a run."""
 
+import csv
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,14 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.core.aspg import ASPG
 from lightfed.core.checkpoint import load
+from lightfed.core.delays import Exponential
 from lightfed.core.federation import Federation
+from lightfed.core.fleet import Fleet
+from lightfed.core.strategy import FederatedStrategy
 from lightfed.core.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.core.spy import SIZES, Counting, Spy, data, federation
@@ -260,3 +268,48 @@ def test_a_callback_may_stop_the_run_within_a_round(tmp_path: Path) -> None:
     trainer = fit(model, data(), tmp_path, rounds=5, callbacks=[Stop()])
     assert trainer.current_epoch == 1
     assert steps_of(model) == 3 + 5 + 2 + 3
+
+
+def test_a_round_in_which_nobody_trains_is_not_the_end_of_the_run(tmp_path: Path) -> None:
+    """Devices that have trained offline for so long that they pause."""
+    algorithm = FedBCDI(1, 1, 2, patience=1, delay=Exponential(1.0))
+    model = federation(algorithm=algorithm, fraction=1.0, optimizer=partial(ASPG, lr=0.05))
+    trainer = fit(model, data(), tmp_path, rounds=12)
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        participants = [float(row["participants"]) for row in csv.DictReader(file)]
+    assert 0.0 in participants[:-1]
+    assert trainer.current_epoch == 12
+
+
+def test_a_stop_iteration_in_a_round_is_an_error_and_not_the_end_of_the_run(
+    tmp_path: Path,
+) -> None:
+    class Empty(FedAvg):
+        @override
+        def round(self, fed: Fleet, t: int) -> None:
+            super().round(fed, t)
+            next(iter(()))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        fit(federation(algorithm=Empty()), data(), tmp_path, rounds=2)
+
+
+def test_the_other_ranks_hear_of_an_error_before_callbacks_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback that saves then waits for all ranks, none of which would come."""
+    heard: list[str] = []
+
+    class Fails(Callback):
+        @override
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            raise ZeroDivisionError
+
+        @override
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            heard.append("callback")
+
+    monkeypatch.setattr(FederatedStrategy, "on_exception", lambda *_: heard.append("ranks"))
+    with pytest.raises(ZeroDivisionError):
+        fit(federation(), data(), tmp_path, callbacks=[Fails()])
+    assert heard[:2] == ["ranks", "callback"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lightfed.core import requeue
-from lightfed.core.requeue import leave
+from lightfed.core.requeue import after_node_loss, leave
 from lightfed.utils import signals
 from lightfed.utils.errors import Interrupted
 from lightfed.utils.slurm import Job, job_of
@@ -61,7 +61,7 @@ def test_what_slurm_ends_is_requeued(shown: str) -> None:
     assert outcome.requeued
     assert outcome.kills
     assert scontrol.asked == ["show job -o 12", "requeue 12"]
-    assert outcome.said == "job 12 is requeued and goes on from there"
+    assert outcome.said == "job 12 is requeued"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_rank_0_requeues_and_waits_to_be_killed(
     assert scontrol.read_text() == "show job -o 12\nrequeue 12\n"
     assert sum(clock) == pytest.approx(120, abs=1)
     said = "lightfed: stopped by SIGUSR1 after 4 of 9 rounds; job 12 is requeued and goes on"
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err == f"{said} from there\n"
 
 
 def test_a_task_of_an_array_requeues_itself_alone(scontrol: Path, clock: list[float]) -> None:
@@ -257,3 +257,31 @@ def test_a_run_without_checkpoints_is_not_requeued(scontrol: Path, clock: list[f
         leave(interrupted, first=True, environ=ALONE)
     assert not scontrol.exists()
     assert not clock
+
+
+# A lost node.
+
+
+def test_a_job_that_has_lost_a_node_is_requeued(scontrol: Path) -> None:
+    said = after_node_loss(progressed=True, environ=ALONE)
+    assert said == "job 12 is requeued and goes on from its last checkpoint"
+    assert scontrol.read_text() == "show job -o 12\nrequeue 12\n"
+
+
+@pytest.mark.parametrize(("progressed", "asked"), [(True, 2), (False, 1)])
+def test_nodes_that_are_lost_before_a_round_is_saved_end_the_job(
+    progressed: bool, asked: int, scontrol: Path
+) -> None:
+    environ = ALONE | {"SLURM_RESTART_COUNT": "5"}
+    script = scontrol.with_name("scontrol")
+    script.write_text(script.read_text().replace(state("RUNNING"), state("RUNNING", restarts=5)))
+    said = after_node_loss(progressed=progressed, environ=environ)
+    assert len(scontrol.read_text().splitlines()) == asked
+    assert ("--exclude" in said) != progressed
+    assert ("--ckpt_path last goes on from there" in said) != progressed
+
+
+@pytest.mark.parametrize("job", [{}, {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "interactive"}])
+def test_outside_a_job_nothing_becomes_of_a_lost_node(job: dict[str, str], scontrol: Path) -> None:
+    assert after_node_loss(progressed=True, environ=job) == ""
+    assert not scontrol.exists()

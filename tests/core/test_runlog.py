@@ -209,16 +209,19 @@ def test_a_checkpoint_from_elsewhere_starts_a_run_of_its_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("has", "left"), [("", []), ("checkpoints", ["run"]), ("a round", ["run"])]
+    ("has", "left"),
+    [("", []), ("its start", []), ("sessions", ["run"]), ("a round", ["run"])],
 )
 def test_a_run_that_fails_with_nothing_to_go_on_from_leaves_no_folder(
     tmp_path: Path, has: str, left: list[str]
 ) -> None:
     logger = logger_of(tmp_path)
     logger.start({}, finished_rounds=0)
-    if has == "checkpoints":
-        checkpoint_in(logger.folder)
-    elif has:
+    if has:
+        start = checkpoint_in(logger.folder)
+    if has == "sessions":
+        start.with_name("sessions.ckpt").touch()
+    elif has == "a round":
         log_round(logger, 1, loss=1.0)
     logger.finalize("failed")
     assert [p.name for p in tmp_path.iterdir()] == left

@@ -17,8 +17,11 @@ import torch.distributed as dist
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 
-from lightfed.core import strategy
+from lightfed.comm.collectives import Ranks
+from lightfed.core import requeue, strategy
+from lightfed.core.lastcheckpoint import LastCheckpoint
 from lightfed.core.strategy import FederatedStrategy
 from lightfed.core.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
@@ -77,6 +80,41 @@ def test_an_exception_of_all_ranks_is_each_rank_s_own(faults: Faults) -> None:
 
 def test_runs_that_follow_each_other_in_a_process_end_well(faults: Faults) -> None:
     assert faults["twice"] == {"statuses": [0, 0], "said": ["", ""]}
+
+
+@pytest.mark.parametrize(
+    ("stage", "keeps", "saved", "told"),
+    [
+        (TrainerFn.FITTING, True, 4, True),
+        (TrainerFn.FITTING, True, 3, False),  # what the run came from, once more
+        (TrainerFn.FITTING, False, None, None),
+        (TrainerFn.TESTING, True, None, None),
+    ],
+)
+def test_a_training_run_that_keeps_checkpoints_goes_on_after_a_lost_node(
+    stage: TrainerFn,
+    keeps: bool,
+    saved: int | None,
+    told: bool | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With what it has put on disk since its start, which bounds how often."""
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        requeue, "after_node_loss", lambda *, progressed: asked.append(progressed) or "requeued"
+    )
+    ranks = FederatedStrategy()
+    ranks.ranks = Ranks(torch.device("cpu"))
+    callbacks = [LastCheckpoint()] if keeps else []
+    run = SimpleNamespace(state=SimpleNamespace(fn=stage), checkpoint_callbacks=callbacks)
+    ranks._lightning_module = SimpleNamespace(trainer=run)  # type: ignore[assignment]
+    ranks.save_checkpoint({"global_step": 3}, tmp_path / "old.ckpt")
+    ranks.load_checkpoint(tmp_path / "old.ckpt")
+    if saved is not None:
+        ranks.save_checkpoint({"global_step": saved}, tmp_path / "new.ckpt")
+    assert ranks._node_lost() == ("" if told is None else "requeued")
+    assert asked == ([] if told is None else [told])
 
 
 @pytest.fixture

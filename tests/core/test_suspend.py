@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch.optim import SGD
 from typing_extensions import override
 
@@ -26,6 +27,7 @@ from lightfed.core.aspg import ASPG
 from lightfed.core.cohort import Cohort
 from lightfed.core.delays import Exponential
 from lightfed.core.federation import Federation
+from lightfed.core.runlog import RunLogger
 from lightfed.core.training import Training
 from lightfed.models.mlp import MLP
 from lightfed.utils import signals
@@ -149,6 +151,42 @@ def test_a_journal_of_another_round_or_learning_rate_is_not_read(tmp_path: Path)
     assert journal.read(path.with_name("none"), alone, t=0, identity=identity) is None
 
 
+@pytest.mark.parametrize(("config", "kept"), [("this", 2), ("another", 0)])
+def test_a_journal_of_another_configuration_is_not_read(
+    config: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logger(told: str) -> RunLogger:
+        made = RunLogger(str(tmp_path), "run")
+        made.place.config = told
+        return made
+
+    stopped(tmp_path, 2, logger=logger("this"))
+    sessions, path = Sessions(monkeypatch), tmp_path / "run/checkpoints/last.ckpt"
+    run(tmp_path, logger=logger(config), ckpt_path=path)
+    assert sessions.count == ROUNDS * len(SIZES) - kept
+
+
+def test_a_run_that_goes_back_forgets_what_was_in_the_journal(tmp_path: Path) -> None:
+    """Else it would be put in place when the new course comes to that round, and dies in it."""
+    keep = ModelCheckpoint(filename="{epoch}", save_top_k=-1)
+    stopped(tmp_path, 2 * len(SIZES) + 2, callbacks=[keep])
+    folder = tmp_path / "run/checkpoints"
+    assert (folder / journal.FILE).is_file()
+    stopped(tmp_path, len(SIZES), ckpt_path=folder / "epoch=0.ckpt")
+    assert not (folder / journal.FILE).exists()
+
+
+def test_a_journal_of_another_runs_folder_stays_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(tmp_path, 2)
+    sessions, folder = Sessions(monkeypatch), tmp_path / "run/checkpoints"
+    for number in range(2):
+        sessions.count = 0
+        run(tmp_path / f"other-{number}", ckpt_path=folder / "last.ckpt")
+        assert sessions.count == ROUNDS * len(SIZES) - 2
+
+
 def test_a_broken_journal_costs_its_sessions_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,6 +198,25 @@ def test_a_broken_journal_costs_its_sessions_only(
     assert run(tmp_path, ckpt_path="last") == whole
     assert sessions.count == ROUNDS * len(SIZES)
     assert "the sessions of round 0 are trained again" in caplog.text
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("place", ["run", "mine"])
+def test_a_run_goes_on_whatever_checkpoints_and_loggers_a_user_has(
+    place: str, last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`last`, and a requeued job, look into the run folder."""
+    dirpath = str(tmp_path / "mine") if place == "mine" else None
+
+    def flags() -> dict[str, Any]:
+        loggers = [RunLogger(str(tmp_path), "run"), CSVLogger(tmp_path, name="csv", version=0)]
+        keep = ModelCheckpoint(dirpath, "{epoch}", save_last=last)
+        return {"logger": loggers if place == "mine" else loggers[::-1], "callbacks": [keep]}
+
+    stopped(tmp_path, len(SIZES) + 2, **flags())
+    sessions = Sessions(monkeypatch)
+    run(tmp_path, ckpt_path="last", **flags())
+    assert sessions.count == (ROUNDS - 1) * len(SIZES) - 2
 
 
 def test_without_a_checkpoint_of_every_round_the_round_is_finished_and_written(
@@ -174,6 +231,20 @@ def test_without_a_checkpoint_of_every_round_the_round_is_finished_and_written(
     assert run(tmp_path, ckpt_path="last") == whole
 
 
+def test_the_round_is_written_where_it_is_sought_and_not_beside_a_users_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def callbacks() -> list[Callback]:
+        best = ModelCheckpoint(str(tmp_path / "mine"), "{epoch}", monitor="train_loss")
+        return [best, ModelCheckpoint(every_n_epochs=3, save_last=True, filename="{epoch}")]
+
+    whole = run(tmp_path / "whole")
+    stopped(tmp_path, 1, callbacks=callbacks())
+    sessions = Sessions(monkeypatch)
+    assert run(tmp_path, ckpt_path="last", callbacks=callbacks()) == whole
+    assert sessions.count == (ROUNDS - 1) * len(SIZES)
+
+
 def test_a_run_without_checkpoints_stops_after_its_round(tmp_path: Path) -> None:
     assert stopped(tmp_path, 1, enable_checkpointing=False) == 128 + signal.SIGUSR1
     assert not list(tmp_path.rglob("*.ckpt"))
@@ -182,6 +253,34 @@ def test_a_run_without_checkpoints_stops_after_its_round(tmp_path: Path) -> None
 def test_a_signal_in_the_last_round_changes_nothing(tmp_path: Path) -> None:
     last = ROUNDS * len(SIZES)
     assert run(tmp_path, callbacks=[SignalAt(last)])[1] == run(tmp_path / "whole")[1]
+
+
+@pytest.mark.parametrize("n", [len(SIZES) + 1, 2 * len(SIZES)])  # amid the last round, and after
+def test_a_run_that_stops_early_in_the_round_of_a_signal_has_come_to_its_end(
+    n: int, tmp_path: Path
+) -> None:
+    def early() -> list[Callback]:
+        return [EarlyStopping("train_loss", stopping_threshold=100.0)]
+
+    limit = {"min_epochs": 2}
+    whole = run(tmp_path / "whole", callbacks=early(), **limit)
+    folder = tmp_path / "other"
+    if n % len(SIZES):
+        stopped(folder, n, callbacks=early(), **limit)
+        assert run(folder, callbacks=early(), ckpt_path="last", **limit) == whole
+    else:
+        assert run(folder, callbacks=[*early(), SignalAt(n)], **limit) == whole
+    assert len(whole[2].splitlines()) == 1 + 2 * len(SIZES)
+
+
+def test_a_run_without_a_limit_of_rounds_tells_how_many_are_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callbacks = [SignalAt(len(SIZES) + 1)]
+    federation = Federation(FedAvg(), [Cohort(len(SIZES), mlp)], optimizer=partial(SGD, lr=0.2))
+    with pytest.raises(SystemExit):
+        fit(federation, random_data(SIZES), tmp_path, rounds=-1, max_steps=9, callbacks=callbacks)
+    assert "after 1 rounds and 1 session of the next" in capsys.readouterr().err
 
 
 def test_a_finished_sessions_failure_is_not_kept(
