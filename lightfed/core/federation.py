@@ -56,6 +56,11 @@ class Federation(L.LightningModule):
 
     Registered sub-modules are server state only, replicated on every rank. Client modules and rows
     live in the `Fleet`, which is made in `setup`, when the ranks are up and the data is split.
+
+    Attributes:
+        optimizer: of local training, as configured.
+        host_rows: client rows lie in host memory.
+        exchange_buffer: bytes of a rank for rows that clients exchange.
     """
 
     def __init__(
@@ -119,7 +124,7 @@ class Federation(L.LightningModule):
         self.cohorts = cohorts
         self.seed = seed
         self.num_clients = sum(cohort.count for cohort in cohorts)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._lr_schedule = lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
@@ -129,13 +134,13 @@ class Federation(L.LightningModule):
         if exchange_buffer < 1:
             fix = "give at least 1; a few rows of the model make it quick"
             raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
-        self._exchange_buffer = exchange_buffer * 2**20
+        self.exchange_buffer = exchange_buffer * 2**20
         if max_failed_clients is not None and max_failed_clients < 0:
             fix = "give 0 or more"
             raise UserError("model.max_failed_clients", f"{max_failed_clients} clients", fix)
         self._max_failed = max_failed_clients
         self._accumulate: Accumulate = accumulate
-        self._host_rows = store == "host"
+        self.host_rows = store == "host"
         self._round_metrics: dict[str, float] = {}
         self._round_started = 0.0
         self.fleet: Fleet
@@ -162,11 +167,11 @@ class Federation(L.LightningModule):
             self.algorithm,
             data,
             ranks=strategy.ranks,
-            work=self._limited(trainer.limit_train_batches),
+            work=self.work(trainer.limit_train_batches),
             seed=self.seed,
             accumulate=self._accumulate,
-            host_rows=self._host_rows,
-            exchange_buffer=self._exchange_buffer,
+            host_rows=self.host_rows,
+            exchange_buffer=self.exchange_buffer,
             max_failed=self._max_failed,
             rates=Rates.of_checkpoint(trainer.goes_on_from, strategy.ranks),
             rounds=trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None,
@@ -178,7 +183,7 @@ class Federation(L.LightningModule):
             client_stepper(
                 state,
                 i,
-                self._optimizer,
+                self.optimizer,
                 runtime,
                 evaluated=bool(self._kinds),
                 lr_factors=self.algorithm.lr_factors(state.module),
@@ -201,7 +206,8 @@ class Federation(L.LightningModule):
             )
         return self.trainer
 
-    def _limited(self, limit: int | float) -> LocalWork:
+    def work(self, limit: int | float) -> LocalWork:
+        """Local work and sampling under the Trainer's limit_train_batches."""
         unlimited = isinstance(limit, float) and limit == 1.0
         return self._work if unlimited else replace(self._work, limit=limit)
 
@@ -211,9 +217,9 @@ class Federation(L.LightningModule):
 
         Its learning rate is the round's, and LearningRateMonitor shows it.
         """
-        if self._optimizer is None:
+        if self.optimizer is None:
             return []
-        optimizer = make_optimizer(self._optimizer, [nn.Parameter(torch.zeros(()))])
+        optimizer = make_optimizer(self.optimizer, [nn.Parameter(torch.zeros(()))])
         if self._lr_schedule is None:
             return optimizer
         return [optimizer], [make_schedule(self._lr_schedule, optimizer)]

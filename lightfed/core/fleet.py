@@ -18,6 +18,7 @@ from lightfed.core.clients import Clients, Message
 from lightfed.core.cohort import Cohort, CohortState, cohort_names
 from lightfed.core.coverage import Accumulate
 from lightfed.core.exchange import Exchange, Over
+from lightfed.core.failures import judge
 from lightfed.core.figures import client_figures
 from lightfed.core.ledger import Ledger
 from lightfed.core.nesting import Nesting, Parts
@@ -238,7 +239,7 @@ class Fleet(Clients):
             self.rates.add(
                 self.cohort_of(report.client), samples=report.samples, seconds=report.seconds
             )
-        self._usable |= training.judge(reports, t)
+        self._usable |= judge(self, reports, t)
         self._silent |= {report.client for report in reports if report.error}
         good = [r for r in reports if self._usable[r.client]]
         self.metrics |= weighted_means(good)

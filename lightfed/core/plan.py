@@ -318,7 +318,7 @@ def plan_of(
         federation.algorithm,
         data,
         ranks=ranks,
-        work=federation._limited(trainer.limit_train_batches),
+        work=federation.work(trainer.limit_train_batches),
         seed=seed,
         rounds=trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None,
         rates=rates,
@@ -326,9 +326,9 @@ def plan_of(
     return plan(
         fleet,
         rounds=rounds,
-        optimizer=federation._optimizer,
-        host_rows=federation._host_rows,
-        exchange_buffer=federation._exchange_buffer,
+        optimizer=federation.optimizer,
+        host_rows=federation.host_rows,
+        exchange_buffer=federation.exchange_buffer,
         chunks=data.chunks,
     )
 

@@ -1,13 +1,12 @@
 """What happens to a client between "send" and "merge", on the rank it lies on."""
 
 import logging
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as L
-from lightfed_kernels import FIXED_LIMIT, Segments, apply_mask_, count_per_tensor
+from lightfed_kernels import Segments, apply_mask_, count_per_tensor
 from torch import Tensor
 
 from lightfed.core.algorithm import Algorithm
@@ -266,45 +265,6 @@ class Training:
         session = self._fleet.state(client).session
         assert session is not None, "sessions are attached before the first round"
         return session.box
-
-    def judge(self, reports: Sequence[Report], t: int) -> dict[int, bool]:
-        """Whose update can be used; the others are named in the log.
-
-        Who keeps a row that is not finite starts anew.
-
-        Raises:
-            UserError: more clients failed than may, or every session raised.
-        """
-        fleet = self._fleet
-        limit = FIXED_LIMIT if fleet.accumulate == "fixed" else math.inf
-        finite = {report.client: report.norm < limit for report in reports}
-        bad = [r for r in reports if r.error or not finite[r.client]]
-        for report in bad:
-            if report.error:
-                fleet.warn(f"round {t}: client {report.client} is left out: {report.error}")
-            if finite[report.client]:
-                continue
-            if fleet.algorithm.stateful and fleet.home(report.client) == fleet.ranks.rank:
-                # From what is not finite there is no way back.
-                fleet.algorithm.start_anew(fleet, report.client)
-            fleet.warn(
-                f"round {t}: the update of client {report.client} is not finite (norm "
-                f"{report.norm:g}); it is left out of the merge, and a client that keeps its row "
-                "starts anew"
-            )
-        self._check_failures(bad, len(reports), t)
-        return {report.client: finite[report.client] and not report.error for report in reports}
-
-    def _check_failures(self, bad: Sequence[Report], sessions: int, t: int) -> None:
-        allowed = self._fleet.max_failed
-        none_ran = bool(bad) and all(report.error for report in bad) and len(bad) == sessions
-        if none_ran or (allowed is not None and len(bad) > allowed):
-            first = bad[0].error or "its update is not finite"
-            found = f"{len(bad)} of {sessions} sessions of round {t} failed"
-            fix = "correct the cause" if none_ran else "correct the cause, or allow more"
-            raise UserError(
-                "model.max_failed_clients", f"{found} (client {bad[0].client}: {first})", fix
-            )
 
     def _masked_flops(self, client: int, mask: Tensor) -> float:
         """Forward FLOPs of a sample under a client's mask."""
