@@ -8,7 +8,8 @@ rank says in one line which, and all of them end. A death would come again, and 
 after a lost node it may go on elsewhere, and that rank sees to it before they end.
 
 Over a connection goes one JSON object a line: `left` and `failed` are goodbyes, `late` and `lost`
-say that a collective timed out or broke, and rank 0 answers with `end`.
+say that a collective timed out or broke, and rank 0 answers with `end`. A `signal` that asks one
+rank to stop goes to all of them, which else would first finish all of their sessions.
 """
 
 import errno
@@ -88,6 +89,7 @@ class Watch:
     ) -> None:
         self.node_lost = node_lost
         self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
+        self.signal = False
         self._gone = False  # this rank has said goodbye: it ends by itself, whoever dies now
         self._order: list[Peer] = []  # as they were heard of
         self._deadline: float | None = None
@@ -135,6 +137,12 @@ class Watch:
         for link in self._links.values():
             link.close()
 
+    def spread_signal(self) -> None:
+        """Tell the others that a signal asks this rank to stop; once."""
+        if not self.signal:
+            self.signal = True
+            self._tell("signal")
+
     def _tell(self, state: str, said: str = "") -> None:
         line = json.dumps({"state": state, "said": said[:_LONGEST]}).encode() + b"\n"
         for link in self._links.values():
@@ -173,10 +181,15 @@ class Watch:
             self._hear(peer, **json.loads(line))
         return bool(data)
 
-    def _hear(self, peer: Peer, state: State | Literal["end"], said: str) -> None:
+    def _hear(self, peer: Peer, state: State | Literal["end", "signal"], said: str) -> None:
         if state == "end":
             if not self._gone:
                 self._end(None)
+            return
+        if state == "signal":
+            if not self.signal and self._rank == 0:
+                self._tell("signal", said)
+            self.signal = True
             return
         peer.state, peer.said = state, said
         self._order.append(peer)
@@ -291,6 +304,23 @@ def start(
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
     _current = Watch(ranks.rank, peers, links, kill, node_lost)
+
+
+def spread_signal() -> None:
+    """Tell the other ranks that a signal asks this one to stop."""
+    if _current is not None:
+        _current.spread_signal()
+
+
+def signalled() -> bool:
+    """Whether a signal asks a rank to stop, as far as is known here."""
+    return _current is not None and _current.signal
+
+
+def forget_signal() -> None:
+    """One of the past, which all ranks have come to know of by other ways."""
+    if _current is not None:
+        _current.signal = False
 
 
 def leave() -> None:

@@ -9,6 +9,7 @@ import lightning.pytorch as L
 from lightfed_kernels import Segments, apply_mask_, count_per_tensor
 from torch import Tensor
 
+from lightfed.comm import watch
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.client import reported
 from lightfed.core.cohort import CohortState, blank
@@ -127,6 +128,7 @@ class Training:
         fleet = self._fleet
         mine = fleet.mine(clients)
         self.starts, self._refusals = [], []
+        watch.forget_signal()
         pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
         here = [report.resolve() for report in pending]
         fleet.ranks.meet(f"the end of the sessions of round {t}")
@@ -151,7 +153,7 @@ class Training:
         """
         if self._is_known(client):
             return Known(self._put_in_place(client))
-        if self.suspends and signals.asked() is not None:
+        if self.suspends and _asked():
             return None
         try:
             return self._session(client, mine, t)
@@ -346,6 +348,14 @@ class Training:
     def _seed(self, purpose: str, t: int, client: int) -> None:
         seed = derive_seed(self._fleet.seed, purpose, t, client)
         seed_default_generators(seed, self._fleet.device)
+
+
+def _asked() -> bool:
+    """Whether a signal has come, to this rank or, as far as is known, to another."""
+    if signals.asked() is not None:
+        watch.spread_signal()
+        return True
+    return watch.signalled()
 
 
 def _one_after_the_other(mine: list[int], _: int, run: RunClient) -> list[Pending]:
