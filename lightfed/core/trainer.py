@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.profilers import Profiler
@@ -183,12 +183,12 @@ class FederatedTrainer(Previews):
                 loggers,
                 progress=enable_progress_bar,
                 checkpoint=enable_checkpointing and not fast_dev_run,
+                max_time=max_time,
             ),
             fast_dev_run=fast_dev_run,
             max_epochs=max_epochs,
             min_epochs=min_epochs,
             max_steps=max_steps,
-            max_time=max_time,
             limit_train_batches=limit_train_batches,
             limit_val_batches=limit_val_batches,
             limit_test_batches=limit_test_batches,
@@ -445,12 +445,16 @@ def _with_defaults(
     *,
     progress: bool,
     checkpoint: bool,
+    max_time: str | timedelta | dict[str, int] | None,
 ) -> list[Callback]:
     given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
     if progress and not any(isinstance(c, ProgressBar) for c in given):
         given.append(RoundProgressBar())
     if checkpoint and not any(_is_found(c, loggers) for c in given):
         given.append(LastCheckpoint())
+    if max_time is not None and not any(isinstance(c, Timer) for c in given):
+        # Lightning's own has the ranks agree after every wave, for which the quick ones would wait.
+        given.append(Timer(max_time, interval="epoch"))
     return given
 
 

@@ -190,6 +190,32 @@ def test_limits_end_a_run(flags: dict[str, Any], rounds: int, tmp_path: Path) ->
     assert steps_of(model) == rounds * (3 + 5 + 2 + 3)
 
 
+def test_a_limit_on_time_is_no_reason_to_wait_for_each_other_within_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    agree = FederatedStrategy.reduce_boolean_decision
+
+    def noted(strategy: FederatedStrategy, *args: Any, **options: Any) -> bool:
+        asked.append(in_round(strategy))
+        return agree(strategy, *args, **options)
+
+    def broadcast(strategy: FederatedStrategy, obj: Any, src: int = 0) -> Any:
+        asked.append(in_round(strategy))
+        return obj
+
+    def in_round(strategy: FederatedStrategy) -> bool:
+        assert strategy.lightning_module is not None
+        trainer: Any = strategy.lightning_module.trainer
+        return bool(trainer.fit_loop.epoch_loop.in_round)
+
+    monkeypatch.setattr(FederatedStrategy, "reduce_boolean_decision", noted)
+    monkeypatch.setattr(FederatedStrategy, "broadcast", broadcast)
+    fit(federation(fraction=1.0), data(), tmp_path, rounds=3, max_time={"hours": 1})
+    assert asked
+    assert not any(asked)
+
+
 def test_a_fast_dev_run_is_one_batch_a_client_and_leaves_nothing(tmp_path: Path) -> None:
     model = federation(fraction=1.0, local_epochs=3)
     trainer = fit(
