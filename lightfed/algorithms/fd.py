@@ -15,7 +15,6 @@ from typing_extensions import override
 from lightfed.core.classes import ByClass
 from lightfed.core.cohort import DataSpec
 from lightfed.models.prototypes import ClassClient, FDClient, Target
-from lightfed.utils.errors import UserError
 
 
 class FD(ByClass):
@@ -28,11 +27,7 @@ class FD(ByClass):
             weight: lambda, of the distillation.
             target: The softmax of the mean logits, or as HtFLlib has it the logits themselves.
         """
-        super().__init__()
-        if not 0 <= weight < float("inf"):
-            fix = "give a weight of 0 or more"
-            raise UserError("model.algorithm.init_args.weight", str(weight), fix)
-        self.weight = weight
+        super().__init__(weight)
         self.target: Target = target
 
     @override

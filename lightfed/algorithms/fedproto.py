@@ -15,7 +15,6 @@ from lightfed.core.classes import ByClass
 from lightfed.core.cohort import DataSpec, blank
 from lightfed.models.prototypes import ClassClient, FedProtoClient, Inference
 from lightfed.models.split import split
-from lightfed.utils.errors import UserError
 
 
 class FedProto(ByClass):
@@ -28,11 +27,7 @@ class FedProto(ByClass):
             weight: lambda, of the distance to the prototype.
             inference: By the nearest prototype, or by the head.
         """
-        super().__init__()
-        if not 0 <= weight < float("inf"):
-            fix = "give a weight of 0 or more"
-            raise UserError("model.algorithm.init_args.weight", str(weight), fix)
-        self.weight = weight
+        super().__init__(weight)
         self.inference: Inference = inference
 
     @override

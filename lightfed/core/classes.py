@@ -24,8 +24,20 @@ class ByClass(Algorithm):
     values: Tensor  # (C, D)
     seen: Tensor  # (C,)
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float) -> None:
+        """The part of what others know in a client's loss.
+
+        Args:
+            weight: lambda, 0 or more.
+
+        Raises:
+            UserError: it is not.
+        """
         super().__init__()
+        if not 0 <= weight < float("inf"):
+            fix = "give a weight of 0 or more"
+            raise UserError("model.algorithm.init_args.weight", str(weight), fix)
+        self.weight = weight
         self._uploads: dict[int, ClassMeans] = {}  # of this rank's participants
 
     @abstractmethod

@@ -278,9 +278,7 @@ class Fleet(Clients):
         for client in list(self._inbox):
             self._deliver(client)
         valid = [k for k in clients if self._usable.get(k, True)]
-        for client in self._speaking(clients if sent is None else sorted(sent)):
-            covered = self._nesting.bytes(into, self.cohort_of(client), parts)
-            self.ledger.sent_up(client, covered if sizes is None else sizes[client])
+        self._count_up(into, clients if sent is None else sorted(sent), parts, sizes)
         if not valid:
             return []
         coverage = self._nesting.coverage(into, parts)
@@ -353,12 +351,7 @@ class Fleet(Clients):
 
         Stateful algorithms only. Who is left out of a merge gives nothing, but receives.
         """
-        layouts = [state.layout for state in self.cohorts]
-        sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
-        for client in self._speaking(clients):
-            self.ledger.sent_up(client, sharing.bytes(client))
-        for client in clients:
-            self.ledger.sent_down(client, sharing.bytes(client))
+        sharing = self._count_sharing(clients, groups)
         several = self.ranks.world > 1
         sharing.mean_(
             {k: self.row(k) for k in self.mine(clients)},
@@ -434,6 +427,28 @@ class Fleet(Clients):
     def _speaking(self, clients: Iterable[int]) -> list[int]:
         """Those whose sessions of this round did not raise."""
         return [client for client in clients if client not in self._silent]
+
+    def _count_up(
+        self,
+        into: ServerModel,
+        clients: Iterable[int],
+        parts: Parts,
+        sizes: Mapping[int, int] | None,
+    ) -> None:
+        """What clients send to a server model: what they cover of it, or so many bytes."""
+        for client in self._speaking(clients):
+            covered = self._nesting.bytes(into, self.cohort_of(client), parts)
+            self.ledger.sent_up(client, covered if sizes is None else sizes[client])
+
+    def _count_sharing(self, clients: Sequence[int], groups: Sequence[Group]) -> Sharing:
+        """What groups share, with the bytes that it takes."""
+        layouts = [state.layout for state in self.cohorts]
+        sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
+        for client in self._speaking(clients):
+            self.ledger.sent_up(client, sharing.bytes(client))
+        for client in clients:
+            self.ledger.sent_down(client, sharing.bytes(client))
+        return sharing
 
     def _costs(
         self, clients: Iterable[int], steps: Mapping[int, int] | None = None

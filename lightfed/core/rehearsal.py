@@ -18,7 +18,7 @@ from lightfed.core.exchange import Over
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.nesting import Parts
 from lightfed.core.placement import place
-from lightfed.core.sharing import Group, Sharing
+from lightfed.core.sharing import Group
 
 T = TypeVar("T")
 
@@ -137,9 +137,8 @@ class Rehearsal(Fleet):
         sizes: Mapping[int, int] | None = None,
     ) -> list[int]:
         parts = Parts.of(buffers=buffers, tensors=tensors)
-        for client in clients if sent is None else sorted(sent):
-            size = self._nesting.bytes(into, self.cohort_of(client), parts)
-            self.ledger.sent_up(client, size if sizes is None else sizes.get(client, 0))
+        known = None if sizes is None else {k: sizes.get(k, 0) for k in clients}
+        self._count_up(into, clients if sent is None else sorted(sent), parts, known)
         return list(clients)
 
     @override
@@ -162,11 +161,7 @@ class Rehearsal(Fleet):
 
     @override
     def share(self, clients: Sequence[int], groups: Sequence[Group]) -> None:
-        layouts = [state.layout for state in self.cohorts]
-        sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
-        for client in clients:
-            self.ledger.sent_up(client, sharing.bytes(client))
-            self.ledger.sent_down(client, sharing.bytes(client))
+        self._count_sharing(clients, groups)
 
     @override
     def collect(self, mine: Mapping[int, T]) -> dict[int, T]:

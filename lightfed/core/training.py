@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as L
@@ -316,9 +317,10 @@ class Training:
         if state.staging is None:
             return fleet.row(client)
         row = state.staging.get(client)
-        coming = [k for k in mine[mine.index(client) + 1 :] if not self._is_known(k)]
-        if coming and (ahead := fleet.state(coming[0]).staging) is not None:
-            ahead.prefetch(coming[0])
+        after = islice(mine, mine.index(client) + 1, None)
+        coming = next((k for k in after if not self._is_known(k)), None)
+        if coming is not None and (ahead := fleet.state(coming).staging) is not None:
+            ahead.prefetch(coming)
         return row
 
     def _batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
