@@ -38,7 +38,7 @@ from typing_extensions import override
 
 from lightfed.comm.facts import graph_facts
 from lightfed.comm.topology import TimeVarying, Topology, hearing, warning_of_lonely
-from lightfed.core.algorithm import Algorithm
+from lightfed.core.algorithm import Algorithm, Moment
 from lightfed.core.fleet import Fleet
 from lightfed.core.sparsity import active_counts, erk_densities
 from lightfed.core.store import ModelLayout, Row
@@ -52,7 +52,8 @@ class DisPFL(Algorithm):
     """Personal sparse masks, searched by magnitude and by gradient or chance; no server."""
 
     stateful = True
-    tests_start = True
+    moments: tuple[Moment, ...] = ("trained",)
+    tests_both = True
 
     def __init__(
         self,

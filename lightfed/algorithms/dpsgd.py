@@ -21,7 +21,8 @@ class DPSGD(Algorithm):
     """w_k <- mean over k and its neighbours, then E local epochs of SGD on D_k."""
 
     stateful = True
-    tests_start = True
+    moments = ("trained",)
+    tests_both = True
 
     def __init__(self, topology: Topology | None = None) -> None:
         """Who hears whom.

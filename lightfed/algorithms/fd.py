@@ -20,6 +20,8 @@ from lightfed.models.prototypes import ClassClient, FDClient, Target
 class FD(ByClass):
     """L = CE(logits, y) + weight CE(logits, softmax(mean logits of y))."""
 
+    moments = ("trained", "aggregated")  # which are one: logits teach, and do not classify
+
     def __init__(self, weight: float = 1.0, target: Target = "softmax") -> None:
         """Distillation.
 

@@ -31,6 +31,8 @@ _SHARE = "net.share"
 class FedAPEN(Beside):
     """e = lambda p + (1 - lambda) s;  L_p = CE(p) + KL(s || p) + CE(e), and likewise L_s."""
 
+    moments = ("aggregated",)  # the shared network comes back before the round is over
+    holds = "the ensemble of its private network and the shared one"
     current: torch.Tensor  # (clients,) bool: who has the server's present shared network
 
     def __init__(

@@ -22,6 +22,7 @@ from lightfed.core.store import ModelLayout, Row
 class FedAvg(Algorithm):
     """The server's model is the mean of what the participants made of it."""
 
+    holds = "the server's model"
     model: ServerModel
 
     def __init__(
@@ -41,6 +42,8 @@ class FedAvg(Algorithm):
         self.weights: Weights = weights
         self.statistics = buffers
         self.stateful = buffers == "local"  # a client keeps its statistics from round to round
+        if self.stateful:
+            self.holds = f"{self.holds}, with batch-norm statistics of its own"
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:

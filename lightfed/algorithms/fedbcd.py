@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.comm.mixing import read_mixing
-from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.algorithm import Algorithm, Moment, ServerModel
 from lightfed.core.clock import VirtualClock, check_waits
 from lightfed.core.delays import Delay, Exponential
 from lightfed.core.fleet import Fleet
@@ -56,6 +56,9 @@ class FedBCD(Algorithm):
     """Personal models at the devices, global ones at the servers, sync or async."""
 
     stateful = True
+    # Servers step towards the devices, which keep their models.
+    moments: tuple[Moment, ...] = ("aggregated", "trained")
+    holds = "the device's own model, x_i"
     models: nn.ModuleList  # z_n; of sync servers, which have the same, one
     queue: Tensor
     now: Tensor
@@ -340,6 +343,10 @@ class FedBCD(Algorithm):
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         return self.evaluated_server(fed, 0) if client is None else fed.bind(client)
+
+    @override
+    def local(self, fed: Fleet, client: int) -> L.LightningModule | None:
+        return self.evaluated_server(fed, self.hierarchy.server_of(client, fed.clients))
 
     @override
     def evaluated_server(self, fed: Fleet, server: int) -> L.LightningModule | None:

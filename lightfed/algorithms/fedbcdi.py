@@ -31,6 +31,7 @@ _KEY = "model.algorithm.init_args"
 class FedBCDI(FedBCD):
     """FedBCD-I: devices train offline, without a pull, and those that get through are pulled."""
 
+    moments = ("aggregated",)  # active devices are pulled when they have trained
     offline: Tensor
 
     def __init__(

@@ -32,6 +32,9 @@ _KEY = "model.algorithm.init_args"
 class FedKD(Beside):
     """L_F = CE(F) + (KL(G || F) + MSE(z_F, W z_G)) / (CE(F) + CE(G)), and likewise L_G."""
 
+    moments = ("trained", "aggregated")  # which are one: the private network is never averaged
+    holds = "its private network"
+
     def __init__(
         self,
         shared: NetworkFactory,

@@ -41,6 +41,7 @@ class FlexiFed(Algorithm):
     """A round of every strategy: train, choose nodes of the trie, average them."""
 
     stateful = True
+    tests_both = True
     trie: Trie
 
     def __init__(self, initial: Initial = "own") -> None:

@@ -24,6 +24,9 @@ _KEY = "model.algorithm.init_args"
 class FML(Beside):
     """L_F = alpha CE(F) + (1 - alpha) KL(G || F), and likewise L_G with beta."""
 
+    moments = ("trained", "aggregated")  # which are one: the private network is never averaged
+    holds = "its private network"
+
     def __init__(
         self,
         shared: NetworkFactory,

@@ -14,24 +14,20 @@ without augmentation, and only when the model is evaluated; the released code sh
 in every round. A last batch of one sample is left out of them: it has no variance.
 """
 
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import lightning.pytorch as L
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.client import NetworkClient
 from lightfed.core.cohort import DataSpec
 from lightfed.core.fleet import Fleet, Weights
-from lightfed.core.session import seed_default_generators
+from lightfed.core.logitmasks import LogitMasks
+from lightfed.core.staticnorm import StaticNorms, scale_to
 from lightfed.core.store import ModelLayout, Row
-from lightfed.models.scaler import Scaler
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 
@@ -40,6 +36,7 @@ class HeteroFL(Algorithm):
     """Width-heterogeneous federated averaging; the first cohort's model is the global one."""
 
     label_rows = True
+    holds = "its slice of the global model, with batch-norm statistics of its own training data"
     model: ServerModel
 
     def __init__(
@@ -77,9 +74,9 @@ class HeteroFL(Algorithm):
         self.statistics_batch_size = statistics_batch_size
         self.surplus_rows = mask_token
         self._hooks = LogitMasks()
-        # Not registered: it shares the server's row and carries statistics, neither of which is
-        # server state.
-        self._evaluation: list[EvaluationModel] = []
+        # Not registered: they share rows and carry statistics, neither of which is server state.
+        self._static: StaticNorms  # the global model
+        self._slices: list[StaticNorms] = []  # what a client holds, by cohort
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
@@ -100,6 +97,16 @@ class HeteroFL(Algorithm):
         for cohort, state in enumerate(fed.cohorts):
             fed.check_nested(self.model, cohort)
             scale_to(widest, state.module)
+        self._slices = [self._evaluation_model(fed, c, widest) for c in range(len(fed.cohorts))]
+        self._static = self._evaluation_model(fed, 0, widest)
+
+    def _evaluation_model(self, fed: Fleet, cohort: int, widest: float) -> StaticNorms:
+        """A cohort's model for evaluations, its logits masked as in training."""
+        module = fed.cohorts[cohort].cohort.build(fed.data, position=cohort, seed=fed.seed)
+        scale_to(widest, module.to(fed.device))
+        if self.mask:
+            self._hooks.attach(module)
+        return StaticNorms(module)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -129,14 +136,50 @@ class HeteroFL(Algorithm):
 
     @override
     def evaluation_start(self, fed: Fleet) -> None:
-        if not self._evaluation:
-            self._evaluation.append(EvaluationModel(fed, self._hooks if self.mask else None))
-        self._evaluation[0].estimate(fed, self.model, self.statistics_batch_size)
+        """Static batch normalisation: the global model with statistics of all training data."""
+        size = self.statistics_batch_size
+        batches = fed.data.train_batches(size)
+        own = range(fed.ranks.rank, batches, fed.ranks.world)
+        self._static.load(self.model.layout, self.model.row)
+        self._static.estimate(
+            ((i, fed.data.train_batch(i, size)[0]) for i in own),
+            sum_=lambda total: fed.ranks.sum_(total) / batches,
+            seed=fed.seed,
+        )
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        """The global model; for a client, logits of labels that it does not hold are zero."""
-        module = self._evaluation[0].module
+        """The global model; for a client the slice of it that the client holds."""
+        if client is None:
+            return self._masked(fed, self._static.module, None)
+        return self._slice(fed, client, fed.home_cohort(client), None)
+
+    @override
+    def local(self, fed: Fleet, client: int) -> L.LightningModule | None:
+        """The released code's "local" figure: the global model, logits of other labels zero."""
+        return self._masked(fed, self._static.module, client)
+
+    @override
+    def tested(self, fed: Fleet, client: int, cohort: int, row: Row) -> L.LightningModule:
+        return self._slice(fed, client, cohort, row)
+
+    @torch.inference_mode(False)  # its statistics are estimated in one evaluation after the other
+    def _slice(self, fed: Fleet, client: int, cohort: int, row: Row | None) -> L.LightningModule:
+        """A client's row, or its slice of the global model, with statistics of its own data."""
+        static = self._slices[cohort]
+        static.load(fed.cohorts[cohort].layout, row or fed.covered_row(self.model, client))
+        batches = [x for x, _ in fed.data.client_batches(client, self.statistics_batch_size)]
+        static.estimate(
+            enumerate(batches),
+            sum_=lambda total: total / len(batches),
+            seed=derive_seed(fed.seed, "own-statistics", client=client),
+        )
+        return self._masked(fed, static.module, client)
+
+    def _masked(
+        self, fed: Fleet, module: L.LightningModule, client: int | None
+    ) -> L.LightningModule:
+        """A module whose logits of labels that a client does not hold are zero."""
         if self.mask:
             labels = None if client is None else fed.data.labels(client)
             self._hooks.hold(module, labels, fed.data.num_classes, fed.device)
@@ -145,127 +188,3 @@ class HeteroFL(Algorithm):
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
         return fed.cohorts[fed.home_cohort(client)].layout, fed.covered_row(self.model, client)
-
-
-def scale_to(global_rate: float, module: L.LightningModule) -> None:
-    """Scalers divide by r_m / r_g: the global model is not scaled, be it of level b."""
-    for part in module.modules():
-        if isinstance(part, Scaler):
-            part.rate /= global_rate
-
-
-class LogitMasks:
-    """Forward hooks that set the logits of labels outside a client's data to zero.
-
-    Zero and not minus infinity: absent classes still add exp(0) to the softmax denominator, but get
-    no gradient.
-    """
-
-    def __init__(self) -> None:
-        self._absent: dict[int, Tensor | None] = {}
-        self._filled: set[int] = set()  # modules whose masks have been used
-
-    def attach(self, module: L.LightningModule) -> None:
-        """Hook a NetworkClient's network, or a user's module, whose steps call `self(x)`."""
-        network = module.net if isinstance(module, NetworkClient) else module
-        network.register_forward_hook(partial(self._fill, module))
-
-    def check(self, module: L.LightningModule) -> None:
-        """Refuse a module whose session was to be masked, but never came by the hook.
-
-        Raises:
-            UserError: naming the module.
-        """
-        if self._absent.get(id(module)) is not None and id(module) not in self._filled:
-            found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
-            fix = "call it there, or set mask: false"
-            raise UserError("model.algorithm.init_args.mask", found, fix)
-
-    def hold(
-        self,
-        module: L.LightningModule,
-        labels: Tensor | None,
-        num_classes: int,
-        device: torch.device,
-    ) -> None:
-        """Which labels the module's present client holds; None for all."""
-        if labels is None or len(labels) == num_classes:
-            self._absent[id(module)] = None
-            return
-        absent = torch.ones(num_classes, dtype=torch.bool)
-        absent[labels] = False
-        self._absent[id(module)] = absent.to(device)
-
-    def _fill(
-        self, module: L.LightningModule, network: torch.nn.Module, inputs: Any, logits: Tensor
-    ) -> Tensor:
-        absent = self._absent.get(id(module))
-        if absent is None:
-            return logits
-        self._filled.add(id(module))
-        return logits.masked_fill(absent, 0.0)
-
-
-class EvaluationModel:
-    """The global model with BatchNorm statistics of the union of the training data (section 3.3).
-
-    Args:
-        fed: whose first cohort's architecture it has.
-        masks: hooks for local evaluation, if the loss is masked.
-    """
-
-    def __init__(self, fed: Fleet, masks: LogitMasks | None) -> None:
-        state = fed.cohorts[0]
-        self.module = state.cohort.build(fed.data, position=0, seed=fed.seed).to(fed.device)
-        scale_to(state.rate, self.module)
-        self._norms = [part for part in self.module.modules() if isinstance(part, _BatchNorm)]
-        for norm in self._norms:
-            # The statistics of one batch at a time: those of the batches are averaged in float64
-            # below.
-            norm.momentum = 1.0
-            norm.track_running_stats = True
-            if norm.running_mean is None:
-                shape = norm.num_features
-                norm.running_mean = torch.zeros(shape, device=fed.device)
-                norm.running_var = torch.ones(shape, device=fed.device)
-                norm.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=fed.device)
-        if masks is not None:
-            masks.attach(self.module)
-            masks.hold(self.module, None, fed.data.num_classes, fed.device)
-
-    @torch.no_grad()
-    def estimate(self, fed: Fleet, model: ServerModel, batch_size: int) -> None:
-        """Load the global weights.
-
-        Average the statistics of all training batches, split over the ranks.
-
-        The cumulative average: every batch counts alike, a short last one too; variances are
-        unbiased.
-        """
-        own = dict(self.module.named_parameters())
-        for name, value in model.layout.floats.views(model.floats).items():
-            own[name].data = value
-        if not self._norms:
-            return
-        self.module.train()
-        batches = fed.data.train_batches(batch_size)
-        total = torch.zeros(
-            sum(2 * n.num_features for n in self._norms), dtype=torch.float64, device=fed.device
-        )
-        for index in range(fed.ranks.rank, batches, fed.ranks.world):
-            x, _ = fed.data.train_batch(index, batch_size)
-            # Dropout is on, as in training; its draws are named by the batch.
-            seed_default_generators(derive_seed(fed.seed, "statistics", client=index), fed.device)
-            self.module(x)
-            total += torch.cat([s for n in self._norms for s in (n.running_mean, n.running_var)])  # type: ignore[misc]
-        means = (fed.ranks.sum_(total) / batches).float()
-        for norm, (mean, variance) in zip(self._norms, self._pairs(means), strict=True):
-            norm.running_mean = mean
-            norm.running_var = variance
-        self.module.eval()
-
-    def _pairs(self, means: Tensor) -> list[tuple[Tensor, Tensor]]:
-        parts = means.split(
-            [size for n in self._norms for size in (n.num_features, n.num_features)]
-        )
-        return list(zip(parts[::2], parts[1::2], strict=True))

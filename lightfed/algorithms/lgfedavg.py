@@ -48,6 +48,7 @@ class LGFedAvg(Algorithm):
     """The last layers are the mean of what the participants made of them; the others are local."""
 
     stateful = True  # a client keeps its representation
+    holds = "its own layers with the server's"
     model: ServerModel
 
     def __init__(

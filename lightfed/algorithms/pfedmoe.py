@@ -37,6 +37,8 @@ _KEY = "model.algorithm.init_args"
 class PFedMoE(Beside):
     """(a_G, a_F) = H(x),  z = a_G G(x) + a_F F_ex(x),  logits = F_hd(z)."""
 
+    holds = "its mixture of the private and the shared expert"
+
     def __init__(
         self,
         shared: NetworkFactory,
@@ -80,11 +82,19 @@ class PFedMoE(Beside):
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         module = super().evaluated(fed, client)
-        if module is not None and client is not None:
-            assert isinstance(module, ClientModule)
-            assert isinstance(module.net, MixtureClient)
-            self._gates[client] = ClassSums(fed.data.num_classes, 2, device=fed.device)
-            module.net.gate_sums = self._gates[client]
+        return None if module is None or client is None else self._watched(fed, client, module)
+
+    @override
+    def aggregated(self, fed: Fleet, client: int) -> L.LightningModule | None:
+        module = super().aggregated(fed, client)
+        return None if module is None else self._watched(fed, client, module)
+
+    def _watched(self, fed: Fleet, client: int, module: L.LightningModule) -> L.LightningModule:
+        """The client's mixture, which sums up its gate's weights in this evaluation."""
+        assert isinstance(module, ClientModule)
+        assert isinstance(module.net, MixtureClient)
+        self._gates[client] = ClassSums(fed.data.num_classes, 2, device=fed.device)
+        module.net.gate_sums = self._gates[client]
         return module
 
     @override

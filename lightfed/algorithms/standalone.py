@@ -16,6 +16,8 @@ class Standalone(Algorithm):
     """w_k <- E local epochs of SGD on D_k, from w_k."""
 
     stateful = True
+    moments = ("trained", "aggregated")  # which are one: nothing is aggregated
+    holds = "the model that it trains alone"
 
     @override
     def setup(self, fed: Fleet) -> None:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as L
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from lightfed.core.store import ModelLayout, Row
 if TYPE_CHECKING:
     from lightfed.core.cohort import DataSpec
     from lightfed.core.fleet import Fleet
+
+# When a client is tested: with what the last aggregation gave it, or as its last session left it.
+Moment = Literal["aggregated", "trained"]
 
 
 class ServerModel(nn.Module):
@@ -61,7 +64,10 @@ class Algorithm(nn.Module, ABC):
         surplus_rows: rows of such tensors beyond the classes, as a mask token's, are everybody's.
         global_models: how many models are tested as global ones; the figures are their means.
         hold_out: share of every client's training samples that no session trains on.
-        tests_start: clients are tested at the start of their sessions too, after aggregation.
+        moments: when `evaluated` tests a client; both where aggregation does not change what it
+            holds. The first is the default of `model.evaluate_at`.
+        tests_both: the paper reports clients at both moments, and so does every evaluation.
+        holds: what a client tests as its own, in a few words, for the run's page.
     """
 
     stateful: bool = False
@@ -69,7 +75,9 @@ class Algorithm(nn.Module, ABC):
     surplus_rows: bool = True
     global_models: int = 1
     hold_out: float = 0.0
-    tests_start: bool = False
+    moments: tuple[Moment, ...] = ("aggregated",)
+    tests_both: bool = False
+    holds: str = "the model that it keeps"
 
     @abstractmethod
     def setup(self, fed: "Fleet") -> None:
@@ -138,6 +146,34 @@ class Algorithm(nn.Module, ABC):
         keeps, and none of a server.
         """
         return fed.bind(client) if self.stateful and client is not None else None
+
+    def aggregated(self, fed: "Fleet", client: int) -> L.LightningModule | None:
+        """As `evaluated`, for an algorithm whose `moments` lack "aggregated".
+
+        If it is not overridden, what aggregation gives a client is known only when its next session
+        starts, and the client is tested there.
+        """
+        return None
+
+    def local(self, fed: "Fleet", client: int) -> L.LightningModule | None:
+        """The global model, to be tested on a client's data.
+
+        None where there is none, or where it is what the client holds.
+        """
+        return None
+
+    def tested(self, fed: "Fleet", client: int, cohort: int, row: Row) -> L.LightningModule:
+        """The module that tests a row that a session of the client has trained, or will.
+
+        Args:
+            fed: the clients.
+            client: on this rank.
+            cohort: whose layout the row has.
+            row: on the device.
+        """
+        module = fed.cohorts[cohort].live.bind(row)
+        assert isinstance(module, L.LightningModule)
+        return module
 
     def client_row(self, fed: "Fleet", client: int) -> tuple[ModelLayout, Row]:
         """The weights that a client would deploy, for export: by default the row that it keeps.

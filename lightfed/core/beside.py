@@ -12,7 +12,7 @@ import lightning.pytorch as L
 from torch import nn
 from typing_extensions import override
 
-from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.algorithm import Algorithm, Moment, ServerModel
 from lightfed.core.client import ClientModule
 from lightfed.core.cohort import DataSpec, build_network
 from lightfed.core.fleet import Fleet, Weights
@@ -28,6 +28,8 @@ class Beside(Algorithm):
     """A private network beside a shared one; `composite` says how they train together."""
 
     stateful = True
+    moments: tuple[Moment, ...] = ("trained",)
+    holds = "its own parts with the shared network"
     model: ServerModel  # the shared network
 
     def __init__(self, shared: NetworkFactory, weights: Weights = "samples") -> None:
@@ -53,6 +55,11 @@ class Beside(Algorithm):
             raise UserError("model.cohorts", found, fix)
         shared = build_network(self.shared, data, key=f"{_KEY}.shared")
         module.net = self.composite(module.net, shared, data)
+
+    @override
+    def aggregated(self, fed: Fleet, client: int) -> L.LightningModule | None:
+        """The client's own parts with the server's shared network."""
+        return fed.bind_with(self.model, client)
 
     @override
     def setup(self, fed: Fleet) -> None:

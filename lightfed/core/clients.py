@@ -88,6 +88,18 @@ class Clients:
         assert isinstance(module, L.LightningModule)
         return module
 
+    def bind_with(self, model: ServerModel, client: int) -> L.LightningModule:
+        """The client's live module, bound to a copy of its row with what it covers of a model.
+
+        The client lies on this rank; its own row stays.
+        """
+        state = self.state(client)
+        row = state.borrow(self.row(client))
+        self._write(model, client, Parts(), row)
+        module = state.live.bind(row)
+        assert isinstance(module, L.LightningModule)
+        return module
+
     def bind_model(self, model: ServerModel, cohort: int = 0) -> L.LightningModule:
         """A cohort's live module, bound to a server model of its layout."""
         module = self.cohorts[cohort].live.bind(model.row)

@@ -1,16 +1,26 @@
-"""Evaluation, personalised and global, split over the ranks; one gather an evaluation.
+"""Evaluation, split over the ranks; one gather an evaluation.
+
+Four questions, which are never mixed under one name:
+
+    global      the server's model on the global test set
+    local       the server's model on a client's test split, where that is not what the client holds
+    personal    what a client holds on its own test split, after aggregation or as its session
+                left it: `evaluate_at`; at the other moment it is `trained` or `aggregated`
+    finetuned   what a client would have after a session from the server's model
 
 A job is one client's own test split, or a rank's share of the global test set. The global test set
 is cut into the same batches on any number of ranks, and means are taken over them in order, so the
-figures do not depend on it.
+figures do not depend on it. Moments that have passed when the round is over are tested in the
+sessions (`Training.tested`); their reports join the others here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import lightning.pytorch as L
 import torch
 
+from lightfed.core.algorithm import Algorithm, Moment
 from lightfed.core.client import reported
 from lightfed.core.figures import client_figures
 from lightfed.core.fleet import Fleet
@@ -19,8 +29,9 @@ from lightfed.core.work import ClientData
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 
-Kind = Literal["global", "personal", "finetuned"]
+Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetuned"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 
 class EvaluationData(ClientData, Protocol):
@@ -58,11 +69,22 @@ class Evaluation:
         fleet: the clients.
         data: their test splits.
         kinds: which evaluations.
+        at: the moment of the personal figure; by default the first of the algorithm's `moments`.
         clients: evaluate only so many clients, drawn once; None for all.
+
+    Attributes:
+        at: the moment of the personal figure.
+        in_sessions: what is tested in the sessions of a round, by moment.
     """
 
     def __init__(
-        self, fleet: Fleet, data: EvaluationData, *, kinds: Sequence[Kind], clients: int | None
+        self,
+        fleet: Fleet,
+        data: EvaluationData,
+        *,
+        kinds: Sequence[Kind],
+        at: Moment | None = None,
+        clients: int | None = None,
     ) -> None:
         self._fleet = fleet
         self._data = data
@@ -72,8 +94,28 @@ class Evaluation:
             found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
             fix = "leave it out: it is for clients that start from what the server has"
             raise UserError("model.evaluate", found, fix)
+        self.at: Moment = fleet.algorithm.moments[0] if at is None else at
+        moments = self._moments()
+        self._at_rest = {m: kind for m, kind in moments.items() if self._lasts(m)}
+        self.in_sessions = {m: kind for m, kind in moments.items() if not self._lasts(m)}
         self.clients = self._choose(clients) if self._kinds - {"global"} else []
         self.jobs = Jobs(self._spread(self.clients))
+
+    def _moments(self) -> dict[Moment, Kind]:
+        """The moments that are tested, and the kinds that their figures are."""
+        personal = "personal" in self._kinds
+        both = personal and self._fleet.algorithm.tests_both
+        found: dict[Moment, Kind] = {self.at: "personal"} if personal else {}
+        for moment in MOMENTS:
+            if moment in self._kinds or both:
+                found.setdefault(moment, moment)
+        return found
+
+    def _lasts(self, moment: Moment) -> bool:
+        """Whether what a client has at a moment is still there when its round is over."""
+        algorithm = self._fleet.algorithm
+        kept = type(algorithm).aggregated is not Algorithm.aggregated
+        return moment in algorithm.moments or (moment == "aggregated" and kept)
 
     def _choose(self, count: int | None) -> list[int]:
         if count is None or count >= self._fleet.clients:
@@ -113,11 +155,18 @@ class Evaluation:
             for server in range(self._fleet.algorithm.global_models):
                 self._run_global(server)
             return
-        module = self._fleet.algorithm.evaluated(self._fleet, job)
-        if module is not None and "personal" in self._kinds:
-            report = self._run_client(module, job)
-            report.stored = self._fleet.algorithm.stored_bytes(self._fleet, job)
-            self._reports["personal"].append(report)
+        algorithm = self._fleet.algorithm
+        for moment, kind in self._at_rest.items():
+            kept = moment in algorithm.moments
+            module = (algorithm.evaluated if kept else algorithm.aggregated)(self._fleet, job)
+            if module is not None:
+                report = self._run_client(module, job)
+                report.stored = algorithm.stored_bytes(self._fleet, job)
+                self._reports[kind].append(report)
+        if "local" in self._kinds:
+            module = algorithm.local(self._fleet, job)
+            if module is not None:
+                self._reports["local"].append(self._run_client(module, job))
         if "finetuned" in self._kinds:
             self._reports["finetuned"].append(self._run_finetuned(job))
 
@@ -132,7 +181,7 @@ class Evaluation:
         return report
 
     def _run_finetuned(self, client: int) -> Report:
-        """The same after a session on the client's training split, which nobody hears of.
+        """The same after a session on the client's training split, which is not reported.
 
         No sample is tested where it raises.
         """
@@ -168,25 +217,32 @@ class Evaluation:
         seed = derive_seed(self._fleet.seed, f"{kind}-evaluation", client=number)
         seed_default_generators(seed, self._fleet.device)
 
-    def finish(self) -> tuple[dict[str, float], list[Report]]:
-        """The figures, the same on every rank, and the reports of the clients in order."""
+    def finish(
+        self, tests: Mapping[Moment, Sequence[Report]] | None = None
+    ) -> tuple[dict[str, float], dict[Kind, list[Report]]]:
+        """The figures, the same on every rank, and the reports of the clients in order.
+
+        Args:
+            tests: of the sessions of this round, of all ranks.
+        """
         gathered = self._fleet.ranks.gather([self._reports])
-        figures: dict[str, float] = {}
         every: dict[Kind, list[Report]] = {}
         for kind in KINDS:
             reports = [report for part in gathered for report in part[kind]]
+            moments = (moment for moment, k in self.in_sessions.items() if k == kind)
+            reports += [r for moment in moments for r in (tests or {}).get(moment, ())]
             reports.sort(key=lambda r: (r.client, r.batch))
             every[kind] = [r for r in reports if r.samples]
             for report in (r for r in reports if r.error):
                 found = f"client {report.client} is left out of the {kind} figures"
                 self._fleet.warn(f"{found}: {report.error}")
-        means = reported(weighted_means(every["global"]))
+        means = reported(weighted_means(every.pop("global")))
         figures = {f"global/{name}": value for name, value in means.items()}
-        for kind in KINDS[1:]:
+        for kind, reports in every.items():
             figures |= client_figures(
-                every[kind],
+                reports,
                 kind,
                 cohorts=[state.name for state in self._fleet.cohorts],
-                cohort_of=[self._fleet.home_cohort(r.client) for r in every[kind]],
+                cohort_of=[self._fleet.home_cohort(r.client) for r in reports],
             )
-        return figures, every["personal"]
+        return figures, every

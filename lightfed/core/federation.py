@@ -6,8 +6,8 @@ What a configuration says of a federation, and where Lightning's hooks meet it.
 import hashlib
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as L
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.core import checkpoint as checkpoints
-from lightfed.core.algorithm import Algorithm
+from lightfed.core.algorithm import Algorithm, Moment
 from lightfed.core.checks import check_single_samples, warn_of_skipped
 from lightfed.core.cohort import Cohort
 from lightfed.core.coverage import Accumulate
@@ -34,7 +34,7 @@ from lightfed.core.local import (
     step_schedule,
 )
 from lightfed.core.placement import RATES, Rates
-from lightfed.core.runlog import software
+from lightfed.core.runlog import Row, software
 from lightfed.core.session import Report
 from lightfed.core.strategy import FederatedStrategy
 from lightfed.core.training import Waves
@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 _FINGERPRINT = "lightfed_fingerprint"
 _LEDGER = "lightfed_ledger"
+_COSTS = ("samples", "stored_bytes")  # of a client, beside its metrics
 _LR = "lightfed_lr"  # of the last round: what is evaluated after a session trains with it
+_TESTS = "lightfed_round_tests"  # likewise
 _METRICS = "lightfed_round_metrics"  # of a round that is trained, but perhaps not yet validated
 
 
@@ -74,7 +76,8 @@ class Federation(L.LightningModule):
         clients_per_round: int | None = None,
         local_epochs: int = 1,
         local_steps: int | None = None,
-        evaluate: Sequence[Kind] = ("global", "personal"),
+        evaluate: Sequence[Kind] = ("global", "local", "personal"),
+        evaluate_at: Moment | None = None,
         eval_clients: int | None = None,
         accumulate: Accumulate = "float64",
         store: Literal["device", "host"] = "device",
@@ -95,8 +98,15 @@ class Federation(L.LightningModule):
             clients_per_round: Number of clients that take part in a round, instead of fraction.
             local_epochs: Epochs of a session.
             local_steps: Steps of a session, instead of local_epochs.
-            evaluate: Which evaluations: global (the server's model), personal (each client on its
-                own test split), finetuned (the same after a session on its training split).
+            evaluate: Which evaluations: global (the server's model on the global test set), local
+                (the server's model on each client's test split, where clients hold something else),
+                personal (what each client holds on its own test split), trained or aggregated (the
+                same at that moment, beside that of evaluate_at), finetuned (the server's model
+                after a session on the client's training split).
+            evaluate_at: When personal is measured: aggregated, with what the last aggregation gave
+                a client, or trained, as its session left it. What the round has overwritten since
+                is measured in its sessions, of its participants. By default as the algorithm's
+                paper does; give it where methods are compared.
             eval_clients: Evaluate only so many clients, drawn once; all by default.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
             store: Keep client rows on the device, or in pinned host memory where they do not fit.
@@ -129,6 +139,7 @@ class Federation(L.LightningModule):
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
         self._kinds = tuple(evaluate)
+        self._evaluate_at = evaluate_at
         self._eval_clients = eval_clients
         self._export = tuple(export)
         if exchange_buffer < 1:
@@ -192,7 +203,11 @@ class Federation(L.LightningModule):
         ]
         self.fleet.training.attach(runtime, steppers)
         self.evaluation = Evaluation(
-            self.fleet, data, kinds=self._kinds, clients=self._eval_clients
+            self.fleet,
+            data,
+            kinds=self._kinds,
+            at=self._evaluate_at,
+            clients=self._eval_clients,
         )
 
     @property
@@ -260,6 +275,8 @@ class Federation(L.LightningModule):
                 "ranks": trainer.world_size,
                 "device": name,
                 "precision": str(trainer.precision),
+                "personal": self.algorithm.holds,
+                "evaluate_at": self.evaluation.at,
             }
             | self.algorithm.facts(self.fleet)
         )
@@ -271,8 +288,8 @@ class Federation(L.LightningModule):
         self._round_started = time.monotonic()
         training = self.fleet.training
         training.waves = waves
-        tests = validates and self.algorithm.tests_start
-        training.tested = frozenset(self.evaluation.clients) if tests else ()
+        tested = frozenset(self.evaluation.clients)
+        training.tested = dict.fromkeys(self.evaluation.in_sessions if validates else (), tested)
         self.fleet.open_round()
         self.algorithm.round(self.fleet, t)
         self._round_metrics = self.fleet.close_round()
@@ -347,9 +364,14 @@ class Federation(L.LightningModule):
         self._finish_evaluation()
 
     def _finish_evaluation(self) -> None:
-        figures, reports = self.evaluation.finish()
+        fleet = self.fleet
+        figures, reports = self.evaluation.finish(fleet.tests)
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if not fitting:
+            passed = {m: k for m, k in self.evaluation.in_sessions.items() if m not in fleet.tests}
+            for moment, kind in passed.items():
+                gone = f"model.evaluate_at: what clients have when they are {moment} is measured in"
+                fleet.warn(f"{gone} a round's sessions; there is no {kind} figure without one")
             self.log_dict(figures, sync_dist=True, rank_zero_only=True)
             return
         self._publish(figures)
@@ -359,21 +381,34 @@ class Federation(L.LightningModule):
         arrays = self.algorithm.evaluation_end(self.fleet)
         logger = self.federated_trainer.run_logger
         if logger is not None:
-            logger.log_clients([self._client_row(report) for report in reports])
+            logger.log_clients(self._client_rows(reports))
             logger.log_arrays(self.trainer.current_epoch + 1, arrays)
 
-    def _client_row(self, report: Report) -> dict[str, float | int | str]:
-        up, down, flops = self.fleet.ledger.totals[report.client].tolist()
+    def _client_rows(self, reports: Mapping[Kind, Sequence[Report]]) -> list[Row]:
+        """A row a client, with the same columns: personal figures bare, others as `kind/name`."""
+        found: dict[int, Row] = {}
+        for kind, tests in reports.items():
+            for report in tests:
+                prefix = "" if kind == "personal" else f"{kind}/"
+                row = found.setdefault(report.client, {})
+                row |= {f"{prefix}{name}": value for name, value in report.metrics.items()}
+                if kind == "personal" or "samples" not in row:
+                    row |= {"samples": report.samples, "stored_bytes": report.stored}
+        names = dict.fromkeys(name for row in found.values() for name in row if name not in _COSTS)
+        return [self._client_row(client, found[client], names) for client in sorted(found)]
+
+    def _client_row(self, client: int, found: Row, names: Iterable[str]) -> Row:
+        up, down, flops = self.fleet.ledger.totals[client].tolist()
         return {
             "round": self.trainer.current_epoch + 1,
-            "client": report.client,
-            "cohort": self.fleet.cohorts[self.fleet.home_cohort(report.client)].name,
-            "samples": report.samples,
-            **report.metrics,
+            "client": client,
+            "cohort": self.fleet.cohorts[self.fleet.home_cohort(client)].name,
+            "samples": found["samples"],
+            **{name: found.get(name, "") for name in names},
             "bytes_up": up,
             "bytes_down": down,
             "flops": flops,
-            "stored_bytes": report.stored,
+            "stored_bytes": found["stored_bytes"],
         }
 
     @override
@@ -408,6 +443,9 @@ class Federation(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[_FINGERPRINT] = self.fingerprint()
         checkpoint[_METRICS] = self._round_metrics
+        checkpoint[_TESTS] = {
+            m: [asdict(r) for r in found] for m, found in self.fleet.tests.items()
+        }
         checkpoint[_LR] = self.fleet.training.lr
         checkpoint[RATES] = self.fleet.rates.state_dict()
         checkpoint[_LEDGER] = torch.from_numpy(self.fleet.ledger.totals.copy())
@@ -427,6 +465,8 @@ class Federation(L.LightningModule):
                     "resume with the configuration it was made with: config.yaml in its run folder",
                 )
         self._round_metrics = checkpoint[_METRICS]
+        tests = checkpoint.get(_TESTS, {})  # none in a checkpoint of version 0.1
+        self.fleet.tests = {m: [Report(**r) for r in found] for m, found in tests.items()}
         self.fleet.training.lr = checkpoint[_LR]
         self.fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
         self.fleet.load_states(checkpoint[checkpoints.CLIENTS])

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from lightfed.comm.collectives import Ranks
-from lightfed.core.algorithm import Algorithm, ServerModel
+from lightfed.core.algorithm import Algorithm, Moment, ServerModel
 from lightfed.core.clients import Clients, Message
 from lightfed.core.cohort import Cohort, CohortState, cohort_names
 from lightfed.core.coverage import Accumulate
 from lightfed.core.exchange import Exchange, Over
 from lightfed.core.failures import judge
-from lightfed.core.figures import client_figures
 from lightfed.core.ledger import Ledger
 from lightfed.core.nesting import Nesting, Parts
 from lightfed.core.parts import integers_of, part_of, with_prefix
 from lightfed.core.placement import Rates, place
-from lightfed.core.session import weighted_means
+from lightfed.core.session import Report, weighted_means
 from lightfed.core.sharing import Group, Sharing
 from lightfed.core.store import Row
 from lightfed.core.training import Training
@@ -109,6 +108,7 @@ class Fleet(Clients):
         self._exchange_buffer = exchange_buffer
         self._exchange: Exchange | None = None
         self.metrics: dict[str, float] = {}
+        self.tests: dict[Moment, list[Report]] = {}  # in sessions of the round, of all ranks
         self.training = Training(self)
         if algorithm.stateful:
             self._settle()
@@ -245,9 +245,8 @@ class Fleet(Clients):
         self.metrics |= weighted_means(good)
         self.metrics["participants"] = float(len(reports))
         self.metrics["excluded"] = float(len(reports) - len(good))
-        if training.tested:
-            starts = sorted(self.ranks.gather(training.starts), key=lambda report: report.client)
-            self.metrics |= client_figures(starts, "aggregated")
+        for moment, tests in training.tests.items():
+            self.tests.setdefault(moment, []).extend(self.ranks.gather(tests))
 
     def merge(
         self,
@@ -405,7 +404,7 @@ class Fleet(Clients):
 
         The rows of stateless clients are free again.
         """
-        self.metrics, self._assigned, self._usable = {}, {}, {}
+        self.metrics, self.tests, self._assigned, self._usable = {}, {}, {}, {}
         self._silent, self.training.calls = set(), 0
         if not self.algorithm.stateful:
             self._owner = {}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightfed.comm.collectives import Ranks
 from lightfed.core import checkpoint
+from lightfed.core.algorithm import Moment
 from lightfed.core.session import Report
 
 FILE = "sessions.ckpt"
@@ -28,30 +29,29 @@ class Finished:
 
     Attributes:
         report: of the session.
-        start: of the test before it, if there was one.
+        tests: of the client in its session, by moment (`lightfed.core.algorithm.Moment`).
         tensors: its row, as "floats" (P,) and "integers" (Q,).
         result: what its algorithm has of it besides (`Algorithm.session_result`).
     """
 
     report: Report
-    start: Report | None
+    tests: dict[Moment, Report]
     tensors: dict[str, Tensor]
     result: dict[str, Tensor]
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives."""
-        start = None if self.start is None else asdict(self.start)
         return {
             "report": asdict(self.report),
-            "start": start,
+            "tests": {moment: asdict(report) for moment, report in self.tests.items()},
             "tensors": self.tensors,
             "result": self.result,
         }
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "Finished":
-        start = None if state["start"] is None else Report(**state["start"])
-        return cls(Report(**state["report"]), start, state["tensors"], state["result"])
+        tests = {moment: Report(**report) for moment, report in state["tests"].items()}
+        return cls(Report(**state["report"]), tests, state["tensors"], state["result"])
 
 
 class Suspended(Exception):

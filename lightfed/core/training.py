@@ -11,7 +11,7 @@ from lightfed_kernels import Segments, apply_mask_, count_per_tensor
 from torch import Tensor
 
 from lightfed.comm import watch
-from lightfed.core.algorithm import Algorithm
+from lightfed.core.algorithm import Algorithm, Moment
 from lightfed.core.client import reported
 from lightfed.core.cohort import CohortState, blank
 from lightfed.core.journal import Finished, Suspended
@@ -57,10 +57,11 @@ class Training:
     Attributes:
         waves: calls `run` for the clients of this rank; the loop puts batch hooks around.
         lr: learning rate of the round, for optimisers that take it.
-        tested: clients that are tested at the start of their sessions in this round.
+        tested: clients that are tested in their sessions of this round: before they train, with
+            what aggregation gave them, or when they have trained.
         suspends: a round may end amid its sessions: the state it began with is on disk.
         calls: of `sessions` in this round.
-        starts: reports of those tests.
+        tests: reports of those tests, of this rank's sessions.
         steps: batches of a client's session of the round, where they are not those of the
             configuration.
     """
@@ -76,8 +77,8 @@ class Training:
         self._hook = algorithm.local_gradient if has_hook else None
         self.waves: Waves = _one_after_the_other
         self.lr: float | None = None
-        self.tested: Collection[int] = ()
-        self.starts: list[Report] = []
+        self.tested: Mapping[Moment, Collection[int]] = {}
+        self.tests: dict[Moment, list[Report]] = {}
         self.steps: Mapping[int, int] = {}
         self.suspends = False
         self.calls = 0
@@ -128,7 +129,7 @@ class Training:
         """
         fleet = self._fleet
         mine = fleet.mine(clients)
-        self.starts, self._refusals = [], []
+        self.tests, self._refusals = {moment: [] for moment in self.tested}, []
         watch.forget_signal()
         pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
         here = [report.resolve() for report in pending]
@@ -174,8 +175,7 @@ class Training:
         module = state.live.bind(row)
         assert isinstance(module, L.LightningModule)
         fleet.algorithm.session_start(fleet, client, module, row)
-        if client in self.tested:
-            self.starts.append(self._test(client, module))
+        self._test("aggregated", client, row)
         mask = fleet.algorithm.trained_mask(fleet, client)
         proximal = fleet.algorithm.proximal(fleet, client)
         report = state.session.train(row, self._work(client, state, t, "", mask, proximal))
@@ -184,6 +184,7 @@ class Training:
             report.logged["stationarity"] = proximal.gap
         if type(fleet.algorithm).session_end is not Algorithm.session_end:
             fleet.algorithm.session_end(fleet, client, row)
+        self._test("trained", client, row)
         if state.staging is not None:
             state.staging.put_back(client)
         return report
@@ -212,7 +213,10 @@ class Training:
     def _finished(self, reports: Sequence[Report]) -> dict[int, Finished]:
         """What the sessions of this rank have left, for a journal."""
         fleet = self._fleet
-        starts = {report.client: report for report in self.starts}
+        tests = {
+            moment: {report.client: report for report in found}
+            for moment, found in self.tests.items()
+        }
         finished = {}
         for report in reports:
             if report.error:
@@ -222,7 +226,8 @@ class Training:
             # Cloned: a view would be saved with the whole matrix behind it.
             tensors = {"floats": row.floats, "integers": row.integers}
             finished[client] = Finished(
-                report, starts.get(client),
+                report,
+                {moment: found[client] for moment, found in tests.items() if client in found},
                 {name: x.cpu().clone() for name, x in tensors.items()},
                 {name: x.cpu().clone() for name, x in result.items()},
             )  # fmt: skip
@@ -234,12 +239,12 @@ class Training:
         row = fleet.row(client)
         row.copy_(Row(done.tensors["floats"], done.tensors["integers"]))
         fleet.algorithm.load_session_result(fleet, client, done.result)
-        if done.start is not None:
-            self.starts.append(done.start)
+        for moment, report in done.tests.items():
+            self.tests[moment].append(report)
         return done.report
 
     def finetune(self, client: int, row: Row) -> L.LightningModule:
-        """The client's module, bound to a copy of a row after a session that nobody hears of."""
+        """The client's module, bound to a copy of a row after a session that is not reported."""
         fleet, state = self._fleet, self._fleet.cohorts[self._fleet.home_cohort(client)]
         assert state.session is not None, "sessions are attached before the first round"
         own = state.borrow(row)
@@ -248,9 +253,7 @@ class Training:
         fleet.algorithm.session_start(fleet, client, module, own)
         # The same draws in every evaluation: figures of two rounds differ by their models alone.
         state.session.train(own, self._work(client, state, -1, "finetune-"))
-        bound = state.live.bind(own)
-        assert isinstance(bound, L.LightningModule)
-        return bound
+        return fleet.algorithm.tested(fleet, client, fleet.home_cohort(client), own)
 
     def gradient(self, client: int, row: Row, t: int) -> Tensor:
         """(P,) the gradient of one training batch at a row, in eval mode; 0 where there is none.
@@ -338,14 +341,19 @@ class Training:
                 yield batch
             assert left < before, f"client {client} has no batch"
 
-    def _test(self, client: int, module: L.LightningModule) -> Report:
-        """A client on its own test split, before it trains."""
-        module.eval()
-        self._seed("start-evaluation", -1, client)
-        session = self.session_of(module)
-        report = session.evaluate(self._fleet.data.test_batches(client), client=client)
+    def _test(self, moment: Moment, client: int, row: Row) -> None:
+        """A client on its own test split, if it is tested at that moment of its session."""
+        if client not in self.tested.get(moment, ()):
+            return
+        fleet = self._fleet
+        module = fleet.algorithm.tested(fleet, client, fleet.cohort_of(client), row)
+        if module.training:
+            module.eval()
+        self._seed(f"{moment}-evaluation", -1, client)
+        report = self.session_of(module).evaluate(fleet.data.test_batches(client), client=client)
         report.metrics = reported(report.metrics)
-        return report
+        report.stored = fleet.algorithm.stored_bytes(fleet, client)
+        self.tests[moment].append(report)
 
     def _seed(self, purpose: str, t: int, client: int) -> None:
         seed = derive_seed(self._fleet.seed, purpose, t, client)

@@ -215,6 +215,16 @@ class FederatedDataModule(LightningDataModule):
         index = torch.from_numpy(self._portions.held_out(client))
         return self.train.epoch(index, batch_size=self.batch_size, generator=None, order=None)
 
+    def client_batches(self, client: int, batch_size: int) -> Iterator[Batch]:
+        """A client's training samples, each once, in a fixed order, not augmented.
+
+        A lone last sample joins the batch before it: batch statistics need two.
+        """
+        index = torch.from_numpy(self.partition_.train(client))
+        return self.train.epoch(
+            index, batch_size=batch_size, generator=None, order=None, last_batch="join"
+        )
+
     def labels(self, client: int) -> Tensor:
         """The classes, or the tokens, that a client trains on: int64, ascending, on the CPU."""
         if self._tokens is None:

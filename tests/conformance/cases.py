@@ -134,6 +134,7 @@ class Case:
         settings: dict[str, Any] = {
             "optimizer": partial(SGD, lr=0.1, momentum=0.9),
             "fraction": 0.4,
+            "evaluate": ("global", "local", "personal", "trained", "aggregated"),
         } | self.federation
         return Federation(self.algorithm(), self.cohorts(), seed=seed, **settings)
 

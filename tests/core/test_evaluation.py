@@ -68,12 +68,14 @@ def scored(values: list[float], *, eval_batch_size: int = 2) -> FederatedDataMod
 def evaluate(
     fleet: Fleet, data: FederatedDataModule, **settings: Any
 ) -> tuple[dict[str, float], list[Report]]:
+    """The figures, and the reports of what clients hold."""
     options: dict[str, Any] = {"kinds": ("global", "personal"), "clients": None} | settings
     evaluation = Evaluation(fleet, data, **options)
     evaluation.start()
     for job in evaluation.jobs:
         evaluation.run(job)
-    return evaluation.finish()
+    figures, reports = evaluation.finish()
+    return figures, reports["personal"]
 
 
 VALUES = [0.5, 0.25, 1.0, 0.75, 0.0, 0.5, 0.25, 1.0, 0.125, 0.5, 0.75, 0.375]
@@ -157,7 +159,7 @@ def test_an_evaluation_starts_from_nothing() -> None:
         evaluation.start()
         for job in evaluation.jobs:
             evaluation.run(job)
-        assert len(evaluation.finish()[1]) == CLIENTS
+        assert len(evaluation.finish()[1]["personal"]) == CLIENTS
 
 
 def test_clients_without_a_test_sample_have_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_figures_are_those_of_sessions_from_what_the_server_has(
     assert figures["finetuned/accuracy_std"] == pytest.approx(accuracies.std(), abs=1e-6)
     assert figures["finetuned/accuracy_worst10"] == pytest.approx(accuracies.min(), abs=1e-6)
     assert figures["finetuned/loss"] == pytest.approx(losses.mean(), rel=1e-5)
-    assert abs(figures["finetuned/loss"] - figures["personal/loss"]) > 0.03
+    assert abs(figures["finetuned/loss"] - figures["personal/loss"]) > 0.02
     assert evaluate(fed, source) == figures
 
 
@@ -148,18 +148,18 @@ def test_only_those_figures_are_made_that_are_asked_for() -> None:
         evaluation.run(job)
     figures, reports = evaluation.finish()
     assert {name.split("/")[0] for name in figures} == {"finetuned"}
-    assert reports == []  # clients.csv is of what clients deploy
+    assert [r.client for r in reports["finetuned"]] == evaluation.clients
 
 
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_nothing_of_it_survives(store: str, tmp_path: Path) -> None:
     """Dropout and momentum, three rounds: a run that looks is one that does not."""
-    plain = federation(evaluate=KINDS[:2])
+    plain = federation(evaluate=("global", "personal"))
     looking = federation(evaluate=KINDS, store=store)
     before = fit(plain, data(), tmp_path / "plain", rounds=3).callback_metrics
     after = fit(looking, data(), tmp_path / "looking", rounds=3).callback_metrics
     assert state_of(looking) == state_of(plain)
-    assert {k: v for k, v in after.items() if not k.startswith("finetuned")} == before
+    assert {k: v for k, v in after.items() if not k.startswith(("finetuned", "trained"))} == before
     assert after["finetuned/loss"] != after["personal/loss"]
     assert looking.fleet.metrics.keys() == plain.fleet.metrics.keys()
 

@@ -20,6 +20,7 @@ from lightfed.algorithms.my2 import My2
 from lightfed.comm.topology import Full, Ring, TimeVarying
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
+from lightfed.core.figures import client_figures
 from lightfed.core.fleet import Fleet
 from lightfed.models.mlp import MLP
 from tests.core.noisy import Noisy
@@ -34,8 +35,14 @@ def fleet(algorithm: Algorithm, tested: Any) -> Fleet:
     source = random_data(SIZES, batch_size=4, eval_batch_size=5)
     optimizer = partial(SGD, lr=0.2, momentum=0.9)
     fed = fleet_of([Cohort(len(SIZES), mlp)], algorithm, source, optimizer=optimizer)
-    fed.training.tested = tested
+    fed.training.tested = {"aggregated": tested}
     return fed
+
+
+def starting_round(fed: Fleet, t: int) -> dict[str, float]:
+    """One round; the figures of the tests before its sessions."""
+    run_round(fed, t)
+    return client_figures(fed.tests["aggregated"], "aggregated")
 
 
 def rows(fed: Fleet) -> Tensor:
@@ -69,7 +76,7 @@ def test_without_masks_the_mean_of_the_neighbours_is_tested() -> None:
     fed = fleet(DPSGD(Full()), range(5))
     run_round(fed, 0)
     mean = rows(fed).mean(0)
-    check(run_round(fed, 1), by_hand(fed, mean.expand(5, -1).clone()))
+    check(starting_round(fed, 1), by_hand(fed, mean.expand(5, -1).clone()))
 
 
 def recording(method: type[DisPFL]) -> type[DisPFL]:
@@ -89,7 +96,7 @@ def test_what_is_trained_under_a_mask_is_what_is_tested(method: type[DisPFL]) ->
     algorithm: Any = recording(method)(TimeVarying(2), 0.4, rounds=3)
     fed = fleet(algorithm, range(5))
     for t in range(3):
-        metrics = run_round(fed, t)
+        metrics = starting_round(fed, t)
         starts = torch.stack([algorithm.starts[k] for k in range(5)])
         check(metrics, by_hand(fed, starts))
 
@@ -100,8 +107,8 @@ def test_training_does_not_notice(make: Any) -> None:
     looking, blind = fleet(make(), {0, 3}), fleet(make(), ())
     for t in range(3):
         metrics, others = run_round(looking, t), run_round(blind, t)
-        assert sorted(r.client for r in looking.training.starts) == [0, 3]
-        assert {k: v for k, v in metrics.items() if not k.startswith("aggregated")} == others
+        assert [r.client for r in looking.tests["aggregated"]] == [0, 3]
+        assert metrics == others
     assert torch.equal(rows(looking), rows(blind))
 
 
@@ -118,7 +125,7 @@ def test_the_clients_that_are_evaluated_are_tested_in_rounds_that_are(
 ) -> None:
     model = federation(**({"algorithm": DPSGD(Ring()), "fraction": 1.0} | settings))
     trainer = fit(model, data(), tmp_path, **flags)
-    starts = [report.client for report in model.fleet.training.starts]
+    starts = [report.client for report in model.fleet.tests.get("aggregated", [])]
     assert len(starts) == tested
     assert set(starts) <= set(model.evaluation.clients)
     assert ("aggregated/accuracy" in trainer.callback_metrics) == (tested > 0)
@@ -135,8 +142,8 @@ def test_a_module_of_a_users_own_is_tested_by_its_validation_step() -> None:
 
     source = random_data([4, 5])
     fed = fleet_of([Cohort(2, Seen)], DPSGD(Ring()), source)
-    fed.training.tested = {1}
-    metrics = run_round(fed, 0)
+    fed.training.tested = {"aggregated": {1}}
+    metrics = starting_round(fed, 0)
     assert seen == [False]
     assert metrics["aggregated/perplexity"] == pytest.approx(np.exp(2.0))
     assert "aggregated/perplexity_std" not in metrics
@@ -147,8 +154,8 @@ def test_what_a_module_draws_in_evaluation_is_the_clients_own() -> None:
     found = []
     for tested in ([0, 2], [0], [0, 1]):
         fed = fleet_of([Cohort(3, Noisy)], DPSGD(Ring()), source)
-        fed.training.tested = tested
+        fed.training.tested = {"aggregated": tested}
         torch.rand(len(found))
         run_round(fed, 0)
-        found.append(fed.training.starts[0].metrics["loss"])
+        found.append(fed.tests["aggregated"][0].metrics["loss"])
     assert found[0] == found[1] == found[2]
