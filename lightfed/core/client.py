@@ -41,9 +41,7 @@ class ClientModule(NetworkClient):
 
     def __init__(self, net: nn.Module, *, num_classes: int) -> None:
         super().__init__(net)
-        self.accuracy = MulticlassAccuracy(
-            num_classes, average="micro", validate_args=False, sync_on_compute=False
-        )
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -14,8 +14,8 @@ import lightning.pytorch as L
 import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
-from torchmetrics import Metric
 
+from lightfed.core.logbook import LogBook, on_this_rank, reset_metrics
 from lightfed.core.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.core.store import LiveModule, Row
 
@@ -74,52 +74,6 @@ class Work:
     hook: GradientHook | None
     mask: Tensor | None = None
     proximal: Proximal | None = None
-
-
-class LogBook:
-    """Stands in for `self.log` of a client's module.
-
-    Sample-weighted means, no collective, no synchronisation.
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor | float] = {}
-        self._counts: dict[str, int] = {}
-        self._metrics: dict[str, Metric] = {}
-        self.batch_size = 1
-
-    def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-        """Lightning's `self.log`.
-
-        Arguments about steps, bars and ranks mean nothing inside a session.
-        """
-        if isinstance(value, Metric):
-            self._metrics[name] = value
-            return
-        count = self.batch_size if batch_size is None else batch_size
-        value = value.detach() if isinstance(value, Tensor) else value
-        self._sums[name] = self._sums.get(name, 0.0) + value * count
-        self._counts[name] = self._counts.get(name, 0) + count
-
-    def log_dict(
-        self, dictionary: dict[str, Any], *_: Any, batch_size: int | None = None, **__: Any
-    ) -> None:
-        for name, value in dictionary.items():
-            self.log(name, value, batch_size=batch_size)
-
-    def close(self) -> dict[str, Tensor | float]:
-        """The means, as tensors where they are; and a fresh start."""
-        means: dict[str, Tensor | float] = {n: s / self._counts[n] for n, s in self._sums.items()}
-        for name, metric in self._metrics.items():
-            means[name] = metric.compute()
-        self.clear()
-        return means
-
-    def clear(self) -> None:
-        """A fresh start."""
-        for metric in self._metrics.values():
-            metric.reset()
-        self._sums, self._counts, self._metrics = {}, {}, {}
 
 
 @dataclass(frozen=True)
@@ -204,6 +158,7 @@ class LocalSession:
         """Bounds that the optimiser projects parameters on."""
         return None if self._stepper is None else self._stepper.box
 
+    @on_this_rank()
     def train(self, row: Row, work: Work) -> "PendingReport":
         """Train `row` in place."""
         assert self._live is not None, "this session only evaluates"
@@ -214,6 +169,7 @@ class LocalSession:
             self._live.bind(row)
         if not module.training:
             module.train()
+        reset_metrics(module)
         seed_default_generators(work.seed, row.floats.device)
         layout = self._live.layout
         parameters = row.floats[: layout.floats.span(layout.parameters)]
@@ -246,13 +202,11 @@ class LocalSession:
         """After a session that raised, wherever: nothing of it is left for the next."""
         assert self._live is not None, "this session only evaluates"
         self._log.clear()
-        for part in self.module.modules():
-            if isinstance(part, Metric):  # perhaps not logged yet
-                part.reset()
         self.module.zero_grad()  # of half a backward pass
         if self._live.is_bound:
             self._live.unbind()
 
+    @on_this_rank()
     def gradient(self, row: Row, batch: Any) -> Tensor:
         """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is left as it is.
 
@@ -272,13 +226,15 @@ class LocalSession:
             for name, grad in zip(names, found, strict=True):
                 if grad is not None:
                     views[name].copy_(grad)
-        self._log.close()
+        self._log.clear()
         self._live.unbind()
         return gradient
 
+    @on_this_rank()
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
         """Metrics of the module, as it is bound now, by its `validation_step`."""
+        reset_metrics(self.module)
         samples = 0
         for index, data in enumerate(batches):
             self._log.batch_size = size = batch_size(data)

@@ -9,8 +9,12 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
+import lightning.pytorch as L
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 from typing_extensions import override
 
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
@@ -80,6 +84,40 @@ class DeepNet(NormNet):
 def dropped(num_classes: int = 10) -> nn.Module:
     """BatchNorm behind dropout: its statistics are drawn."""
     return nn.Sequential(nn.Dropout(0.2), NormNet(num_classes))
+
+
+class Metered(L.LightningModule):
+    """A user's module whose metrics are objects: one of its own, some together, some made late."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.net = NormNet(num_classes)
+        self.classes = num_classes
+        self.accuracy = MulticlassAccuracy(num_classes)
+        scores = {"acc": MulticlassAccuracy(num_classes), "f1": MulticlassF1Score(num_classes)}
+        self.scores = MetricCollection(scores, prefix="val/")
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self.net(x)
+        self.accuracy(logits, y)
+        self.log("train/acc", self.accuracy)
+        if batch_idx == 0:
+            self.recall = MulticlassRecall(self.classes)
+        self.recall.update(logits, y)
+        self.log("train/recall", self.recall, sync_dist=True)
+        return F.cross_entropy(logits, y)
+
+    @override
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        x, y = batch
+        logits = self.net(x)
+        self.scores.update(logits, y)
+        self.log_dict(self.scores)
+        passing = MulticlassAccuracy(self.classes, dist_sync_on_step=True)
+        passing.update(logits, y)
+        self.log_dict({"val/loss": F.cross_entropy(logits, y), "val/batch": passing.compute()})
 
 
 read_digits = cache(Digits().load)  # by split: reading takes as long as a round
@@ -208,6 +246,7 @@ CASES = {
     "lgfedavg": Case(partial(LGFedAvg, 2), federation={"local_epochs": 2}),
     "lgfedavg_heads": Case(partial(LGFedAvg, 1, weights="samples"), DeepNet, "ab"),
     "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "host"}),
+    "metric_objects": Case(FedAvg, Metered),
     "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
     "my2": Case(
         partial(My2, **_sparse, keep_own=True, buffers="average"), federation=_everyone

@@ -3,6 +3,7 @@
 Everything that must not depend on ranks, restarts or the machine's mood.
 """
 
+import csv
 import hashlib
 import logging
 import warnings
@@ -15,6 +16,8 @@ from lightfed.core.federation import Federation
 from lightfed.core.runlog import RunLogger
 from lightfed.core.trainer import FederatedTrainer
 from tests.conformance.cases import ROUNDS, Case
+
+OF_THE_MACHINE = ("seconds", "wire_bytes")
 
 
 def quiet() -> None:
@@ -44,7 +47,7 @@ def fit(
 
 
 def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
-    """Server state, the rows that clients hold after the last round, metrics.
+    """Server state, the rows that clients hold after the last round, metrics, the run's tables.
 
     The same on every rank.
     """
@@ -57,6 +60,8 @@ def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
         ]
     )
     kept = [(client, _hash(*state.values())) for client, state in (fleet.states() or {}).items()]
+    assert trainer.run_logger is not None
+    folder = trainer.run_logger.folder
     metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
     return {
         "server": _hash(*federation.state_dict().values()),
@@ -64,7 +69,16 @@ def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
         "rows": hashlib.sha256(repr(sorted(rows)).encode()).hexdigest(),
         "metrics": repr(sorted(metrics.items())),
         "ledger": _hash(torch.from_numpy(fleet.ledger.totals)),
+        "metrics.csv": _table(folder / "metrics.csv"),
+        "clients.csv": _table(folder / "clients.csv"),
     }
+
+
+def _table(path: Path) -> str:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    kept = [{k: v for k, v in row.items() if k not in OF_THE_MACHINE} for row in rows]
+    return hashlib.sha256(repr(kept).encode()).hexdigest()
 
 
 def _hash(*tensors: torch.Tensor) -> str:

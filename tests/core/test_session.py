@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
@@ -23,7 +22,7 @@ from lightfed.core.cohort import Cohort
 from lightfed.core.export import state_dict
 from lightfed.core.federation import Federation
 from lightfed.core.optimizer import make_stepper
-from lightfed.core.session import LocalSession, LogBook, Runtime, Work, batch_size
+from lightfed.core.session import LocalSession, Runtime, Work, batch_size
 from lightfed.core.store import LiveModule, ModelLayout, Row
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.models.mlp import MLP
@@ -48,7 +47,7 @@ class Own(L.LightningModule):
             nn.Dropout(0.3),
             nn.Linear(8, num_classes),
         )
-        self.accuracy = MulticlassAccuracy(num_classes, average="micro", sync_on_compute=False)
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.epochs_seen: list[int] = []
 
     @override
@@ -261,29 +260,6 @@ def test_the_train_loss_is_the_mean_over_samples() -> None:
     # 1 x 2 + 2 x 2 x 2 x 2 x .9 + 4 x 4 x 4 x 2 x .5, each times its size over 7.
     by_hand = (1 * 2.0 + 2 * 7.2 + 4 * 16.0) / 7
     assert report.metrics == {"train_loss": pytest.approx(by_hand, rel=1e-6)}
-
-
-def test_a_log_book_takes_means_over_samples() -> None:
-    book = LogBook()
-    for size, value in ((2, 1.0), (6, 3.0)):
-        book.batch_size = size
-        book.log("loss", torch.tensor(value, requires_grad=True), prog_bar=True, sync_dist=True)
-        book.log("fixed", value, batch_size=1)
-        book.log_dict({"one": value, "two": torch.tensor(-value)}, on_epoch=True)
-    means = {name: float(value) for name, value in book.close().items()}
-    assert means == {"loss": 2.5, "fixed": 2.0, "one": 2.5, "two": -2.5}
-    assert book.close() == {}
-
-
-def test_a_logged_metric_object_is_computed_and_reset() -> None:
-    book, metric = LogBook(), MeanMetric(sync_on_compute=False)
-    for value in (1.0, 2.0, 6.0):
-        metric.update(value)
-        book.log("mean", metric)
-    assert {k: float(v) for k, v in book.close().items()} == {"mean": 3.0}
-    metric.update(5.0)
-    book.log_dict({"mean": metric})
-    assert {k: float(v) for k, v in book.close().items()} == {"mean": 5.0}
 
 
 @pytest.mark.parametrize(

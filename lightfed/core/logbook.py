@@ -1,0 +1,83 @@
+"""What a client's module logs in a session or an evaluation, without a word to other ranks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as L
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+
+class LogBook:
+    """Stands in for `self.log` of a client's module.
+
+    Sample-weighted means, no collective, no synchronisation.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor | float] = {}
+        self._counts: dict[str, int] = {}
+        self._metrics: dict[str, Metric] = {}
+        self.batch_size = 1
+
+    def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+        """Lightning's `self.log`.
+
+        Arguments about steps, bars and ranks mean nothing inside a session.
+        """
+        if isinstance(value, Metric):
+            self._metrics[name] = value
+            return
+        count = self.batch_size if batch_size is None else batch_size
+        value = value.detach() if isinstance(value, Tensor) else value
+        self._sums[name] = self._sums.get(name, 0.0) + value * count
+        self._counts[name] = self._counts.get(name, 0) + count
+
+    def log_dict(
+        self, dictionary: dict[str, Any], *_: Any, batch_size: int | None = None, **__: Any
+    ) -> None:
+        for name, value in dictionary.items():
+            self.log(name, value, batch_size=batch_size)
+
+    def close(self) -> dict[str, Tensor | float]:
+        """The means, as tensors where they are; and a fresh start."""
+        means: dict[str, Tensor | float] = {n: s / self._counts[n] for n, s in self._sums.items()}
+        for name, metric in self._metrics.items():
+            means[name] = metric.compute()
+        self.clear()
+        return means
+
+    def clear(self) -> None:
+        """A fresh start."""
+        for metric in self._metrics.values():
+            metric.reset()
+        self._sums, self._counts, self._metrics = {}, {}, {}
+
+
+@contextmanager
+def on_this_rank() -> Iterator[None]:
+    """Metric objects see the samples of this rank alone, wherever and whenever they were made.
+
+    Ranks have different numbers of sessions: a metric that asked the others would wait for ever,
+    or mix the samples of two clients.
+    """
+    sync = Metric.sync
+    Metric.sync = _leave_alone  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Metric.sync = sync  # type: ignore[method-assign]
+
+
+def _leave_alone(*_: Any, **__: Any) -> None:
+    """In place of `Metric.sync`."""
+
+
+def reset_metrics(module: L.LightningModule) -> None:
+    """Forget what the module's metric objects hold: samples of another client, or of training."""
+    for part in module.modules():
+        if isinstance(part, MetricCollection):
+            part.add_metrics([])  # its first batch says which of its metrics share a state
+        if isinstance(part, Metric | MetricCollection):
+            part.reset()
