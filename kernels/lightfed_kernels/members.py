@@ -20,7 +20,8 @@ FIXED_LIMIT = 2.0**22
 class Members:
     """All clients of a merge, of whatever process, and those among them whose rows are at hand.
 
-    The tables list the local clients by level, wide levels first, and within a level as given.
+    The tables list the local clients by level, wide levels first, and within a level as given. A
+    client of weight 0 is not in them: a NaN times 0 is a NaN.
 
     Attributes:
         table: what the levels cover.
@@ -28,11 +29,11 @@ class Members:
         sizes: of every local client, as given, the length of its row.
         order: of every line of the tables, the local client it is about.
         first: (L + 1,) int32: of every level, where its local clients begin.
-        weights: (local,) float64.
-        shares: (local,) float64: the weights in units of fixed-point sums.
+        weights: (lines,) float64.
+        shares: (lines,) float64: the weights in units of fixed-point sums.
         totals: (L + 1,) float64: the weights of all clients of a level; last, the unit of a
             fixed-point sum.
-        label_words: (local, ceil(labels / 32)) int32: bit k of a client: it holds label k.
+        label_words: (lines, ceil(labels / 32)) int32: bit k of a client: it holds label k.
         label_totals: (L, labels) float64: the weights of all clients of a level with a label.
         widest: the first rank (of SliceTable) among all clients, and among the local ones.
     """
@@ -64,7 +65,8 @@ class Members:
         Args:
             table: of the levels.
             levels: of every client, its position in the table's `sources`.
-            weights: a_k >= 0; 1 for all by default.
+            weights: a_k >= 0; 1 for all by default. What weighs 0 takes no part, whatever its row
+                holds.
             labels: the labels a client holds; None, for a client or for all: every label.
             local: positions of the clients whose rows are at hand; all by default.
 
@@ -78,7 +80,8 @@ class Members:
         ranks = np.array([table.ranks[level] for level in checked_levels(levels, table)])
         held = _held(labels, table, count)
         given = _checked_local(local, count)
-        order = sorted(range(len(given)), key=lambda i: ranks[given[i]])  # stable
+        taking_part = [i for i, k in enumerate(given) if a[k] > 0]
+        order = sorted(taking_part, key=lambda i: ranks[given[i]])  # stable
         mine = [given[i] for i in order]
         n_levels = len(table.ranks)
         first = np.searchsorted(ranks[mine], np.arange(n_levels + 1)).astype(np.int32)

@@ -39,7 +39,7 @@ def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = Fal
     Args:
         out: (P,) of the target; an element that nobody covers keeps its bits.
         rows: of all clients, in the order in which `members` names them.
-        members: who takes part.
+        members: who takes part; a client of weight 0 does not, whatever its row holds.
         fixed: sum exact integers; |values| have to be below `FIXED_LIMIT`.
 
     Raises:
@@ -130,7 +130,7 @@ def _sources(
     fixed: bool = False,
     name: str = "rows",
 ) -> list[Tensor]:
-    """The clients' rows, checked, in the order of the tables."""
+    """The rows of those that take part, in the order of the tables; all are checked."""
     given = each_row(as_list(rows))
     if len(given) != len(sizes):
         raise ValueError(f"{name}: {len(given)} rows; {len(sizes)} clients are local")
@@ -138,7 +138,8 @@ def _sources(
         check_row(f"{name}[{position}]", row, size=size)
     check_rows(name, given)
     if fixed and checking():
-        for position, row in enumerate(given):
+        for position in sorted(order):
+            row = given[position]
             largest = float(row.abs().amax()) if row.numel() else 0.0
             if not largest < FIXED_LIMIT:
                 raise ValueError(

@@ -42,7 +42,9 @@ class SliceCase:
         return self._row(self.target, 0, dtype)
 
     def rows(self, dtype: torch.dtype) -> list[Tensor]:
-        return [self._row(self.layout(k), k + 1, dtype) for k in range(len(self.level_of))]
+        """Of the clients; one of weight 0 holds NaN."""
+        rows = [self._row(self.layout(k), k + 1, dtype) for k in range(len(self.level_of))]
+        return [row if w else row * torch.nan for row, w in zip(rows, self.weights, strict=True)]
 
     def _row(self, layout: Layout, number: int, dtype: torch.dtype) -> Tensor:
         """Full mantissas, magnitudes 2^-6 to 2^6, both signs."""
@@ -72,7 +74,7 @@ def slice_cases(draw: st.DrawFn, *, whole_weights: bool = True) -> SliceCase:
     levels = [_level(draw, target, groups, label_rows) for _ in range(draw(st.integers(1, 4)))]
     clients = draw(st.integers(1, 5))
     level_of = [draw(st.integers(0, len(levels) - 1)) for _ in range(clients)]
-    number = st.integers(0, 500).map(float)
+    number = st.one_of(st.just(0.0), st.integers(1, 500).map(float))
     weight = number if whole_weights else st.one_of(number, st.floats(0.01, 100.0))
     weights = [draw(weight) for _ in range(clients)]
     count = max((e.shape[0] for e in target if e.name in label_rows), default=0)

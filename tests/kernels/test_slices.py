@@ -204,6 +204,34 @@ def test_what_is_covered_and_not_finite_stays_visible(device: torch.device, valu
     assert found[5, 39] == 3.0
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_client_of_weight_0_takes_no_part_whatever_it_holds(
+    device: torch.device, fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTFED_KERNELS_CHECK", "1")
+    table = table_of(device, SLIM, WIDE)
+    rows = [filled(SLIM, float("nan"), device), filled(SLIM, 3.0, device)]
+    rows += [filled(WIDE, float("inf"), device)]
+    weights = [0.0, 2.0, 0.0]
+    whole, split = filled(WIDE, 7.0, device), filled(WIDE, 7.0, device)
+    slice_merge_(whole, rows, Members.build(table, [0, 0, 1], weights=weights), fixed=fixed)
+    sums = [
+        slice_sum(
+            [rows[k] for k in local],
+            Members.build(table, [0, 0, 1], weights=weights, local=local),
+            fixed=fixed,
+        )
+        for local in ([0, 1], [2])
+    ]
+    everybody = Members.build(table, [0, 0, 1], weights=weights)
+    slice_finish_(split, torch.stack(sums).sum(0), everybody)
+    for out in (whole, split):
+        found = WIDE.views(out.cpu())["w"]
+        assert (found[:3, :20] == 3.0).all()
+        assert (found[3:] == 7.0).all()
+        assert (found[:, 20:] == 7.0).all()
+
+
 def test_what_lies_in_padding_stays_in_padding(device: torch.device) -> None:
     rows = [filled(SLIM, 1.0, device), filled(SLIM, 3.0, device)]
     for row in rows:

@@ -51,9 +51,9 @@ def merge(
         count = torch.zeros(entry.shape, dtype=torch.float64)
         for k, (row, layout) in enumerate(zip(rows, layouts, strict=True)):
             narrow = next((e for e in layout if e.name == entry.name), None)
-            if narrow is None or narrow.numel == 0:
-                continue
             weight = 1.0 if weights is None else weights[k]
+            if narrow is None or narrow.numel == 0 or weight == 0:
+                continue
             part = torch.zeros(entry.shape, dtype=torch.float64)
             held = torch.zeros(entry.shape, dtype=torch.float64)
             index = covered_index(
