@@ -203,7 +203,7 @@ class CIFAR10(CIFARFiles):
     def _reader(self) -> Any:
         from torchvision.datasets import CIFAR10 as Reader
 
-        return self._as_asked(Reader)
+        return Reader
 
 
 class CIFAR100(CIFARFiles):
@@ -245,4 +245,4 @@ class CIFAR100(CIFARFiles):
     def _reader(self) -> Any:
         from torchvision.datasets import CIFAR100 as Reader
 
-        return self._as_asked(Reader)
+        return Reader

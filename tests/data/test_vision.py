@@ -1,7 +1,9 @@
 import hashlib
+import os
 import pickle
 import socket
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import numpy as np
@@ -162,6 +164,53 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UserError, match="cannot be read"):
         MNIST(str(tmp_path), verify_checksums=False).load("train")
+
+
+class Trap:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    ("dataset", "make", "name"),
+    [
+        (CIFAR10, tiny.cifar10, "cifar-10-batches-py/test_batch"),
+        (CIFAR10, tiny.cifar10, "cifar-10-batches-py/batches.meta"),
+        (CIFAR100, tiny.cifar100, "cifar-100-python/test"),
+    ],
+)
+def test_code_in_a_pickle_is_not_run(
+    dataset: type[CIFAR10], make: Any, name: str, protocol: int, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    content = {"x": Trap(tmp_path / "run"), "labels": [0], "data": np.zeros((1, 3072), np.uint8)}
+    (tmp_path / name).write_bytes(pickle.dumps(content, protocol))
+    unchecked = dataset(str(tmp_path), verify_checksums=False)
+    if name.endswith("meta"):  # the names of classes are known
+        unchecked.load("test")
+    else:
+        with pytest.raises(UserError, match=r"asks for posix\.mkdir") as error:
+            unchecked.load("test")
+        assert error.value.key == "data.dataset.init_args.root"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_arrays_that_python_3_has_pickled_are_read(protocol: int, tmp_path: Path) -> None:
+    tiny.cifar10(tmp_path)
+    data = np.arange(2 * 3072, dtype=np.uint32).astype(np.uint8).reshape(2, 3072)
+    content = {"labels": [3, 1], "data": data}
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    path.write_bytes(pickle.dumps(content, protocol))
+    found = CIFAR10(str(tmp_path), verify_checksums=False).load("test")
+    np.testing.assert_array_equal(found.x.numpy(), data.reshape(2, 3, 32, 32))
+    assert found.y.tolist() == [3, 1]
 
 
 def test_labels_of_another_data_set_are_refused(tmp_path: Path) -> None:
