@@ -3,16 +3,17 @@
 Jeong, Oh, Kim, Park, Bennis, Kim: Communication-Efficient On-Device Machine Learning: Federated
 Distillation and Augmentation under Non-IID Private Data. 2018. https://arxiv.org/abs/1811.11479
 
-The mean over the clients that hold a class teaches all of them in the next round. Deviations: the
-mean is over all clients, where the paper leaves out the one that learns from it, and the logits go
-through a softmax before they are a target (`target: raw` is HtFLlib's code). Data augmentation by a
-generative model, the paper's second part, is left out.
+The mean over the participants that hold a class teaches all of them in the next round; the logits
+of a class without any stay as they were. Deviations: the mean is over all participants, where the
+paper leaves out the one that learns from it, and the logits go through a softmax before they are a
+target (`target: raw` is HtFLlib's code). Data augmentation by a generative model, the paper's
+second part, is left out.
 """
 
 from torch import nn
 from typing_extensions import override
 
-from lightfed.core.classes import ByClass
+from lightfed.core.classes import Absent, ByClass
 from lightfed.core.cohort import DataSpec
 from lightfed.models.prototypes import ClassClient, FDClient, Target
 
@@ -22,14 +23,18 @@ class FD(ByClass):
 
     moments = ("trained", "aggregated")  # which are one: logits teach, and do not classify
 
-    def __init__(self, weight: float = 1.0, target: Target = "softmax") -> None:
+    def __init__(
+        self, weight: float = 1.0, target: Target = "softmax", absent: Absent = "keep"
+    ) -> None:
         """Distillation.
 
         Args:
             weight: lambda, of the distillation.
             target: The softmax of the mean logits, or as HtFLlib has it the logits themselves.
+            absent: Keep the last vector of a class that no participant of a round holds, or forget
+                it, as in HtFLlib.
         """
-        super().__init__(weight)
+        super().__init__(weight, absent)
         self.target: Target = target
 
     @override

@@ -4,14 +4,16 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning a
 Clients. AAAI 2022. https://arxiv.org/abs/2105.00243
 
 A client's features are drawn to the server's prototype of their class; the server's are the plain
-mean over the clients that hold the class. Clients may differ in all but the number of features. The
-nearest prototype classifies a sample, or the client's own head.
+mean over the participants that hold the class, and a prototype without any stays as it was. Clients
+may differ in all but the number of features. The nearest prototype classifies a sample, or the
+client's own head; an evaluation reports the other rule's accuracy as well, as accuracy_head or
+accuracy_prototypes.
 """
 
 from torch import nn
 from typing_extensions import override
 
-from lightfed.core.classes import ByClass
+from lightfed.core.classes import Absent, ByClass
 from lightfed.core.cohort import DataSpec, blank
 from lightfed.models.prototypes import ClassClient, FedProtoClient, Inference
 from lightfed.models.split import split
@@ -20,14 +22,21 @@ from lightfed.models.split import split
 class FedProto(ByClass):
     """L = CE(logits, y) + weight MSE(z, prototype of y)."""
 
-    def __init__(self, weight: float = 1.0, inference: Inference = "prototypes") -> None:
+    def __init__(
+        self,
+        weight: float = 1.0,
+        inference: Inference = "prototypes",
+        absent: Absent = "keep",
+    ) -> None:
         """Prototypes.
 
         Args:
             weight: lambda, of the distance to the prototype.
-            inference: By the nearest prototype, or by the head.
+            inference: Classify by the nearest prototype, or by the head.
+            absent: Keep the last vector of a class that no participant of a round holds, or forget
+                it, as in HtFLlib.
         """
-        super().__init__(weight)
+        super().__init__(weight, absent)
         self.inference: Inference = inference
 
     @override

@@ -1,6 +1,7 @@
 """Clients that exchange a vector for each class in place of weights: what FD and FedProto share."""
 
 from abc import abstractmethod
+from typing import Literal
 
 import lightning.pytorch as L
 import torch
@@ -16,6 +17,8 @@ from lightfed.models.classmeans import ClassMeans, mean_of_clients
 from lightfed.models.prototypes import ClassClient
 from lightfed.utils.errors import UserError
 
+Absent = Literal["keep", "forget"]
+
 
 class ByClass(Algorithm):
     """The server's vector of a class is the plain mean over the participants that hold it."""
@@ -24,11 +27,12 @@ class ByClass(Algorithm):
     values: Tensor  # (C, D)
     seen: Tensor  # (C,)
 
-    def __init__(self, weight: float) -> None:
-        """The part of what others know in a client's loss.
+    def __init__(self, weight: float, absent: Absent) -> None:
+        """The part of what others know in a client's loss, and how long the server knows it.
 
         Args:
             weight: lambda, 0 or more.
+            absent: keep or forget the vector of a class that no participant of a round holds.
 
         Raises:
             UserError: it is not.
@@ -38,6 +42,7 @@ class ByClass(Algorithm):
             fix = "give a weight of 0 or more"
             raise UserError("model.algorithm.init_args.weight", str(weight), fix)
         self.weight = weight
+        self.absent: Absent = absent
         self._uploads: dict[int, ClassMeans] = {}  # of this rank's participants
 
     @abstractmethod
@@ -78,6 +83,8 @@ class ByClass(Algorithm):
         finite = [package for client, package in packages.items() if fed.usable(client)]
         if finite:
             mean = mean_of_clients(finite)
+            if self.absent == "keep":
+                mean = mean.over(self.common)
             self.values.copy_(mean.values)
             self.seen.copy_(mean.seen)
 

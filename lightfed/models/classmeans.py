@@ -33,6 +33,11 @@ class ClassMeans:
     def to(self, device: torch.device) -> "ClassMeans":
         return ClassMeans(self.values.to(device), self.seen.to(device))
 
+    def over(self, older: "ClassMeans") -> "ClassMeans":
+        """These, and the older ones of the classes that are not among them."""
+        values = torch.where(self.seen[:, None], self.values, older.values)
+        return ClassMeans(values, self.seen | older.seen)
+
 
 class ClassSums:
     """Sums of vectors by class, batch by batch.

@@ -150,8 +150,21 @@ class FedProtoClient(ClassClient):
         The distance to a prototype that is not there is infinite, and so is the cross-entropy of a
         sample of its class.
         """
-        features = self.private.extractor(x)
-        if self.inference == "head" or not self._has_common:
+        return self._scores(self.private.extractor(x), self.inference)
+
+    def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Accuracy of a batch by the rule that `forward` does not use.
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+        """
+        other: Inference = "head" if self.inference == "prototypes" else "prototypes"
+        scores = self._scores(self.private.extractor(x), other)
+        return {f"accuracy_{other}": (scores.argmax(1) == y).float().mean()}
+
+    def _scores(self, features: Tensor, rule: Inference) -> Tensor:
+        if rule == "head" or not self._has_common:
             return self.private.head(features)
         # Not by a product of matrices, which cancels where distances are small.
         mode = "donot_use_mm_for_euclid_dist"

@@ -1,6 +1,7 @@
 """Private networks beside a shared one, vectors of classes: what is trained, what travels."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
 from lightfed.core.fleet import Fleet
 from lightfed.models.mlp import MLP
+from lightfed.models.prototypes import Inference
 from lightfed.utils.errors import UserError
-from tests.small import Line, fleet_of, random_data, run_round
+from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 
 SIZES = [9, 6, 12, 8]
 large, larger, small = (partial(MLP, hidden=hidden) for hidden in ((16, 6), (20, 6), (6,)))
@@ -166,6 +169,62 @@ def test_classes_are_exchanged_as_means(algorithm: Any) -> None:
     before = algorithm.values.clone()
     assert run_round(fed, 1)["bytes_down"] == metrics["bytes_up"]
     assert not torch.equal(algorithm.values, before)
+
+
+HELD = [0, 0, 1, 2]  # client -> the one class that it holds
+
+
+def by_class(algorithm: FD | FedProto, **settings: Any) -> Fleet:
+    """Clients of one class each."""
+    y = torch.tensor(HELD).repeat_interleave(4)
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    data = data_of(x, y, [range(4 * k, 4 * k + 4) for k in range(4)], classes=4)
+    optimizer = partial(SGD, lr=0.1)
+    return fleet_of([Cohort(4, large)], algorithm, data, optimizer=optimizer, **settings)
+
+
+@pytest.mark.parametrize("make", [FD, FedProto])
+@pytest.mark.parametrize("absent", ["keep", "forget"])
+def test_the_vector_of_a_class_without_a_participant_is_kept_or_forgotten(
+    make: Any, absent: Any
+) -> None:
+    algorithm = make(absent=absent)
+    fed = by_class(algorithm, clients_per_round=2)
+    known: dict[int, Tensor] = {}
+    idle = 0
+    for t in range(6):
+        clients = fed.participants(t)
+        down = len(clients) * len(known)
+        metrics = run_round(fed, t)
+        held = {HELD[k] for k in clients}
+        assert metrics["bytes_down"] == down * (4 * algorithm.values.shape[1] + 8)
+        for label in held:
+            both = [algorithm._uploads[k].values[label] for k in clients if HELD[k] == label]
+            known[label] = torch.stack(both).double().mean(0).float()
+        if absent == "forget":
+            known = {label: known[label] for label in held}
+        idle += len(set(known) - held)
+        assert {c for c in range(4) if algorithm.seen[c]} == set(known)
+        for label, vector in known.items():
+            torch.testing.assert_close(algorithm.values[label], vector, rtol=0, atol=1e-6)
+    assert (idle > 0) == (absent == "keep")
+
+
+def test_an_evaluation_of_fedproto_reports_both_rules(tmp_path: Path) -> None:
+    rules: tuple[Inference, Inference] = ("head", "prototypes")
+    found = {}
+    for rule, other in (rules, rules[::-1]):
+        algorithm, optimizer = FedProto(inference=rule), partial(SGD, lr=0.1)
+        federation = Federation(algorithm, [Cohort(4, large)], optimizer=optimizer)
+        trainer = fit(federation, random_data(SIZES, batch_size=3), tmp_path / rule, rounds=2)
+        metrics = trainer.callback_metrics
+        found[rule] = float(metrics["personal/accuracy"])
+        found[f"{rule}, other"] = float(metrics[f"personal/accuracy_{other}"])
+        header = (tmp_path / rule / "run/clients.csv").read_text().splitlines()[0]
+        assert f"accuracy_{other}" in header.split(",")
+    assert found["head"] == found["prototypes, other"]
+    assert found["prototypes"] == found["head, other"]
+    assert found["head"] != found["prototypes"]
 
 
 def test_features_of_different_sizes_are_refused() -> None:

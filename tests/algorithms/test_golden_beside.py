@@ -191,14 +191,14 @@ def exchange(algorithm: FD | FedProto, case: str, kind: str, part: str) -> tuple
 @pytest.mark.parametrize("case", ["fd_r0", "fd_r1"])
 @pytest.mark.parametrize("target", ["raw", "softmax"])
 def test_fd(case: str, target: Any) -> None:
-    algorithm = FD(ABOUT[case]["lamda"], target)
+    algorithm = FD(ABOUT[case]["lamda"], target, absent="forget")
     same = target == "raw" or case == "fd_r0"
     assert exchange(algorithm, case, "logits", "net.net.") == (same, same)
 
 
 @pytest.mark.parametrize("case", ["fedproto_r0", "fedproto_r1"])
 def test_fedproto(case: str) -> None:
-    algorithm = FedProto(ABOUT[case]["lamda"])
+    algorithm = FedProto(ABOUT[case]["lamda"], absent="forget")
     assert exchange(algorithm, case, "protos", "net.private.") == (True, True)
 
 

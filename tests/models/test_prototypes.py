@@ -112,6 +112,18 @@ def test_the_kind_of_inference_is_chosen(inference: Inference) -> None:
     assert torch.equal(client(X), client.private(X)) is (inference == "head")
 
 
+@pytest.mark.parametrize("inference", ["head", "prototypes"])
+def test_the_other_rules_accuracy_is_a_figure(inference: Inference) -> None:
+    other: Inference = "head" if inference == "prototypes" else "prototypes"
+    client, same = (FedProtoClient(network(6), 4, inference=rule) for rule in (inference, other))
+    for given in (ClassMeans.none(4, 5), common(5)):  # before there is a prototype, too
+        client.receive(given)
+        same.receive(given)
+        right = (same(X).argmax(1) == Y).float().mean()
+        assert client.figures(X, Y) == {f"accuracy_{other}": right}
+    assert not torch.equal(client(X), same(X))
+
+
 def test_uploads_are_the_means_before_the_steps_of_all_epochs() -> None:
     client = FDClient(network(6), 4)
     assert not client.upload().seen.any()
