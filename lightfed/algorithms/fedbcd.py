@@ -12,11 +12,12 @@ over a graph of their own. A device that is not active keeps its model, and its 
 
 What the paper leaves open, and what is chosen here: eta_z = .5 with a hundred devices diverges in
 eq. (5) as written, so the step is divided by the sum of gamma by default (`server_step`); BatchNorm
-statistics are averaged, not pulled and not projected; a device's momentum zeta (x^K - x^{K-1}) is
-carried to its next session. `compatibility` is the released code: twice the pull, and a server rate
-that falls by 1e-4 a round; its other differences are settings: SGD with momentum and weight decay
-for ASPG, activation by who wakes up first. Momentum there is one buffer for all devices, or one a
-device, by version; here a session of SGD starts without.
+statistics are averaged, not pulled and not projected; a device's momentum, zeta (x^K - x^{K-1}) or
+the buffer of SGD, is carried to its next session. `compatibility` is the released code: twice the
+pull, and a server rate that falls by 1e-4 a round; its other differences are settings: SGD with
+momentum and weight decay for ASPG, activation by who wakes up first, and in its notebooks, which
+have one optimiser, momentum that passes from device to device in their order (`momentum: shared`).
+In its version for several processes every device has its own, as here.
 
 A phase's training is computed when it starts, in which its server's model does not change until it
 is done: of that only tests of personal models can tell. A device whose update is not finite starts
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 _KEY = "model.algorithm.init_args"
 DECAY = 1 - 1e-4  # of the released code's server rate, a round
 _WHOLE = 2**16  # largest weight of a device in a sum: small ones leave room for exact sums
+Momentum = Literal["device", "shared", "session"]
 
 
 class FedBCD(Algorithm):
@@ -79,6 +81,7 @@ class FedBCD(Algorithm):
         step_delay: Delay | None = None,
         activation: Activation = "uniform",
         mixing: list[list[float]] | str | None = None,
+        momentum: Momentum = "device",
         compatibility: bool = False,
     ) -> None:
         """The clouds, and how they step.
@@ -101,6 +104,9 @@ class FedBCD(Algorithm):
                 the released code's second experiment.
             mixing: (N, N) doubly stochastic weights of the servers' models, eq. (6a), as a list of
                 rows or a .npy or .csv file; all servers take part in every round then.
+            momentum: What a session's momentum begins with: what the device's last session ended
+                with (device), what the last session of any device ended with, by device and in
+                one rank (shared), as in the released notebooks, or nothing (session).
             compatibility: Twice the pull, and eta_z falls by 1e-4 of itself a round, as in the
                 released code.
         """
@@ -121,8 +127,9 @@ class FedBCD(Algorithm):
         self.server_lr = server_lr
         self.server_step = server_step
         self.mixing = self._read(mixing)
+        self.momentum = momentum
         self.compatibility = compatibility
-        self.ahead: dict[int, Tensor] = {}  # of this rank's devices: momentum of ASPG
+        self.momenta: dict[int, Tensor] = {}  # of this rank's devices, or of the one that has it
         self._phases: dict[int, Phase] = {}  # by server, those that start in this round
         self._pulls: dict[int, Proximal] = {}  # of the sessions under way
         self._scratch: list[ServerModel] = []  # not state
@@ -149,6 +156,9 @@ class FedBCD(Algorithm):
         fed.one_layout(f"{type(self).__name__} needs one for all")
         self.hierarchy.check(fed.clients, fed.work)
         self._check_step(fed)
+        if self.momentum == "shared":
+            fix = "set trainer.devices: 1, or momentum: device"
+            fed.one_after_the_other(f"{_KEY}.momentum", "shared, by devices in turn", fix)
         servers = self.hierarchy.servers
         self.models = nn.ModuleList(fed.new_model() for _ in range(1 if self._global else servers))
         self.global_models = len(self.models)
@@ -318,27 +328,42 @@ class FedBCD(Algorithm):
     @override
     def proximal(self, fed: Fleet, client: int) -> Proximal | None:
         model = self._model(self.hierarchy.server_of(client, fed.clients))
-        ahead = self.ahead.get(client)
-        if ahead is not None:
-            ahead = ahead.to(fed.device)
-        pull = Proximal(parameters(model), self.penalty(client), ahead)
+        carries = self.momentum != "session"
+        pull = Proximal(parameters(model), self.penalty(client), carries, self._momentum_of(client))
+        if pull.momentum is not None:
+            pull.momentum = pull.momentum.to(fed.device)
         self._pulls[client] = pull
         return pull
 
+    def _momentum_of(self, client: int) -> Tensor | None:
+        """What a session begins with."""
+        if self.momentum == "shared":
+            return next(iter(self.momenta.values()), None)
+        return self.momenta.get(client)
+
     @override
     def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        pull = self._pulls.pop(client)
-        if pull.ahead is not None:  # lies where rows are kept, perhaps on the host
-            self.ahead[client] = pull.ahead.to(fed.row(client).floats.device)
+        momentum = self._pulls.pop(client).momentum
+        if momentum is not None:  # lies where rows are kept, perhaps on the host
+            self._hand_over(client, momentum.to(fed.row(client).floats.device))
+
+    def _hand_over(self, client: int, momentum: Tensor) -> None:
+        """Keep what a session ended with; a shared one that is not finite is dropped."""
+        if self.momentum == "shared":
+            self.momenta.clear()
+            if not momentum.isfinite().all():  # the other devices' sessions would end so, too
+                return
+        self.momenta[client] = momentum
 
     @override
     def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        return {"ahead": self.ahead[client]} if client in self.ahead else {}
+        return {"momentum": self.momenta[client]} if client in self.momenta else {}
 
     @override
     def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
-        if "ahead" in result:
-            self.ahead[client] = result["ahead"].to(fed.row(client).floats.device, copy=True)
+        if "momentum" in result:
+            momentum = result["momentum"].to(fed.row(client).floats.device, copy=True)
+            self._hand_over(client, momentum)
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
@@ -363,13 +388,13 @@ class FedBCD(Algorithm):
 
     @override
     def stored_bytes(self, fed: Fleet, client: int) -> int:
-        ahead = self.ahead.get(client)
-        return super().stored_bytes(fed, client) + (0 if ahead is None else 4 * len(ahead))
+        momentum = self.momenta.get(client)
+        return super().stored_bytes(fed, client) + (0 if momentum is None else 4 * len(momentum))
 
     @override
     def start_anew(self, fed: Fleet, client: int) -> None:
         super().start_anew(fed, client)
-        self.ahead.pop(client, None)
+        self.momenta.pop(client, None)
 
 
 def parameters(model: ServerModel) -> Tensor:

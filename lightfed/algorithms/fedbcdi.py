@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedbcd import FedBCD, Momentum
 from lightfed.core.delays import Delay
 from lightfed.core.fleet import Fleet
 from lightfed.core.hierarchy import Activation, Unit
@@ -50,6 +50,7 @@ class FedBCDI(FedBCD):
         step_delay: Delay | None = None,
         activation: Activation = "uniform",
         mixing: list[list[float]] | str | None = None,
+        momentum: Momentum = "device",
         compatibility: bool = False,
     ) -> None:
         """As FedBCD, but for the sessions.
@@ -71,12 +72,13 @@ class FedBCDI(FedBCD):
             step_delay: See FedBCD.
             activation: See FedBCD.
             mixing: See FedBCD.
+            momentum: See FedBCD.
             compatibility: One round more of patience, and eta_z falls by 1e-4 of itself a round, as
                 in the released code.
         """
         super().__init__(
             servers, active, wait, gamma, server_lr, server_step, steps, unit, delay, step_delay,
-            activation, mixing, compatibility,
+            activation, mixing, momentum, compatibility,
         )  # fmt: skip
         self.hierarchy = replace(self.hierarchy, available=available)
         if patience < 1:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.core.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper
+from lightfed.core.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper, beside
 from lightfed.utils.errors import UserError
 
 _KEY = "model.optimizer.init_args"
@@ -104,7 +104,6 @@ class AspgStepper(SGDStepper):
         super().__init__(params, group | plain, clipping)
         self._zeta: float = group["momentum"]
         self.box = group["box"]
-        self._proximal: Proximal | None = None
         self._point = self._iterate = self._gradient = self._moved = torch.empty(0)
         self._parts: Params = []  # of the gradient, as the parameters lie in a row
         self._runs: list[slice] = []  # of a row, that are trained
@@ -119,17 +118,14 @@ class AspgStepper(SGDStepper):
         if len(self._gradient) != len(row):
             self._gradient = torch.zeros_like(row)
             self._iterate, self._moved = torch.empty_like(row), torch.empty_like(row)
-            starts = [(v.data_ptr() - row.data_ptr()) // row.element_size() for v in values]
-            spans = [(start, start + v.numel()) for start, v in zip(starts, values, strict=True)]
-            self._parts = [
-                self._gradient[start:end].view(v.shape)
-                for (start, end), v in zip(spans, values, strict=True)
-            ]
-            self._runs = _runs(spans)
+            self._parts = beside(values, row, self._gradient)
+            starts = [int(part.storage_offset()) for part in self._parts]
+            ends = [start + v.numel() for start, v in zip(starts, values, strict=True)]
+            self._runs = _runs([*zip(starts, ends, strict=True)])
         self._iterate.copy_(row)
         self._proximal, self._steps = proximal, 0
-        if proximal is not None and proximal.ahead is not None:
-            row += proximal.ahead
+        if proximal is not None and proximal.momentum is not None:
+            row += proximal.momentum
 
     @override
     def _update(
@@ -158,12 +154,13 @@ class AspgStepper(SGDStepper):
 
     @override
     def finish(self) -> None:
-        """The row becomes the iterate; its gradient mapping and what the point is ahead are kept.
+        """The row becomes the iterate; its gradient mapping is kept, and its momentum if carried.
 
         The mapping of the last step, (x_ex - x^K) / eta, is 0 where x is stationary.
         """
         if self._proximal is not None:
-            self._proximal.ahead = self._point - self._iterate
+            if self._proximal.carries:
+                self._proximal.momentum = self._point - self._iterate
             if self._steps:
                 self._proximal.gap = (self._moved - self._iterate).norm() / self._lr
         self._point.copy_(self._iterate)

@@ -63,6 +63,15 @@ class Clients:
                 raise UserError("model.cohorts", found, fix)
         return first.layout
 
+    def one_after_the_other(self, key: str, found: str, fix: str) -> None:
+        """Refuse several ranks, which train clients side by side.
+
+        Raises:
+            UserError: there are several.
+        """
+        if self.ranks.world > 1:
+            raise UserError(key, f"{found}, on {self.ranks.world} ranks", fix)
+
     def state(self, client: int) -> CohortState:
         """The cohort of a client in this round."""
         return self.cohorts[self.cohort_of(client)]

@@ -1,10 +1,10 @@
 """One optimiser step of a local session, as lean as the optimiser allows.
 
-An optimiser is made once per live module; a fresh one for every session (in the papers momentum
-never survives a round) is the same object with its state cleared. Plain SGD, the optimiser of every
-paper here, skips the optimiser
-object: gradients straight from autograd, a few foreach calls, the same bits as torch.optim.SGD at
-half its cost.
+An optimiser is made once per live module; a fresh one for every session is the same object with its
+state cleared. In most papers momentum never survives a round; where it does, a session begins with
+what `Proximal` carries. Plain SGD, the optimiser of every paper here, skips the optimiser object:
+gradients straight from autograd, a few foreach calls, the same bits as torch.optim.SGD at half its
+cost.
 """
 
 from abc import ABC, abstractmethod
@@ -51,15 +51,26 @@ class Proximal:
     Attributes:
         anchor: (P,) the parameters of that model.
         gamma: weight of the pull.
-        ahead: (P,) of an accelerated optimiser: by how much the first point is ahead of the
-            client's parameters, and after the session the next one; None for not at all.
+        carries: the optimiser begins with `momentum`, and leaves there what it ends with.
+        momentum: (P,) SGD's buffer, 0 where a parameter had no gradient yet, or by how much the
+            first point of an accelerated optimiser is ahead of the parameters; None for none.
         gap: after the session, the norm of the last step's gradient mapping, if it has one.
     """
 
     anchor: Tensor
     gamma: float
-    ahead: Tensor | None = None
+    carries: bool = False
+    momentum: Tensor | None = None
     gap: Tensor | None = None
+
+
+def beside(values: Params, row: Tensor, other: Tensor) -> Params:
+    """Views of another row, where `values` lie in theirs."""
+    starts = [(v.data_ptr() - row.data_ptr()) // row.element_size() for v in values]
+    return [
+        other[start : start + v.numel()].view(v.shape)
+        for start, v in zip(starts, values, strict=True)
+    ]
 
 
 class Stepper(ABC):
@@ -75,7 +86,7 @@ class Stepper(ABC):
     def reset(
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
     ) -> None:
-        """A new session: no state.
+        """A new session: no state but what `proximal` carries.
 
         Args:
             lr: of the round; None keeps the optimiser's own.
@@ -107,11 +118,7 @@ class _Pull:
     def __init__(self, values: Params, row: Tensor, proximal: Proximal) -> None:
         self._gamma = proximal.gamma
         self._values = values
-        starts = [(v.data_ptr() - row.data_ptr()) // row.element_size() for v in values]
-        self._anchors = [
-            proximal.anchor[start : start + v.numel()].view(v.shape)
-            for start, v in zip(starts, values, strict=True)
-        ]
+        self._anchors = beside(values, row, proximal.anchor)
 
     def __call__(self, grads: Params, used: list[int]) -> None:
         values = [self._values[i] for i in used]
@@ -142,7 +149,9 @@ class SGDStepper(Stepper):
         self._nesterov: bool = group["nesterov"]
         self._clipping = clipping
         self._values: Params = []
+        self._row = torch.empty(0)
         self._buffers: list[Tensor | None] = []
+        self._proximal: Proximal | None = None
         self._pull: _Pull | None = None
         self._one = torch.ones((), device=params[0].device)
 
@@ -150,9 +159,11 @@ class SGDStepper(Stepper):
     def reset(
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
     ) -> None:
-        self._values = values
+        self._values, self._row, self._proximal = values, row, proximal
         self._pull = None if proximal is None else _Pull(values, row, proximal)
         self._buffers = [None] * len(values)
+        if proximal is not None and proximal.momentum is not None:
+            self._buffers = [*beside(values, row, proximal.momentum.clone())]
         if lr is not None:
             self._lr = lr
 
@@ -212,6 +223,17 @@ class SGDStepper(Stepper):
                     self._buffers[i] = grad.clone()
         return [b for i in used if (b := self._buffers[i]) is not None]
 
+    @override
+    def finish(self) -> None:
+        if self._proximal is None or not self._proximal.carries or not self._momentum:
+            return
+        momentum = self._proximal.momentum = torch.zeros_like(self._row)
+        for part, buffer in zip(
+            beside(self._values, self._row, momentum), self._buffers, strict=True
+        ):
+            if buffer is not None:
+                part.copy_(buffer)
+
 
 class OptimizerStepper(Stepper):
     """Any torch optimiser, with its schedulers and a loss scaler of the session's own.
@@ -243,12 +265,14 @@ class OptimizerStepper(Stepper):
         self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
         self._scaler: torch.amp.GradScaler | None = None
         self._pull: _Pull | None = None
+        self._carries = False
 
     @override
     def reset(
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
     ) -> None:
         self._pull = None if proximal is None else _Pull(self._params, row, proximal)
+        self._carries = proximal is not None and proximal.carries
         self._optimizer.state.clear()
         for group, initial in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(deepcopy(initial))
@@ -277,6 +301,16 @@ class OptimizerStepper(Stepper):
     @override
     def epoch_end(self) -> None:
         self._schedule("epoch")
+
+    @override
+    def finish(self) -> None:
+        if self._carries and any(self._optimizer.state.values()):
+            found = f"{type(self._optimizer).__name__}, whose state ends with a session"
+            fix = (
+                "use ASPG, or torch.optim.SGD in 32 or bf16-mixed without a scheduler; or set "
+                "model.algorithm.init_args.momentum: session"
+            )
+            raise UserError("model.optimizer", found, fix)
 
     def _schedule(self, interval: str) -> None:
         self._counts[interval] += 1

@@ -27,15 +27,23 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 4))
 
 
-def federation(algorithm: Algorithm, name: str) -> tuple[Fleet, dict[str, Tensor]]:
-    """The recorded devices with their data, all at the recorded initial weights."""
-    vectors, about = load_file(GOLDEN / f"fedbcd/{name}.safetensors"), RUNS[name]
+def federation(
+    algorithm: Algorithm, name: str, *, vectors_of: str | None = None
+) -> tuple[Fleet, dict[str, Tensor]]:
+    """The recorded devices with their data, all at the recorded initial weights.
+
+    Args:
+        algorithm: of the federation.
+        name: of the recorded run.
+        vectors_of: the run whose tensors these are; that one by default.
+    """
+    vectors, about = load_file(GOLDEN / f"fedbcd/{vectors_of or name}.safetensors"), RUNS[name]
     x = torch.cat([vectors[f"data/{k}/x"] for k in range(DEVICES)])
     y = torch.cat([vectors[f"data/{k}/y"] for k in range(DEVICES)])
     each = len(y) // DEVICES
     parts = [range(k * each, (k + 1) * each) for k in range(DEVICES)]
     data = in_order(data_of(x, y, parts, classes=4, batch_size=8))
-    optimizer = partial(SGD, lr=about["lr"], weight_decay=about["wd"])
+    optimizer = partial(SGD, lr=about["lr"], momentum=about["momentum"], weight_decay=about["wd"])
     fleet = fleet_of([Cohort(DEVICES, network)], algorithm, data, optimizer=optimizer)
     start = row_of(vectors, "init", fleet.cohorts[0].layout)
     for model in algorithm.buffers():

@@ -40,7 +40,7 @@ class Scripted(FedBCD):
 
 def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        algorithm = FedBCD(3, 2, gamma=0.0, steps=(1, 1), unit="epoch")
+        algorithm = FedBCD(3, 2, gamma=0.0, steps=(1, 1), unit="epoch", momentum="session")
     assert "FedBCD with gamma = 0: every device trains alone" in caplog.text
     sgd = {"optimizer": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01)}
     together, alone = fleet(algorithm, **sgd), fleet(Standalone(), **sgd)
@@ -156,18 +156,18 @@ def test_an_inactive_device_keeps_its_model_and_momentum_bit_for_bit() -> None:
     fed = fleet(algorithm)
     for t in range(5):
         active = {algorithm.phase(fed, n, t).active[0] for n in range(3)}
-        before, ahead = rows(fed).clone(), {k: a.clone() for k, a in algorithm.ahead.items()}
+        before, ahead = rows(fed).clone(), {k: a.clone() for k, a in algorithm.momenta.items()}
         run_round(fed, t)
         for device in range(fed.clients):
             kept = torch.equal(rows(fed)[device], before[device])
             assert kept == (device not in active)
             if device in active:
                 assert device not in ahead or not torch.equal(
-                    algorithm.ahead[device], ahead[device]
+                    algorithm.momenta[device], ahead[device]
                 )
             elif device in ahead:
-                assert torch.equal(algorithm.ahead[device], ahead[device])
-        assert set(algorithm.ahead) == set(ahead) | active
+                assert torch.equal(algorithm.momenta[device], ahead[device])
+        assert set(algorithm.momenta) == set(ahead) | active
 
 
 def test_a_session_starts_ahead_by_the_last_step_of_its_own_device() -> None:
@@ -177,8 +177,8 @@ def test_a_session_starts_ahead_by_the_last_step_of_its_own_device() -> None:
     fed = fleet_of(
         [Cohort(2, Line)], algorithm, data, optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None)
     )
-    algorithm.ahead[1] = torch.zeros(32)
-    algorithm.ahead[1][:2] = torch.tensor([1.0, 2.0])
+    algorithm.momenta[1] = torch.zeros(32)
+    algorithm.momenta[1][:2] = torch.tensor([1.0, 2.0])
     found = []
     for t in range(3):
         run_round(fed, t)
@@ -338,13 +338,13 @@ def test_a_device_keeps_its_momentum_on_its_books() -> None:
     assert row == 4 * fed.cohorts[0].layout.floats.numel
     assert set(algorithm.client_state(fed, 0)) == {"floats", "integers"}
     run_round(fed, 0)
-    ahead = algorithm.ahead[0]
+    ahead = algorithm.momenta[0]
     assert algorithm.stored_bytes(fed, 0) == row + 4 * len(ahead)
     states = {k: {n: v.clone() for n, v in s.items()} for k, s in (fed.states() or {}).items()}
     other = FedBCD(6, 1, steps=(1, 1))
     twin = fleet(other)
     twin.load_states([states])
-    assert torch.equal(other.ahead[0], ahead)
+    assert torch.equal(other.momenta[0], ahead)
     assert torch.equal(rows(twin), rows(fed))
 
 
@@ -386,7 +386,7 @@ def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) 
     metrics = run_round(fed, 0)
     assert metrics["excluded"] == 1.0
     assert fed.row(1).floats[:2].tolist() == list(START)
-    assert sorted(algorithm.ahead) == [0, 2]
+    assert sorted(algorithm.momenta) == [0, 2]
     pulls = 1.0 * (1 - 4) + 2.0 * (1 - 7)
     expected = 1 - 0.25 * pulls / (3 if step == "mean" else 1)
     assert servers(fed)[0, 0].item() == pytest.approx(expected, rel=1e-6)

@@ -112,11 +112,11 @@ def test_momentum_is_that_of_training_and_not_of_the_pull() -> None:
         [Cohort(1, Line)], algorithm, nothing(1),
         optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None),
     )  # fmt: skip
-    algorithm.ahead[0] = torch.zeros(32)
-    algorithm.ahead[0][0] = 4.0
+    algorithm.momenta[0] = torch.zeros(32)
+    algorithm.momenta[0][0] = 4.0
     run_round(fed, 0)
     assert fed.row(0).floats[0].item() == 2.0  # 0 + 4, half of the way to z = 0
-    assert algorithm.ahead[0][0].item() == 2.0  # zeta times the 4
+    assert algorithm.momenta[0][0].item() == 2.0  # zeta times the 4
     assert servers(fed)[0, 0].item() == 1.0  # half of the way to 2
     run_round(fed, 1)
     assert fed.row(0).floats[0].item() == 1 + (2 + 2 - 1) / 2
@@ -149,7 +149,9 @@ def test_active_sets_wait_in_the_queue() -> None:
 
 def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        algorithm = FedBCDI(3, 1, 2, gamma=0.0, steps=(1, 1), unit="epoch", patience=99)
+        algorithm = FedBCDI(
+            3, 1, 2, gamma=0.0, steps=(1, 1), unit="epoch", patience=99, momentum="session"
+        )
     assert "FedBCDI with gamma = 0" in caplog.text
     sgd = {"optimizer": partial(SGD, lr=0.1, momentum=0.9)}
     together, alone = fleet(algorithm, **sgd), fleet(Standalone(), **sgd)

@@ -216,6 +216,10 @@ CASES = {
         partial(FedBCD, 4, 1, gamma=[0.3, 1.0]), clients=8, federation=_clouds | {"store": "host"}
     ),
     "fedbcd_async": Case(partial(FedBCD, 4, 1, wait=2), clients=8, federation=_clouds),
+    "fedbcd_released": Case(
+        partial(FedBCD, 4, 1, compatibility=True), clients=8,
+        federation=_everyone | {"optimizer": partial(SGD, lr=0.05, momentum=0.9)},
+    ),
     "fedbcdi": Case(
         partial(FedBCDI, 2, 2, 4, gamma=[0.3, 0.1, 0.7], patience=1), clients=8,
         federation=_clouds | {"store": "host", "accumulate": "fixed"},

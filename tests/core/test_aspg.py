@@ -101,15 +101,15 @@ def test_a_session_takes_the_steps_of_the_golden_quadratic(name: str) -> None:
         trained = Trained(Module(quadratic, x=VECTORS["x0"]), aspg)
         ahead = case["zeta"] * (VECTORS["x0"] - VECTORS["xm1"])
         pull = Proximal(
-            trained.row_of(x=VECTORS["z"]), case["gamma"], trained.row_of(x=ahead)
+            trained.row_of(x=VECTORS["z"]), case["gamma"], True, trained.row_of(x=ahead)
         )  # fmt: skip
         trained.run(range(steps), pull)
         expected = VECTORS[f"{name}/x{steps}"]
         torch.testing.assert_close(trained["x"], expected, rtol=0, atol=2e-6)
         before = VECTORS[f"{name}/x{steps - 1}"] if steps > 1 else VECTORS["x0"]
-        assert pull.ahead is not None
+        assert pull.momentum is not None
         next_ahead = case["zeta"] * (expected - before)
-        torch.testing.assert_close(pull.ahead[:6], next_ahead, rtol=0, atol=4e-6)
+        torch.testing.assert_close(pull.momentum[:6], next_ahead, rtol=0, atol=4e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -121,10 +121,10 @@ def test_momentum_crosses_sessions_without_a_trace(name: str) -> None:
     anchor = trained.row_of(x=VECTORS["z"])
     ahead = trained.row_of(x=case["zeta"] * (VECTORS["x0"] - VECTORS["xm1"]))
     for steps in (3, 1, 4):
-        pull = Proximal(anchor, case["gamma"], ahead)
+        pull = Proximal(anchor, case["gamma"], carries=True, momentum=ahead)
         trained.run(range(steps), pull)
-        assert pull.ahead is not None
-        ahead = pull.ahead
+        assert pull.momentum is not None
+        ahead = pull.momentum
     torch.testing.assert_close(trained["x"], VECTORS[f"{name}/x8"], rtol=0, atol=2e-6)
 
 
@@ -217,9 +217,9 @@ def test_three_steps_by_hand() -> None:
     found = []
     ahead = None
     for _ in range(3):
-        pull = Proximal(trained.row_of(x=torch.ones(1)), 2.0, ahead)
+        pull = Proximal(trained.row_of(x=torch.ones(1)), 2.0, True, ahead)
         trained.run([0], pull)
-        ahead = pull.ahead
+        ahead = pull.momentum
         assert ahead is not None
         assert pull.gap is not None
         found.append((trained["x"].item(), ahead[0].item(), pull.gap.item()))
@@ -250,12 +250,12 @@ def test_a_session_without_a_step_keeps_what_it_was_ahead() -> None:
     trained = Trained(Module(loss, x=torch.ones(3)), partial(ASPG, lr=0.5))
     trained.run([0], Proximal(trained.row_of(), 0.0))
     assert trained["x"].tolist() == [0.5] * 3
-    pull = Proximal(trained.row_of(), 1.0, trained.row_of(x=torch.full((3,), 0.25)))
+    pull = Proximal(trained.row_of(), 1.0, True, trained.row_of(x=torch.full((3,), 0.25)))
     trained.run([1, 1], pull)
     assert pull.gap is None
     assert trained["x"].tolist() == [0.5] * 3
-    assert pull.ahead is not None
-    assert pull.ahead[:3].tolist() == [0.25] * 3
+    assert pull.momentum is not None
+    assert pull.momentum[:3].tolist() == [0.25] * 3
 
 
 def test_the_rate_of_the_round_is_used_and_the_mapping_is_by_it() -> None:
@@ -304,11 +304,11 @@ def test_clipping_acts_on_the_pulled_gradient(algorithm: str, expected: list[flo
     aspg = partial(ASPG, lr=1.0, momentum=0.5, box=(-100.0, 100.0))
     trained = Trained(module, aspg, Clipping(1.0, algorithm))
     anchor = trained.row_of(x=torch.tensor([-1.0, -2.0]))
-    pull = Proximal(anchor, 4.0)
+    pull = Proximal(anchor, 4.0, carries=True)
     trained.run([0], pull)
     torch.testing.assert_close(trained["x"], torch.tensor(expected), rtol=1e-5, atol=0)
-    assert pull.ahead is not None
-    torch.testing.assert_close(pull.ahead[32:34], torch.tensor(expected) / 2, rtol=1e-5, atol=0)
+    assert pull.momentum is not None
+    torch.testing.assert_close(pull.momentum[32:34], torch.tensor(expected) / 2, rtol=1e-5, atol=0)
     assert trained["frozen"].item() == 1.0
 
 

@@ -46,6 +46,11 @@ ALGORITHMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "fedbcd": (
         partial(FedBCD, 1, 4, delay=Exponential(1.0)), {"optimizer": partial(ASPG, lr=0.05)},
     ),
+    "fedbcd_device": (partial(FedBCD, 1, 4), {"optimizer": partial(SGD, lr=0.05, momentum=0.9)}),
+    "fedbcd_shared": (
+        partial(FedBCD, 1, 4, momentum="shared"),
+        {"optimizer": partial(SGD, lr=0.05, momentum=0.9), "store": "host"},
+    ),
 }  # fmt: skip
 
 
