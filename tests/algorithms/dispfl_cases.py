@@ -108,3 +108,15 @@ class Starts:
     def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
         super().session_start(fed, client, module, row)  # type: ignore[misc]
         self.starts[client] = row.floats.clone()
+
+
+class Replayed(Starts):
+    """A mix-in whose sessions end with recorded rows, whatever they have trained."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.ends: dict[int, Row] = {}
+
+    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+        super().session_end(fed, client, row)  # type: ignore[misc]
+        row.copy_(self.ends[client])

@@ -1,8 +1,9 @@
-"""HeteroFL's models, slices and averages through a fleet, as in the released code (golden)."""
+"""Rounds of HeteroFL against the released code (golden): what is sent, and what is made of it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, chain, count, cycle, islice, pairwise
 from typing import Any
 
 import pytest
@@ -15,26 +16,50 @@ from typing_extensions import override
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.core.cohort import Cohort, Task
 from lightfed.core.fleet import Fleet
+from lightfed.core.store import Row
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.models.cnn import Conv
 from lightfed.models.resnet import PreActResNet
 from lightfed.models.transformer import Transformer
-from tests.small import GOLDEN, Given, Tensors, fleet_of
+from tests.algorithms.dispfl_cases import Replayed
+from tests.small import GOLDEN, Given, Tensors, data_of, fleet_of, run_round
 
 
-class Recorded(FederatedDataModule):
-    """Of a recorded round: only the labels of the clients, and what a model has to know."""
+class ReplayedHeteroFL(Replayed, HeteroFL):
+    pass
 
-    def __init__(self, labels: list[list[int]], classes: int, shape: tuple[int, ...], task: Task):
-        x, y = torch.zeros(len(labels), *shape), torch.zeros(len(labels), dtype=torch.int64)
-        dataset = Tensors(x, y, classes=classes, test=(x, y))
-        dataset.task = task
-        super().__init__(dataset, Given(*[[k] for k in range(len(labels))]))
-        self._held = labels
 
+class Windows(Tensors):
+    """Windows of tokens, which are their own targets."""
+
+    task: Task = "masked_lm"
+
+    @property
     @override
-    def labels(self, client: int) -> Tensor:
-        return torch.tensor(self._held[client])
+    def transform(self) -> None:
+        return None
+
+
+def images_of(labels: list[list[int]], shape: tuple[int, ...]) -> FederatedDataModule:
+    """Clients that hold just these labels, and different numbers of samples."""
+    held = [own * (k + 2) for k, own in enumerate(labels)]
+    y = torch.tensor(list(chain(*held)))
+    x = torch.randn(len(y), *shape, generator=torch.Generator().manual_seed(0))
+    return data_of(x, y, parts_of(held), classes=6)
+
+
+def windows_of(labels: list[list[int]], length: int, tokens: int) -> FederatedDataModule:
+    """Clients whose windows have just these tokens."""
+    held = [[list(islice(cycle(own), length))] * (k + 2) for k, own in enumerate(labels)]
+    x = torch.tensor(list(chain(*held)))
+    y = torch.zeros(len(x), dtype=torch.int64)
+    dataset = Windows(x, y, classes=tokens, test=(x, y))
+    return FederatedDataModule(dataset, Given(*parts_of(held)))
+
+
+def parts_of(held: Sequence[Sequence[Any]]) -> list[range]:
+    bounds = accumulate((len(own) for own in held), initial=0)
+    return [range(a, b) for a, b in pairwise(bounds)]
 
 
 class Golden:
@@ -43,32 +68,30 @@ class Golden:
     def __init__(self, name: str, model: Callable[..., nn.Module]) -> None:
         self.meta: dict[str, Any] = json.loads((GOLDEN / f"heterofl/{name}.json").read_text())
         self.tensors = load_file(GOLDEN / f"heterofl/{name}.safetensors")
-        self.clients: list[int] = self.meta["user_idx"]
+        self.clients: list[int] = sorted(self.meta["user_idx"])
         levels = self.meta["levels_by_client"]
         labels = [self.meta["label_split"][str(k)] for k in range(len(levels))]
-        cfg = self.meta.get("cfg", {})
-        words = "num_tokens" in cfg
-        shapes: dict[str, list[int]] = self.meta["param_shapes"]
-        channels = next(iter(shapes.values()))[1]
-        data = Recorded(
-            labels,
-            cfg["num_tokens"] if words else 6,
-            (cfg["bptt"],) if words else (channels, 8, 8),
-            "masked_lm" if words else "classification",
-        )
-        self.algorithm = HeteroFL(mask_token=False)  # as in the released code
+        cfg, shapes = self.meta.get("cfg", {}), self.meta["param_shapes"]
+        if "num_tokens" in cfg:
+            data = windows_of(labels, cfg["bptt"], cfg["num_tokens"])
+        else:
+            data = images_of(labels, (next(iter(shapes.values()))[1], 8, 8))
+        self.algorithm = ReplayedHeteroFL(mask_token=False)  # as in the released code
         cohorts = [Cohort(1, partial(model, **settings(name, self.meta)), level=x) for x in levels]
-        self.fed: Fleet = fleet_of(cohorts, self.algorithm, data)
+        self.fed: Fleet = fleet_of(
+            cohorts, self.algorithm, data, clients_per_round=len(self.clients)
+        )
+        for client in self.clients:
+            layout = self.fed.state(client).layout
+            floats = self.recorded(layout.floats, f"local_after/{client}")
+            self.algorithm.ends[client] = Row(floats, layout.integers.new_row())
 
-    def fill(self, row: Tensor, layout: Layout, prefix: str) -> None:
-        """Put recorded tensors into a row: one to one, in the order of the parameters."""
+    def recorded(self, layout: Layout, prefix: str) -> Tensor:
+        """A row of recorded tensors: one to one, in the order of the parameters."""
+        row = layout.new_row()
         names = self.meta["param_shapes"]
         for view, name in zip(layout.views(row).values(), names, strict=True):
             view.copy_(self.tensors[f"{prefix}/{name}"])
-
-    def recorded(self, layout: Layout, prefix: str) -> Tensor:
-        row = layout.new_row()
-        self.fill(row, layout, prefix)
         return row
 
 
@@ -96,14 +119,14 @@ def settings(name: str, meta: dict[str, Any]) -> dict[str, Any]:
 def test_a_round_is_the_released_codes(name: str, model: Callable[..., nn.Module]) -> None:
     golden = Golden(name, model)
     fed, server = golden.fed, golden.algorithm.model
-    golden.fill(server.floats, server.layout.floats, "global_before")
-    fed.send(server, golden.clients)
-    for client in golden.clients:
-        layout = fed.state(client).layout.floats
-        sent = golden.recorded(layout, f"distributed/{client}")
-        assert torch.equal(fed.row(client).floats, sent)
-        golden.fill(fed.row(client).floats, layout, f"local_after/{client}")
-    fed.merge(golden.clients, into=server, weights="uniform")
-    after = golden.recorded(server.layout.floats, "global_after")
+    layout = server.layout.floats
+    server.floats.copy_(golden.recorded(layout, "global_before"))
+    # The first round that draws the recorded clients.
+    run_round(fed, next(t for t in count() if fed.participants(t) == golden.clients))
+    assert sorted(golden.algorithm.starts) == golden.clients
+    for client, start in golden.algorithm.starts.items():
+        sent = golden.recorded(fed.state(client).layout.floats, f"distributed/{client}")
+        assert torch.equal(start, sent)
     # The released code adds in float32.
-    assert (server.floats - after).abs().max() <= 1e-6
+    after = golden.recorded(layout, "global_after")
+    torch.testing.assert_close(server.floats, after, rtol=0, atol=1e-6)
