@@ -13,9 +13,14 @@ the shared and the private expert over the client's test samples.
 
 The paper leaves the gate's hidden units and its learning rate open; 128, and that of the other
 parts by default. There is no released code.
+
+Three settings are not the paper's. They separate what it combines: `federate: false` has the
+capacity of two experts without any exchange, `gate: half` the exchange without a choice for each
+sample, and `gate: unnormalised` leaves out the gate's last batch normalisation.
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import lightning.pytorch as L
 import torch
@@ -27,7 +32,7 @@ from lightfed.core.client import ClientModule
 from lightfed.core.cohort import DataSpec, blank
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.models.classmeans import ClassSums
-from lightfed.models.moe import Gate, MixtureClient
+from lightfed.models.moe import FixedGate, Gate, MixtureClient
 from lightfed.models.split import split
 from lightfed.utils.errors import UserError
 
@@ -45,6 +50,8 @@ class PFedMoE(Beside):
         gate_units: int = 128,
         gate_lr: float | None = None,
         weights: Weights = "samples",
+        gate: Literal["paper", "unnormalised", "half"] = "paper",
+        federate: bool = True,
     ) -> None:
         """The experts and the gate.
 
@@ -55,25 +62,52 @@ class PFedMoE(Beside):
             gate_lr: eta_phi, the gate's learning rate relative to that of the other parts; 1 by
                 default.
             weights: Of the participants in the mean: by samples, or uniform.
+            gate: That of the paper; without its last normalisation; or none, and both experts
+                weigh one half.
+            federate: Exchange the shared extractor; if not, every client trains its mixture alone.
         """
         super().__init__(shared, weights)
         if gate_units < 1:
             raise UserError(f"{_KEY}.gate_units", str(gate_units), "give at least 1")
         if gate_lr is not None and not 0 <= gate_lr < float("inf"):
             raise UserError(f"{_KEY}.gate_lr", str(gate_lr), "give a factor of 0 or more")
+        if gate == "half" and gate_lr is not None:
+            found, fix = f"{gate_lr}, and gate: half learns nothing", "leave one of them out"
+            raise UserError(f"{_KEY}.gate_lr", found, fix)
         self.gate_units = gate_units
         self.gate_lr = gate_lr
+        self.gate = gate
+        self.federate = federate
         self._gates: dict[int, ClassSums] = {}  # of this rank's clients, last evaluation
 
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         batch = blank(data, samples=2)
         own, common = split(private, batch), split(shared, batch)
-        gate = Gate(data.input_shape, hidden=self.gate_units)
+        gate = self._gate(data)
         try:
             return MixtureClient(own.extractor, own.head, common.extractor, gate, batch=batch)
         except UserError as error:
             raise UserError(f"{_KEY}.{error.key}", error.found, error.fix) from error
+
+    def _gate(self, data: DataSpec) -> nn.Module:
+        """H."""
+        if self.gate == "half":
+            return FixedGate(0.5)
+        last_norm = self.gate == "paper"
+        return Gate(data.input_shape, hidden=self.gate_units, last_norm=last_norm)
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        if self.federate:
+            super().setup(fed)
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        if self.federate:
+            super().round(fed, t)
+        else:
+            fed.train(fed.participants(t), t)
 
     @override
     def lr_factors(self, module: L.LightningModule) -> Mapping[str, float]:

@@ -27,13 +27,19 @@ class Gate(nn.Module):
         input_shape: of one sample.
         hidden: units of the first linear layer, m.
         debias: see SwitchNorm1d.
+        last_norm: whether the second batch normalisation is there.
 
     Raises:
         UserError: key "input_shape"; a sample is a single number.
     """
 
     def __init__(
-        self, input_shape: Sequence[int], *, hidden: int = 128, debias: bool = True
+        self,
+        input_shape: Sequence[int],
+        *,
+        hidden: int = 128,
+        debias: bool = True,
+        last_norm: bool = True,
     ) -> None:
         super().__init__()
         inputs = prod(input_shape)
@@ -47,7 +53,7 @@ class Gate(nn.Module):
             nn.BatchNorm1d(hidden),
             nn.Sigmoid(),
             nn.Linear(hidden, 2),
-            nn.BatchNorm1d(2),
+            nn.BatchNorm1d(2) if last_norm else nn.Identity(),
             nn.Softmax(dim=1),
         )
 
@@ -59,6 +65,23 @@ class Gate(nn.Module):
             ValueError: a single sample in training.
         """
         return self.layers(x)
+
+
+class FixedGate(nn.Module):
+    """The same weights for all samples, and nothing to learn.
+
+    Args:
+        general: weight of the shared expert; the private one has the rest.
+    """
+
+    def __init__(self, general: float) -> None:
+        super().__init__()
+        self.general = general
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, 2)."""
+        return x.new_tensor((self.general, 1 - self.general)).expand(len(x), 2)
 
 
 class MixtureClient(nn.Module):

@@ -21,10 +21,10 @@ from lightfed.core.cohort import Cohort, DataSpec, blank
 from lightfed.core.fleet import Fleet
 from lightfed.models import mutual
 from lightfed.models.mlp import MLP
-from lightfed.models.moe import MixtureClient
+from lightfed.models.moe import FixedGate, MixtureClient
 from lightfed.models.split import split
+from lightfed.utils.errors import UserError
 from tests.models.client_cases import drawn
-from tests.models.test_moe import FixedGate
 from tests.small import fleet_of, random_data, run_round
 
 SIZES = [9, 6, 12, 8]
@@ -56,7 +56,7 @@ class FixedMoE(PFedMoE):
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         mixture = super().composite(private, shared, data)
         assert isinstance(mixture, MixtureClient)
-        mixture.gate = FixedGate(self.general, 1 - self.general)
+        mixture.gate = FixedGate(self.general)
         return mixture
 
 
@@ -109,6 +109,49 @@ def test_a_gate_fixed_to_the_shared_expert_below_one_frozen_head_is_fedavg(work:
     found = list(ours.layout.floats.views(ours.floats).values())
     assert_same(found, [v for name, v in views.items() if ".extractor." in name])
     assert not torch.allclose(ours.floats, start, atol=1e-3)
+
+
+class Mixed(Standalone):
+    """Clients of pFedMoE, alone."""
+
+    @override
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
+        PFedMoE(small).prepare_module(module, data)
+
+
+def test_without_exchange_it_is_standalone_on_the_mixture() -> None:
+    moe = fleet(PFedMoE(small, federate=False), large, larger, clients_per_round=3)
+    alone = fleet(Mixed(), large, larger, clients_per_round=3)
+    for t in range(3):
+        assert run_round(moe, t) == run_round(alone, t)
+    assert not moe.ledger.totals[:, [moe.ledger.UP, moe.ledger.DOWN]].any()
+    for client in range(len(SIZES)):
+        assert torch.equal(moe.row(client).floats, alone.row(client).floats)
+
+
+def test_a_gate_of_one_half_is_fixed_and_has_nothing_to_learn() -> None:
+    halved = fleet(PFedMoE(small, gate="half"), large, larger)
+    fixed = fleet(FixedMoE(small, 0.5), large, larger)
+    for t in range(3):
+        run_round(halved, t)
+        run_round(fixed, t)
+    assert not tensors(halved, 0, "net.gate.")
+    for client in range(len(SIZES)):
+        assert torch.equal(halved.row(client).floats, fixed.row(client).floats)
+    with pytest.raises(UserError) as error:
+        PFedMoE(small, gate="half", gate_lr=0.1)
+    assert error.value.key == "model.algorithm.init_args.gate_lr"
+
+
+def test_a_gate_without_its_last_normalisation_has_two_tensors_less() -> None:
+    learned = [
+        fleet(PFedMoE(small, gate=gate), large, larger) for gate in ("paper", "unnormalised")
+    ]
+    for fed in learned:
+        run_round(fed, 0)
+    names = [{n for n, _ in fed.state(0).module.named_parameters()} for fed in learned]
+    assert names[0] - names[1] == {"net.gate.layers.6.weight", "net.gate.layers.6.bias"}
+    assert not names[1] - names[0]
 
 
 class Uncompressed(Beside):

@@ -1,5 +1,6 @@
 """pFedMoE's client: the gate and the mixture of the shared and the private extractor."""
 
+import math
 from collections import OrderedDict
 
 import pytest
@@ -7,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from typing_extensions import override
 
 from lightfed.models.lenet import MoECNN
-from lightfed.models.moe import Gate, MixtureClient, least_batch
+from lightfed.models.moe import FixedGate, Gate, MixtureClient, least_batch
 from lightfed.models.split import SplitNetwork, parameter_groups, split
 from lightfed.models.switchnorm import SwitchNorm1d
 from lightfed.utils.errors import UserError
@@ -30,18 +30,6 @@ VECTORS = load_file(GOLDEN / "pfedmoe/moe.safetensors")
 X, Y = VECTORS["moe/x"], VECTORS["moe/y"]
 GATE = {"sn": "1", "fc1": "2", "bn1": "3", "fc2": "5", "bn2": "6"}  # positions of its layers
 EXTRACTOR = {"c": "0", "f": "4"}
-
-
-class FixedGate(nn.Module):
-    """The same weights for all samples."""
-
-    def __init__(self, shared: float, private: float) -> None:
-        super().__init__()
-        self.weights = shared, private
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        return x.new_tensor(self.weights).expand(len(x), 2)
 
 
 def recorded(when: str, part: str, names: dict[str, str]) -> dict[str, Tensor]:
@@ -129,10 +117,23 @@ def test_the_gate_is_as_the_paper_has_it() -> None:
     assert Gate((3, 32, 32)).layers[2].out_features == 128
 
 
+def test_without_its_last_normalisation_a_gate_may_prefer_one_expert() -> None:
+    x = random(6, 3, 4, 5)
+    means = []
+    for last_norm in (True, False):
+        gate = Gate((3, 4, 5), hidden=7, last_norm=last_norm)
+        with torch.no_grad():
+            gate.layers[5].weight.zero_()
+            gate.layers[5].bias.copy_(torch.tensor([3.0, 0.0]))
+            means.append(gate(x)[:, 0].mean().item())
+    # Equal logits of all samples are normalised to 0.
+    assert means == pytest.approx([0.5, 1 / (1 + math.exp(-3))], abs=1e-3)
+
+
 @pytest.mark.parametrize("personal", [0.0, 0.3, 1.0])
 def test_the_mixture_weighs_shared_before_private(personal: float) -> None:
     own, common = network(6), network(3, seed=1)
-    gate = FixedGate(1 - personal, personal)
+    gate = FixedGate(1 - personal)
     client = MixtureClient(own.extractor, own.head, common.extractor, gate, batch=random(2, 7))
     x = random(5, 7)
     mixed = (1 - personal) * common.extractor(x) + personal * own.extractor(x)
@@ -143,7 +144,7 @@ def test_the_mixture_weighs_shared_before_private(personal: float) -> None:
 def test_a_gate_fixed_to_the_private_expert_leaves_the_plain_network() -> None:
     plain, own, common = network(6), network(6), network(3, seed=1)
     client = MixtureClient(
-        own.extractor, own.head, common.extractor, FixedGate(0, 1), batch=random(2, 7)
+        own.extractor, own.head, common.extractor, FixedGate(0.0), batch=random(2, 7)
     )
     x, y = random(8, 7), labels(8, 4)
     assert torch.equal(client(x), plain(x))
@@ -163,7 +164,7 @@ def test_a_gate_fixed_to_the_private_expert_leaves_the_plain_network() -> None:
 def test_a_gate_fixed_to_the_shared_expert_trains_the_small_network() -> None:
     own, common = network(6), network(3, seed=1)
     client = MixtureClient(
-        own.extractor, own.head, common.extractor, FixedGate(1, 0), batch=random(2, 7)
+        own.extractor, own.head, common.extractor, FixedGate(1.0), batch=random(2, 7)
     )
     small = SplitNetwork(common.extractor, own.head, feature_dim=5)
     x, y = random(8, 7), labels(8, 4)
@@ -202,7 +203,7 @@ def test_extractors_with_other_features_are_refused_with_both_numbers() -> None:
     small = nn.Linear(7, 3)
     own = network(6)
     with pytest.raises(UserError, match=r"^shared: .* gives 3 features, .* client's gives 5; take"):
-        MixtureClient(own.extractor, own.head, small, FixedGate(0, 1), batch=random(2, 7))
+        MixtureClient(own.extractor, own.head, small, FixedGate(0.0), batch=random(2, 7))
 
 
 def test_samples_of_one_number_are_refused() -> None:
