@@ -90,6 +90,9 @@ class Classes(Dealer):
     alpha: float | None = None
     """Divide a class among its holders by Dirichlet(alpha), as in pFedMoE's pathological split;
     null divides it equally."""
+    uniform: tuple[float, float] | None = None
+    """Divide a class among its holders in proportion to draws from U(low, high): [0.4, 0.6] in the
+    code of other papers of pFedMoE's authors."""
     strict_paper: bool = False
     """HeteroFL's non-iid split to the letter: a client that draws one class twice gets a single
     shard of it, hence fewer samples than the others, and the other shard is nobody's."""
@@ -98,11 +101,19 @@ class Classes(Dealer):
         check_at_least_one("per_client", self.per_client)
         if self.alpha is not None:
             check_concentration("alpha", self.alpha)
-        if self.strict_paper and self.alpha is not None:
+        if self.uniform is not None and not 0 < self.uniform[0] <= self.uniform[1] < float("inf"):
             raise UserError(
-                "data.partition.init_args.strict_paper",
-                f"alpha {self.alpha} beside it, which that split does not have",
-                "set one of the two",
+                "data.partition.init_args.uniform",
+                f"{list(self.uniform)}",
+                "give two shares above 0, the smaller one first, as [0.4, 0.6]",
+            )
+        names = ("strict_paper", "uniform", "alpha")
+        chosen = [name for name in names if getattr(self, name) not in (None, False)]
+        if len(chosen) > 1:
+            raise UserError(
+                f"data.partition.init_args.{chosen[0]}",
+                f"{' and '.join(chosen[1:])} beside it, which also divides a class",
+                "set one of them",
             )
 
     @override
@@ -119,6 +130,8 @@ class Classes(Dealer):
             shares = np.ones(len(holders))
             if self.alpha is not None:
                 shares = task.rng.dirichlet(np.full(len(holders), self.alpha))
+            elif self.uniform is not None:
+                shares = task.rng.uniform(*self.uniform, size=len(holders))
             counts = 1 + largest_remainder(shares, len(pool) - len(holders))
             owner[pool] = np.repeat(task.rng.permutation(holders), counts)
         return owner

@@ -95,6 +95,42 @@ def test_classes(
                 assert np.ptp([count for count in counts if count]) <= 1
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000), st.integers(2, 5), st.floats(0.1, 1.0), st.floats(1.0, 3.0))
+def test_uniform_shares_lie_within_their_bounds(
+    seed: int, holders: int, low: float, times: float
+) -> None:
+    """A share of U(low, high) drawn beside others is at most high / (high + (holders - 1) low)."""
+    high = low * times
+    clients = 10 * holders // 2
+    parts = split(Classes(2, uniform=(low, high)), BALANCED, clients, num_classes=10, seed=seed)
+    assert_exact_cover(parts, BALANCED, clients)
+    for label in range(10):
+        counts = np.array([n for part in parts if (n := (BALANCED[part] == label).sum())])
+        most = high / (high + (len(counts) - 1) * low)
+        least = low / (low + (len(counts) - 1) * high)
+        total = counts.sum()
+        assert (counts <= most * total + 2).all()  # each within a sample, and one for every holder
+        assert (counts >= least * total - 2).all()
+
+
+def test_uniform_shares_are_spread_as_drawn() -> None:
+    """Two holders, U(.4, .6): a share has the mean .5 and lies between .4 and .6, seldom near."""
+    labels = np.repeat(np.arange(10), 1000)
+    shares = np.array(
+        [
+            (labels[part] == label).mean() * len(part) / 1000
+            for seed in range(40)
+            for part in split(Classes(2, uniform=(0.4, 0.6)), labels, 10, num_classes=10, seed=seed)
+            for label in np.unique(labels[part])
+        ]
+    )
+    assert shares.min() > 0.397
+    assert shares.max() < 0.603
+    # U1 / (U1 + U2) is 1/2 + (U1 - U2) / 2 to first order: a deviation of .1 / sqrt(6).
+    assert shares.std() == pytest.approx(0.1 / 6**0.5, rel=0.1)
+
+
 @settings(deadline=None, max_examples=100)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 3))
 def test_heterofl_to_the_letter(
@@ -171,6 +207,7 @@ def test_natural(owners: int, clients: int, seed: int) -> None:
         DirichletClient(0.3),
         Classes(2),
         Classes(2, alpha=0.5),
+        Classes(2, uniform=(0.4, 0.6)),
         Classes(2, strict_paper=True),
         Diversity(3, 100),
     ],
@@ -251,6 +288,11 @@ def test_what_cannot_be_is_said_with_its_numbers() -> None:
         ("classes", lambda: Diversity(0, 1)),
         ("samples", lambda: Diversity(1, 0)),
         ("strict_paper", lambda: Classes(2, alpha=1.0, strict_paper=True)),
+        ("strict_paper", lambda: Classes(2, uniform=(0.4, 0.6), strict_paper=True)),
+        ("uniform", lambda: Classes(2, uniform=(0.4, 0.6), alpha=1.0)),
+        ("uniform", lambda: Classes(2, uniform=(0.6, 0.4))),
+        ("uniform", lambda: Classes(2, uniform=(0.0, 0.4))),
+        ("uniform", lambda: Classes(2, uniform=(0.4, float("nan")))),
         ("min_size", lambda: split(Dirichlet(1.0, min_size=0), BALANCED, 2, num_classes=10)),
     ],
 )
@@ -268,4 +310,5 @@ def test_the_scheme_says_what_it_is() -> None:
         "Dirichlet(alpha=0.5, min_size=2, balance=True)"
     )
     assert repr(Classes(2, alpha=0.3)) == "Classes(per_client=2, alpha=0.3)"
+    assert repr(Classes(2, uniform=(0.4, 0.6))) == "Classes(per_client=2, uniform=(0.4, 0.6))"
     assert repr(Diversity(3, 500)) == "Diversity(classes=3, samples=500)"
