@@ -78,6 +78,8 @@ class PFedMoE(Beside):
         self.gate_lr = gate_lr
         self.gate = gate
         self.federate = federate
+        if not federate:
+            self.moments = ("trained", "aggregated")  # which are one: nothing is aggregated
         self._gates: dict[int, ClassSums] = {}  # of this rank's clients, last evaluation
 
     @override

@@ -177,6 +177,11 @@ MAKE: dict[str, tuple[Callable[[], Algorithm], Moment, set[str]]] = {
     "flexifed": (ClusteredFL, "aggregated", {"trained"}),
     "dpsgd": (partial(DPSGD, Full()), "trained", {"aggregated"}),
     "pfedmoe": (partial(PFedMoE, partial(MLP, hidden=(6,)), gate_units=4), "trained", set()),
+    "pfedmoe_alone": (
+        partial(PFedMoE, partial(MLP, hidden=(6,)), gate_units=4, federate=False),
+        "trained",
+        set(),
+    ),
     "fml": (partial(FML, mlp), "trained", set()),
     "fedapen": (partial(FedAPEN, mlp, hold_out=0.2), "aggregated", set()),
     "standalone": (Standalone, "trained", set()),
