@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from math import ceil
 from typing import NoReturn
 
+from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
 
 LEVELS = "abcde"
@@ -89,7 +89,7 @@ class Control:
     @property
     def participants(self) -> int:
         """Clients of a round."""
-        return ceil(self.fraction * self.users)
+        return rounded_up(self.fraction * self.users)
 
     @property
     def unit(self) -> int:

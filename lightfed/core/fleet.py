@@ -4,7 +4,6 @@ Every rank runs the same algorithm on its own Fleet and holds its share of the c
 below hide which.
 """
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
@@ -28,6 +27,7 @@ from lightfed.core.sharing import Group, Sharing
 from lightfed.core.store import Row
 from lightfed.core.training import Training
 from lightfed.core.work import ClientData, LocalWork
+from lightfed.utils.counts import rounded_up
 from lightfed.utils.rng import numpy_generator
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Fleet(Clients):
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
-        count = self.work.clients_per_round or math.ceil(self.work.fraction * self.clients)
+        count = self.work.clients_per_round or rounded_up(self.work.fraction * self.clients)
         if count >= self.clients:
             return list(range(self.clients))
         rng = numpy_generator(self.seed, "participants", t)

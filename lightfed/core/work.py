@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightfed.core.cohort import DataSpec
+from lightfed.utils.counts import rounded_down
 from lightfed.utils.errors import UserError
 
 
@@ -86,5 +87,5 @@ class LocalWork:
     def limited(self, total: int) -> int:
         """So many batches of a session, or as many as the limit leaves."""
         if isinstance(self.limit, float):
-            return max(1, int(total * self.limit))
+            return max(1, rounded_down(total * self.limit))
         return total if self.limit is None else min(total, self.limit)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, prod
+from math import prod
 from typing import Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.scaler import Scaler
+from lightfed.utils.counts import rounded_up
 
 Norm = Literal["bn", "in", "ln", "gn", "none"]
 
@@ -42,7 +43,7 @@ class Conv(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        channels = [input_shape[0], *(ceil(width * rate) for width in hidden)]
+        channels = [input_shape[0], *(rounded_up(width * rate) for width in hidden)]
         blocks: list[nn.Module] = []
         for inputs, outputs in pairwise(channels):
             blocks += [nn.Conv2d(inputs, outputs, 3, 1, 1)]
@@ -84,7 +85,7 @@ class SimpleCNN(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        widths = [input_shape[0], *(ceil(width * rate) for width in channels)]
+        widths = [input_shape[0], *(rounded_up(width * rate) for width in channels)]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(widths):
             # Pooling first: the same values and gradients, a quarter of the work for the ReLU.
@@ -92,7 +93,7 @@ class SimpleCNN(nn.Module):
         self.features = nn.Sequential(*layers)
         with torch.no_grad():
             flat = prod(self.features(torch.zeros(1, *input_shape)).shape)
-        units = ceil(hidden * rate)
+        units = rounded_up(hidden * rate)
         self.classifier = nn.Sequential(
             nn.Flatten(),
             nn.Linear(flat, units),

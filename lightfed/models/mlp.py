@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, prod
+from math import prod
 
 from torch import Tensor, nn
 from typing_extensions import override
+
+from lightfed.utils.counts import rounded_up
 
 
 class MLP(nn.Module):
@@ -29,7 +31,7 @@ class MLP(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        widths = [prod(input_shape), *(ceil(width * rate) for width in hidden)]
+        widths = [prod(input_shape), *(rounded_up(width * rate) for width in hidden)]
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from math import ceil
 from typing import Literal
 
 import torch.nn.functional as F
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from lightfed.models.cnn import Norm, make_norm
 from lightfed.models.scaler import Scaler
+from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
 
 Block = Literal["basic", "bottleneck"]
@@ -61,7 +61,7 @@ class PreActResNet(nn.Module):
             found = f"{list(blocks)}, for the {len(hidden)} stages that hidden describes"
             raise UserError("blocks", found, "give a number of at least 1 for every stage")
         activation = partial(Activation, norm=norm, scale=rate if scaler else 1.0)
-        channels = [ceil(width * rate) for width in hidden]
+        channels = [rounded_up(width * rate) for width in hidden]
         self.stem = nn.Conv2d(input_shape[0], channels[0], 3, 1, 1, bias=False)
         self.stages = nn.Sequential()
         inputs = channels[0]

@@ -1,10 +1,10 @@
 """Sizes that a configuration gives to a network: what it asks of them, in the user's words."""
 
 from collections.abc import Sequence
-from math import ceil
 
 from torch import nn
 
+from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
 
 
@@ -37,7 +37,7 @@ def scaled(sizes: Sequence[int], width: float) -> list[int]:
     """
     if width <= 0:
         raise UserError("width", f"{width}", "give a positive factor such as 0.25")
-    return [ceil(size * width) for size in sizes]
+    return [rounded_up(size * width) for size in sizes]
 
 
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:

@@ -1,7 +1,7 @@
 """HeteroFL's masked language model."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil, sqrt
+from math import sqrt
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.scaler import Scaler
+from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
 
 
@@ -63,7 +64,7 @@ class Transformer(nn.Module):
             raise UserError("mask_rate", f"{mask_rate} is outside [0, 1]", "give a probability")
         if heads < 1:
             raise UserError("heads", str(heads), "give at least 1")
-        width = ceil(embedding * rate)
+        width = rounded_up(embedding * rate)
         if layers:
             check_heads(embedding, heads, rate, layer="layers.0.attention")
         self.mask_token = num_classes  # row V of the embedding
@@ -76,7 +77,10 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.Sequential(
-            *(EncoderLayer(width, heads, ceil(hidden * rate), dropout, rate) for _ in range(layers))
+            *(
+                EncoderLayer(width, heads, rounded_up(hidden * rate), dropout, rate)
+                for _ in range(layers)
+            )
         )
         self.decoder = nn.Sequential(
             nn.Linear(width, width),
@@ -180,7 +184,7 @@ def check_heads(embedding: int, heads: int, rate: float, *, layer: str) -> None:
     Raises:
         ValueError: naming the layer.
     """
-    width, channels = ceil(embedding * rate), ceil(embedding / heads * rate)
+    width, channels = rounded_up(embedding * rate), rounded_up(embedding / heads * rate)
     if heads * channels != width:
         raise ValueError(
             f"{layer}: {heads} heads of ceil({embedding} / {heads} * {rate}) = {channels} channels "

@@ -47,6 +47,11 @@ def test_so_many_clients_take_part(work: dict[str, Any], count: int) -> None:
         assert set(chosen) <= set(range(10))
 
 
+@pytest.mark.parametrize(("fraction", "count"), [(0.55, 55), (0.07, 7), (0.071, 8), (1e-9, 1)])
+def test_an_error_of_floats_adds_no_participant(fraction: float, count: int) -> None:
+    assert len(fleet(100, fraction=fraction).participants(0)) == count
+
+
 def test_participants_are_drawn_uniformly_for_every_round_by_the_seed() -> None:
     fed, again, other = (
         fleet(10, fraction=0.3),
@@ -67,7 +72,7 @@ def test_participants_are_drawn_uniformly_for_every_round_by_the_seed() -> None:
     [
         (LocalWork(), 7, 7), (LocalWork(epochs=3), 7, 21), (LocalWork(steps=5), 7, 5),
         (LocalWork(epochs=3, limit=4), 7, 4), (LocalWork(epochs=2, limit=0.5), 7, 7),
-        (LocalWork(steps=1, limit=0.1), 7, 1),
+        (LocalWork(steps=1, limit=0.1), 7, 1), (LocalWork(limit=0.29), 100, 29),
     ],
 )  # fmt: skip
 def test_a_session_has_so_many_batches(work: LocalWork, per_epoch: int, batches: int) -> None:
