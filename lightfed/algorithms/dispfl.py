@@ -12,8 +12,7 @@ without communicating; gradients are clipped (trainer.gradient_clip_val: 10) bef
 
 Deviations: a mask search (line 15) is done at the start of the next round, from the same values, so
 that a client keeps one mask between rounds and not two; its draws do not depend on the device; the
-number of weights to drop is computed in float64. Tensors without a gap are not searched, which
-changes nothing.
+number of weights to drop is computed in float64.
 """
 
 from math import cos, pi
@@ -210,17 +209,14 @@ class DisPFL(Algorithm):
         return self._weights(fed.gradient(client, t))
 
     def drops(self, fed: Fleet, mask: Tensor, t: int) -> list[int]:
-        """ceil(alpha_t n) of the n weights of every tensor that has gaps.
+        """ceil(alpha_t n) of the n weights of every tensor.
 
         alpha_t = alpha_0 / 2 (1 + cos(pi t / T)): eq. (4) of the document.
         """
         length = self.rounds or fed.rounds
         assert length is not None, "checked in setup"
         rate = self.prune_rate / 2 * (1 + cos(pi * min(t, length) / length))
-        active = count_per_tensor(mask, self._segments).tolist()
-        whole = [entry.numel for entry in self._segments.layout]
-        dropped = prune_counts(active, rate)
-        return [0 if n == size else k for k, n, size in zip(dropped, active, whole, strict=True)]
+        return prune_counts(count_per_tensor(mask, self._segments).tolist(), rate)
 
     def _weights(self, row: Tensor) -> Tensor:
         return row[: self._segments.size]

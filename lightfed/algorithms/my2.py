@@ -55,7 +55,7 @@ class My2(DisPFL):
             own_masks: See DisPFL.
             prune_rate: See DisPFL.
             keep_own: Start from one's own values where a weight was kept, and from the mean where
-                it has grown.
+                it has grown; of a dense tensor, where the smallest were dropped.
             active: See DisPFL.
             buffers: See DisPFL.
             rounds: See DisPFL.

@@ -1,6 +1,7 @@
 """My-1, My-2 and D-PSGD by hand, and what a round of each draws."""
 
 from functools import partial
+from math import ceil, cos, pi
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.standalone import Standalone
 from lightfed.comm.topology import Full, Ring, TimeVarying
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
@@ -88,6 +90,26 @@ def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
         torch.testing.assert_close(start, torch.where(now, expected, 0.0), rtol=0, atol=1e-7)
         grown = now & ~kept
         assert (grown & (before[client] == 0)).any()
+
+
+def test_my2_takes_the_mean_for_the_smallest_weights_of_a_dense_tensor() -> None:
+    algorithm = StartsOfMy2(Full(), 1.0, keep_own=True, rounds=4)
+    fed, alone = fleet(algorithm), fleet(Standalone())
+    for each in (fed, alone):
+        run_round(each, 0)
+    before = rows(fed).clone()
+    run_round(fed, 1)
+    run_round(alone, 1)
+    rate = 0.25 * (1 + cos(pi / 4))
+    for client in CLIENTS:
+        for entry in fed.cohorts[0].layout.floats:
+            part = slice(entry.offset, entry.offset + entry.numel)
+            expected = before[client, part].clone()
+            smallest = expected.abs().argsort(stable=True)[: ceil(rate * entry.numel)]
+            expected[smallest] = before[:, part].mean(0)[smallest]
+            start = algorithm.starts[client][part]
+            torch.testing.assert_close(start, expected, rtol=0, atol=1e-7)
+        assert not torch.equal(fed.row(client).floats, alone.row(client).floats)
 
 
 @pytest.mark.parametrize("method", [partial(DisPFL, regrow="gradient"), My1])
