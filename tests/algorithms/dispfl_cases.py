@@ -70,23 +70,32 @@ def in_order(data: FederatedDataModule) -> FederatedDataModule:
     return data
 
 
-def federation(algorithm: DisPFL, vectors: dict[str, Tensor], about: dict[str, Any]) -> Fleet:
-    """The recorded clients with their data, initial weights and masks."""
+def data_in_order(vectors: dict[str, Tensor], about: dict[str, Any]) -> FederatedDataModule:
+    """The recorded clients' samples, in batches as they lie."""
     x = torch.cat([vectors[f"data/{k}/x"] for k in range(CLIENTS)])
     y = torch.cat([vectors[f"data/{k}/y"] for k in range(CLIENTS)])
     each = len(y) // CLIENTS
     parts = [range(k * each, (k + 1) * each) for k in range(CLIENTS)]
-    data = in_order(data_of(x, y, parts, classes=5, batch_size=about["batch"]))
-    optimizer = partial(SGD, lr=1.0, weight_decay=about["wd"])
-    fleet = fleet_of(
-        [Cohort(CLIENTS, Net)], algorithm, data, optimizer=optimizer, clip=about["clip"],
-        epochs=about["epochs"],
-    )  # fmt: skip
+    return in_order(data_of(x, y, parts, classes=5, batch_size=about["batch"]))
+
+
+def plant(algorithm: DisPFL, fleet: Fleet, vectors: dict[str, Tensor]) -> None:
+    """Give the clients their recorded initial weights and masks."""
     layout = fleet.cohorts[0].layout
     for client in range(CLIENTS):
         mask = row_of(vectors, f"init_mask/{client}", layout)
         fleet.row(client).floats.copy_(row_of(vectors, "init_dense", layout) * mask)
         algorithm.masks[client] = pack_mask(mask != 0)
+
+
+def federation(algorithm: DisPFL, vectors: dict[str, Tensor], about: dict[str, Any]) -> Fleet:
+    """The recorded clients with their data, initial weights and masks."""
+    optimizer = partial(SGD, lr=1.0, weight_decay=about["wd"])
+    fleet = fleet_of(
+        [Cohort(CLIENTS, Net)], algorithm, data_in_order(vectors, about), optimizer=optimizer,
+        clip=about["clip"], epochs=about["epochs"],
+    )  # fmt: skip
+    plant(algorithm, fleet, vectors)
     return fleet
 
 

@@ -1,7 +1,9 @@
 """DisPFL, My-1 and My-2 against whole runs of the released code and its fork (golden/dispfl)."""
 
+import csv
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from lightfed_kernels import pack_mask, select_by_magnitude, unpack_mask
 from torch import Tensor
 from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
@@ -16,19 +19,23 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.comm.topology import Ring
 from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
 from lightfed.core.fleet import Fleet
 from lightfed.core.session import Work
 from lightfed.core.sparsity import active_counts, erk_densities
+from lightfed.core.store import Row
 from tests.algorithms.dispfl_cases import (
     CLIENTS,
     Net,
     Recorded,
     Starts,
+    data_in_order,
     federation,
+    plant,
     row_of,
     vectors,
 )
-from tests.small import GOLDEN, data_of, fleet_of, run_round
+from tests.small import GOLDEN, data_of, fit, fleet_of, run_round
 
 ABOUT = json.loads((GOLDEN / "dispfl/loops.json").read_text())
 LOOPS = ["loop_dispfl_grad", "loop_dispfl_random", "loop_full", "loop_my1", "loop_my2"]
@@ -89,6 +96,55 @@ def test_golden_training_loop(name: str) -> None:
         for client, mask in masks_after(algorithm, fleet, t).items():
             expected = row_of(golden, f"r{t}/{client}/next_mask", layout) != 0
             assert torch.equal(unpack_mask(mask), expected), (t, client)
+
+
+class Whole(ByGradient):
+    """Starts with the recorded values, and keeps what every session starts and ends with."""
+
+    kept: list[tuple[int, Tensor, Tensor, Tensor]]
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        plant(self, fed, vectors("loop_dispfl_grad"))
+        self.kept = []
+
+    @override
+    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+        super().session_end(fed, client, row)
+        mask = unpack_mask(self.masks[client])
+        self.kept.append((client, mask, self.starts[client], row.floats.clone()))
+
+
+def test_golden_training_loop_through_fit(tmp_path: Path) -> None:
+    """The whole program: the schedule of the learning rate, clipping and the log are the run's."""
+    name = "loop_dispfl_grad"
+    about, golden = ABOUT[name], vectors(name)
+    algorithm = Whole(Recorded(about["neighbour_choice"]), regrow="gradient")
+    model = Federation(
+        algorithm,
+        [Cohort(CLIENTS, Net)],
+        optimizer=partial(SGD, lr=about["lr"], weight_decay=about["wd"]),
+        lr_schedule=partial(ExponentialLR, gamma=about["lr_decay"]),
+        local_epochs=about["epochs"],
+    )
+    rounds: int = about["rounds"]
+    data = data_in_order(golden, about)
+    fit(model, data, tmp_path, rounds=rounds, gradient_clip_val=float(about["clip"]))
+    layout = model.fleet.cohorts[0].layout
+    order = [(t, client) for t in range(rounds) for client in range(CLIENTS)]
+    for (t, client), (who, mask, start, end) in zip(order, algorithm.kept, strict=True):
+        assert who == client
+        trained, *rows = (
+            row_of(golden, f"r{t}/{client}/{what}", layout)
+            for what in ("train_mask", "start", "end")
+        )
+        assert torch.equal(mask, trained != 0), (t, client)
+        torch.testing.assert_close([start, end], rows, rtol=0, atol=1e-6)
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        counted = [float(row["counted_parameters"]) for row in csv.DictReader(file)]
+    logs = [[e["comm_params"] for e in about["log"] if e["round"] == t] for t in range(rounds)]
+    assert counted == [sum(log) for log in logs]
 
 
 def masks_after(algorithm: DisPFL, fleet: Fleet, t: int) -> dict[int, Tensor]:
