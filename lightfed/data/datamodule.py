@@ -174,9 +174,9 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def augments(self) -> bool:
-        """Whether training batches are cropped or flipped at random."""
+        """Whether training batches depend on draws."""
         transform = self.dataset.transform
-        return transform is not None and bool(transform.crop_padding or transform.flip)
+        return transform is not None and transform.is_random
 
     def reserve(self, hold_out: float) -> None:
         """Take this share of every client's training samples out of its epochs, drawn once.
@@ -246,7 +246,7 @@ class FederatedDataModule(LightningDataModule):
         Args:
             client: whose samples.
             order: draws the order.
-            augment: draws crops and flips; None for none.
+            augment: draws crops, flips and what is erased; None for none.
             limit: at most this many batches.
             t: the round, which names the chunk; -1, an evaluation, takes the last one.
         """

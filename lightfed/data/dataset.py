@@ -31,20 +31,34 @@ class Samples:
 
 @dataclass(frozen=True)
 class Transform:
-    """What happens to a batch, on its device: crop and flip while training, then normalisation.
+    """What happens to a batch, on its device: normalisation and, in training, crop, flip, erasing.
 
     Attributes:
         mean: one value per channel, of x / 255 if x is uint8 and of x itself if it is float32.
         std: like mean.
-        crop_padding: pixels of black around an image before a random crop back to its size; each
-            sample has its own offset. 0 means no crop.
+        crop_padding: pixels around an image before a random crop back to its size; each sample has
+            its own offset. 0 means no crop.
         flip: mirror each sample left to right with probability 1/2.
+        padding: the colour of those pixels: black, or the mean, which is 0 once it is normalised.
+        erase: probability with which a rectangle of a sample gets the mean colour, see
+            `lightfed.data.erase`.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crop_padding: int = 0
     flip: bool = False
+    padding: Literal["black", "mean"] = "black"
+    erase: float = 0.0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a training batch depends on draws."""
+        return bool(self.crop_padding or self.flip or self.erase)
+
+    def fixed(self) -> "Transform":
+        """The normalisation alone."""
+        return Transform(self.mean, self.std)
 
 
 class Dataset(ABC):

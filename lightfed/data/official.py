@@ -138,7 +138,14 @@ class CIFARFiles(OfficialFiles):
     _presets: ClassVar[Mapping[str, Transform]]
 
     def __init__(
-        self, root: str, *, download: bool, verify_checksums: bool, preset: str, augment: bool
+        self,
+        root: str,
+        *,
+        download: bool,
+        verify_checksums: bool,
+        preset: str,
+        augment: bool,
+        erase: float | None,
     ) -> None:
         super().__init__(root, download=download, verify_checksums=verify_checksums)
         if preset not in self._presets:
@@ -147,14 +154,21 @@ class CIFARFiles(OfficialFiles):
                 f"{self.name} has no preset {preset!r}",
                 f"choose one of {', '.join(self._presets)}",
             )
+        if erase is not None and not (0 <= erase <= 1 and (augment or not erase)):
+            found = f"{erase}" if augment else f"{erase} beside augment: false"
+            fix = "give a probability such as 0.5, or leave it out"
+            raise UserError("data.dataset.init_args.erase", found, fix)
         self.preset = preset
         self.augment = augment
+        self.erase = erase
 
     @property
     @override
     def transform(self) -> Transform:
         chosen = self._presets[self.preset]
-        return chosen if self.augment else replace(chosen, crop_padding=0, flip=False)
+        if not self.augment:
+            return chosen.fixed()
+        return chosen if self.erase is None else replace(chosen, erase=self.erase)
 
     @override
     def _read(self, reader: Any, split: Split) -> Samples:

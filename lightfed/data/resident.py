@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from lightfed.data.crop import BorderedImages
 from lightfed.data.dataset import Samples, Transform
+from lightfed.data.erase import Size, draw_rectangles, hidden
 
 Batch = tuple[Tensor, Tensor]
 LastBatch = Literal["keep", "drop", "join"]
@@ -146,8 +147,9 @@ class ResidentSplit(Resident):
 
     Stored is normalised float32 if that is small enough, else the samples as they came, and then
     each batch is normalised by the same arithmetic, hence to the same bits. A split that is cropped
-    is stored as it came, with a black border. For channels_last a split is stored as NHWC and
-    turned after the gather, which copies nothing.
+    is stored as it came, with a black border; what a batch shows of a border of the mean colour or
+    of an erased rectangle is set to 0 after the normalisation. For channels_last a split is stored
+    as NHWC and turned after the gather, which copies nothing.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class ResidentSplit(Resident):
             transform: what happens to a batch.
             device: where the split goes.
             channels_last: give images in that memory format; samples of another shape have none.
-            train: whether crop and flip apply.
+            train: whether crop, flip and erasing apply.
             float_limit: bytes of normalised float32 up to which that is what is stored.
         """
         shape = samples.x.shape[1:]
@@ -175,6 +177,9 @@ class ResidentSplit(Resident):
         self._last = channels_last and samples.x.dim() == 4
         self._flip = train and transform.flip
         self._padding = transform.crop_padding if train else 0
+        self._erase = transform.erase if train else 0.0
+        self._beyond = self._padding > 0 and transform.padding == "mean"
+        self._size: Size = (shape[1], shape[2]) if len(shape) == 3 else (0, 0)
         x = samples.x.to(device)
         if self._padding:
             x = F.pad(x, (self._padding,) * 4)
@@ -201,16 +206,24 @@ class ResidentSplit(Resident):
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
-        """(3, count) on the CPU: top and left edge of each crop, and 1 for a mirrored sample."""
-        if generator is None or not (self._padding or self._flip):
+        """(3, count) on the CPU: top and left edge of each crop, and 1 for a mirrored sample.
+
+        With erasing (7, count): the rectangles, too.
+        """
+        if generator is None or not (self._padding or self._flip or self._erase):
             return None
         offsets = torch.randint(0, 2 * self._padding + 1, (2, count), generator=generator)
         mirrored = torch.randint(0, 2 if self._flip else 1, (1, count), generator=generator)
-        return torch.cat((offsets, mirrored))
+        if not self._erase:
+            return torch.cat((offsets, mirrored))
+        rectangles = draw_rectangles(
+            count, self._size, probability=self._erase, generator=generator
+        )
+        return torch.cat((offsets, mirrored, rectangles))
 
     @override
     def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
-        """Gather, normalise and mirror the samples of an index on the device."""
+        """Gather, normalise, erase and mirror the samples of an index on the device."""
         if self._bordered is None:
             x = self._plain.index_select(0, index)
         else:
@@ -218,6 +231,10 @@ class ResidentSplit(Resident):
         x = x.float().contiguous()
         if not self._ready:
             x.sub_(self._shift).mul_(self._scale)
+        if draw is not None and (self._erase or self._beyond):
+            places = torch.cat((draw[:2], draw[3:])).to(self.device)
+            mask = hidden(self._size, places, border=self._padding, beyond=self._beyond)
+            x.masked_fill_(mask.unsqueeze(3 if self._last else 1), 0.0)
         if draw is not None and self._flip:
             # Which ones is known on the CPU, so that the device need not be waited for.
             mirrored = draw[2].nonzero().squeeze(1).to(self.device)

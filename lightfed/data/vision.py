@@ -171,6 +171,9 @@ class CIFAR10(CIFARFiles):
             (0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768), 4, True
         ),
         "fedbcd": Transform((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 4, True),
+        "pfedmoe": Transform(  # the constants are those of ImageNet
+            (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 4, True, padding="mean", erase=0.5
+        ),
     }
 
     def __init__(
@@ -179,8 +182,11 @@ class CIFAR10(CIFARFiles):
         *,
         download: bool = False,
         verify_checksums: bool = True,
-        preset: Literal["heterofl", "flexifed", "fedapen", "dispfl", "fedbcd"] = "heterofl",
+        preset: Literal[
+            "heterofl", "flexifed", "fedapen", "dispfl", "fedbcd", "pfedmoe"
+        ] = "heterofl",
         augment: bool = True,
+        erase: float | None = None,
     ) -> None:
         """Read CIFAR-10.
 
@@ -188,8 +194,11 @@ class CIFAR10(CIFARFiles):
             root: the folder that holds cifar-10-batches-py.
             download: fetch the files first if they are not there.
             verify_checksums: refuse files whose md5 is not the official one.
-            preset: the paper whose constants and augmentation are used.
-            augment: crop and flip at random while training, as the paper does.
+            preset: the paper whose constants and augmentation are used; pfedmoe is what its authors
+                do in their other repositories, random erasing included.
+            augment: crop, flip and erase at random while training, as the paper does.
+            erase: probability with which a rectangle of a training image gets the mean colour; the
+                preset's by default.
         """
         super().__init__(
             root,
@@ -197,6 +206,7 @@ class CIFAR10(CIFARFiles):
             verify_checksums=verify_checksums,
             preset=preset,
             augment=augment,
+            erase=erase,
         )
 
     @override
@@ -213,6 +223,9 @@ class CIFAR100(CIFARFiles):
     _presets = {
         "dispfl": Transform((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 4, True),
         "fedapen": _CIFAR10_HETEROFL,  # its code keeps the constants of CIFAR-10
+        "pfedmoe": Transform(
+            (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 4, True, padding="mean", erase=0.5
+        ),
     }
 
     def __init__(
@@ -221,8 +234,9 @@ class CIFAR100(CIFARFiles):
         *,
         download: bool = False,
         verify_checksums: bool = True,
-        preset: Literal["dispfl", "fedapen"] = "dispfl",
+        preset: Literal["dispfl", "fedapen", "pfedmoe"] = "dispfl",
         augment: bool = True,
+        erase: float | None = None,
     ) -> None:
         """Read CIFAR-100 with its 100 fine labels.
 
@@ -230,8 +244,11 @@ class CIFAR100(CIFARFiles):
             root: the folder that holds cifar-100-python.
             download: fetch the files first if they are not there.
             verify_checksums: refuse files whose md5 is not the official one.
-            preset: the paper whose constants and augmentation are used.
-            augment: crop and flip at random while training, as the paper does.
+            preset: the paper whose constants and augmentation are used; pfedmoe is what its authors
+                do in their other repositories, random erasing included.
+            augment: crop, flip and erase at random while training, as the paper does.
+            erase: probability with which a rectangle of a training image gets the mean colour; the
+                preset's by default.
         """
         super().__init__(
             root,
@@ -239,6 +256,7 @@ class CIFAR100(CIFARFiles):
             verify_checksums=verify_checksums,
             preset=preset,
             augment=augment,
+            erase=erase,
         )
 
     @override

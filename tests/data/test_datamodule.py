@@ -217,12 +217,13 @@ def test_a_lone_last_training_sample_is_left_out_of_the_union() -> None:
     assert data.train_batches(1000) == 1
 
 
-def test_only_training_batches_are_augmented(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", ["heterofl", "pfedmoe"])
+def test_only_training_batches_are_augmented(preset: Any, tmp_path: Path) -> None:
     tiny.cifar10(tmp_path)
-    dataset = CIFAR10(str(tmp_path), verify_checksums=False)
+    dataset = CIFAR10(str(tmp_path), verify_checksums=False, preset=preset)
     data = prepared(dataset=dataset, clients=4, channels_last=True, batch_size=50)
     plain_data = prepared(
-        dataset=CIFAR10(str(tmp_path), verify_checksums=False, augment=False),
+        dataset=CIFAR10(str(tmp_path), verify_checksums=False, preset=preset, augment=False),
         clients=4,
         batch_size=50,
     )

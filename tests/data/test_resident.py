@@ -10,6 +10,7 @@ from lightfed.data.resident import LastBatch, ResidentSplit
 CPU = torch.device("cpu")
 COLOUR = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 AUGMENTED = replace(COLOUR, crop_padding=4, flip=True)
+ERASED = replace(AUGMENTED, padding="mean", erase=0.5)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -83,7 +84,7 @@ def test_batches_are_what_the_definition_says(
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED])
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
 def test_without_a_generator_nothing_is_augmented(
     channels_last: bool, transform: Transform
 ) -> None:
@@ -100,7 +101,7 @@ def test_without_a_generator_nothing_is_augmented(
     assert torch.equal(y, samples.y[4:9])
 
 
-@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED])
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
 def test_what_is_stored_does_not_change_the_bits(transform: Transform) -> None:
     samples = images(30)
     kept = [
@@ -173,7 +174,7 @@ def test_last_batch_and_limit() -> None:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED])
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
 def test_gathering_in_parts_changes_nothing(
     channels_last: bool, transform: Transform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +247,7 @@ def test_float_samples_of_the_caller_stay_as_they_were() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED])
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
 def test_a_gpu_gives_the_batches_of_the_cpu(channels_last: bool, transform: Transform) -> None:
     samples = images(50)
     last = channels_last

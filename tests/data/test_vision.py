@@ -2,6 +2,7 @@ import hashlib
 import os
 import pickle
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -270,6 +271,19 @@ def test_presets_are_the_constants_of_the_papers() -> None:
     assert (dispfl.crop_padding, dispfl.flip) == (0, False)
     assert dispfl.std == (0.24703233, 0.24348505, 0.26158768)
     assert CIFAR100("x").transform.mean == (0.5071, 0.4865, 0.4409)
+    others = {"crop_padding": 4, "flip": True, "padding": "mean", "erase": 0.5}
+    imagenet = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    assert CIFAR10("x", preset="pfedmoe").transform == Transform(*imagenet, **others)
+    plain = CIFAR10("x", preset="pfedmoe", augment=False).transform
+    assert plain == Transform(*imagenet)
+    cifar100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    assert CIFAR100("x", preset="pfedmoe").transform == Transform(*cifar100, **others)
+    assert CIFAR10("x", preset="pfedmoe", erase=0.0).transform.erase == 0
+    assert CIFAR10("x", erase=0.3).transform == replace(heterofl, erase=0.3)
+    for wrong in ({"erase": 1.5}, {"erase": 0.5, "augment": False}):
+        with pytest.raises(UserError) as error:
+            CIFAR100("x", **wrong)
+        assert error.value.key == "data.dataset.init_args.erase"
     assert MNIST("x").transform == Transform((0.1307,), (0.3081,))
     with pytest.raises(UserError, match="CIFAR100 has no preset 'fedbcd'; choose one of dispfl"):
         CIFAR100("x", preset="fedbcd")  # type: ignore[arg-type]
