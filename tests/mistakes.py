@@ -172,6 +172,12 @@ WRONG_VALUES = [
     edit("trainer.limit_train_batches", "all", "give a whole number or a number or null"),
     edit("model.store", "disk", "disk; give one of device, host"),
     edit("model.evaluate", ["globl"], "each one of global, personal"),
+    edit("data.pool", "union", "set data.personal_test: split"),
+    Case(
+        "model.evaluate",
+        "deals the test samples to clients",
+        {"data.pool": "union", "data.personal_test": "split"},
+    ),
     edit("model.cohorts", 3, "3; give a list, each a mapping with count, model"),
     edit("model.cohorts.1", "wide", "wide; give a mapping with count, model"),
     edit("model.cohorts.1.level", "z", "z; give one of a, b, c, d, e or null"),

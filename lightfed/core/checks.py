@@ -1,6 +1,7 @@
 """What can be checked only when the data is dealt and the models are built."""
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -33,6 +34,17 @@ def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
             capable[cohort] = _trains_on_one(fleet.cohorts[cohort], data)
         if not capable[cohort]:
             _refuse(client, samples, data, f"which a normalisation of cohort {cohort} cannot take")
+
+
+def check_global_test(kinds: Collection[str], data: FederatedDataModule) -> None:
+    """Refuse to test on samples that clients train on.
+
+    Raises:
+        UserError: naming what evaluates so.
+    """
+    if "global" in kinds and data.pool == "union":
+        found = "global, but data.pool: union deals the test samples to clients"
+        raise UserError("model.evaluate", found, "set it to [personal]")
 
 
 def warn_of_skipped(fleet: Fleet, data: FederatedDataModule) -> None:

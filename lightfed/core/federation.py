@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lightfed.core import checkpoint as checkpoints
 from lightfed.core.algorithm import Algorithm, Moment
-from lightfed.core.checks import check_single_samples, warn_of_skipped
+from lightfed.core.checks import check_global_test, check_single_samples, warn_of_skipped
 from lightfed.core.cohort import Cohort
 from lightfed.core.coverage import Accumulate
 from lightfed.core.evaluation import Evaluation, Jobs, Kind
@@ -187,6 +187,7 @@ class Federation(L.LightningModule):
             rates=Rates.of_checkpoint(trainer.goes_on_from, strategy.ranks),
             rounds=trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None,
         )
+        check_global_test(self._kinds, data)
         check_single_samples(self.fleet, data)
         warn_of_skipped(self.fleet, data)
         runtime = runtime_of(trainer)

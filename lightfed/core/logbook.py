@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as L
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.wrappers.abstract import WrapperMetric
 
 
 class LogBook:
@@ -79,5 +80,5 @@ def reset_metrics(module: L.LightningModule) -> None:
     for part in module.modules():
         if isinstance(part, MetricCollection):
             part.add_metrics([])  # its first batch says which of its metrics share a state
-        if isinstance(part, Metric | MetricCollection):
+        elif isinstance(part, WrapperMetric) or (isinstance(part, Metric) and part.update_called):
             part.reset()

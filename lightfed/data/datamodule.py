@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from lightfed.data.resident import (
     batch_sizes,
 )
 from lightfed.utils.errors import UserError
+
+Pool = Literal["train", "union"]
 
 
 class FederatedDataModule(LightningDataModule):
@@ -59,6 +61,7 @@ class FederatedDataModule(LightningDataModule):
         channels_last: bool = False,
         last_batch: LastBatch = "keep",
         chunks: int = 1,
+        pool: Pool = "train",
     ) -> None:
         """Describe the data of a run; nothing is loaded yet.
 
@@ -78,6 +81,8 @@ class FederatedDataModule(LightningDataModule):
                 if it is a single sample, which BatchNorm cannot normalise.
             chunks: cut the samples of a client into so many chunks at random, once; in round t it
                 trains on chunk t mod chunks alone.
+            pool: what the partition deals to clients: the training set, or its union with the test
+                set, for personal_test: split; no sample is left for a global test then.
         """
         super().__init__()
         counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "chunks": chunks}
@@ -85,6 +90,9 @@ class FederatedDataModule(LightningDataModule):
             if value < 1:
                 raise UserError(f"data.{key}", f"{value}", "give at least 1")
         check_personal_test(personal_test, train_fraction)
+        if pool == "union" and personal_test != "split":
+            found = f"union, whose test samples personal_test: {personal_test} tests on"
+            raise UserError("data.pool", found, "set data.personal_test: split")
         self.dataset = dataset
         self.partition = partition
         self.batch_size = batch_size
@@ -94,6 +102,7 @@ class FederatedDataModule(LightningDataModule):
         self.channels_last = channels_last
         self.last_batch: LastBatch = last_batch
         self.chunks = chunks
+        self.pool: Pool = pool
         self._tokens: Tensor | None = None
         self._prepared: tuple[int, int, torch.device] | None = None
 
@@ -163,6 +172,8 @@ class FederatedDataModule(LightningDataModule):
         if self._prepared == (clients, seed, device):
             return
         train, test = self.dataset.load("train"), self.dataset.load("test")
+        if self.pool == "union":
+            train = train.and_then(test)
         self.partition_ = self._partition(train, test, clients=clients, seed=seed, folder=folder)
         self._seed = seed
         self.reserve(0.0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAccuracy
+from torchmetrics.wrappers import Running
 from typing_extensions import override
 
 from lightfed.core.logbook import LogBook, on_this_rank
@@ -47,17 +48,20 @@ class Counting(L.LightningModule):
         super().__init__()
         self.w = nn.Parameter(torch.ones(1))
         self.seen = SumMetric()
+        self.newest = Running(SumMetric(), window=3)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self.seen.update(len(batch[0]))
+        self.newest.update(len(batch[0]))
         return self.w.sum()
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.seen.update(len(batch[0]))
+        self.newest.update(len(batch[0]))
         if batch_idx == 1:
-            self.log("seen", self.seen)
+            self.log_dict({"seen": self.seen, "newest": self.newest})
 
 
 def batches_of(*sizes: int) -> list[Batch]:
@@ -69,7 +73,7 @@ def test_what_a_metric_holds_of_training_or_of_another_client_is_forgotten() -> 
     session.train(row, work_of(batches_of(7, 5)))
     session.evaluate(batches_of(11), client=0)  # does not come to its log
     report = session.evaluate(batches_of(2, 3), client=1)
-    assert report.metrics == {"seen": 5.0}
+    assert report.metrics == {"seen": 5.0, "newest": 5.0}
 
 
 class Thresholds(L.LightningModule):
