@@ -70,12 +70,8 @@ def _assignment(control: Control) -> str:
         over = control.users - control.unit * total
         rest = f"; the remainder of {over} has the last level" if over else ""
         return f"a client keeps its level; a weight of 1 is {control.unit} clients{rest}"
-    exact = all(
-        c * total == w * control.users for c, w in zip(control.counts, weights, strict=True)
-    )
-    shares = ", ".join(f"{count / control.users:g}" for count in control.counts)
-    near = "" if exact else f" (nearest to the weights that {control.users} clients can be)"
-    return f"clients draw a level for every round, with probabilities {shares}{near}"
+    shares = ", ".join(f"{weight / total:g}" for weight in weights)
+    return f"clients draw a level for every round, with probabilities {shares}"
 
 
 def _levels(control: Control) -> str:

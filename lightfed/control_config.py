@@ -77,7 +77,10 @@ def configuration(control: Control, data: str) -> dict[str, Any]:
     later = 1 if control.classes is None else 2
     schedule = {"milestones": [later * t for t in setting.milestones], "gamma": 0.1}
     sgd = {"lr": setting.lr, "momentum": 0.9, "weight_decay": 0.0005}
-    algorithm: dict[str, Any] = {"assignment": "dynamic"} if control.dynamic else {}
+    algorithm: dict[str, Any] = {}
+    if control.dynamic:
+        weights = [weight for _, weight in control.modes]
+        algorithm = {"assignment": "dynamic", "level_weights": weights}
     algorithm |= {} if control.mask else {"mask": False}
     model: dict[str, Any] = {
         "algorithm": _named("HeteroFL", algorithm) if algorithm else "HeteroFL",

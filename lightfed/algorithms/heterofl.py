@@ -31,6 +31,8 @@ from lightfed.core.store import ModelLayout, Row
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 
+_LEVEL_WEIGHTS = "model.algorithm.init_args.level_weights"
+
 
 class HeteroFL(Algorithm):
     """Width-heterogeneous federated averaging; the first cohort's model is the global one."""
@@ -46,12 +48,12 @@ class HeteroFL(Algorithm):
         weights: Weights = "uniform",
         statistics_batch_size: int = 50,
         mask_token: bool = True,
+        level_weights: list[float] | None = None,
     ) -> None:
         """The paper's switches.
 
         Args:
-            assignment: A client keeps the level of its cohort, or draws one for every round with
-                the cohorts' shares as probabilities.
+            assignment: A client keeps the level of its cohort, or draws one for every round.
             mask: Masked cross-entropy: logits of labels that a client does not hold are set to zero
                 (section 3.3).
             weights: Of the clients in the average: uniform as in the paper, or by samples.
@@ -60,6 +62,8 @@ class HeteroFL(Algorithm):
             mask_token: Average the embedding of a language model's mask token over all clients.
                 False: it keeps its initial value, as in the released code, where no client holds
                 it as a label.
+            level_weights: Of the cohorts in a dynamic draw, in proportion to their probabilities;
+                their numbers of clients by default.
         """
         super().__init__()
         if statistics_batch_size < 2:
@@ -68,7 +72,10 @@ class HeteroFL(Algorithm):
                 str(statistics_batch_size),
                 "give at least 2",
             )
+        if level_weights is not None:
+            _check_level_weights(level_weights, assignment)
         self.assignment = assignment
+        self.level_weights = level_weights
         self.mask = mask
         self.weights: Weights = weights
         self.statistics_batch_size = statistics_batch_size
@@ -93,6 +100,9 @@ class HeteroFL(Algorithm):
                 f"{fed.cohorts[0].rate}, while another cohort has {widest}",
                 "put the widest cohort first: its model is the global one",
             )
+        if self.level_weights is not None and len(self.level_weights) != len(fed.cohorts):
+            found = f"{len(self.level_weights)} weights for {len(fed.cohorts)} cohorts"
+            raise UserError(_LEVEL_WEIGHTS, found, "give one for every cohort")
         self.model = fed.new_model()  # W_g
         for cohort, state in enumerate(fed.cohorts):
             fed.check_nested(self.model, cohort)
@@ -121,7 +131,8 @@ class HeteroFL(Algorithm):
 
     def draw_level(self, fed: Fleet, client: int, t: int) -> int:
         """The cohort that a client joins in round t."""
-        shares = np.array([state.cohort.count for state in fed.cohorts]) / fed.clients
+        weights = np.array(self.level_weights or [state.cohort.count for state in fed.cohorts])
+        shares = weights / weights.sum()
         return int(numpy_generator(fed.seed, "level", t, client).choice(len(shares), p=shares))
 
     @override
@@ -188,3 +199,11 @@ class HeteroFL(Algorithm):
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
         return fed.cohorts[fed.home_cohort(client)].layout, fed.covered_row(self.model, client)
+
+
+def _check_level_weights(weights: list[float], assignment: str) -> None:
+    if assignment != "dynamic":
+        found = f"{weights}, while assignment is {assignment}: clients draw no level"
+        raise UserError(_LEVEL_WEIGHTS, found, "leave them out, or set assignment: dynamic")
+    if not all(0 < weight < float("inf") for weight in weights):
+        raise UserError(_LEVEL_WEIGHTS, str(weights), "give weights above 0")

@@ -26,7 +26,7 @@ PREFIXES = (f"{MODEL}init_args.", "model.algorithm.init_args.", "model.")
 NO_VARIANT = re.compile(
     r"trainer\.|data\.|model\.(cohorts\.(?!0\.model\.)"
     r"|cohorts\.0\.model\.(class_path$|init_args\.(rate$|num_classes$|input_shape))"
-    r"|algorithm\.(class_path|init_args\.assignment)$)"
+    r"|algorithm\.(class_path$|init_args\.(assignment$|level_weights)))"
 )
 
 

@@ -145,19 +145,42 @@ def test_models_that_do_not_nest_are_refused() -> None:
 LEVELS = {"a": 2, "b": 3, "e": 5}
 
 
-def dynamic_fleet(seed: int = 0) -> Fleet:
+def dynamic_fleet(seed: int = 0, level_weights: list[float] | None = None) -> Fleet:
     cohorts = [Cohort(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
-    return fleet_of(cohorts, HeteroFL("dynamic"), images([3] * 10), seed=seed)
+    algorithm = HeteroFL("dynamic", level_weights=level_weights)
+    return fleet_of(cohorts, algorithm, images([3] * 10), seed=seed)
 
 
-def test_levels_are_drawn_with_the_cohorts_shares() -> None:
-    fleet = dynamic_fleet()
+@pytest.mark.parametrize(
+    ("weights", "shares"), [(None, (0.2, 0.3, 0.5)), ([1, 1, 2], (0.25, 0.25, 0.5))]
+)
+def test_levels_are_drawn_with_the_shares_of_cohorts_or_weights(
+    weights: list[float] | None, shares: tuple[float, ...]
+) -> None:
+    fleet = dynamic_fleet(level_weights=weights)
     assert isinstance(fleet.algorithm, HeteroFL)
     draws = 4000
     counts = Counter(fleet.algorithm.draw_level(fleet, m, t) for m in range(10) for t in range(400))
-    for level, share in enumerate((0.2, 0.3, 0.5)):
+    for level, share in enumerate(shares):
         deviation = (draws * share * (1 - share)) ** 0.5
         assert abs(counts[level] - draws * share) < 4 * deviation
+
+
+@pytest.mark.parametrize(
+    ("weights", "assignment", "found"),
+    [
+        ([1.0, 2.0, 3.0], "fix", "assignment is fix"),
+        ([1.0, 0.0, 3.0], "dynamic", "above 0"),
+        ([1.0, float("nan"), 3.0], "dynamic", "above 0"),
+        ([1.0, 2.0], "dynamic", "2 weights for 3 cohorts"),
+    ],
+)
+def test_weights_that_no_level_is_drawn_with_are_refused(
+    weights: list[float], assignment: Any, found: str
+) -> None:
+    cohorts = [Cohort(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"init_args.level_weights: .*{found}"):
+        fleet_of(cohorts, HeteroFL(assignment, level_weights=weights), images([3] * 10))
 
 
 def test_levels_are_drawn_anew_for_every_round_by_the_seed() -> None:

@@ -49,10 +49,13 @@ def _run(
         "class_path": "lightfed.models.Conv",
         "init_args": {"hidden": [8, 16], "norm": norm, "rate": 1.0},
     }
+    arguments: dict[str, Any] = {"assignment": assignment, "level_weights": None}
+    if assignment == "dynamic":
+        arguments["level_weights"] = [1.0] * len(clients)
     config = {
         "trainer": {"name": name, "max_epochs": 1},
         "model": {
-            "algorithm": {"class_path": algorithm, "init_args": {"assignment": assignment}},
+            "algorithm": {"class_path": algorithm, "init_args": arguments},
             "cohorts": [
                 {
                     "count": count,
