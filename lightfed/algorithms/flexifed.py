@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import blank
-from lightfed.core.fleet import Fleet
+from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.signature import layers_of
 from lightfed.core.store import LiveModule
 from lightfed.core.trie import Node, Trie
@@ -42,6 +42,7 @@ class FlexiFed(Algorithm):
 
     stateful = True
     tests_both = True
+    weights: Weights = "uniform"
     trie: Trie
 
     def __init__(self, initial: Initial = "own") -> None:
@@ -81,7 +82,7 @@ class FlexiFed(Algorithm):
         fed.train(clients, t)  # E local epochs of SGD on D_u
         trie = self.trie.among({fed.home_cohort(u) for u in clients})
         # eq. (4), (6): w_u[node] <- sum_v w_v[node] / |U_node|, u and v in U_node
-        fed.share(clients, trie.groups(self.choose(trie)))
+        fed.share(clients, trie.groups(self.choose(trie)), weights=self.weights)
 
     @override
     def start_anew(self, fed: Fleet, client: int) -> None:
@@ -170,6 +171,18 @@ class MaxCommon(FlexiFed):
 
 class ClusteredFL(FlexiFed):
     """FedAvg within each group of the same architecture (baseline)."""
+
+    def __init__(self, initial: Initial = "own", weights: Weights = "uniform") -> None:
+        """FedAvg's mean, and where the clients start.
+
+        Args:
+            initial: Every client from its own draw of initial values, as in the paper, or all
+                clients of a cohort from the same.
+            weights: Of the participants in a mean: uniform, as in the released code, or by samples,
+                FedAvg's in the paper's eq. (1).
+        """
+        super().__init__(initial)
+        self.weights = weights
 
     @override
     def choose(self, trie: Trie) -> list[Node]:

@@ -345,16 +345,23 @@ class Fleet(Clients):
                 self.ledger.sent_up(sender, sizes[sender])
                 self.ledger.sent_down(receiver, sizes[sender])
 
-    def share(self, clients: Sequence[int], groups: Sequence[Group]) -> None:
+    def share(
+        self, clients: Sequence[int], groups: Sequence[Group], *, weights: Weights = "uniform"
+    ) -> None:
         """Every group's tensors become their mean over those of the clients that have them.
 
         Stateful algorithms only. Who is left out of a merge gives nothing, but receives.
+
+        Args:
+            clients: whose rows.
+            groups: what they share.
+            weights: of the clients in the means: 1 for all, or n_k.
         """
         sharing = self._count_sharing(clients, groups)
         several = self.ranks.world > 1
         sharing.mean_(
             {k: self.row(k) for k in self.mine(clients)},
-            givers={k for k in clients if self._usable.get(k, True)},
+            weights={k: self._weight(weights, k) for k in clients if self._usable.get(k, True)},
             accumulate=self.accumulate,
             device=self.device,
             sum_over_ranks=self.ranks.sum_ if several else None,

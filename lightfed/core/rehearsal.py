@@ -160,7 +160,9 @@ class Rehearsal(Fleet):
                 self.ledger.sent_down(receiver, size)
 
     @override
-    def share(self, clients: Sequence[int], groups: Sequence[Group]) -> None:
+    def share(
+        self, clients: Sequence[int], groups: Sequence[Group], *, weights: Weights = "uniform"
+    ) -> None:
         self._count_sharing(clients, groups)
 
     @override

@@ -1,6 +1,6 @@
 """Means of groups of tensors over the clients that have them in common, on flat rows (FlexiFed).
 
-    x_k[group] <- sum_u x_u[group] / |U|        k, u in U, the clients of the group
+    x_k[group] <- sum_u a_u x_u[group] / sum_u a_u        k, u in U, the clients of the group
 
 A group lies in different columns of the rows of different cohorts, and rows have parameters first
 and buffers behind, so that it is cut into runs: stretches of columns that are contiguous in every
@@ -97,7 +97,7 @@ class Sharing:
         self,
         rows: Mapping[int, Row],
         *,
-        givers: Collection[int],
+        weights: Mapping[int, float],
         accumulate: Accumulate = "float64",
         device: torch.device | str = "cpu",
         sum_over_ranks: OverRanks | None = None,
@@ -110,22 +110,22 @@ class Sharing:
 
         Args:
             rows: of this rank's participants, all on the device or all in host memory.
-            givers: the participants whose values count, on all ranks; the others only receive. A
-                group without any stays as it is.
+            weights: a_u of the participants whose values count, on all ranks; the others only
+                receive. A group without any stays as it is.
             accumulate: how sums are held.
             device: of the collectives.
             sum_over_ranks: adds a tensor up in place over the ranks; None where there is one.
             max_over_ranks: the largest value over the ranks, in place; None where there is one.
         """
         if self._floats:
-            self._mean_floats(rows, givers, accumulate, torch.device(device), sum_over_ranks)
+            self._mean_floats(rows, weights, accumulate, torch.device(device), sum_over_ranks)
         if self._integers:
-            self._largest_integers(rows, givers, torch.device(device), max_over_ranks)
+            self._largest_integers(rows, weights, torch.device(device), max_over_ranks)
 
     def _mean_floats(
         self,
         rows: Mapping[int, Row],
-        givers: Collection[int],
+        weights: Mapping[int, float],
         accumulate: Accumulate,
         device: torch.device,
         sum_over_ranks: OverRanks | None,
@@ -133,48 +133,49 @@ class Sharing:
         parts = [
             self._parts(run, {k: row.floats for k, row in rows.items()}) for run in self._floats
         ]
-        counts = [float(sum(k in givers for k in run.members)) for run in self._floats]
+        totals = [sum(weights.get(k, 0.0) for k in run.members) for run in self._floats]
         pieces = [piece for part in parts for piece in part.values()]
         place = pieces[0].device if pieces else device
         if accumulate == "fixed":
-            sums = self._fixed_sums(parts, counts, givers, place)
+            sums = self._fixed_sums(parts, totals, weights, place)
             _over_ranks(sums, sum_over_ranks, device)
-            self._spread_fixed(parts, counts, sums)
+            self._spread_fixed(parts, totals, sums)
             return
         jobs, first = [], 0
         for run, part in zip(self._floats, parts, strict=True):
             jobs.append((range(first, first + len(part)), 0, run.length))
             first += len(part)
         groups = Groups.build(jobs, [len(piece) for piece in pieces], device=place)
-        weights = [float(k in givers) for part in parts for k in part]
+        shares = [weights.get(k, 0.0) for part in parts for k in part]
         if sum_over_ranks is None:
-            grouped_mean_(pieces, groups, weights)
+            grouped_mean_(pieces, groups, shares)
             return
-        sums = grouped_sum(pieces, groups, weights)
-        grouped_spread_(pieces, _over_ranks(sums, sum_over_ranks, device), groups, counts)
+        sums = grouped_sum(pieces, groups, shares)
+        grouped_spread_(pieces, _over_ranks(sums, sum_over_ranks, device), groups, totals)
 
     def _fixed_sums(
         self,
         parts: Sequence[Mapping[int, Tensor]],
-        counts: Sequence[float],
-        givers: Collection[int],
+        totals: Sequence[float],
+        weights: Mapping[int, float],
         place: torch.device,
     ) -> Tensor:
         """(columns of all runs,) int64: the means in units of 1 / FIXED_SCALE, this rank's part."""
         columns = sum(run.length for run in self._floats)
         sums = torch.zeros(columns, dtype=torch.int64, device=place)
-        for part, count, out in zip(parts, counts, self._cut(sums, self._floats), strict=True):
+        for part, total, out in zip(parts, totals, self._cut(sums, self._floats), strict=True):
             for k, piece in part.items():
-                if k in givers:
-                    out += (piece.double() * (FIXED_SCALE / count)).round_().long()
+                if k in weights:
+                    share = weights[k] * FIXED_SCALE / total
+                    out += (piece.double() * share).round_().long()
         return sums
 
     def _spread_fixed(
-        self, parts: Sequence[Mapping[int, Tensor]], counts: Sequence[float], sums: Tensor
+        self, parts: Sequence[Mapping[int, Tensor]], totals: Sequence[float], sums: Tensor
     ) -> None:
-        for part, count, total in zip(parts, counts, self._cut(sums, self._floats), strict=True):
-            for piece in part.values() if count else ():
-                piece.copy_(total.double() / FIXED_SCALE)
+        for part, total, mean in zip(parts, totals, self._cut(sums, self._floats), strict=True):
+            for piece in part.values() if total else ():
+                piece.copy_(mean.double() / FIXED_SCALE)
 
     def _largest_integers(
         self,

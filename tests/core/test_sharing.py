@@ -38,14 +38,14 @@ class Case:
         layouts: of the cohorts.
         groups: of tensors.
         cohorts: of the participants.
-        givers: whose values count.
+        weights: of those whose values count.
         rows: of the participants.
     """
 
     layouts: list[ModelLayout]
     groups: list[Group]
     cohorts: dict[int, int]
-    givers: set[int]
+    weights: dict[int, float]
     rows: dict[int, Row]
 
     @property
@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
         layouts,
         groups,
         dict(enumerate(members)),
-        draw(st.sets(st.integers(0, len(members) - 1))),
+        draw(st.dictionaries(st.integers(0, len(members) - 1), st.integers(1, 60).map(float))),
         {k: filled(layouts[cohort], rng) for k, cohort in enumerate(members)},
     )
 
@@ -100,11 +100,14 @@ def expected_of(case: Case) -> dict[int, Row]:
     views = {k: tensors_of(case, rows, k) for k in rows}
     for group in case.groups:
         members = [k for k in rows if case.cohorts[k] in group.tensors]
-        givers = [k for k in members if k in case.givers]
+        weights = {k: case.weights[k] for k in members if k in case.weights}
         names = {name for names in group.tensors.values() for name in names}
-        for name in names if givers and len(members) > 1 else ():
-            values = torch.stack([views[k][name] for k in givers])
-            mean = values.amax(0) if name in INTEGERS else values.double().sum(0) / len(givers)
+        for name in names if weights and len(members) > 1 else ():
+            if name in INTEGERS:
+                mean = torch.stack([views[k][name] for k in weights]).amax(0)
+            else:
+                addends = [a * views[k][name].double() for k, a in weights.items()]
+                mean = torch.stack(addends).sum(0) / sum(weights.values())
             for k in members:
                 views[k][name].copy_(mean)
     return rows
@@ -122,7 +125,7 @@ def same(one: Mapping[int, Row], other: Mapping[int, Row]) -> bool:
 @given(cases())
 def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
     rows = case.copies(sorted(case.rows))
-    case.sharing.mean_(rows, givers=case.givers)
+    case.sharing.mean_(rows, weights=case.weights)
     assert same(rows, expected_of(case))  # float64 sums of a few normal numbers are exact
 
 
@@ -130,7 +133,7 @@ def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
 @given(cases())
 def test_fixed_point_is_within_its_resolution(case: Case) -> None:
     rows, expected = case.copies(sorted(case.rows)), expected_of(case)
-    case.sharing.mean_(rows, givers=case.givers, accumulate="fixed")
+    case.sharing.mean_(rows, weights=case.weights, accumulate="fixed")
     for k, row in rows.items():
         assert torch.allclose(row.floats, expected[k].floats, rtol=2.0**-23, atol=1e-10)
         assert torch.equal(row.integers, expected[k].integers)
@@ -152,7 +155,7 @@ def on_ranks(case: Case, accumulate: Accumulate, owners: Sequence[int]) -> dict[
 
     def run(rank: int, add: Callable[[Tensor], Tensor], top: Callable[[Tensor], Tensor]) -> None:
         case.sharing.mean_(
-            rows[rank], givers=case.givers, accumulate=accumulate,
+            rows[rank], weights=case.weights, accumulate=accumulate,
             sum_over_ranks=add, max_over_ranks=top,
         )  # fmt: skip
 
@@ -179,7 +182,7 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
 ) -> None:
     owners = [rng.randrange(3) for _ in case.rows]  # a rank may have no participant
     rows = case.copies(sorted(case.rows))
-    case.sharing.mean_(rows, givers=case.givers, accumulate=accumulate)
+    case.sharing.mean_(rows, weights=case.weights, accumulate=accumulate)
     assert same(on_ranks(case, accumulate, owners), rows)
 
 
@@ -188,7 +191,7 @@ def two_cohorts(groups: list[Group], *, clients: Sequence[int] = (0, 0, 1)) -> C
     layouts = [layout_of("adn"), layout_of("banmd")]
     rng = torch.Generator().manual_seed(0)
     rows = {k: filled(layouts[cohort], rng) for k, cohort in enumerate(clients)}
-    return Case(layouts, groups, dict(enumerate(clients)), set(rows), rows)
+    return Case(layouts, groups, dict(enumerate(clients)), dict.fromkeys(rows, 1.0), rows)
 
 
 def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
@@ -197,7 +200,7 @@ def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
     for k, value in enumerate((2.0**21, 2.0**-38, -(2.0**21))):
         case.rows[k].floats.fill_(value)
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, givers={0, 1, 2}, accumulate="fixed")
+    case.sharing.mean_(rows, weights=case.weights, accumulate="fixed")
     assert same(on_ranks(case, "fixed", [0, 1, 0]), rows)
     assert same(on_ranks(case, "fixed", [0, 1, 2]), rows)
 
@@ -207,7 +210,7 @@ def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
     for row in case.rows.values():
         row.floats.fill_(2.0**-31)  # 512 units; a third is 170.67
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, givers={0, 1, 2}, accumulate="fixed")
+    case.sharing.mean_(rows, weights=case.weights, accumulate="fixed")
     assert (tensors_of(case, rows, 0)["a"] == 513 * 2.0**-40).all()
 
 
@@ -226,7 +229,7 @@ def test_a_client_alone_sends_nothing_and_meets_nobody() -> None:
         raise AssertionError("a collective over nothing")
 
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, givers={0}, sum_over_ranks=never, max_over_ranks=never)
+    case.sharing.mean_(rows, weights={0: 1.0}, sum_over_ranks=never, max_over_ranks=never)
     assert same(rows, case.rows)
 
 
@@ -235,7 +238,7 @@ def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
     case = two_cohorts([Group({0: ("a",), 1: ("a",)})])
     case.rows[1].floats.fill_(torch.nan)
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, givers={0, 2}, accumulate=accumulate)
+    case.sharing.mean_(rows, weights={0: 1.0, 2: 1.0}, accumulate=accumulate)
     one, other = tensors_of(case, rows, 0)["a"], tensors_of(case, rows, 1)["a"]
     assert torch.equal(one, other)
     assert not one.isnan().any()
