@@ -3,7 +3,9 @@
 The baselines of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and
 Personalized Models", AAAI 2021, as in its released code: each server has |Q_n| active devices, all
 start from the global model, train K mini-batches, and the global model becomes their plain mean.
-With mu > 0 the gradient gets mu (w - z), which is FedProx; the paper trains it with ASPG.
+With mu > 0 the gradient gets mu (w - z), which is FedProx; the paper trains it with ASPG. In the
+released FedProx, momentum of SGD passes from device to device; here a session starts without.
+Every server sends the coordinator the mean of its devices, and gets the global model back.
 """
 
 import torch
@@ -73,6 +75,7 @@ class CloudFedAvg(FedAvg):
         fed.send(self.model, devices)  # w_i <- w
         fed.train(devices, t, steps=units)
         fed.merge(devices, into=self.model, weights=self.weights)
+        fed.relay(self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
         self.now += max(phase.busy for phase in phases)  # all wait for the slowest
         fed.metrics["virtual_time"] = float(self.now)
 

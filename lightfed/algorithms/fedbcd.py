@@ -19,6 +19,10 @@ momentum and weight decay for ASPG, activation by who wakes up first, and in its
 have one optimiser, momentum that passes from device to device in their order (`momentum: shared`).
 In its version for several processes every device has its own, as here.
 
+Between servers and coordinator a model goes up and one comes back for every server that is waited
+for, sum_i gamma_i x_i and z in (5), z_n and w_n in (6); the released code sends all devices' models
+up in (5). With `mixing` a model goes along every edge of the graph.
+
 A phase's training is computed when it starts, in which its server's model does not change until it
 is done: of that only tests of personal models can tell. A device whose update is not finite starts
 anew, and is left out of the step of a server that starts and ends its phase in that round.
@@ -207,6 +211,7 @@ class FedBCD(Algorithm):
             fed.show(self._model(server), phase.active)  # z_n to the active devices
         self._devices(fed, t)  # eq. (4)
         first = clock.advance([self._phases[n].busy for n in clock.idle])  # V
+        fed.relay(self._model(0), self._messages(first))
         self._servers(fed, first, t)  # eq. (5), or (6)
         self._keep(clock)
         self._phases = {}
@@ -225,6 +230,12 @@ class FedBCD(Algorithm):
         if self.hierarchy.unit == "step":
             return units
         return {i: k * fed.data.num_batches(i, t) for i, k in units.items()}
+
+    def _messages(self, first: list[int]) -> int:
+        """Models that travel between the servers, or to a coordinator and back."""
+        if self.mixing is not None:
+            return int(np.count_nonzero(self.mixing - np.diag(np.diag(self.mixing))))
+        return self.hierarchy.messages(first)
 
     def _servers(self, fed: Fleet, first: list[int], t: int) -> None:
         """z_n of the servers that were waited for."""

@@ -312,6 +312,12 @@ class Fleet(Clients):
             size = self._nesting.bytes(model, self.cohort_of(client), Parts())
             self.ledger.sent_down(client, size)
 
+    def relay(self, model: ServerModel, times: int) -> None:
+        """Servers send a model so often, to a coordinator, from it or to each other: bytes."""
+        layout = model.layout
+        size = 4 * layout.floats.numel + 8 * layout.integers.numel
+        self.ledger.sent_between_servers(times * size)
+
     def exchange(
         self,
         hears: Mapping[int, Sequence[int]],

@@ -106,6 +106,13 @@ class Hierarchy:
     def server_of(self, client: int, clients: int) -> int:
         return client * self.servers // clients
 
+    def messages(self, first: Sequence[int]) -> int:
+        """Models between a coordinator and servers that it waits for: one up, one down.
+
+        A server that is alone has no coordinator.
+        """
+        return 2 * len(first) if self.servers > 1 else 0
+
     def phase(self, server: int, t: int, *, clients: int, seed: int) -> Phase:
         """What a server starts in round t; draws are named by (seed, purpose, t, device)."""
         devices = self.devices(server, clients)

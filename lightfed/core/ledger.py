@@ -1,8 +1,9 @@
 """What a federation costs: bytes up and down and FLOPs, per client and round.
 
 Client bytes are the encoded size of what a client sends and receives under the algorithm, whatever
-rank it lies on: part of the bit promise. Bytes between ranks are a property of the placement and
-outside it.
+rank it lies on: part of the bit promise. Servers of a cloud, where an algorithm has several, talk
+to a coordinator or to each other; those bytes are no client's and have a sum of their own. Bytes
+between ranks are a property of the placement and outside it.
 """
 
 from collections.abc import Mapping
@@ -17,12 +18,13 @@ from torch import nn
 class Ledger:
     """Running totals per client (clients, 3): bytes up, bytes down, FLOPs.
 
-    And the sums of the round under way.
+    And the sums of the round under way: of these, and of bytes between servers.
     """
 
     clients: int
     totals: np.ndarray = field(init=False)
     round: np.ndarray = field(init=False)
+    servers: float = field(default=0.0, init=False)
 
     UP, DOWN, FLOPS = 0, 1, 2
 
@@ -36,6 +38,9 @@ class Ledger:
     def sent_up(self, client: int, bytes_: float) -> None:
         self._add(client, self.UP, bytes_)
 
+    def sent_between_servers(self, bytes_: float) -> None:
+        self.servers += bytes_
+
     def computed(self, client: int, flops: float) -> None:
         self._add(client, self.FLOPS, flops)
 
@@ -44,13 +49,15 @@ class Ledger:
         self.round[column] += amount
 
     def close_round(self) -> dict[str, float]:
-        """The sums of the round, and a fresh start."""
+        """The sums of the round, and a fresh start; servers' bytes where there were any."""
         sums = {
             "bytes_up": float(self.round[self.UP]),
             "bytes_down": float(self.round[self.DOWN]),
             "flops": float(self.round[self.FLOPS]),
         }
-        self.round[:] = 0.0
+        if self.servers:
+            sums["server_bytes"] = self.servers
+        self.round[:], self.servers = 0.0, 0.0
         return sums
 
 

@@ -68,6 +68,7 @@ class Traffic:
     Attributes:
         down: a mean over the rounds.
         up: likewise.
+        servers: bytes between servers, or servers and a coordinator, likewise.
         at_most: masks save a part that is not known before training.
         depends: what is sent depends on what is trained: `up` is not known, and `down` is that of
             the initial values.
@@ -75,6 +76,7 @@ class Traffic:
 
     down: float
     up: float
+    servers: float
     at_most: bool
     depends: bool
 
@@ -168,14 +170,14 @@ def plan(
     """
     world, timed = fleet.ranks.world, fleet.rates.of(range(len(fleet.cohorts))) is not None
     calls: list[Call] = []
-    sent = np.zeros(2)
+    sent = np.zeros(3)
     at_most = depends = exchanges = False
     slots = np.zeros((len(fleet.cohorts), world), dtype=np.int64)
     for t in range(rounds):
         fleet.open_round()
         fleet.algorithm.round(fleet, t)
         sums = fleet.close_round()
-        sent += sums["bytes_down"], sums["bytes_up"]
+        sent += sums["bytes_down"], sums["bytes_up"], sums.get("server_bytes", 0.0)
         calls += fleet.calls
         np.maximum(slots, _slots(fleet), out=slots)
         at_most, depends = at_most | fleet.at_most, depends | fleet.depends
@@ -200,7 +202,7 @@ def plan(
         loads=sum((_loads(call, call.owner, world) for call in calls), np.zeros(world))
         / (rounds * chunks),
         balance=_balance(calls, fleet),
-        traffic=Traffic(float(sent[0]), float(sent[1]), at_most, depends),
+        traffic=Traffic(float(sent[0]), float(sent[1]), float(sent[2]), at_most, depends),
         memory=Memory(
             rows=np.array(rows) @ slots,
             on_host=host_rows,

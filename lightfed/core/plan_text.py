@@ -73,6 +73,8 @@ def _traffic(plan: Plan) -> list[str]:
     most = "at most " if traffic.at_most else ""
     up = "not known" if traffic.depends else most + _bytes(traffic.up)
     lines = [f"bytes    a round: down {most}{_bytes(traffic.down)}, up {up}"]
+    if traffic.servers:
+        lines[0] += f", between servers {_bytes(traffic.servers)}"
     if traffic.at_most:
         lines.append("         masks save a part that is not known without training")
     if traffic.depends:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lightfed.report.clouds import Clouds, clouds, rounds_figure, times_figure
+from lightfed.report.clouds import Clouds, clouds, rounds_figure, times_figure, traffic_figure
 from lightfed.report.dynamics import dynamic_figure
 from lightfed.report.groups import Experiment, repeated
 from lightfed.report.levels import Family, families
@@ -110,6 +110,10 @@ TIMES_CAPTION = CLOUDS_CAPTION + (
     "Servers wait for their slowest active device, the coordinator for the first B of N servers. "
     "Methods with one model for all wait for every server."
 )
+TRAFFIC_CAPTION = CLOUDS_CAPTION + (
+    "Servers and coordinator send each other one model up and one down for every server that is "
+    "waited for; what devices send is not among these bytes."
+)
 
 DIFFERENCES_CAPTION = (
     "Each client's own model on its own test samples at the last evaluation; a difference is that "
@@ -122,7 +126,7 @@ COSTS_CAPTION = (
 ROBUSTNESS_CAPTION = "Along a line only what is below it differs; bars are deviations over seeds."
 
 PICTURES = (
-    *("stages", "strategies", "factors", "rounds", "times"),
+    *("stages", "strategies", "factors", "rounds", "times", "traffic"),
     *("differences", "costs", "robustness", *KINDS),
 )
 FILES = tuple(f"comparison-{name}-*.png" for name in PICTURES)
@@ -177,6 +181,7 @@ def _cloud_charts(found: Clouds) -> list[Chart]:
     told = (
         ("rounds", "of sync clouds", ROUNDS_CAPTION, rounds_figure),
         ("times", "against virtual time", TIMES_CAPTION, times_figure),
+        ("traffic", "against bytes between servers", TRAFFIC_CAPTION, traffic_figure),
     )
     start = f"{found.name}: {readable(found.metric)}"
     return [

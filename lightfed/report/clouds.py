@@ -1,15 +1,16 @@
-"""Clouds of servers: accuracy against rounds and against virtual time, and the time to a target.
+"""Clouds of servers: accuracy against rounds, virtual time and bytes, and the time to a target.
 
 The pictures of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and
 Personalized Models", AAAI 2021, arXiv:2012.13900: in figure 3 sync clouds of all methods against
 rounds, in figure 4 clouds that wait for B of N servers against virtual time. Runs that measured the
-virtual time of their rounds have them; what was set is read from config.yaml.
+virtual time of their rounds have them; what was set is read from config.yaml. Beside them, the same
+against bytes between the servers and their coordinator.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from lightfed.report.style import (
     whole_ticks,
 )
 from lightfed.report.tables import readable
+from lightfed.report.units import unit_of
 from lightfed.report.versus import draw_course
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TIME = "virtual_time"
+BYTES = "server_bytes"
 NAMES = {"FedBCD": "FedBCD", "FedBCDI": "FedBCD-I", "CloudFedAvg": "FedAvg"}
 PROXIMAL = "FedProx"  # CloudFedAvg with mu > 0
 PLACES = {name: i for i, name in enumerate((*NAMES.values(), PROXIMAL))}  # of their colours
@@ -43,6 +46,7 @@ SHARE_PLACES = {0.3: 0, 0.5: 1, 0.7: 2, 1.0: 3}  # of B/N in the paper, their co
 DASHES = ("-", "--", ":", "-.")
 QUIET = (colour_of(8), colour_of(5))  # of what does not wait for B
 _INIT = "model.algorithm.init_args"
+Along = Callable[[RunFiles], Floats]  # (R,) what a run's rounds stand at
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +79,11 @@ class Cloud:
         """Whether B is a choice: one model for all is always sync."""
         return self.method in ("FedBCD", "FedBCD-I")
 
-    def course(self, column: str) -> tuple[Course, Floats]:
-        """A metric, and the mean over the runs of the virtual seconds until then, (M,)."""
+    def course(self, column: str, along: Along) -> tuple[Course, Floats]:
+        """A metric, and where its rounds stand, in the mean over the runs, (M,)."""
         course = self.group.course(column)
-        times = [run.series(TIME)[np.isin(run.rounds, course.rounds)] for run in self.group.runs]
-        return course, np.stack(times).mean(axis=0)
+        places = [along(run)[np.isin(run.rounds, course.rounds)] for run in self.group.runs]
+        return course, np.stack(places).mean(axis=0)
 
 
 @dataclass(frozen=True)
@@ -149,11 +153,34 @@ def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
 
 
 def times_figure(found: Clouds, theme: Theme) -> Figure | None:
-    """Figure 4: a column of panels for each method that waits for B servers, a colour for B/N.
+    """Figure 4: the metric against virtual time; None unless there is something async."""
+    return _waiting_figure(
+        found, found.members, theme, lambda run: run.series(TIME), "virtual seconds"
+    )
+
+
+def traffic_figure(found: Clouds, theme: Theme) -> Figure | None:
+    """The same against bytes between servers, of those whose servers send some."""
+    members = [m for m in found.members if all(_sent(run)[-1] > 0 for run in m.group.runs)]
+    most = max((_sent(run)[-1] for m in members for run in m.group.runs), default=0.0)
+    factor, unit = unit_of(most, "B")
+    label = f"between servers and coordinator so far ({unit})"
+    return _waiting_figure(found, members, theme, lambda run: _sent(run) / factor, label)
+
+
+def _sent(run: RunFiles) -> Floats:
+    """Bytes between servers since the start, (R,)."""
+    return np.nancumsum(run.series(BYTES))
+
+
+def _waiting_figure(
+    found: Clouds, of: Sequence[Cloud], theme: Theme, along: Along, x_label: str
+) -> Figure | None:
+    """A column of panels for each method that waits for B servers, a colour for B/N.
 
     The other methods, which are sync, stand in each column. None unless there is something async.
     """
-    members, columns = _measured(found, found.members)
+    members, columns = _measured(found, of)
     lines = _lines(members, by_share=True)
     methods = list(dict.fromkeys(line.member.method for line in lines if line.member.waits))
     if all(line.member.sync for line in lines):
@@ -164,11 +191,11 @@ def times_figure(found: Clouds, theme: Theme) -> Figure | None:
         for axes, method in zip(row, methods, strict=True):
             title = f"{found.title}\n{method}: {readable(column)}"
             label = readable(found.metric)
-            dress(axes, theme, title=title, x_label="virtual seconds", y_label=label)
+            dress(axes, theme, title=title, x_label=x_label, y_label=label)
             for line in lines:
                 if line.member.method == method or not line.member.waits:
-                    course, times = line.member.course(column)
-                    _draw(axes, times, course, line)
+                    course, places = line.member.course(column, along)
+                    _draw(axes, places, course, line)
             axes.set_xlim(left=0)
     _finish(figure, grid, found.metric, lines, theme)
     return figure

@@ -51,7 +51,7 @@ from lightfed.utils.errors import UserError
 
 SETTINGS = ("seed", "algorithm", "data", "clients", "rounds")
 SPARE = (
-    *("train loss", "time / round", "stored / client", "compute"),
+    *("train loss", "time / round", "between servers", "stored / client", "compute"),
     *("rounds", "algorithm", "seed", "worst 10 %"),
 )
 GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
@@ -172,6 +172,7 @@ def comparison_table(
         "worst 10 %",
         "train loss",
         "sent",
+        "between servers",
         "compute",
         "stored / client",
         "time / round",
@@ -198,6 +199,7 @@ def _row(row: Group, column: str, goal: float) -> tuple[str, ...]:
         spread_text(metric, *over_runs(lambda o: o.worst10)),
         spread_text("loss", *over_runs(lambda o: o.train_loss)),
         bytes_text(over_runs(lambda o: o.sent)[0]),
+        bytes_text(over_runs(lambda o: o.server_bytes)[0]),
         flops_text(over_runs(lambda o: o.flops)[0]),
         bytes_text(over_runs(lambda o: o.stored_bytes)[0]),
         seconds_text(over_runs(lambda o: o.seconds_per_round)[0]),

@@ -58,6 +58,7 @@ class Outcome:
         best: the best value of the primary column, reached in round `best_round`.
         train_loss: the last finite one, of round `train_loss_round`.
         bytes_up: of all clients and rounds; bytes_down and flops likewise.
+        server_bytes: between servers and their coordinator, of all rounds.
         stored_bytes: that a client keeps, mean over the clients of the last evaluation.
         seconds: of all rounds.
         seconds_per_round: mean over the rounds that were timed.
@@ -80,6 +81,7 @@ class Outcome:
     train_loss_round: int
     bytes_up: float
     bytes_down: float
+    server_bytes: float
     flops: float
     stored_bytes: float
     seconds: float
@@ -118,6 +120,7 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
         train_loss_round=int(run.rounds[np.isfinite(run.series("train_loss"))].max(initial=0)),
         bytes_up=total(run.series("bytes_up")),
         bytes_down=total(run.series("bytes_down")),
+        server_bytes=total(run.series("server_bytes")),
         flops=total(run.series("flops")),
         stored_bytes=_mean(_client_values(run, "stored_bytes")),
         seconds=total(seconds),

@@ -19,6 +19,7 @@ from lightfed.report.units import (
 COSTS = {
     "bytes_up": bytes_text,
     "bytes_down": bytes_text,
+    "server_bytes": bytes_text,
     "wire_bytes": bytes_text,
     "flops": flops_text,
     "participants": count_text,
@@ -113,6 +114,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
         ),
         _cost("sent up", outcome, outcome.bytes_up),
         _cost("sent down", outcome, outcome.bytes_down),
+        Figure("between servers", bytes_text(outcome.server_bytes), "beside what clients send"),
         Figure(
             "compute",
             flops_text(outcome.flops),

@@ -93,7 +93,15 @@ class Oracle:
         return {
             "virtual_time": self.now, "server_gap": float(np.linalg.norm(gap)),
             "consensus": float(spread), "bytes_down": down * ROW_BYTES, "bytes_up": up * ROW_BYTES,
+            "server_bytes": self._messages(first) * ROW_BYTES,
         }  # fmt: skip
+
+    def _messages(self, first: list[int]) -> int:
+        """A model up and one down for each of several servers, or one along each edge."""
+        if self.algorithm.mixing is None:
+            return 2 * len(first) * (self.servers > 1)
+        edges = [(n, m) for n in range(self.servers) for m in range(self.servers) if n != m]
+        return sum(bool(self.algorithm.mixing[n][m]) for n, m in edges)
 
     def _start(self, n: int, phase: Phase) -> None:
         a = self.algorithm

@@ -65,6 +65,7 @@ def test_two_rounds_by_hand() -> None:
         found.append((algorithm.model.floats[0].item(), metrics["virtual_time"]))
         assert metrics["participants"] == 2.0
         assert metrics["bytes_up"] == metrics["bytes_down"] == 2 * 8.0
+        assert metrics["server_bytes"] == 4 * 8.0  # two means up, and the model down twice
     w = (1.0 + 1.5) / 2
     assert found == [(w, 4.0), ((2 - (2 - w) / 8 + 2 - (2 - w) / 2) / 2, 6.5)]
 

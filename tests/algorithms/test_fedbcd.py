@@ -13,6 +13,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import FedBCD, _whole
+from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.standalone import Standalone
 from lightfed.cli import main
 from lightfed.core.aspg import ASPG
@@ -249,6 +250,7 @@ def test_async_servers_by_hand() -> None:
         metrics = run_round(fed, t)
         z, x = servers(fed)[:, 0].tolist(), rows(fed)[:, 0].tolist()
         bytes_ = int(metrics["bytes_down"]) // 8, int(metrics["bytes_up"]) // 8
+        assert metrics["server_bytes"] == 2 * 8  # one is waited for: z_n up, w_n down
         found.append((metrics["virtual_time"], x, z, bytes_))
     assert found == [
         # All start, and are shown 0; server 1 is done first, and goes half of the way to 8.
@@ -293,7 +295,7 @@ def test_rounds_of_a_given_mixing_by_hand() -> None:
     for t in range(3):
         w = torch.tensor(ring) @ z
         z = w - 0.5 * (w - x)
-        run_round(fed, t)
+        assert run_round(fed, t)["server_bytes"] == 3 * 8  # an edge of the ring each
         torch.testing.assert_close(servers(fed)[:, 0], z, rtol=1e-6, atol=0)
 
 
@@ -391,6 +393,26 @@ def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) 
     expected = 1 - 0.25 * pulls / (3 if step == "mean" else 1)
     assert servers(fed)[0, 0].item() == pytest.approx(expected, rel=1e-6)
     assert metrics["server_gap"] == pytest.approx(-pulls, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "models"),
+    [
+        ({"servers": 1}, 0),
+        ({"servers": 1, "mixing": [[1.0]]}, 0),
+        ({"servers": 6}, 2 * 6),
+        ({"servers": 3, "wait": 2}, 2 * 2),
+        ({"servers": 2, "mixing": [[0.5, 0.5], [0.5, 0.5]]}, 2),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [FedBCD, FedBCDI])
+def test_bytes_between_servers(settings: Any, models: int, algorithm: Any) -> None:
+    """Statistics go with a model: 4 bytes for each of its floats, and 8 for its counter."""
+    offline = {"available": 1} if algorithm is FedBCDI else {}
+    fed = fleet(algorithm(active=1, **settings, **offline), model=Normed)
+    size = 4 * fed.cohorts[0].layout.floats.numel + 8
+    for t in range(3):
+        assert run_round(fed, t).get("server_bytes", 0) == models * size
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,17 @@ def test_a_ledger_keeps_clients_apart() -> None:
     assert ledger.totals.tolist() == [[0.0, 0.0, 7.0], [10.0, 4.0, 0.0], [1.0, 0.0, 0.0]]
 
 
+def test_bytes_between_servers_are_no_clients_and_have_a_sum_of_their_own() -> None:
+    ledger = Ledger(2)
+    ledger.sent_up(1, 10)
+    ledger.sent_between_servers(6)
+    ledger.sent_between_servers(2)
+    expected = {"bytes_up": 10.0, "bytes_down": 0.0, "flops": 0.0}
+    assert ledger.close_round() == expected | {"server_bytes": 8.0}
+    assert ledger.totals.tolist() == [[0.0, 0.0, 0.0], [10.0, 0.0, 0.0]]
+    assert "server_bytes" not in ledger.close_round()
+
+
 def test_attention_is_counted() -> None:
     class Attention(nn.Module):
         @override

@@ -10,6 +10,7 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.standalone import Standalone
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.aspg import ASPG
@@ -177,6 +178,13 @@ def test_rows_of_clients_that_keep_nothing_are_as_many_as_were_ever_there() -> N
     assert found.memory.server == row
     assert found.participants == 2
     assert found.traffic.down == found.traffic.up == 2 * 4 * PARAMETERS[0]
+    assert found.traffic.servers == 0
+
+
+def test_bytes_between_servers_are_a_mean_of_a_round() -> None:
+    alike = [Cohort(4, partial(MLP, hidden=(9,)))]
+    found = planned(FedBCD(2, 1, wait=1), cohorts=alike, rounds=3)
+    assert found.traffic.servers == 2 * 4 * PARAMETERS[0]
 
 
 def test_a_part_that_trains_at_home_may_wait_for_one_rank() -> None:
@@ -252,6 +260,8 @@ def test_the_text_of_many_ranks_is_a_summary() -> None:
 def test_the_text_says_what_is_not_known() -> None:
     found = planned(Standalone())
     assert "at most" not in plan_text(found)
+    clouds = replace(found.traffic, servers=3e6)
+    assert ", between servers 3.00 MB" in plan_text(replace(found, traffic=clouds))
     masked = replace(found.traffic, at_most=True, down=2e6)
     assert "down at most 2.00 MB, up at most 0 B" in plan_text(replace(found, traffic=masked))
     trained = replace(found.traffic, depends=True)

@@ -19,6 +19,7 @@ from lightfed.report.clouds import (
     rounds_figure,
     time_to,
     times_figure,
+    traffic_figure,
 )
 from lightfed.report.compare import comparison_table
 from lightfed.report.groups import Group, grouped, singles
@@ -60,9 +61,10 @@ def _run(
     partition: str = "Diversity",
     data: str = "Digits",
     metric: str = "accuracy",
+    sent: Sequence[float] = (),
     **options: Any,
 ) -> RunFiles:
-    """A run whose global metric is `scores`, measured at `times`."""
+    """A run whose global metric is `scores`, measured at `times`; servers `sent` so many bytes."""
     own = scores if personal is None else personal
     values = {
         "algorithm": algorithm,
@@ -75,7 +77,12 @@ def _run(
     name = f"{name or algorithm}-s{seed}"
     folder = write_run(
         root / name,
-        metrics={f"global/{metric}": scores, f"personal/{metric}": own, "virtual_time": times},
+        metrics={
+            f"global/{metric}": scores,
+            f"personal/{metric}": own,
+            "virtual_time": times,
+            **({"server_bytes": sent} if sent else {}),
+        },
         environment={
             **ENVIRONMENT,
             **{"name": name, "algorithm": algorithm, "dataset": data, "seed": seed},
@@ -211,6 +218,27 @@ def test_seeds_meet_at_their_mean_time_with_a_band(tmp_path: Path) -> None:
     assert all("sample standard deviation" in chart.caption for chart in charts(runs))
 
 
+def test_bytes_between_servers_have_a_chart_of_the_runs_that_have_some(tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path, "FedBCD", (0.1, 0.2), name="b5", wait=5, sent=(1000, 500)),
+        _run(tmp_path, "FedBCD", (0.3, 0.4), name="b10", sent=(2000, 2000)),
+        _run(tmp_path, "CloudFedAvg", (0.5, 0.6), sent=(2000, 2000)),
+        _run(tmp_path, "CloudFedAvg", (0.7, 0.8), name="old", mu=5.0),
+    ]
+    figure = traffic_figure(_only(runs), LIGHT)
+    panels = _panels(figure)
+    assert list(panels) == ["FedBCD: global accuracy", "FedBCD: personal accuracy"]
+    looks = _legend(figure)
+    axes = panels["FedBCD: global accuracy"]
+    assert _lines(axes) == {
+        looks["B/N = 0.5"]: [(1.0, 0.1), (1.5, 0.2)],
+        looks["B/N = 1"]: [(2.0, 0.3), (4.0, 0.4)],
+        looks["FedAvg"]: [(2.0, 0.5), (4.0, 0.6)],
+    }
+    assert panels["FedBCD: personal accuracy"].get_xlabel().endswith("(kB)")
+    assert traffic_figure(_only(runs[1:]), LIGHT) is None  # all of them sync
+
+
 def test_a_round_without_a_measurement_is_no_point(tmp_path: Path) -> None:
     runs = [_run(tmp_path, "FedBCD", (0.1, "", 0.3), (10, 20, 30), wait=3)]
     axes = _panels(times_figure(_only(runs), LIGHT))["FedBCD: global accuracy"]
@@ -234,7 +262,7 @@ def test_diversity_and_active_devices_have_pictures_of_their_own(tmp_path: Path)
     ]
     assert [found.name for found in clouds(runs)] == names
     files = [chart.file for chart in charts(runs)]
-    assert len(set(files)) == len(files) == 10
+    assert len(set(files)) == len(files) == 15
 
 
 def test_two_of_a_method_are_told_by_the_names_of_their_runs(tmp_path: Path) -> None:
@@ -345,7 +373,7 @@ def test_a_comparison_shows_both_charts_and_the_column(tmp_path: Path) -> None:
     assert (tmp_path / "comparison-rounds-digits-diversity-3-q-n-3.png").is_file()
     assert (tmp_path / "comparison-times-digits-diversity-3-q-n-3.png").is_file()
     assert not stale.exists()
-    drawn = [_panels(chart.draw(LIGHT)) for chart in charts(runs)]
+    drawn = [_panels(figure) for chart in charts(runs) if (figure := chart.draw(LIGHT))]
     assert ["sync clouds" in " ".join(panels) for panels in drawn] == [True, False]
     times = {name: row["virtual time to 30.00 %"] for name, row in page.table("run").items()}
     assert times["b3-s0"] == "6 s"

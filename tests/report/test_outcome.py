@@ -33,6 +33,16 @@ def test_the_figures_of_a_known_run(tmp_path: Path) -> None:
     assert outcome.per_client(outcome.bytes_up) == 750
 
 
+def test_bytes_between_servers_are_a_figure_of_runs_that_have_them(tmp_path: Path) -> None:
+    bare = outcome_of(load(write_run(tmp_path / "run")))
+    assert math.isnan(bare.server_bytes)
+    assert "between servers" not in [figure.label for figure in key_figures(bare)]
+    clouds = outcome_of(_load(tmp_path / "clouds", METRICS | {"server_bytes": (500, 700, 800)}))
+    assert (clouds.server_bytes, clouds.sent) == (2000, 9000)
+    (figure,) = [figure for figure in key_figures(clouds) if figure.label == "between servers"]
+    assert figure.value == "2.00 kB"
+
+
 def test_the_figures_of_each_cohort(tmp_path: Path) -> None:
     first, second = outcome_of(load(write_run(tmp_path / "run"))).cohorts
     assert (first.name, first.clients) == ("a", 2)
