@@ -143,7 +143,7 @@ class AspgStepper(SGDStepper):
         if self._clipping is not None:
             for run in self._runs:
                 self._gradient[run].add_(self._point[run] - anchor[run], alpha=gamma)
-            self._clipping([self._gradient])
+            self._clipping(self._parts, range(len(self._parts)))
             gamma = 0.0
         for run in self._runs:
             aspg_step_(

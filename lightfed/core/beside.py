@@ -45,7 +45,10 @@ class Beside(Algorithm):
 
     @abstractmethod
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
-        """The client's network: attributes `shared`, and `losses(x, y)` by the parts' names."""
+        """The client's network: attributes `shared`, and `losses(x, y)` by the parts' names.
+
+        Also `clipped_apart`, the parts that are networks of their own for clipping.
+        """
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:

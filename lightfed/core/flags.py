@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.callbacks import Timer
@@ -12,6 +12,7 @@ from lightfed.core.strategy import FederatedStrategy
 from lightfed.utils.errors import UserError
 
 _ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+Clips = Literal["norm", "value", "network"]
 
 
 def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
@@ -63,14 +64,21 @@ def check_limit(key: str, value: int | float | None, *, least: int) -> None:
         raise UserError(f"trainer.{key}", f"{value} batches", f"give at least {least}")
 
 
-def check_clipping(value: float | None) -> None:
-    """Refuse a limit on gradients that would reverse or void them.
+def check_clipping(value: float | None, algorithm: str) -> None:
+    """Refuse a limit on gradients that would reverse or void them, and a way to keep to none.
 
     Raises:
         UserError: naming the flag.
     """
     if value is not None and not value >= 0:
         raise UserError("trainer.gradient_clip_val", f"{value}", "give a limit above 0, or null")
+    if algorithm not in get_args(Clips):
+        fix = f"choose one of {', '.join(get_args(Clips))}"
+        raise UserError("trainer.gradient_clip_algorithm", f"{algorithm!r}", fix)
+    if algorithm != "norm" and not value:
+        found = f"{algorithm}, where nothing is clipped"
+        fix = "give trainer.gradient_clip_val, or leave it out"
+        raise UserError("trainer.gradient_clip_algorithm", found, fix)
 
 
 def check_strategy(strategy: Any) -> None:

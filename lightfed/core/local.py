@@ -39,14 +39,12 @@ def runtime_of(trainer: "FederatedTrainer") -> Runtime:
     """Precision and clipping of local steps, as the Trainer's flags say."""
     plugin: Any = trainer.precision_plugin
     mixed = isinstance(plugin, MixedPrecision)
-    limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+    limit = trainer.gradient_clip_val
     scaled = mixed and plugin.scaler is not None
     return Runtime(
         trainer=trainer,
         forward_context=plugin.forward_context if mixed else None,
-        clipping=Clipping(float(limit), algorithm.value if algorithm else "norm")
-        if limit
-        else None,
+        clipping=Clipping(float(limit), trainer.clipping) if limit else None,
         scaler=partial(torch.amp.GradScaler, trainer.strategy.root_device.type) if scaled else None,
     )
 
@@ -88,7 +86,7 @@ def client_stepper(
     stepper = make_stepper(
         optimizer,
         schedulers=[],
-        clipping=runtime.clipping,
+        clipping=runtime.clipping and runtime.clipping.of(module, optimizer),
         scaler=runtime.scaler,
         factors=_factors(state, lr_factors or {}),
     )
@@ -199,7 +197,7 @@ def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:
     return make_stepper(
         optimizers[0],
         schedulers=configs,
-        clipping=runtime.clipping,
+        clipping=runtime.clipping and runtime.clipping.of(module, optimizers[0]),
         scaler=runtime.scaler,
         trainable=state.live.trainable,
     )

@@ -10,7 +10,7 @@ cost.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,16 +30,58 @@ GradientHook = Callable[[Params, Params], None]
 
 @dataclass(frozen=True)
 class Clipping:
-    """Gradient clipping of the Trainer: by "norm" (of all parameters) or by "value"."""
+    """Gradient clipping of the Trainer.
+
+    Attributes:
+        limit: of every number, or of the norm.
+        algorithm: by "norm" of all parameters, by "value", or by the norm of each "network".
+        networks: of every parameter the number of its network; empty for a single one.
+    """
 
     limit: float
     algorithm: str = "norm"
+    networks: tuple[int, ...] = ()
 
-    def __call__(self, grads: Params) -> None:
+    def __call__(self, grads: Params, used: Sequence[int]) -> None:
+        """Change gradients in place.
+
+        Args:
+            grads: of some parameters.
+            used: their positions among all parameters.
+        """
         if self.algorithm == "value":
             torch._foreach_clamp_min_(grads, -self.limit)
             torch._foreach_clamp_max_(grads, self.limit)
-            return
+        elif not self.networks:
+            self._scale(grads)
+        else:
+            parts: dict[int, Params] = {}
+            for position, grad in zip(used, grads, strict=True):
+                parts.setdefault(self.networks[position], []).append(grad)
+            for part in parts.values():
+                self._scale(part)
+
+    def of(self, module: nn.Module, optimizer: Optimizer) -> "Clipping":
+        """The same for the parameters of an optimiser, of which those of a module tell networks.
+
+        A module may name parts of it, `clipped_apart`, that are networks of their own; all else
+        together is one more.
+        """
+        if self.algorithm != "network":
+            return self
+        prefixes = [
+            f"{path}.{name}.".lstrip(".")
+            for path, part in module.named_modules()
+            for name in getattr(part, "clipped_apart", ())
+        ]
+        network = {
+            id(p): next((i for i, prefix in enumerate(prefixes) if name.startswith(prefix)), -1)
+            for name, p in module.named_parameters()
+        }
+        order = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        return replace(self, networks=tuple(network.get(p, -1) for p in order))
+
+    def _scale(self, grads: Params) -> None:
         norm = nn.utils.get_total_norm(grads)
         torch._foreach_mul_(grads, torch.clamp(self.limit / (norm + 1e-6), max=1.0))
 
@@ -194,7 +236,7 @@ class SGDStepper(Stepper):
         if self._pull is not None:
             self._pull(grads, used)
         if self._clipping is not None:
-            self._clipping(grads)
+            self._clipping(grads, used)
         if self._weight_decay:
             grads = list(torch._foreach_add(grads, values, alpha=self._weight_decay))
         if self._momentum:
@@ -328,7 +370,7 @@ class OptimizerStepper(Stepper):
         if self._pull is not None:
             self._pull(grads, used)
         if self._clipping is not None:
-            self._clipping(grads)
+            self._clipping(grads, used)
 
 
 def make_stepper(

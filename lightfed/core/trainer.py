@@ -20,6 +20,7 @@ from lightfed.core._lightning import _PATH, _SignalConnector
 from lightfed.core.allocation import check_launch, check_tasks
 from lightfed.core.checkpoint import main_file
 from lightfed.core.flags import (
+    Clips,
     check_at_least_one,
     check_clipping,
     check_devices,
@@ -81,7 +82,7 @@ class FederatedTrainer(Previews):
         enable_progress_bar: bool = True,
         enable_model_summary: bool = False,
         gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        gradient_clip_algorithm: Clips = "norm",
         deterministic: bool | Literal["warn"] = False,
         benchmark: bool | None = None,
         profiler: Profiler | str | None = None,
@@ -116,7 +117,8 @@ class FederatedTrainer(Previews):
             enable_progress_bar: Show rounds, sessions and time left.
             enable_model_summary: Print the server state's modules.
             gradient_clip_val: Limit on the gradients of a local step.
-            gradient_clip_algorithm: By norm of all parameters, or by value.
+            gradient_clip_algorithm: By norm of all parameters of a client; by value; or by norm of
+                each of its networks (PFedMoE, FML, FedKD, FedAPEN), as their authors' code does.
             deterministic: Ask torch for deterministic operations.
             benchmark: cudnn.benchmark.
             profiler: Lightning profiler.
@@ -150,7 +152,8 @@ class FederatedTrainer(Previews):
         check_limit("limit_train_batches", limit_train_batches, least=1)
         check_limit("limit_val_batches", limit_val_batches, least=0)
         check_limit("limit_test_batches", limit_test_batches, least=0)
-        check_clipping(gradient_clip_val)
+        check_clipping(gradient_clip_val, gradient_clip_algorithm)
+        self.clipping: Clips = gradient_clip_algorithm
         check_strategy(strategy)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         check_tasks(
@@ -199,7 +202,7 @@ class FederatedTrainer(Previews):
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
             gradient_clip_val=gradient_clip_val,
-            gradient_clip_algorithm=gradient_clip_algorithm,
+            gradient_clip_algorithm="value" if gradient_clip_algorithm == "value" else "norm",
             deterministic=deterministic or None,
             benchmark=benchmark,
             use_distributed_sampler=False,

@@ -108,6 +108,7 @@ class MixtureClient(nn.Module):
         UserError: key "shared"; the extractors give different numbers of features.
     """
 
+    clipped_apart = ("shared", "gate")
     gate_sums: ClassSums | None = None
 
     def __init__(

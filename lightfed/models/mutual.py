@@ -61,6 +61,8 @@ class FML(nn.Module):
         UserError: key "alpha" or "beta"; outside [0, 1].
     """
 
+    clipped_apart = ("shared",)
+
     def __init__(
         self,
         private: nn.Module,
@@ -119,6 +121,8 @@ class FedKD(nn.Module):
         projection: W_h without bias, private: (B, features of G) -> (B, features of F).
     """
 
+    clipped_apart = ("shared", "projection")
+
     def __init__(
         self, private: SplitNetwork, shared: SplitNetwork, *, form: Form = "separate"
     ) -> None:
@@ -176,6 +180,7 @@ class FedAPEN(nn.Module):
         share: () lambda, a buffer that stays with the client.
     """
 
+    clipped_apart = ("shared",)
     share: Tensor
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:

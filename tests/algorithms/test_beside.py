@@ -21,6 +21,7 @@ from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
 from lightfed.core.fleet import Fleet
+from lightfed.core.optimizer import Clipping
 from lightfed.models.mlp import MLP
 from lightfed.models.prototypes import Inference
 from lightfed.utils.errors import UserError
@@ -134,6 +135,25 @@ def test_participants_start_from_the_shared_network_and_keep_their_own(name: str
         for client in range(len(SIZES)):
             moved = not torch.equal(fed.row(client).floats, before[client])
             assert moved == (client in clients)
+
+
+NETWORKS = {
+    "fedapen": {"private", "shared"},
+    "fml": {"private", "shared"},
+    "fedkd": {"private", "shared", "projection"},
+    "pfedmoe": {"extractor head", "shared", "gate"},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_networks_that_have_a_gradient_norm_of_their_own(name: str) -> None:
+    module = fleet(METHODS[name]()).state(0).module
+    parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    clipping = Clipping(1.0, "network").of(module, SGD([p for _, p in parameters], lr=0.1))
+    found: dict[int, list[str]] = {}
+    for (path, _), network in zip(parameters, clipping.networks, strict=True):
+        found.setdefault(network, []).append(path.split(".")[1])
+    assert {" ".join(dict.fromkeys(parts)) for parts in found.values()} == NETWORKS[name]
 
 
 def test_energy_one_sends_everything() -> None:

@@ -258,6 +258,7 @@ CASES = {
     "pfedmoe": Case(
         partial(PFedMoE, _mlp, gate_units=8, gate_lr=0.5), _mlp, data=joined,
         federation={"optimizer": partial(SGD, lr=0.1)},
+        trainer={"gradient_clip_val": 0.5, "gradient_clip_algorithm": "network"},
     ),
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip

@@ -312,6 +312,17 @@ def test_clipping_acts_on_the_pulled_gradient(algorithm: str, expected: list[flo
     assert trained["frozen"].item() == 1.0
 
 
+def test_every_network_is_clipped_by_its_own_norm() -> None:
+    def loss(module: Any, _: int) -> Tensor:
+        return 6 * module.x[0] + 8 * module.x[1] + 3 * module.y[0]
+
+    module = Module(loss, x=torch.zeros(2), y=torch.zeros(1))
+    aspg = partial(ASPG, lr=1.0, momentum=0.0, box=None)
+    trained = Trained(module, aspg, Clipping(1.0, "network", networks=(0, 1))).run([0])
+    torch.testing.assert_close(trained["x"], torch.tensor([-0.6, -0.8]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(trained["y"], torch.tensor([-1.0]), rtol=1e-5, atol=0)
+
+
 def test_an_old_gradient_does_not_come_back() -> None:
     """`side` is trained in the second step only."""
 

@@ -84,9 +84,16 @@ def test_limits_at_their_edges() -> None:
 
 def test_clipping_at_its_edges() -> None:
     for value in (None, 0.0, 1e-9, float("inf")):
-        check_clipping(value)
+        check_clipping(value, "norm")
     with pytest.raises(UserError, match=r"^trainer\.gradient_clip_val: nan; "):
-        check_clipping(float("nan"))
+        check_clipping(float("nan"), "norm")
+    for algorithm in ("value", "network"):
+        check_clipping(1.0, algorithm)
+        for nothing in (None, 0.0):
+            with pytest.raises(UserError, match=r"^trainer\.gradient_clip_algorithm: .*nothing is"):
+                check_clipping(nothing, algorithm)
+    with pytest.raises(UserError, match=r"^trainer\.gradient_clip_algorithm: 'net'; choose one of"):
+        check_clipping(1.0, "net")
 
 
 @pytest.mark.parametrize("duration", [None, "00:00:00:01", timedelta(hours=1), {"minutes": 3}])

@@ -56,11 +56,59 @@ def test_clipping_is_torchs(algorithm: str, unused: bool, build: Callable[..., O
     assert not torch.equal(free.head.weight, net.head.weight)  # the limit was reached
 
 
+class Apart(Net):
+    """`body` and `side` are networks of their own; the head is all else."""
+
+    clipped_apart = ("body", "side")
+
+
+@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9, weight_decay=1e-3), Adam])
+@pytest.mark.parametrize("unused", [False, True])
+def test_every_network_has_a_norm_of_its_own(unused: bool, build: Callable[..., Optimizer]) -> None:
+    """As code that calls clip_grad_norm_ for each of them."""
+    net, twin, whole = (Apart() for _ in range(3))
+    for model in (net, twin, whole):
+        model.load_state_dict(net_of().state_dict())
+    optimizer = build(net.parameters(), lr=0.05)
+    stepper = make(optimizer, clipping=Clipping(0.7, "network").of(net, optimizer))
+    reset(stepper, net)
+    run_stepper(net, stepper, 4, unused=unused)
+
+    def clip() -> None:
+        for part in (twin.body, twin.side, twin.head):
+            nn.utils.clip_grad_norm_(part.parameters(), 0.7)
+
+    run_torch(twin, build(twin.parameters(), lr=0.05), 4, clip=clip, unused=unused)
+    assert_equal(net, twin)
+    clip_all = partial(CLIPS["norm"], whole)
+    run_torch(whole, build(whole.parameters(), lr=0.05), 4, clip=clip_all, unused=unused)
+    assert not torch.equal(whole.head.weight, net.head.weight)
+
+
+def test_a_client_of_one_network_is_clipped_as_a_whole() -> None:
+    one, other = net_of(), net_of()
+    for net, algorithm in ((one, "norm"), (other, "network")):
+        optimizer = SGD(net.parameters(), lr=0.05, momentum=0.9)
+        stepper = make(optimizer, clipping=Clipping(0.7, algorithm).of(net, optimizer))
+        reset(stepper, net)
+        run_stepper(net, stepper, 4)
+    assert_equal(one, other)
+
+
+def test_networks_are_known_whatever_the_order_of_an_optimiser() -> None:
+    net = nn.ModuleDict({"net": Apart()})
+    params = list(net.parameters())
+    frozen = nn.Parameter(torch.zeros(1))  # of another module
+    groups = [{"params": [*params[4:], frozen]}, {"params": params[:4]}]
+    found = Clipping(0.7, "network").of(net, SGD(groups, lr=0.1)).networks
+    assert found == (-1, -1, -1, 0, 0, 1, 1)
+
+
 def test_small_gradients_are_not_clipped() -> None:
     grads = [torch.tensor([0.3, -0.4]), torch.tensor([0.0])]
-    Clipping(1.0)(grads)
+    Clipping(1.0)(grads, (0, 1))
     assert grads[0].tolist() == torch.tensor([0.3, -0.4]).tolist()
-    Clipping(0.25)(grads)
+    Clipping(0.25)(grads, (0, 1))
     assert torch.linalg.vector_norm(grads[0]).item() == pytest.approx(0.25, rel=1e-4)
 
 
