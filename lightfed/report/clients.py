@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lightfed.report.columns import base_name
 from lightfed.report.heatmap import evenly_spaced
-from lightfed.report.outcome import base_name, client_metric, primary_metric, worst_tenth
+from lightfed.report.outcome import client_metric, primary_metric, worst_tenth
 from lightfed.report.runfiles import Floats, RunFiles
 from lightfed.report.style import (
     Theme,

@@ -18,13 +18,13 @@ import numpy as np
 
 from lightfed.report.charts import FILES, Chart, charts
 from lightfed.report.clouds import common_target, time_to, timed
+from lightfed.report.columns import base_name
 from lightfed.report.groups import Group, common_parent, grouped, singles
 from lightfed.report.markup import document, heading, paragraph, picture, table, title, write_file
 from lightfed.report.method_table import markup, print_methods
 from lightfed.report.methods import Protocol, protocols
 from lightfed.report.outcome import (
     Outcome,
-    base_name,
     mean_and_std,
     outcome_of,
     primary_metric,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightfed.report.outcome import base_name, base_names, primary_metric, traffic
+from lightfed.report.columns import base_name
+from lightfed.report.outcome import base_names, primary_metric, traffic
 from lightfed.report.runfiles import Floats, RunFiles
 from lightfed.report.style import (
     Theme,

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from lightfed.report.outcome import base_name, last, mean_and_std, primary_metric, traffic
+from lightfed.report.columns import base_name
+from lightfed.report.outcome import last, mean_and_std, primary_metric, traffic
 from lightfed.report.runfiles import Floats, RunFiles
 
 SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lightfed.report.columns import KINDS, base_name, is_metric, is_spread, kind_of
 from lightfed.report.runfiles import Evaluation, Floats, RunFiles, whole_number
-from lightfed.report.units import direction, lower_is_better
+from lightfed.report.units import direction, is_share, lower_is_better
 
 NAN = math.nan
 
@@ -133,20 +134,14 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
 def primary_metric(run: RunFiles) -> str:
     """The column that stands for the run: accuracy, else the first metric, else training loss."""
     measured = [name for name, values in run.metrics.items() if np.isfinite(values).any()]
-    for name in ("global/accuracy", "personal/accuracy"):
-        if name in measured:
-            return name
     own = [n for n in measured if _is_mean(n, run) and "loss" not in n.lower()]
-    return own[0] if own else "train_loss"
+    return min(own, key=_rank, default="train_loss")
 
 
-def is_metric(column: str) -> bool:
-    return column.startswith(("global/", "personal/"))
-
-
-def base_name(column: str) -> str:
-    """`personal/accuracy/a` -> `accuracy`; a column outside the two families keeps its name."""
-    return column.split("/", 2)[1] if is_metric(column) else column
+def _rank(column: str) -> tuple[bool, bool, int]:
+    """What stands for a run before others: accuracy by this name, then by another; then by kind."""
+    metric = base_name(column)
+    return metric != "accuracy", not is_share(metric), KINDS.index(kind_of(column))
 
 
 def base_names(run: RunFiles) -> list[str]:
@@ -210,10 +205,9 @@ def worst_tenth(values: Floats, metric: str) -> float:
 
 def _is_mean(column: str, run: RunFiles) -> bool:
     """Whether a column is a metric of the whole run: no cohort's, no spread of another column."""
-    stem = column.removesuffix("_std").removesuffix("_worst10")
-    return (
-        is_metric(column) and column.count("/") == 1 and (stem == column or stem not in run.metrics)
-    )
+    if not is_metric(column) or column in run.cohort_columns:
+        return False
+    return not is_spread(column, run.metrics)
 
 
 def _best(run: RunFiles, column: str) -> tuple[float, int]:
@@ -246,7 +240,9 @@ def _cohorts(run: RunFiles, metric: str) -> tuple[CohortOutcome, ...]:
     if run.evaluation is None:
         means = {name: last(run.series(f"personal/{metric}/{name}")) for name in run.cohorts}
         return tuple(
-            CohortOutcome(name=name, clients=NAN, mean=mean) for name, mean in means.items()
+            CohortOutcome(name=name, clients=NAN, mean=mean)
+            for name, mean in means.items()
+            if math.isfinite(mean)
         )
     members = np.array(run.evaluation.cohort)
     column = client_metric(run.evaluation, metric)

@@ -10,6 +10,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -17,6 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from lightfed.report.columns import of_cohorts
 from lightfed.report.csvrows import CsvRows, damaged
 from lightfed.report.settings import settings
 from lightfed.utils.errors import UserError
@@ -109,12 +111,18 @@ class RunFiles:
     def name(self) -> str:
         return str(self.environment.get("name") or self.folder.absolute().name)
 
-    @property
+    @cached_property
     def cohorts(self) -> tuple[str, ...]:
-        """All cohorts any file names, in natural order: the place of a cohort is its colour."""
+        """As the run recorded them, in natural order: the place of a cohort is its colour."""
         found = set(self.evaluation.cohort) if self.evaluation else set()
-        found |= {name.split("/", 2)[2] for name in self.metrics if _names_cohort(name)}
+        stated = self.environment.get("cohorts")
+        found |= set(stated) if isinstance(stated, dict) else set()
         return tuple(sorted(found, key=natural_order))
+
+    @cached_property
+    def cohort_columns(self) -> frozenset[str]:
+        """What means over single cohorts are called in metrics.csv."""
+        return of_cohorts(self.metrics, self.cohorts)
 
     @property
     def num_clients(self) -> int | None:
@@ -204,10 +212,6 @@ def _load(folder: Path) -> RunFiles:
         environment=_read_environment(folder / "environment.json"),
         config=config.read_text("utf-8", "replace") if config.is_file() else None,
     )
-
-
-def _names_cohort(column: str) -> bool:
-    return column.startswith("personal/") and column.count("/") >= 2
 
 
 def _read_metrics(path: Path) -> tuple[Integers, dict[str, Floats]]:

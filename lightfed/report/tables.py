@@ -164,7 +164,7 @@ def cohort_table(outcome: Outcome) -> TextTable:
 
 def rounds_table(run: RunFiles, newest: int) -> TextTable:
     """The last `newest` rounds, the last one first; no learning rates and no cohorts' means."""
-    names = [n for n in run.metrics if n.count("/") <= 1 and not n.startswith("lr-")]
+    names = [n for n in run.metrics if n not in run.cohort_columns and not n.startswith("lr-")]
     picked = range(len(run.rounds) - 1, max(-1, len(run.rounds) - 1 - newest), -1)
     rows = tuple(
         (str(run.rounds[i]), *(_cell(name, float(run.metrics[name][i])) for name in names))

@@ -4,14 +4,16 @@ A value that was not measured (NaN) is a dash.
 """
 
 import math
+import re
 
 NOTHING = "-"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+ACCURACY = re.compile(r"accuracy|(?<![a-z])acc(?![a-z])")  # and `val/acc`, `top1_acc`
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric lies in 0..1 and reads best in per cent."""
-    return "accuracy" in metric.lower()
+    return ACCURACY.search(metric.lower()) is not None
 
 
 def lower_is_better(metric: str) -> bool:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lightfed.report.columns import base_name
 from lightfed.report.groups import Course, Group
-from lightfed.report.outcome import base_name
 from lightfed.report.runfiles import Floats
 from lightfed.report.style import (
     Theme,

@@ -45,6 +45,7 @@ ENVIRONMENT = {
     "algorithm": "HeteroFL",
     "dataset": "Digits",
     "clients": 4,
+    "cohorts": {"a": 2, "b": 2},
     "rounds": 3,
     "seed": 7,
     "ranks": 2,

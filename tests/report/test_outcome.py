@@ -72,7 +72,12 @@ def test_without_clients_csv_a_cohort_has_its_logged_mean_alone(tmp_path: Path) 
         ({"global/accuracy": ("",), "personal/accuracy": (0.5,)}, "personal/accuracy"),
         ({"global/loss": (1,), "personal/f1_std": (0,), "personal/f1": (1,)}, "personal/f1"),
         ({"personal/pixel_std": (1,), "personal/f1": (0,)}, "personal/pixel_std"),
-        ({"personal/f1/a": (1,), "global/perplexity": (9,)}, "global/perplexity"),
+        ({"personal/f1/a": (1,), "personal/f1": ("",), "global/mse": (9,)}, "global/mse"),
+        ({"global/val/f1": (1,), "personal/val/acc": (0.5,)}, "personal/val/acc"),
+        ({"aggregated/val/acc": (0.5,), "personal/val/acc": (0.5,)}, "personal/val/acc"),
+        ({"global/pace": (1,), "global/top1_acc": (0.5,)}, "global/top1_acc"),
+        ({"personal/pace": (1,), "finetuned/f1": (0.5,)}, "personal/pace"),
+        ({"train/acc": (0.5,), "train_loss": (1,)}, "train_loss"),
         ({"train_loss": (1,), "global/loss": (1,), "lr-SGD": (1,)}, "train_loss"),
     ],
 )

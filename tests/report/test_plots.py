@@ -20,6 +20,7 @@ from lightfed.report.plots import PICTURES, render
 from lightfed.report.runfiles import RunFiles, load
 from lightfed.report.style import DARK, LIGHT, PALETTE, Theme, png_bytes
 from tests.report.make_run import (
+    CLIENTS,
     ENVIRONMENT,
     METRICS,
     write_gates,
@@ -69,6 +70,18 @@ def test_a_picture_is_a_png_with_something_on_it(tmp_path: Path, draw: Draw, the
     assert 0.4 < _share_of(pixels, theme.face) < 0.99 or draw is partition_figure
     assert pixels.std() > 0.03
     assert _share_of(pixels, theme.ink) > 1e-4
+
+
+def test_a_metric_with_a_slash_has_curves_of_its_own_and_of_its_cohorts(tmp_path: Path) -> None:
+    metrics = {name.replace("accuracy", "val/acc"): values for name, values in METRICS.items()}
+    columns = CLIENTS.replace("accuracy", "val/acc")
+    run = load(write_run(tmp_path / "run", metrics=metrics, client_columns=columns))
+    figure = _figure(curves_figure, run)
+    panel = _panel(figure, "Val acc")
+    assert _lines(panel)["global"].tolist() == [[1, 0.5], [3, 0.75]]
+    assert panel.yaxis.get_major_formatter()(0.5) == "50%"
+    assert set(_lines(_panel(figure, "Personal val acc per cohort"))) == {"a", "b"}
+    assert _panel(_figure(clients_figure, run), "Val acc of each client after round 3")
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightfed.report.outcome import base_names, outcome_of
 from lightfed.report.runfiles import load, natural_order
 from lightfed.utils.errors import UserError
-from tests.report.make_run import CLIENTS, EVALUATIONS, METRICS, append, write_run
+from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, METRICS, append, write_run
 
 
 def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
@@ -70,15 +71,35 @@ def test_only_the_metrics_have_to_be_there(tmp_path: Path) -> None:
     )
     assert (run.name, run.evaluation, run.split, run.config) == ("bare", None, None, None)
     assert run.num_clients is None
-    assert run.cohorts == ("a", "b")
+    assert run.cohorts == ()
     assert np.isnan(run.series("no such column")).all()
 
 
 def test_a_quoted_cohort_name_may_hold_a_comma_and_a_slash(tmp_path: Path) -> None:
-    metrics = {"personal/accuracy/wide, 1/2": (0.5,)}
+    metrics = {"personal/accuracy": (0.5,), "personal/accuracy/wide, 1/2": (0.5,)}
     rows = [(1, 0, "wide, 1/2", 3, 0.5, 1.0, 1, 1, 1)]
-    run = load(write_run(tmp_path / "run", metrics=metrics, evaluations=rows))
-    assert run.cohorts == ("wide, 1/2",)
+    told = ENVIRONMENT | {"cohorts": {"wide, 1/2": 1, "narrow": 3}}
+    run = load(write_run(tmp_path / "run", metrics=metrics, evaluations=rows, environment=told))
+    assert run.cohorts == ("narrow", "wide, 1/2")
+    assert base_names(run) == ["accuracy"]
+
+
+def test_cohorts_are_those_that_the_run_recorded_and_no_part_of_a_name(tmp_path: Path) -> None:
+    """`val/acc` is what users of Lightning write."""
+    metrics = {
+        "train/acc": (0.5,), "global/val/acc": (0.5,), "personal/val/acc": (0.5,),
+        "personal/val/acc_std": (0.1,), "personal/val/acc/a": (0.75,),
+        "personal/val/acc/b": (0.25,), "personal/val/loss": (0.5,),
+    }  # fmt: skip
+    run = load(write_run(tmp_path / "run", metrics=metrics, evaluations=None))
+    assert run.cohorts == ("a", "b")
+    assert base_names(run) == ["val/acc", "val/loss"]
+    assert [(c.name, c.mean) for c in outcome_of(run).cohorts] == [("a", 0.75), ("b", 0.25)]
+    alone = {k: v for k, v in metrics.items() if not k.endswith(("/a", "/b"))}
+    told = ENVIRONMENT | {"cohorts": {"acc": 4}}  # the name of the only one
+    run = load(write_run(tmp_path / "alone", metrics=alone, environment=told, evaluations=None))
+    assert (run.cohorts, base_names(run)) == (("acc",), ["val/acc", "val/loss"])
+    assert outcome_of(run).cohorts == ()
 
 
 def test_names_are_in_natural_order() -> None:

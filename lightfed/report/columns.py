@@ -1,0 +1,38 @@
+"""What a column of metrics.csv is: `<kind>/<metric>`, its spread, or its mean over a cohort.
+
+A metric may have slashes of its own, as `val/acc` has, and so may the name of a cohort: which
+cohorts there are is what the run has recorded.
+"""
+
+from collections.abc import Container, Iterable, Sequence
+
+# what was tested: which model, on whose samples; the first that a run has stands for it
+KINDS = ("global", "personal", "local", "trained", "aggregated", "finetuned")
+SPREADS = ("_std", "_worst10")
+
+
+def is_metric(column: str) -> bool:
+    return "/" in column and kind_of(column) in KINDS
+
+
+def kind_of(column: str) -> str:
+    return column.partition("/")[0]
+
+
+def base_name(column: str) -> str:
+    """`personal/val/acc` -> `val/acc`; a column of no kind keeps its name."""
+    return column.partition("/")[2] if is_metric(column) else column
+
+
+def of_cohorts(columns: Iterable[str], cohorts: Sequence[str]) -> frozenset[str]:
+    """Names of the cohorts' means of those columns; a single cohort has none."""
+    if len(cohorts) < 2:
+        return frozenset()
+    return frozenset(
+        f"{name}/{cohort}" for name in columns if is_metric(name) for cohort in cohorts
+    )
+
+
+def is_spread(column: str, columns: Container[str]) -> bool:
+    """Whether it is the deviation, or the worst tenth, of another column."""
+    return any(column.endswith(end) and column.removesuffix(end) in columns for end in SPREADS)
