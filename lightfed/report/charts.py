@@ -93,7 +93,7 @@ STAGES_CAPTION = (
 )
 
 STRATEGIES_CAPTION = (
-    "Each client's own model on its own test samples, mean over the clients: all of them, then "
+    "What each client holds on its own test samples, mean over the clients: all of them, then "
     "those of each version. Dotted: the target that tells the speed."
 )
 FACTORS_CAPTION = (
@@ -116,7 +116,7 @@ TRAFFIC_CAPTION = CLOUDS_CAPTION + (
 )
 
 DIFFERENCES_CAPTION = (
-    "Each client's own model on its own test samples at the last evaluation; a difference is that "
+    "What each client holds on its own test samples at the last evaluation; a difference is that "
     "of two runs of one seed, whose clients hold the same data."
 )
 COSTS_CAPTION = (

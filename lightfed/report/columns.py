@@ -8,6 +8,13 @@ from collections.abc import Container, Iterable, Sequence
 
 # what was tested: which model, on whose samples; the first that a run has stands for it
 KINDS = ("global", "personal", "local", "trained", "aggregated", "finetuned")
+# what the page calls those of clients, but for what they hold, and what it is
+OF_CLIENTS = {
+    "local": ("local", "the global model on a client's own test samples"),
+    "trained": ("as trained", "what a client holds, before aggregation"),
+    "aggregated": ("after aggregation", "what a client holds, before its next session"),
+    "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
+}
 SPREADS = ("_std", "_worst10")
 
 

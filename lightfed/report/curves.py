@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightfed.report.columns import base_name
+from lightfed.report.columns import OF_CLIENTS, base_name, kind_of
 from lightfed.report.outcome import base_names, primary_metric, traffic
 from lightfed.report.runfiles import Floats, RunFiles
 from lightfed.report.style import (
@@ -29,6 +29,8 @@ from lightfed.report.units import is_share, unit_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+LINES = {"trained": ":", "aggregated": ":", "finetuned": "-."}
 
 Panel = Callable[["Axes", RunFiles, Theme], None]
 
@@ -55,6 +57,7 @@ def curve_names(metric: str) -> dict[str, str]:
         f"global/{metric}": "global",
         f"personal/{metric}": "personal, mean",
         f"personal/{metric}_worst10": "personal, worst 10 %",
+        **{f"{kind}/{metric}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
     }
 
 
@@ -143,10 +146,11 @@ def _traffic_panel(axes: Axes, run: RunFiles, theme: Theme, *, metric: str) -> N
 
 
 def _draw(axes: Axes, x: Floats, y: Floats, theme: Theme, *, column: str, label: str) -> None:
-    """The global model in ink, the clients in the accent, their worst tenth dashed."""
+    """The global model in ink, what clients hold in the accent, all but plain means broken."""
     if np.isfinite(x + y).any():
-        colour = theme.ink if column.startswith("global/") else theme.accent
-        line = "--" if column.endswith("_worst10") else "-"
+        kind = kind_of(column)
+        colour = theme.ink if kind in ("global", "local") else theme.accent
+        line = "--" if column.endswith("_worst10") or kind == "local" else LINES.get(kind, "-")
         curve(axes, x, y, colour=colour, label=label, line=line)
 
 

@@ -37,7 +37,7 @@ def notes(protocol: Protocol, asked: float | None) -> list[str]:
     points = "percentage points" if is_share(protocol.metric) else "the metric's own unit"
     source = "what all methods reached in every seed" if asked is None else "as asked"
     return [
-        f"Final {readable(protocol.metric)}: each client's own model on its own test samples, mean "
+        f"Final {readable(protocol.metric)}: what each client holds on its own test samples, mean "
         "over the clients (+- sample standard deviation over seeds); the best has a star. Gains in "
         f"{points}, those of the means.",
         "Kinds as in section 2.1 of the paper of pFedMoE. Rounds, bytes (up and down) and FLOPs of "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lightfed.report.columns import KINDS, base_name, is_metric, is_spread, kind_of
+from lightfed.report.columns import KINDS, OF_CLIENTS, base_name, is_metric, is_spread, kind_of
 from lightfed.report.runfiles import Evaluation, Floats, RunFiles, whole_number
 from lightfed.report.units import direction, is_share, lower_is_better
 
@@ -24,7 +24,8 @@ class CohortOutcome:
     Attributes:
         name: of the cohort.
         clients: how many were evaluated, NaN where only their mean is known.
-        mean: of the metric over the clients.
+        mean: of the metric over the clients, each with what it holds.
+        local: the same of the global model on the clients' samples.
         std: population standard deviation over the clients.
         worst10: mean over the worst tenth of the clients.
         bytes_up: mean over the clients, since the start of the run; bytes_down and flops likewise.
@@ -36,6 +37,7 @@ class CohortOutcome:
     mean: float
     std: float = NAN
     worst10: float = NAN
+    local: float = NAN
     bytes_up: float = NAN
     bytes_down: float = NAN
     flops: float = NAN
@@ -53,9 +55,10 @@ class Outcome:
         planned: rounds the run was set up for, None where that is not known.
         clients: in the federation, None where that is not known.
         overall: the metric of the global model.
-        personal: mean over the clients, each with its own model and its own test samples.
+        personal: mean over the clients of what each holds, on its own test samples.
         personal_std: its standard deviation over the clients.
         worst10: mean over the worst tenth of the clients.
+        of_clients: mean and standard deviation over the clients by kind, of `OF_CLIENTS`.
         best: the best value of the primary column, reached in round `best_round`.
         train_loss: the last finite one, of round `train_loss_round`.
         bytes_up: of all clients and rounds; bytes_down and flops likewise.
@@ -76,6 +79,7 @@ class Outcome:
     personal: float
     personal_std: float
     worst10: float
+    of_clients: dict[str, tuple[float, float]]
     best: float
     best_round: int
     train_loss: float
@@ -115,6 +119,11 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
         personal=last(run.series(f"personal/{metric}")),
         personal_std=_personal_std(run, metric),
         worst10=_personal_worst10(run, metric),
+        of_clients={
+            kind: (last(mean), last(run.series(f"{kind}/{metric}_std")))
+            for kind in OF_CLIENTS
+            if np.isfinite(mean := run.series(f"{kind}/{metric}")).any()
+        },
         best=best,
         best_round=best_round,
         train_loss=last(run.series("train_loss")),
@@ -266,6 +275,7 @@ def _cohort(
         mean=mean(metric),
         std=float(scores.std()) if len(scores) else NAN,
         worst10=worst_tenth(scores, metric or ""),
+        local=mean(f"local/{metric}"),
         bytes_up=mean("bytes_up"),
         bytes_down=mean("bytes_down"),
         flops=mean("flops"),

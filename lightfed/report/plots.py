@@ -50,8 +50,8 @@ PICTURES = (
     Picture(
         file="curves.png",
         heading="Course of the run",
-        caption="Personal: each client's own model on its own test samples; the band is one "
-        "standard deviation over the clients. Bytes are those the algorithm sends, of all clients.",
+        caption="Personal: what a client holds on its own test samples; the band is one standard "
+        "deviation over the clients. Bytes are those the algorithm sends, of all clients.",
         missing="No curves: fewer than two rounds were measured.",
         draw=curves_figure,
     ),

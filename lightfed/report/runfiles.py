@@ -125,6 +125,13 @@ class RunFiles:
         return of_cohorts(self.metrics, self.cohorts)
 
     @property
+    def holds(self) -> str:
+        """What a client tests as its own, and when, as its algorithm says."""
+        holds = str(self.environment.get("personal") or "what a client holds")
+        moments = {"aggregated": ", after aggregation", "trained": ", as its session left it"}
+        return holds + moments.get(str(self.environment.get("evaluate_at")), "")
+
+    @property
     def num_clients(self) -> int | None:
         """From the partition, else from the environment, else from the last evaluation."""
         if self.split is not None:

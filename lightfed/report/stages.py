@@ -1,9 +1,8 @@
 """A metric after aggregation and after local training, over rounds: two lines for each method.
 
-A method without a server measures its clients twice a round: `aggregated/` before their local
-training, `personal/` after it. Of a method with a server, `personal/` is the server's model on the
-clients' own test samples, and `finetuned/`, where the run measured it, a client's copy of that
-model after a session on the client's own data.
+A run may measure its clients at both moments: `personal/` at one of them, and `aggregated/` or
+`trained/` at the other. Of a method whose clients keep nothing, `finetuned/`, where the run
+measured it, is the server's model after a session on the client's own data.
 """
 
 from __future__ import annotations
@@ -117,11 +116,13 @@ def _stages(data: str, members: Sequence[tuple[int, Group]]) -> Stages:
 
 def _columns(group: Group, metric: str) -> dict[str, str]:
     """Where the runs of a group hold each stage."""
-    aggregated, personal, finetuned = (
-        f"{kind}/{metric}" for kind in ("aggregated", "personal", "finetuned")
+    aggregated, trained, personal, finetuned = (
+        f"{kind}/{metric}" for kind in ("aggregated", "trained", "personal", "finetuned")
     )
     if _measured(group, aggregated):
         columns = {AGGREGATED: aggregated, TRAINED: personal}
+    elif _measured(group, trained):
+        columns = {AGGREGATED: personal, TRAINED: trained}
     elif _sends(group):
         columns = {AGGREGATED: personal, TRAINED: finetuned}
     else:  # clients that train alone never aggregate

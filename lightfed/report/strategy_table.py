@@ -111,7 +111,7 @@ class StrategyTable:
         versions = "; ".join(f"{family} {', '.join(found)}" for family, found in families.items())
         target = f"what {BASELINE} reached in the end" if self.asked is None else f"{self.asked:g}"
         return [
-            f"Final {told}: each client's own model on its own test samples, mean over the clients "
+            f"Final {told}: what each client holds on its own test samples, mean over the clients "
             "(+- sample standard deviation over seeds). The best strategy of a setting and version "
             f"is told {best}.",
             f"V1 and so on: {versions}.",

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from lightfed.report.outcome import outcome_of
 from lightfed.report.runfiles import load
-from lightfed.report.tables import TextTable, cohort_table, headline, key_figures
+from lightfed.report.tables import TextTable, cohort_table, headline, key_figures, measured
 
 WIDTH_OF_A_FILE = 240
 BORDER = 3  # blanks and rule of a column
-COHORT_SPARE = ("std", "down / client", "compute / client", "stored / client")
+COHORT_SPARE = ("std", "worst 10 %", "down / client", "compute / client", "stored / client")
 
 
 def print_summary(run: Path) -> None:
@@ -32,6 +32,8 @@ def print_summary(run: Path) -> None:
     if files.synthetic:
         print_line(console, "synthetic data")
     print_table(console, TextTable(("figure", "final", "note"), rows), left=(0, 2), spare=("note",))
+    if text := measured(files, outcome):
+        print_line(console, text)
     if outcome.cohorts:
         print_table(console, cohort_table(outcome), spare=COHORT_SPARE)
     page = run / "index.html"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightfed.report.columns import OF_CLIENTS
 from lightfed.report.outcome import Outcome
 from lightfed.report.runfiles import RunFiles, whole_number
 from lightfed.report.units import (
@@ -87,6 +88,13 @@ def headline(run: RunFiles, outcome: Outcome) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def measured(run: RunFiles, outcome: Outcome) -> str:
+    """What the clients' own figures are of, in a sentence; empty if there are none."""
+    if math.isnan(outcome.personal):
+        return ""
+    return f"Personal: {run.holds}, on the client's own test samples."
+
+
 def key_figures(outcome: Outcome) -> list[Figure]:
     """The final figures, those that were measured."""
     metric, name = outcome.metric, readable(outcome.metric)
@@ -105,6 +113,12 @@ def key_figures(outcome: Outcome) -> list[Figure]:
             best if outcome.primary.startswith("personal/") else spread,
         ),
         Figure(f"worst 10 % {name}", metric_text(metric, outcome.worst10), "mean of that tenth"),
+        *(
+            Figure(
+                f"{OF_CLIENTS[kind][0]} {name}", spread_text(metric, *values), OF_CLIENTS[kind][1]
+            )
+            for kind, values in outcome.of_clients.items()
+        ),
         Figure(
             "train loss",
             metric_text("loss", outcome.train_loss),
@@ -137,13 +151,14 @@ def rounds_text(outcome: Outcome) -> str:
 
 
 def cohort_table(outcome: Outcome) -> TextTable:
-    """One row per cohort; bytes and FLOPs are means over its clients.
+    """One row per cohort: what its clients hold, and where that differs, the global model.
 
-    Those sent and spent count from the start of the run.
+    Bytes and FLOPs are means over its clients; those sent and spent count from the start of the
+    run.
     """
     metric = outcome.client_metric or ""
     name = readable(metric) or "metric"
-    headers = ("cohort", "clients", name, "std", "worst 10 %", "up / client", "down / client")
+    headers = ("cohort", "clients", name, "std", "worst 10 %", "of the global model")
     rows = tuple(
         (
             cohort.name,
@@ -151,6 +166,7 @@ def cohort_table(outcome: Outcome) -> TextTable:
             metric_text(metric, cohort.mean),
             metric_text(metric, cohort.std),
             metric_text(metric, cohort.worst10),
+            metric_text(metric, cohort.local),
             bytes_text(cohort.bytes_up),
             bytes_text(cohort.bytes_down),
             flops_text(cohort.flops),
@@ -158,7 +174,7 @@ def cohort_table(outcome: Outcome) -> TextTable:
         )
         for cohort in outcome.cohorts
     )
-    costs = ("compute / client", "stored / client")
+    costs = ("up / client", "down / client", "compute / client", "stored / client")
     return TextTable((*headers, *costs), rows).without_empty_columns()
 
 
