@@ -96,7 +96,8 @@ class FedBCD(Algorithm):
             wait: B, servers that the coordinator waits for; less than all is the async protocol.
                 All by default: the sync one.
             gamma: Weight of the pull between a device and its server; of a list, device i has
-                entry i mod length.
+                entry i mod length. A device of 0 trains alone, and nothing is sent; where all do,
+                there is no global model.
             server_lr: eta_z.
             server_step: Divide the server's step by the sum of gamma (mean), or not (sum), as
                 eq. (5) and (6) are written.
@@ -208,7 +209,7 @@ class FedBCD(Algorithm):
         for server in clock.idle:
             self._phases[server] = phase = self.phase(fed, server, t)
             self.queue[server] = torch.tensor(phase.active)
-            fed.show(self._model(server), phase.active)  # z_n to the active devices
+            fed.show(self._model(server), self._pulled(phase.active))  # z_n
         self._devices(fed, t)  # eq. (4)
         first = clock.advance([self._phases[n].busy for n in clock.idle])  # V
         fed.relay(self._model(0), self._messages(first))
@@ -220,6 +221,10 @@ class FedBCD(Algorithm):
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
         """Q_n, K_i and how long it takes."""
         return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
+
+    def _pulled(self, devices: Sequence[int]) -> list[int]:
+        """Those that hear their server, and send to it: the others train alone."""
+        return [i for i in devices if self.gamma(i) > 0]
 
     def _devices(self, fed: Fleet, t: int) -> None:
         """Sessions of the devices whose servers start a phase."""
@@ -233,6 +238,8 @@ class FedBCD(Algorithm):
 
     def _messages(self, first: list[int]) -> int:
         """Models that travel between the servers, or to a coordinator and back."""
+        if not any(self.gammas):
+            return 0
         if self.mixing is not None:
             return int(np.count_nonzero(self.mixing - np.diag(np.diag(self.mixing))))
         return self.hierarchy.messages(first)
@@ -285,14 +292,14 @@ class FedBCD(Algorithm):
         """
         mean = self._scratch[0]
         mean.row.copy_(default.row)
-        gammas = {i: self.gamma(i) for i in devices if self.gamma(i) > 0}
+        gammas = {i: self.gamma(i) for i in self._pulled(devices)}
         pulling = fed.merge(list(gammas), into=mean, weights=_whole(gammas), sent=sent)
         return {i: gammas[i] for i in pulling}
 
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
         """Devices of servers, whose models these know; and those of them that have just sent."""
         devices = [i for n in servers for i in self.hierarchy.devices(n, fed.clients)]
-        return devices, [i for n in servers for i in self.queue[n].tolist()]
+        return devices, self._pulled([i for n in servers for i in self.queue[n].tolist()])
 
     def _gap(self, fed: Fleet) -> Tensor:
         """(P,) float64: sum_n sum_i gamma_i (z_n - x_i) of theorem 1, over all servers."""
@@ -386,7 +393,7 @@ class FedBCD(Algorithm):
 
     @override
     def evaluated_server(self, fed: Fleet, server: int) -> L.LightningModule | None:
-        return fed.bind_model(self._model(server))
+        return fed.bind_model(self._model(server)) if any(self.gammas) else None
 
     @override
     def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:

@@ -130,5 +130,5 @@ class FedBCDI(FedBCD):
 
     @override
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
-        sent = [i for n in servers for i in self.queue[n].tolist()]
+        _, sent = super()._stored(fed, servers)
         return sent, sent

@@ -41,7 +41,8 @@ TIME = "virtual_time"
 BYTES = "server_bytes"
 NAMES = {"FedBCD": "FedBCD", "FedBCDI": "FedBCD-I", "CloudFedAvg": "FedAvg"}
 PROXIMAL = "FedProx"  # CloudFedAvg with mu > 0
-PLACES = {name: i for i, name in enumerate((*NAMES.values(), PROXIMAL))}  # of their colours
+ALONE = "Standalone"  # FedBCD or FedBCD-I with gamma = 0: the same devices, and nothing is sent
+PLACES = {name: i for i, name in enumerate((*NAMES.values(), PROXIMAL, ALONE))}  # of their colours
 SHARE_PLACES = {0.3: 0, 0.5: 1, 0.7: 2, 1.0: 3}  # of B/N in the paper, their colours
 DASHES = ("-", "--", ":", "-.")
 QUIET = (colour_of(8), colour_of(5))  # of what does not wait for B
@@ -76,7 +77,7 @@ class Cloud:
 
     @property
     def waits(self) -> bool:
-        """Whether B is a choice: one model for all is always sync."""
+        """Whether B is a choice: not for one model for all, which is sync, and for none."""
         return self.method in ("FedBCD", "FedBCD-I")
 
     def course(self, column: str, along: Along) -> tuple[Course, Floats]:
@@ -229,6 +230,8 @@ def _cloud(group: Group, told: Mapping[str, str]) -> Cloud | None:
         return None
     if method == "FedAvg" and float(told.get(f"{_INIT}.mu", 0)) > 0:
         method = PROXIMAL
+    if told.get(f"{_INIT}.gamma") in ("0", "0.0"):
+        method = ALONE
     return Cloud(group, method, servers, _number(told.get(f"{_INIT}.wait")) or servers)
 
 

@@ -80,12 +80,12 @@ class Oracle:
                 phase = self.algorithm.hierarchy.phase(n, t, clients=self.devices, seed=self.seed)
                 self.busy[n] = self.now + phase.busy, phase
                 self._start(n, phase)
-                down += len(phase.active)
+                down += self._pulled(phase)
         order = sorted(self.busy, key=lambda n: (self.busy[n][0], n))
         first = sorted(order[: self.algorithm.wait])
         self.now = self.busy[order[self.algorithm.wait - 1]][0]
         gap = sum(self._sum(n, self.z[n]) for n in range(self.servers))
-        up = sum(len(self.busy[n][1].active) for n in first)
+        up = sum(self._pulled(self.busy[n][1]) for n in first)
         self._step(first, t)
         for n in first:
             del self.busy[n]
@@ -96,8 +96,14 @@ class Oracle:
             "server_bytes": self._messages(first) * ROW_BYTES,
         }  # fmt: skip
 
+    def _pulled(self, phase: Phase) -> int:
+        """Active devices that have a pull: nobody talks to the others."""
+        return sum(self.algorithm.gamma(i) > 0 for i in phase.active)
+
     def _messages(self, first: list[int]) -> int:
         """A model up and one down for each of several servers, or one along each edge."""
+        if not any(self.algorithm.gammas):
+            return 0
         if self.algorithm.mixing is None:
             return 2 * len(first) * (self.servers > 1)
         edges = [(n, m) for n in range(self.servers) for m in range(self.servers) if n != m]

@@ -50,7 +50,10 @@ def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> No
         metrics = run_round(together, t)
         run_round(alone, t)
         assert metrics["server_gap"] == 0.0
+        assert metrics["bytes_up"] == metrics["bytes_down"] == 0.0
+        assert "server_bytes" not in metrics
     assert torch.equal(rows(together), rows(alone))
+    assert algorithm.evaluated(together, None) is None  # nobody has trained a global model
     assert torch.equal(servers(together), before)
     assert not torch.equal(rows(together)[0], before[0])
 
@@ -393,6 +396,15 @@ def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) 
     expected = 1 - 0.25 * pulls / (3 if step == "mean" else 1)
     assert servers(fed)[0, 0].item() == pytest.approx(expected, rel=1e-6)
     assert metrics["server_gap"] == pytest.approx(-pulls, rel=1e-6)
+
+
+def test_to_a_device_without_a_pull_nothing_is_sent() -> None:
+    """All six are active; the last three have gamma 0."""
+    fed = fleet(FedBCD(1, 6, gamma=[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
+    metrics = run_round(fed, 0)
+    size = 4 * fed.cohorts[0].layout.floats.numel
+    assert metrics["bytes_down"] == metrics["bytes_up"] == 3 * size
+    assert fed.ledger.totals[:, :2].tolist() == [[size, size]] * 3 + [[0.0, 0.0]] * 3
 
 
 @pytest.mark.parametrize(

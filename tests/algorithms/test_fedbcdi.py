@@ -160,6 +160,7 @@ def test_gamma_zero_trains_devices_alone(caplog: pytest.LogCaptureFixture) -> No
         run_round(alone, t)
     assert torch.equal(rows(together), rows(alone))
     assert metrics["participants"] == 6.0
+    assert metrics["bytes_up"] == metrics["bytes_down"] == 0.0
 
 
 def test_a_round_in_which_all_pause() -> None:

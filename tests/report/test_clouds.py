@@ -38,6 +38,7 @@ model:
       active: {active}
       wait: {wait}
       mu: {mu}
+      gamma: {gamma}
   seed: {seed}
 data:
   dataset: {data}
@@ -46,7 +47,7 @@ data:
     init_args:
       classes: {classes}
 """
-OPTIONS = {"servers": 10, "active": 3, "wait": "null", "mu": 0.0, "classes": 3}
+OPTIONS = {"servers": 10, "active": 3, "wait": "null", "mu": 0.0, "gamma": 1.0, "classes": 3}
 
 
 def _run(
@@ -156,6 +157,30 @@ def test_sync_clouds_stand_side_by_side_over_rounds(tmp_path: Path) -> None:
     assert list(looks) == list(points)
     for axes in panels.values():
         assert _lines(axes) == {looks[name]: course for name, course in points.items()}
+
+
+def test_devices_without_a_pull_are_standalone(tmp_path: Path) -> None:
+    """They stand beside all methods, have no global model, and send nothing between servers."""
+    runs = [
+        _run(tmp_path, "FedBCD", (0.1, 0.2), name="b5", wait=5, sent=(10, 10)),
+        _run(tmp_path, "FedBCD", (0.3, 0.4), sent=(20, 20)),
+        _run(tmp_path, "FedBCD", ("", ""), personal=(0.5, 0.6), gamma=0.0, name="alone"),
+        _run(tmp_path, "CloudFedAvg", (0.7, 0.8), sent=(20, 20)),
+        _run(tmp_path, "CloudFedAvg", (0.8, 0.9), name="tuned", servers=5, sent=(20, 20)),
+    ]
+    found = _only(runs)
+    figure = rounds_figure(found, LIGHT)
+    looks = _legend(figure)
+    names = ["FedBCD", "FedAvg (CloudFedAvg-s0)", "FedAvg (tuned-s0)", "Standalone"]
+    assert list(looks) == names
+    assert len(set(looks.values())) == len(names)
+    panels = _panels(figure)
+    assert _lines(panels["personal accuracy, sync clouds"])[looks["Standalone"]] == [
+        (1, 0.5), (2, 0.6),
+    ]  # fmt: skip
+    assert looks["Standalone"] not in _lines(panels["global accuracy, sync clouds"])
+    assert "Standalone" in _legend(times_figure(found, LIGHT))
+    assert "Standalone" not in _legend(traffic_figure(found, LIGHT))
 
 
 def test_each_quantity_has_a_panel_of_its_own(tmp_path: Path) -> None:
