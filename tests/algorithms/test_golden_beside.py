@@ -83,9 +83,9 @@ def planted(algorithm: Algorithm, values: Callable[[int], Values]) -> None:
     algorithm.session_start = start  # type: ignore[method-assign]
 
 
-def agree(layout: ModelLayout, row: Row, expected: Values) -> bool:
+def agree(layout: ModelLayout, row: Row, expected: Values, bound: float = 1e-6) -> bool:
     views = layout.floats.views(row.floats)
-    return all(torch.allclose(views[n], v, rtol=1e-5, atol=1e-6) for n, v in expected.items())
+    return all(torch.allclose(views[n], v, rtol=0, atol=bound) for n, v in expected.items())
 
 
 def holds(fleet: Fleet, expected: Values) -> bool:
@@ -93,8 +93,8 @@ def holds(fleet: Fleet, expected: Values) -> bool:
     return agree(fleet.cohorts[0].layout, fleet.row(0), expected)
 
 
-def server_holds(model: ServerModel, expected: Values) -> bool:
-    return agree(model.layout, model.row, expected)
+def server_holds(model: ServerModel, expected: Values, bound: float = 1e-6) -> bool:
+    return agree(model.layout, model.row, expected, bound)
 
 
 def one_client(
@@ -163,7 +163,8 @@ def test_fedkd_and_its_upload(form: Any, same: bool) -> None:
     private = {n: v for n, v in after.items() if not n.startswith("net.shared.")}
     assert holds(fleet, private) == same
     uploaded = recorded(HTFLLIB, f"{case}/uploaded_recovered", "net.shared.")
-    assert server_holds(algorithm.model, uploaded) == same
+    # Singular values and vectors in float32: measured 7e-7.
+    assert server_holds(algorithm.model, uploaded, 5e-6) == same
 
 
 def common(case: str, kind: str, size: int, when: str) -> ClassMeans:
@@ -184,7 +185,7 @@ def exchange(algorithm: FD | FedProto, case: str, kind: str, part: str) -> tuple
     algorithm.seen.copy_(given.seen)
     run_round(fleet, 0)
     assert torch.equal(algorithm.seen, upload.seen)
-    same = torch.allclose(algorithm.values, upload.values, rtol=1e-5, atol=1e-6)
+    same = torch.allclose(algorithm.values, upload.values, rtol=0, atol=1e-6)
     return holds(fleet, recorded(HTFLLIB, f"{case}/after", part)), same
 
 
@@ -265,7 +266,7 @@ def test_pfedmoe() -> None:
     after = mixture("after")
     assert len(after) > 15
     for name, value in after.items():
-        torch.testing.assert_close(views[name], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(views[name], value, rtol=1e-6, atol=1e-6)
     shared = {n: v for n, v in after.items() if n.startswith("net.shared.")}
     assert server_holds(algorithm.model, shared)
 
@@ -306,7 +307,8 @@ def test_htfllibs_mean_of_prototypes() -> None:
     run_round(fleet, 0)
     assert algorithm.seen.tolist() == [True, True, True, False]
     for c in range(3):
-        torch.testing.assert_close(algorithm.values[c], HTFLLIB[f"proto_agg/out/{c}"])
+        expected = HTFLLIB[f"proto_agg/out/{c}"]
+        torch.testing.assert_close(algorithm.values[c], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("weights", "same"), [("samples", True), ("uniform", False)])

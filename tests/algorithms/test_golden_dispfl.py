@@ -88,9 +88,9 @@ def test_golden_training_loop(name: str) -> None:
             trained = row_of(golden, f"{at}/train_mask", layout) != 0
             assert torch.equal(unpack_mask(algorithm.masks[client]), trained), at
             start = row_of(golden, f"{at}/start", layout)
-            torch.testing.assert_close(algorithm.starts[client], start, rtol=0, atol=1e-4)
+            torch.testing.assert_close(algorithm.starts[client], start, rtol=0, atol=1e-6)
             end = row_of(golden, f"{at}/end", layout)
-            torch.testing.assert_close(fleet.row(client).floats, end, rtol=0, atol=1e-4)
+            torch.testing.assert_close(fleet.row(client).floats, end, rtol=0, atol=1e-6)
         log = [entry["comm_params"] for entry in about["log"] if entry["round"] == t]
         assert metrics["counted_parameters"] == sum(log)
         for client, mask in masks_after(algorithm, fleet, t).items():
@@ -180,10 +180,11 @@ def test_golden_masked_sgd(momentum: float) -> None:
     )  # fmt: skip
     state.session.train(row, work)
     after = row_of(golden, f"after_mom{momentum}", state.layout)
-    torch.testing.assert_close(row.floats, after, rtol=0, atol=1e-4)
+    # Six long steps, to weights of 8: measured 6e-7. What that makes of the gradient: 8e-6.
+    torch.testing.assert_close(row.floats, after, rtol=0, atol=3e-6)
     gradient = state.session.gradient(row, batches[0])
     screened = row_of(golden, f"screen_grad_mom{momentum}", state.layout)
-    torch.testing.assert_close(gradient.abs(), screened.abs(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(gradient.abs(), screened.abs(), rtol=0, atol=4e-5)
 
 
 ERK = json.loads((GOLDEN / "dispfl/erk.json").read_text())

@@ -66,11 +66,11 @@ def test_golden_run(name: str) -> None:
         assert metrics["virtual_time"] == pytest.approx(logged["runtime"], rel=1e-12)
         for device in range(DEVICES):
             expected = row_of(vectors, f"r{t}/para_device/{device}", layout)
-            torch.testing.assert_close(fleet.row(device).floats, expected, rtol=0, atol=1e-5)
+            torch.testing.assert_close(fleet.row(device).floats, expected, rtol=0, atol=1e-6)
         for server in range(SERVERS):
             expected = row_of(vectors, f"r{t}/para_server/{server}", layout)
             found = algorithm._model(server).floats
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 class RecordedProx(CloudFedAvg):
@@ -96,4 +96,4 @@ def test_golden_prox() -> None:
         run_round(fleet, t)
         for device in range(DEVICES):
             expected = row_of(vectors, f"r{t}/para_set/{device}", layout)
-            torch.testing.assert_close(algorithm.model.floats, expected, rtol=0, atol=1e-5)
+            torch.testing.assert_close(algorithm.model.floats, expected, rtol=0, atol=1e-6)

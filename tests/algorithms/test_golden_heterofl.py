@@ -63,10 +63,13 @@ class Local:
         return module.train()
 
 
-def assert_close(found: Tensor, expected: Tensor, bound: float) -> None:
-    """The released code sums in float32, in orders of its own."""
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= bound
+def assert_close(found: Tensor, expected: Tensor, bound: float = 1e-6) -> None:
+    """The released code sums in float32, in orders of its own.
+
+    Weights, losses and statistics differ by 2e-7; logits and gradients, behind divisions by small
+    variances, by up to 1.5e-6: it depends on the instructions of the CPU.
+    """
+    torch.testing.assert_close(found, expected, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -75,8 +78,8 @@ def test_the_forward_pass_is_the_released_codes(masked: bool) -> None:
     x, y = local.batches[0]
     scores = local.module(masked=masked)(x)
     recorded = "fwd_train_masked" if masked else "fwd_train_nomask"
-    assert_close(scores, local.tensors[f"{recorded}/score"], 1e-5)
-    assert_close(F.cross_entropy(scores, y), local.tensors[f"{recorded}/loss"], 1e-5)
+    assert_close(scores, local.tensors[f"{recorded}/score"], 5e-6)
+    assert_close(F.cross_entropy(scores, y), local.tensors[f"{recorded}/loss"])
     absent = [label for label in range(6) if label not in local.settings["labels"]]
     assert (not scores[:, absent].any()) == masked
 
@@ -84,7 +87,7 @@ def test_the_forward_pass_is_the_released_codes(masked: bool) -> None:
 def test_in_evaluation_the_scaler_is_off_and_batches_normalise_themselves() -> None:
     local = Local()
     module = local.module(masked=False).eval()
-    assert_close(module(local.batches[0][0]), local.tensors["fwd_eval_nomask/score"], 1e-5)
+    assert_close(module(local.batches[0][0]), local.tensors["fwd_eval_nomask/score"], 5e-6)
 
 
 def test_the_gradients_are_the_released_codes() -> None:
@@ -95,7 +98,7 @@ def test_the_gradients_are_the_released_codes() -> None:
     assert isinstance(loss, Tensor)
     for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
         recorded = local.tensors[f"grad_train_masked/{name.removeprefix('net.')}"]
-        assert_close(gradient, recorded, 1e-5)
+        assert_close(gradient, recorded, 5e-6)
 
 
 def test_a_local_session_is_the_released_codes() -> None:
@@ -107,8 +110,7 @@ def test_a_local_session_is_the_released_codes() -> None:
     assert local.state.session is not None
     local.state.session.train(local.row, work)
     for name, value in local.state.layout.floats.views(local.row.floats).items():
-        # Six steps with momentum and clipping: the bound of the golden files' own re-derivation.
-        assert_close(value, local.tensors[f"after_local/{name.removeprefix('net.')}"], 1e-4)
+        assert_close(value, local.tensors[f"after_local/{name.removeprefix('net.')}"])
     assert (local.row.floats - start).abs().max() > 1e-2
 
 
@@ -141,7 +143,7 @@ def test_static_statistics_are_the_released_codes() -> None:
     checked = [n for n in static.tensors if n.startswith("sbn/") and "running" in n]
     assert len(checked) == 8
     for name in checked:
-        assert_close(state[f"net.{name.removeprefix('sbn/')}"], static.tensors[name], 1e-5)
+        assert_close(state[f"net.{name.removeprefix('sbn/')}"], static.tensors[name])
 
 
 @torch.no_grad()
@@ -149,9 +151,9 @@ def test_evaluation_is_the_released_codes() -> None:
     static = Static()
     x, y = static.tensors["x"][:12], static.tensors["y"][:12]
     scores = static.module(None)(x)
-    assert_close(scores, static.tensors["eval/score"], 1e-5)
-    assert_close(F.cross_entropy(scores, y), static.tensors["eval/loss"], 1e-5)
-    assert_close(static.module(1)(x), static.tensors["eval_masked_1_4/score"], 1e-5)
+    assert_close(scores, static.tensors["eval/score"], 5e-6)
+    assert_close(F.cross_entropy(scores, y), static.tensors["eval/loss"])
+    assert_close(static.module(1)(x), static.tensors["eval_masked_1_4/score"], 5e-6)
 
 
 def test_evaluation_leaves_the_server_as_it_was() -> None:

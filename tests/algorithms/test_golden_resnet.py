@@ -80,8 +80,12 @@ class Local:
         return module.train()
 
 
-def assert_close(found: Tensor, expected: Tensor, bound: float) -> None:
-    """The released code sums in float32, in orders of its own."""
+def assert_close(found: Tensor, expected: Tensor, bound: float = 1e-6) -> None:
+    """The released code sums in float32, in orders of its own.
+
+    Weights, losses and statistics differ by 2e-7; logits and gradients, behind divisions by small
+    variances, by up to 1.5e-6: it depends on the instructions of the CPU.
+    """
     torch.testing.assert_close(found, expected, rtol=0, atol=bound)
 
 
@@ -98,8 +102,8 @@ def test_the_forward_pass_is_the_released_codes(masked: bool) -> None:
     x, y = local.batches[0]
     scores = local.module(masked=masked)(x)
     recorded = "fwd_train_masked" if masked else "fwd_train_nomask"
-    assert_close(scores, local.tensors[f"{recorded}/score"], 1e-5)
-    assert_close(F.cross_entropy(scores, y), local.tensors[f"{recorded}/loss"], 1e-5)
+    assert_close(scores, local.tensors[f"{recorded}/score"], 5e-6)
+    assert_close(F.cross_entropy(scores, y), local.tensors[f"{recorded}/loss"])
     absent = [label for label in range(6) if label not in local.settings["labels"]]
     assert (not scores[:, absent].any()) == masked
 
@@ -107,7 +111,7 @@ def test_the_forward_pass_is_the_released_codes(masked: bool) -> None:
 def test_in_evaluation_the_scaler_is_off_and_batches_normalise_themselves() -> None:
     local = Local()
     module = local.module(masked=False).eval()
-    assert_close(module(local.batches[0][0]), local.tensors["fwd_eval_nomask/score"], 1e-5)
+    assert_close(module(local.batches[0][0]), local.tensors["fwd_eval_nomask/score"], 5e-6)
 
 
 def test_the_gradients_are_the_released_codes() -> None:
@@ -118,7 +122,7 @@ def test_the_gradients_are_the_released_codes() -> None:
     assert isinstance(loss, Tensor)
     for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
         recorded = local.tensors[f"grad_train_masked/{released_name(name.removeprefix('net.'))}"]
-        assert_close(gradient, recorded, 1e-5)
+        assert_close(gradient, recorded, 5e-6)
 
 
 def test_a_local_session_is_the_released_codes() -> None:
@@ -130,6 +134,5 @@ def test_a_local_session_is_the_released_codes() -> None:
     assert local.state.session is not None
     local.state.session.train(local.row, work)
     for name, value in local.views().items():
-        # Six steps with momentum and clipping: the bound of the golden files' own re-derivation.
-        assert_close(value, local.tensors[f"after_local/{name}"], 1e-4)
+        assert_close(value, local.tensors[f"after_local/{name}"])
     assert (local.row.floats - start).abs().max() > 1e-2

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -19,7 +18,7 @@ from lightfed.core.federation import Federation
 from lightfed.core.fleet import Fleet
 from lightfed.models.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.small import GOLDEN, fit, fleet_of, random_data, run_round, server_row
+from tests.small import fit, fleet_of, random_data, run_round, server_row
 
 SIZES = [5, 7, 4]
 CLIENTS = len(SIZES)
@@ -150,37 +149,6 @@ def test_all_layers_global_is_fedavg(model: Any, tmp_path: Path) -> None:
     (ours, our_metrics), (theirs, their_metrics) = found
     assert torch.equal(ours, theirs)
     assert our_metrics == their_metrics
-
-
-def test_htfllibs_mean_of_the_head() -> None:
-    """Weights .2, .3, .5 of the samples, of the head only."""
-    golden = load_file(GOLDEN / "baselines" / "htfllib.safetensors")
-
-    class Head(nn.Module):
-        def __init__(self, num_classes: int = 4) -> None:
-            super().__init__()
-            self.low = nn.Linear(7, 5)
-            self.head = nn.Linear(5, num_classes)
-
-        @override
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.low(x))
-
-    data = random_data([4, 6, 10], classes=4, features=7)
-    frozen = partial(SGD, lr=0.0)
-    fleet = fleet_of([Cohort(3, Head)], LGFedAvg(1, weights="samples"), data, optimizer=frozen)
-    layout, clients = fleet.cohorts[0].layout.floats, fleet.participants(0)
-    for client in clients:
-        views = layout.views(fleet.row(client).floats)
-        for part in ("weight", "bias"):
-            views[f"net.head.{part}"].copy_(golden[f"lg_agg/in/{client}/{part}"])
-    names = frozenset({"net.head.weight", "net.head.bias"})
-    fleet.open_round()
-    fleet.merge(clients, into=model_of(fleet), weights="samples", tensors=names)
-    for part in ("weight", "bias"):
-        assert torch.allclose(
-            server_of(fleet)[f"head.{part}"], golden[f"lg_agg/out/{part}"], atol=1e-6
-        )
 
 
 @pytest.fixture

@@ -105,11 +105,11 @@ def test_a_session_takes_the_steps_of_the_golden_quadratic(name: str) -> None:
         )  # fmt: skip
         trained.run(range(steps), pull)
         expected = VECTORS[f"{name}/x{steps}"]
-        torch.testing.assert_close(trained["x"], expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(trained["x"], expected, rtol=0, atol=1e-6)
         before = VECTORS[f"{name}/x{steps - 1}"] if steps > 1 else VECTORS["x0"]
         assert pull.momentum is not None
         next_ahead = case["zeta"] * (expected - before)
-        torch.testing.assert_close(pull.momentum[:6], next_ahead, rtol=0, atol=4e-6)
+        torch.testing.assert_close(pull.momentum[:6], next_ahead, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -125,7 +125,7 @@ def test_momentum_crosses_sessions_without_a_trace(name: str) -> None:
         trained.run(range(steps), pull)
         assert pull.momentum is not None
         ahead = pull.momentum
-    torch.testing.assert_close(trained["x"], VECTORS[f"{name}/x8"], rtol=0, atol=2e-6)
+    torch.testing.assert_close(trained["x"], VECTORS[f"{name}/x8"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -146,7 +146,7 @@ def test_the_optimizer_takes_the_steps_of_the_golden_quadratic(name: str) -> Non
 
         assert float(optimizer.step(closure)) != 0.0
         (found,) = optimizer.iterates()
-        torch.testing.assert_close(found, VECTORS[f"{name}/x{step + 1}"], rtol=0, atol=2e-6)
+        torch.testing.assert_close(found, VECTORS[f"{name}/x{step + 1}"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("box", [(-0.4, 0.6), None])

@@ -37,7 +37,7 @@ def recorded(vectors: dict[str, Tensor], folder: str) -> dict[str, Tensor]:
 
 def check(module: nn.Module, vectors: dict[str, Tensor], folder: str) -> None:
     for name, tensor in recorded(vectors, folder).items():
-        torch.testing.assert_close(module.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(module.state_dict()[name], tensor, rtol=0, atol=1e-6)
 
 
 def load(module: nn.Module, vectors: dict[str, Tensor], folder: str) -> None:
@@ -85,7 +85,8 @@ def test_fedkd_in_htfllibs_form_and_what_it_uploads(case: str) -> None:
             assert not expected[name].any()
             assert torch.equal(tensor, shared[name])
         else:
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+            # Singular values and vectors in float32: measured 7e-7.
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=5e-6)
     sizes = {n: p.bytes for n, p in packages.items()}
     biases = 4 * (4 + 5 + 4)
     if case == "fedkd_e.6":
@@ -123,7 +124,7 @@ def check_upload(client: FDClient | FedProtoClient, case: str, kind: str) -> Non
     assert upload.seen.tolist() == [value is not None for value in expected.values()]
     for c, value in expected.items():
         if value is not None:
-            torch.testing.assert_close(upload.values[c], value, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(upload.values[c], value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", ["fedproto_r0", "fedproto_r1"])

@@ -32,7 +32,8 @@ def test_matrices_and_kernels_are_cut_as_in_the_released_code(kind: str, energy:
     tensor = VECTORS[f"svd/{kind}/in"]
     assert kept_rank(singular_values(tensor), float(energy)) == RANKS[kind][energy]
     expected = VECTORS[f"svd/{kind}/e{energy}"]
-    torch.testing.assert_close(received(tensor, float(energy)), expected, rtol=1e-5, atol=1e-5)
+    # Singular values of up to 13 in float32: measured 3e-6.
+    torch.testing.assert_close(received(tensor, float(energy)), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("energy", ENERGIES[1:])  # at 0.5 the two halves of the spectrum are equal
@@ -118,7 +119,7 @@ def test_bytes_are_those_of_the_factors_or_of_the_tensor_if_it_is_smaller() -> N
     # The values are those of the factors in either case.
     cut = VECTORS["svd/conv/in"]
     (whole,) = compress({"it": cut}, 0.9)["it"].parts
-    torch.testing.assert_close(whole, VECTORS["svd/conv/e0.9"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole, VECTORS["svd/conv/e0.9"], rtol=0, atol=1e-5)
     assert not torch.equal(whole, cut)
 
 
