@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lightfed.report.intervals import goal_text, resolution_text
 from lightfed.report.methods import OURS, PLACES, Protocol
 from lightfed.report.panels import metric_axis
 from lightfed.report.style import (
@@ -22,7 +23,7 @@ from lightfed.report.style import (
     title_over_all,
 )
 from lightfed.report.tables import readable
-from lightfed.report.units import bytes_text, flops_text, is_share, spread_text, unit_of
+from lightfed.report.units import bytes_text, flops_text, is_share, unit_of
 from lightfed.report.variants import difference, usual
 
 if TYPE_CHECKING:
@@ -72,8 +73,9 @@ def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figur
     figure = new_figure(11.0, 1.6 + 0.36 * len(costs), theme, pad=0.1)
     grid = figure.subplots(1, 2, sharey=True)
     colours = [colour_of(PLACES[method.name]) for method in protocol.methods]
-    goal = spread_text(protocol.metric, target, math.nan)
-    title = f"{protocol.name}: costs to {readable(protocol.metric)} {goal}{protocol.note}"
+    goal = goal_text(protocol.column, target)
+    resolution = resolution_text(protocol.runs, protocol.column)
+    title = f"{protocol.name}: costs to {goal}, resolution {resolution}{protocol.note}"
     panels = (
         ("bytes up and down", "B", bytes_text, [cost.bytes for cost in costs.values()]),
         ("operations", "FLOPs", flops_text, [cost.flops for cost in costs.values()]),

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from lightfed.report.intervals import CHOSEN, INTERVAL, goal_text, resolution_text
 from lightfed.report.markup import heading, paragraph, table
 from lightfed.report.methods import Method, Protocol
 from lightfed.report.summary import print_line, print_table
 from lightfed.report.tables import TextTable, readable
 from lightfed.report.units import NOTHING, bytes_text, flops_text, is_share, spread_text
-
-SPARE = ("kind", "rounds")
 
 
 def method_table(protocol: Protocol, asked: float | None) -> TextTable:
@@ -23,11 +22,12 @@ def method_table(protocol: Protocol, asked: float | None) -> TextTable:
     """
     metric = protocol.metric
     target = protocol.target(asked)
-    goal = spread_text(metric, target, math.nan)
+    goal = goal_text(protocol.column, target)
+    resolution = resolution_text(protocol.runs, protocol.column)
     headers = (
         *("method", "kind", f"personal {readable(metric)}"),
         *("over the best other", "over the best of its kind"),
-        *("rounds", f"bytes to {goal}", f"FLOPs to {goal}"),
+        *(f"rounds to {goal}, resolution {resolution}", "bytes until then", "FLOPs until then"),
     )
     return TextTable(headers, tuple(_row(protocol, m, target) for m in protocol.methods))
 
@@ -39,7 +39,7 @@ def notes(protocol: Protocol, asked: float | None) -> list[str]:
     return [
         f"Final {readable(protocol.metric)}: what each client holds on its own test samples, mean "
         "over the clients (+- sample standard deviation over seeds); the best has a star. Gains in "
-        f"{points}, those of the means.",
+        f"{points}, seed by seed; in brackets their {INTERVAL}, which one seed has not. {CHOSEN}",
         "Kinds as in section 2.1 of the paper of pFedMoE. Rounds, bytes (up and down) and FLOPs of "
         f"all clients until the target, {source}, was first measured: mean over the seeds, a dash "
         "unless all got there.",
@@ -48,18 +48,19 @@ def notes(protocol: Protocol, asked: float | None) -> list[str]:
 
 def verdict(protocol: Protocol) -> str:
     """What pFedMoE gains, and over whom."""
-    ours, metric = protocol.ours, protocol.metric
+    ours = protocol.ours
     best = protocol.best_other(ours)
     if best is None:
         return f"{ours.label}: no baseline was measured."
-    unit = " percentage points" if is_share(metric) else ""
-    gain = _gain_text(metric, protocol.gain(ours))
-    text = f"{ours.label}: {gain}{unit} over {best.label}, the best baseline"
+    gain = protocol.gain(ours, best)
+    first = gain.sentence(ours.label, best.label, role="the best baseline")
+    text = f"{ours.label}, final personal {readable(protocol.metric)}: {first}"
     alike = protocol.best_other(ours, kind=ours.kind)
     if alike is None:
-        return f"{text}; no other of its kind, {ours.kind}."
-    gain = _gain_text(metric, protocol.gain(ours, kind=ours.kind))
-    return f"{text}; {gain} over {alike.label}, the best of its kind, {ours.kind}."
+        return f"{text}; no other of its kind ({ours.kind})."
+    gain = protocol.gain(ours, alike)
+    role = f"the best of its kind ({ours.kind})"
+    return f"{text}; {gain.sentence(ours.label, alike.label, role=role)}."
 
 
 def markup(protocol: Protocol, asked: float | None) -> list[str]:
@@ -74,7 +75,8 @@ def print_methods(console: Console, protocols: Sequence[Protocol], asked: float 
     """All tables, and the notes once."""
     for protocol in protocols:
         print_line(console, f"{protocol.name}{protocol.note}")
-        print_table(console, method_table(protocol, asked), left=(0, 1), spare=SPARE)
+        content = method_table(protocol, asked)
+        print_table(console, content, left=(0, 1), spare=("kind", content.headers[5]))
         print_line(console, verdict(protocol))
     for text in notes(protocols[0], asked) if protocols else ():
         print_line(console, text)
@@ -83,21 +85,20 @@ def print_methods(console: Console, protocols: Sequence[Protocol], asked: float 
 def _row(protocol: Protocol, method: Method, target: float) -> tuple[str, ...]:
     metric = protocol.metric
     cost = method.cost(metric, target)
-    of_kind = protocol.gain(method, kind=method.kind) if method.kind else math.nan
-    best = protocol.best_other(method) is not None and protocol.gain(method) >= 0
+    alike = protocol.best_other(method, kind=method.kind) if method.kind else None
     return (
         method.label,
         method.kind or NOTHING,
-        "*" * best + spread_text(metric, *method.score(metric)),
-        _gain_text(metric, protocol.gain(method)),
-        _gain_text(metric, of_kind),
+        "*" * protocol.is_best(method) + spread_text(metric, *method.score(metric)),
+        _gain_text(protocol, method, protocol.best_other(method)),
+        _gain_text(protocol, method, alike),
         NOTHING if math.isnan(cost.rounds) else f"{cost.rounds:.3g}",
         bytes_text(cost.bytes),
         flops_text(cost.flops),
     )
 
 
-def _gain_text(metric: str, gain: float) -> str:
-    if math.isnan(gain):
+def _gain_text(protocol: Protocol, method: Method, other: Method | None) -> str:
+    if other is None or not (gain := protocol.gain(method, other)).seeds:
         return NOTHING
-    return f"{100 * gain:+.2f}" if is_share(metric) else f"{gain:+.3g}"
+    return f"{gain.gain} ({gain.interval})" if gain.interval else gain.gain

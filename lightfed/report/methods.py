@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightfed.report.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.report.intervals import Paired, paired
 from lightfed.report.outcome import as_good, client_metric, reached_by_all, traffic
 from lightfed.report.runfiles import Floats, RunFiles
 from lightfed.report.settings import options
@@ -105,6 +106,15 @@ class Protocol:
         return f"{self.data}; {self.variant}" if self.variant else self.data
 
     @property
+    def column(self) -> str:
+        """Of metrics.csv."""
+        return f"personal/{self.metric}"
+
+    @property
+    def runs(self) -> list[RunFiles]:
+        return [run for method in self.methods for run in method.group.runs]
+
+    @property
     def ours(self) -> Method:
         return next(method for method in self.methods if method.name == OURS)
 
@@ -129,20 +139,23 @@ class Protocol:
         sign = direction(self.metric)
         return max(others, key=lambda other: sign * other.score(self.metric)[0], default=None)
 
-    def gain(self, method: Method, *, kind: str | None = None) -> float:
-        """Final mean less that of the best other, so that more is better; NaN without any."""
-        other = self.best_other(method, kind=kind)
+    def gain(self, method: Method, other: Method) -> Paired:
+        """What a method is better by than another, seed by seed."""
+        return paired(method.group, other.group, self.metric, (self.column, self.column))
+
+    def is_best(self, method: Method) -> bool:
+        """Whether its final mean is as good as that of the best other."""
+        other = self.best_other(method)
         if other is None:
-            return math.nan
+            return False
         more = method.score(self.metric)[0] - other.score(self.metric)[0]
-        return direction(self.metric) * more
+        return direction(self.metric) * more >= 0
 
     def target(self, asked: float | None) -> float:
         """What was asked for, else the best that all methods reached with every seed."""
         if asked is not None:
             return asked
-        every = (run for method in self.methods for run in method.group.runs)
-        return reached_by_all(every, f"personal/{self.metric}")
+        return reached_by_all(self.runs, self.column)
 
     def differences(self) -> dict[int, Floats]:
         """By client: what pFedMoE's last evaluation is better by than the best baseline's, (S,).

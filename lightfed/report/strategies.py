@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightfed.report.groups import Group, grouped, usual_metric
+from lightfed.report.intervals import each_seed_once
 from lightfed.report.outcome import as_good
 from lightfed.report.runfiles import RunFiles, natural_order
 from lightfed.report.trials import ALONE, BASELINE, PLACES, Trial, trial_of
@@ -134,7 +135,7 @@ def studies(runs: Sequence[RunFiles]) -> list[Study]:
     """What can be told of strategies; a data set that only Standalone was run on is no study."""
     members: dict[tuple[str, str], list[Trial]] = {}
     versions: dict[str, set[str]] = {}
-    for trial in filter(None, (trial_of(_each_seed_once(group)) for group in grouped(runs))):
+    for trial in filter(None, (trial_of(_once(group)) for group in grouped(runs))):
         members.setdefault((trial.data, trial.family), []).append(trial)
         versions.setdefault(trial.family, set()).update(trial.cohorts)
     return [
@@ -146,15 +147,8 @@ def studies(runs: Sequence[RunFiles]) -> list[Study]:
     ]
 
 
-def _each_seed_once(group: Group) -> Group:
-    """The longest run of each seed: two would be the same bits twice, and hide the deviation.
-
-    Lists of several studies have some experiments in common.
-    """
-    longest: dict[object, RunFiles] = {}
-    for run in sorted(group.runs, key=lambda run: len(run.rounds)):
-        longest[run.environment.get("seed", run.folder)] = run
-    return replace(group, runs=tuple(run for run in group.runs if run in longest.values()))
+def _once(group: Group) -> Group:
+    return replace(group, runs=tuple(each_seed_once(group.runs)))
 
 
 def _ordered(versions: set[str]) -> tuple[str, ...]:

@@ -127,4 +127,4 @@ def test_only_the_report_itself_and_the_one_error_are_imported(path: Path) -> No
     allowed = {name for name in ours if name.startswith("lightfed.report")}
     assert ours - allowed <= {"lightfed.utils.errors"}
     others = {name.split(".")[0] for name in modules - ours} - set(sys.stdlib_module_names)
-    assert others <= {"numpy", "matplotlib", "rich", "safetensors"}
+    assert others <= {"numpy", "matplotlib", "rich", "safetensors", "scipy"}

@@ -115,18 +115,42 @@ def test_methods_stand_in_the_order_of_the_kinds_whatever_the_order_of_the_runs(
 
 def test_a_gain_is_over_the_best_other_and_over_the_best_of_the_kind(runs: list[RunFiles]) -> None:
     found = _protocol(runs)
-    ours, worse = found.ours, _method(found, "FML")
-    assert found.gain(ours) == pytest.approx(0.9 - 0.875)
-    assert found.gain(ours, kind="mutual learning") == pytest.approx(0.9 - 0.85)
-    assert found.gain(worse) == pytest.approx(0.85 - 0.9)
-    assert math.isnan(found.gain(_method(found, "FD"), kind="distillation"))
+    ours, fml, fd = found.ours, _method(found, "FML"), _method(found, "FD")
+    assert found.best_other(ours) is fd
+    assert found.best_other(ours, kind="mutual learning") is fml
+    assert found.best_other(fml) is ours
+    assert found.best_other(fd, kind="distillation") is None
+    assert found.gain(ours, fd).difference == pytest.approx(0.9 - 0.875)
+    assert found.gain(fml, ours).difference == pytest.approx(0.85 - 0.9)
+    assert [m.name for m in found.methods if found.is_best(m)] == ["pFedMoE"]
+
+
+def test_a_gain_is_over_the_seeds_that_both_were_run_with(tmp_path: Path) -> None:
+    """Means over different seeds, whose clients hold different data, would say +30 points."""
+    finals = {"PFedMoE": (0.7, 0.8, 0.9), "FML": (0.6, 0.7), "FD": (0.1,)}
+    runs = [
+        method_run(tmp_path, name, (0.1, final), seed=seed)
+        for name, own in finals.items()
+        for seed, final in enumerate(own)
+    ]
+    runs[-2] = method_run(tmp_path, "FML", (0.1, 0.3), seed=3)  # in place of seed 1
+    gain = _protocol(runs).gain(_protocol(runs).ours, _method(_protocol(runs), "FML"))
+    assert gain.difference == pytest.approx(0.1)
+    assert gain.seeds == (0,)
+    assert verdict(_protocol(runs)) == (
+        "pFedMoE, final personal accuracy: +10.00 points over FML, the best baseline, 1 seed (0), "
+        "pFedMoE lacks seed 3, FML lacks seeds 1-2: one seed shows no interval; +10.00 points over "
+        "FML, the best of its kind (mutual learning), 1 seed (0), pFedMoE lacks seed 3, FML lacks "
+        "seeds 1-2: one seed shows no interval."
+    )
 
 
 def test_of_a_perplexity_less_is_a_gain(tmp_path: Path) -> None:
     ours = method_run(tmp_path, "PFedMoE", (9.0, 4.0), metric="perplexity")
     other = method_run(tmp_path, "FML", (9.0, 6.0), metric="perplexity")
     found = _protocol([ours, other])
-    assert found.gain(found.ours) == pytest.approx(2.0)
+    assert found.gain(found.ours, _method(found, "FML")).difference == pytest.approx(2.0)
+    assert "over FML, the best baseline" in verdict(found)
     assert found.target(None) == 6.0
     assert found.ours.cost("perplexity", 6.0).rounds == 2
 
@@ -243,16 +267,37 @@ def test_the_table_has_a_star_and_a_dash(runs: list[RunFiles]) -> None:
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["pFedMoE"][:4] == ("mutual learning", "*90.00 %", "+2.50", "+5.00")
     assert cells["Standalone"] == ("-", "75.00 %", "-15.00", "-", "3", "900 B", "3.00 kFLOPs")
-    assert table.headers[-2:] == ("bytes to 75.00 %", "FLOPs to 75.00 %")
+    assert table.headers[-3:] == (
+        "rounds to 75.00 % personal accuracy, resolution 1 round",
+        "bytes until then",
+        "FLOPs until then",
+    )
+
+
+def test_gains_of_several_seeds_have_their_intervals(tmp_path: Path) -> None:
+    finals = {"PFedMoE": (0.7, 0.8, 0.9), "FML": (0.69, 0.78, 0.87)}
+    runs = [
+        method_run(tmp_path, name, (0.1, final), seed=seed)
+        for name, own in finals.items()
+        for seed, final in enumerate(own)
+    ]
+    told = "+2.00 (-0.48 to 4.48)"  # 4.3027 * .01 / sqrt(3) to both sides
+    assert method_table(_protocol(runs), None).rows[0][3:5] == (told, told)
+    assert verdict(_protocol(runs)).startswith(
+        "pFedMoE, final personal accuracy: +2.00 points over FML, the best baseline, "
+        "95 % paired t interval -0.48 to 4.48, 3 seeds (0-2): no difference shown; "
+    )
 
 
 def test_the_verdict_names_both_baselines(runs: list[RunFiles], tmp_path: Path) -> None:
     assert verdict(_protocol(runs)) == (
-        "pFedMoE: +2.50 percentage points over FD, the best baseline; "
-        "+5.00 over FML, the best of its kind, mutual learning."
+        "pFedMoE, final personal accuracy: "
+        "+2.50 points over FD, the best baseline, 1 seed (0): one seed shows no interval; "
+        "+5.00 points over FML, the best of its kind (mutual learning), 1 seed (0): "
+        "one seed shows no interval."
     )
     found = _protocol([run for run in runs if run.name.startswith(("PFedMoE", "FD"))])
-    assert verdict(found).endswith("best baseline; no other of its kind, mutual learning.")
+    assert verdict(found).endswith("; no other of its kind (mutual learning).")
     unmeasured = method_run(tmp_path, "FML", (math.nan,) * 3, name="none")
     assert verdict(_protocol([runs[0], unmeasured])) == "pFedMoE: no baseline was measured."
 
@@ -277,9 +322,10 @@ def test_a_comparison_shows_table_and_charts(
     names = {path.name for path in (tmp_path / "out").glob("comparison-*.png")}
     assert names == {"comparison-differences-cifar10.png", "comparison-costs-cifar10.png"}
     told = capsys.readouterr().out
-    assert "bytes to 80.00 %" in told
+    assert "rounds to 80.00 % personal accuracy, resolution 1 round" in told
     assert "over the best of its kind" in told
-    assert "+2.50 percentage points over FD, the best baseline" in told
+    assert told.count("+2.50 points over FD, the best baseline") == 1
+    assert "the next best" not in told  # the verdict on the same figures would be told twice
     assert "over FD, the best baseline" in page
     assert "CIFAR10: methods" in page
     panels = [len(drawn.axes) for c in charts(made) if (drawn := c.draw(LIGHT))]
