@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from lightfed.report.intervals import resolution, resolution_text
 from lightfed.report.markup import Cell, heading, paragraph, table, table_of_groups
+from lightfed.report.runfiles import RunFiles
 from lightfed.report.strategies import Setting, Study
 from lightfed.report.summary import fits, print_line, print_table
 from lightfed.report.tables import TextTable, readable
@@ -20,6 +22,7 @@ NAME_LETTERS = 20  # in a line of the terminal
 SPARE = ("target", "rounds", "mean", "speed")
 CSV_COLUMNS = ("data", "family", "setting", "strategy", "version", "model", "seeds", "mean", "std")
 PACE = ("target", "rounds", "speed")
+RESOLUTION = "resolution"
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,10 @@ class StrategyTable:
         """A line per setting, strategy and version, and one for all clients; empty: not known."""
         file = io.StringIO()
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow((*CSV_COLUMNS, *PACE))
+        lines.writerow((*CSV_COLUMNS, *PACE, RESOLUTION))
         for setting in self.settings:
             topic, target = setting.topic, setting.target(self.asked)
+            column = f"personal/{topic.metric}"
             for name, trial in setting.trials.items():
                 pace = setting.pace(name, self.asked)
                 first = (topic.data, topic.family, setting.variant, name)
@@ -98,9 +102,10 @@ class StrategyTable:
                 for label, version in zip(self.versions, topic.versions, strict=False):
                     if version in trial.cohorts:
                         scores = map(_known, trial.score(topic.metric, version))
-                        lines.writerow((*first, label, version, seeds, *scores, "", "", ""))
+                        lines.writerow((*first, label, version, seeds, *scores, "", "", "", ""))
                 every = (*trial.score(topic.metric), target, pace.rounds, pace.speed)
-                lines.writerow((*first, "mean", "", seeds, *map(_known, every)))
+                steps = max(resolution(run, column) for run in trial.group.runs)
+                lines.writerow((*first, "mean", "", seeds, *map(_known, every), steps))
         return file.getvalue()
 
     def notes(self, *, best: str) -> list[str]:
@@ -117,8 +122,17 @@ class StrategyTable:
             f"V1 and so on: {versions}.",
             f"Speed: the first evaluated round in which {BASELINE} reached the target over that of "
             "the strategy, in the mean over all clients; a dash where it was not reached. "
-            f"Target: {target}.",
+            f"Target: {target}, in {self._resolutions()}.",
         ]
+
+    def _resolutions(self) -> str:
+        """`personal accuracy (resolution 4 rounds)`, of each metric."""
+        runs: dict[str, list[RunFiles]] = {}
+        for study in self.studies:
+            own = runs.setdefault(f"personal/{study.topic.metric}", [])
+            own += (run for trial in study.trials for run in trial.group.runs)
+        told = (f"{readable(c)} (resolution {resolution_text(own, c)})" for c, own in runs.items())
+        return " and ".join(told)
 
     def _table(self, rows: Sequence[tuple[str, ...]]) -> TextTable:
         headers = ("setting", "strategy", *self.versions, "mean", *PACE)

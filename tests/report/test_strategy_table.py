@@ -114,10 +114,10 @@ def test_what_was_run_with_one_strategy_has_a_table_of_its_own(
 
 
 def test_the_notes_tell_the_target(runs: list[RunFiles]) -> None:
-    assert (
-        _table(runs).notes(best="so")[-1].endswith("Target: what Clustered-FL reached in the end.")
-    )
-    assert _table(runs, 0.6).notes(best="so")[-1].endswith("Target: 0.6.")
+    measured = "in personal accuracy (resolution 1 round)."
+    told = _table(runs).notes(best="so")[-1]
+    assert told.endswith(f"Target: what Clustered-FL reached in the end, {measured}")
+    assert _table(runs, 0.6).notes(best="so")[-1].endswith(f"Target: 0.6, {measured}")
 
 
 def test_the_csv_file_has_every_figure(runs: list[RunFiles]) -> None:
@@ -127,8 +127,8 @@ def test_the_csv_file_has_every_figure(runs: list[RunFiles]) -> None:
     mean = found["", "Max-Common", "mean"]
     names = [mean[key] for key in ("data", "family", "model", "seeds")]
     assert names == ["CIFAR10", "VGG", "", "2"]
-    figures = [float(mean[key]) for key in ("mean", "std", "target", "rounds")]
-    np.testing.assert_allclose(figures, [0.75, DEVIATION, 0.6, 2])
+    figures = [float(mean[key]) for key in ("mean", "std", "target", "rounds", "resolution")]
+    np.testing.assert_allclose(figures, [0.75, DEVIATION, 0.6, 2, 1])
     assert mean["speed"] == ""  # Clustered-FL ends at 0.55
     second = found["max_common_layers 2", "Max-Common", "V2"]
     assert (second["model"], second["std"], second["target"]) == ("13", "", "")
