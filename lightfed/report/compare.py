@@ -3,7 +3,8 @@
 Federations of levels, strategies of FlexiFed, clouds of servers, pFedMoE beside other methods, and
 methods that are measured after aggregation and after local training get charts of their own,
 comparison-*.png. Methods have a table, too, and strategies one by version, which is also a file,
-comparison-strategies.csv.
+comparison-strategies.csv. Experiments on equal data are held against each other seed by seed; the
+file comparison-verdicts.csv has all pairs of them.
 
 With `group`, runs that differ in the seed alone share a row: mean +- sample standard deviation.
 """
@@ -20,6 +21,7 @@ from lightfed.report.charts import FILES, Chart, charts
 from lightfed.report.clouds import common_target, time_to, timed
 from lightfed.report.columns import base_name
 from lightfed.report.groups import Group, common_parent, grouped, singles
+from lightfed.report.intervals import goal_text, resolution_text
 from lightfed.report.markup import document, heading, paragraph, picture, table, title, write_file
 from lightfed.report.method_table import markup, print_methods
 from lightfed.report.methods import Protocol, protocols
@@ -31,6 +33,7 @@ from lightfed.report.outcome import (
 )
 from lightfed.report.plots import Image, render
 from lightfed.report.runfiles import RunFiles, load
+from lightfed.report.stages import AGGREGATED, TRAINED, stage_columns
 from lightfed.report.strategies import Study, studies
 from lightfed.report.strategy_table import StrategyTable, print_strategies
 from lightfed.report.summary import new_console, print_line, print_table
@@ -41,10 +44,16 @@ from lightfed.report.units import (
     count_text,
     flops_text,
     is_share,
-    metric_text,
     seconds_text,
     spread_text,
     virtual_text,
+)
+from lightfed.report.verdicts import (
+    Contest,
+    contests,
+    print_verdicts,
+    verdicts_csv,
+    verdicts_markup,
 )
 from lightfed.report.versus import comparison_figure
 from lightfed.utils.errors import UserError
@@ -56,7 +65,8 @@ SPARE = (
 )
 GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
 MOST_LINES = 12  # of one picture that can be told apart
-STRATEGY_TABLE = "comparison-strategies.csv"
+STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
+STAGES = (AGGREGATED, TRAINED)
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Comparison:
             these are many, too.
         studies: of FlexiFed's strategies.
         protocols: in which pFedMoE stands beside other methods.
+        contests: the figures in which experiments are held against each other.
         target: that was asked for.
     """
 
@@ -78,6 +89,7 @@ class Comparison:
     lines: Sequence[Group]
     studies: Sequence[Study]
     protocols: Sequence[Protocol]
+    contests: Sequence[Contest]
     target: float | None
 
     @property
@@ -87,6 +99,12 @@ class Comparison:
     @property
     def strategies(self) -> StrategyTable | None:
         return StrategyTable(self.studies, self.target) if self.studies else None
+
+    @property
+    def told_contests(self) -> list[Contest]:
+        """Those that no table of a protocol tells already."""
+        told = [{(m.group, p.column) for m in p.methods} for p in self.protocols]
+        return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in told)]
 
 
 def compare(
@@ -119,7 +137,9 @@ def compare(
     files = [load(folder) for folder in folders]
     rows = grouped(files) if group else singles(files)
     column, lines = common_metric(files), lines_of(rows)
-    found = Comparison(rows, column, lines, studies(files), protocols(files), target)
+    found = Comparison(
+        rows, column, lines, studies(files), protocols(files), contests(files), target
+    )
     _check_target(found)
     content = comparison_table(rows, found.column, target=target)
     page = _write(found, content, target=common_parent(files) if output is None else output)
@@ -133,6 +153,7 @@ def compare(
     if found.strategies:
         print_strategies(console, found.strategies)
     print_methods(console, found.protocols, target)
+    print_verdicts(console, found.told_contests)
     print_line(console, f"page: {page}")
     return page
 
@@ -162,13 +183,17 @@ def comparison_table(
         column: of metrics.csv, the metric.
         target: of it, to which virtual time is told; None: what all that have got it reached.
     """
-    name = readable(base_name(column))
+    metric = base_name(column)
+    name = readable(metric)
     goal = common_target(rows, column) if target is None else target
+    staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
     headers = (
         "run",
         *SETTINGS,
         f"global {name}",
+        f"local {name}",
         f"personal {name}",
+        *(f"{name} {stage}" for stage in STAGES),
         "worst 10 %",
         "train loss",
         "sent",
@@ -176,26 +201,31 @@ def comparison_table(
         "compute",
         "stored / client",
         "time / round",
-        f"virtual time to {metric_text(base_name(column), goal)}",
+        f"virtual time to {goal_text(column, goal)}",
+        "its resolution",
     )
-    cells = tuple(_row(row, column, goal) for row in rows)
+    cells = tuple(_row(row, column, goal, staged=staged) for row in rows)
     return TextTable(headers, cells).without_empty_columns()
 
 
-def _row(row: Group, column: str, goal: float) -> tuple[str, ...]:
+def _row(row: Group, column: str, goal: float, *, staged: bool) -> tuple[str, ...]:
     outcomes = [outcome_of(run, primary=column) for run in row.runs]
 
     def over_runs(figure: Callable[[Outcome], float]) -> tuple[float, float]:
         return mean_and_std([figure(outcome) for outcome in outcomes])
 
     metric = base_name(column)
+    stages = stage_columns(row, metric) if staged else {}
+    time = time_to(row, column, goal)
     return (
         row.label,
         *(_told(row, key) for key in ("seed", "algorithm", "dataset")),
         count_text(over_runs(lambda o: math.nan if o.clients is None else o.clients)[0]),
         count_text(over_runs(lambda o: o.rounds)[0]),
         spread_text(metric, *over_runs(lambda o: o.overall)),
+        spread_text(metric, *row.score(f"local/{metric}")),
         spread_text(metric, *over_runs(lambda o: o.personal)),
+        *(spread_text(metric, *row.score(stages.get(stage, ""))) for stage in STAGES),
         spread_text(metric, *over_runs(lambda o: o.worst10)),
         spread_text("loss", *over_runs(lambda o: o.train_loss)),
         bytes_text(over_runs(lambda o: o.sent)[0]),
@@ -203,7 +233,8 @@ def _row(row: Group, column: str, goal: float) -> tuple[str, ...]:
         flops_text(over_runs(lambda o: o.flops)[0]),
         bytes_text(over_runs(lambda o: o.stored_bytes)[0]),
         seconds_text(over_runs(lambda o: o.seconds_per_round)[0]),
-        virtual_text(*time_to(row, column, goal)),
+        virtual_text(*time),
+        resolution_text(row.runs, column) if math.isfinite(time[0]) else NOTHING,
     )
 
 
@@ -238,9 +269,11 @@ def _write(found: Comparison, content: TextTable, *, target: Path) -> Path:
         files["comparison.png"] = image.light
     if found.strategies:
         files[STRATEGY_TABLE] = found.strategies.csv().encode()
+    if found.contests:
+        files[VERDICTS] = verdicts_csv(found.contests).encode()
     for name, written in files.items():
         write_file(target / name, written)
-    singular = (target / "comparison.png", target / STRATEGY_TABLE)
+    singular = (target / name for name in ("comparison.png", STRATEGY_TABLE, VERDICTS))
     for old in (*singular, *(p for f in FILES for p in target.glob(f))):
         if old.name not in files:
             old.unlink(missing_ok=True)  # a picture of other runs would now be wrong
@@ -279,6 +312,7 @@ def _page(
     body += [heading("Final figures"), table(content, dots=dots)]
     if any(len(row.runs) > 1 for row in rows):
         body.append(paragraph(GROUPED_NOTE.capitalize() + ".", kind="small"))
+    body += verdicts_markup(found.told_contests)
     return document(name, body)
 
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,6 +56,18 @@ class Paired:
         if math.isnan(self.low):
             return ALONE
         return BETTER if self.low > 0 else WORSE if self.high < 0 else UNDECIDED
+
+    @property
+    def mirrored(self) -> "Paired":
+        """As the rival sees it."""
+        return replace(
+            self,
+            own_only=self.rival_only,
+            rival_only=self.own_only,
+            difference=-self.difference,
+            low=-self.high,
+            high=-self.low,
+        )
 
     @property
     def interval(self) -> str:

@@ -7,6 +7,7 @@ measured it, is the server's model after a session on the client's own data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AGGREGATED, TRAINED = "after aggregation", "after local training"
+MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as environment.json says it
 LINES = {AGGREGATED: ("--", ":"), TRAINED: ("-", "-.")}  # the second where colours begin again
 
 
@@ -110,28 +112,31 @@ def stages_heading(found: Stages) -> str:
 
 def _stages(data: str, members: Sequence[tuple[int, Group]]) -> Stages:
     metric = usual_metric(group for _, group in members)
-    methods = [Method(group, place, _columns(group, metric)) for place, group in members]
+    methods = [Method(group, place, stage_columns(group, metric)) for place, group in members]
     return Stages(data, metric, tuple(method for method in methods if method.columns))
 
 
-def _columns(group: Group, metric: str) -> dict[str, str]:
-    """Where the runs of a group hold each stage."""
-    aggregated, trained, personal, finetuned = (
-        f"{kind}/{metric}" for kind in ("aggregated", "trained", "personal", "finetuned")
-    )
-    if _measured(group, aggregated):
-        columns = {AGGREGATED: aggregated, TRAINED: personal}
-    elif _measured(group, trained):
-        columns = {AGGREGATED: personal, TRAINED: trained}
-    elif _sends(group):
-        columns = {AGGREGATED: personal, TRAINED: finetuned}
-    else:  # clients that train alone never aggregate
-        columns = {TRAINED: personal}
-    return {stage: name for stage, name in columns.items() if _measured(group, name)}
+def stage_columns(group: Group, metric: str) -> dict[str, str]:
+    """Where the runs of a group hold each stage that they measured."""
+    kinds = {AGGREGATED: ["aggregated"], TRAINED: ["trained", "finetuned"]}
+    kinds[_moment(group, metric)].insert(0, "personal")
+    found = {
+        stage: [column for kind in own if _measured(group, column := f"{kind}/{metric}")]
+        for stage, own in kinds.items()
+    }
+    return {stage: columns[0] for stage, columns in found.items() if columns}
+
+
+def _moment(group: Group, metric: str) -> str:
+    """The stage of `personal/`."""
+    stated = MOMENTS.get(str(group.runs[0].environment.get("evaluate_at")))
+    # clients that train alone never aggregate
+    twice = _measured(group, f"aggregated/{metric}")
+    return stated or (AGGREGATED if _sends(group) and not twice else TRAINED)
 
 
 def _measured(group: Group, column: str) -> bool:
-    return len(group.course(column).rounds) > 0
+    return math.isfinite(group.score(column)[0])
 
 
 def _sends(group: Group) -> bool:

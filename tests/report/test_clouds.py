@@ -379,11 +379,16 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
         load(write_run(tmp_path / "untimed")),
     ]
     table = comparison_table(grouped(runs), "global/accuracy")
-    assert table.headers[-1] == "virtual time to 50.00 %"
-    assert [row[-1] for row in table.rows] == ["17 +- 4 s", "-"]
+    assert table.headers[-2:] == ("virtual time to 50.00 % global accuracy", "its resolution")
+    assert [row[-2:] for row in table.rows] == [("17 +- 4 s", "1 round"), ("-", "-")]
     table = comparison_table(singles(runs), "global/accuracy", target=0.6)
-    assert table.headers[-1] == "virtual time to 60.00 %"
-    assert [row[-1] for row in table.rows] == ["-", "30 s", "-"]
+    assert table.headers[-2] == "virtual time to 60.00 % global accuracy"
+    assert [row[-2] for row in table.rows] == ["-", "30 s", "-"]
+    runs[1] = _run(tmp_path, "FedBCD", ("", "", 0.7), (10, 20, 30), seed=2)
+    table = comparison_table(singles(runs), "global/accuracy", target=0.6)
+    assert [row[-2:] for row in table.rows] == [("-", "-"), ("30 s", "3 rounds"), ("-", "-")]
+    table = comparison_table([Group("both", tuple(runs[:2]))], "global/accuracy", target=0.5)
+    assert table.rows[0][-2:] == ("25 +- 7 s", "1 to 3 rounds")
     untimed = comparison_table(singles(runs[2:]), "global/accuracy")
     assert not any("virtual" in header for header in untimed.headers)
 
@@ -400,7 +405,10 @@ def test_a_comparison_shows_both_charts_and_the_column(tmp_path: Path) -> None:
     assert not stale.exists()
     drawn = [_panels(figure) for chart in charts(runs) if (figure := chart.draw(LIGHT))]
     assert ["sync clouds" in " ".join(panels) for panels in drawn] == [True, False]
-    times = {name: row["virtual time to 30.00 %"] for name, row in page.table("run").items()}
+    times = {
+        name: row["virtual time to 30.00 % global accuracy"]
+        for name, row in page.table("run").items()
+    }
     assert times["b3-s0"] == "6 s"
     assert times["fedavg-s0"] == "-"
 

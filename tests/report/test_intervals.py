@@ -156,9 +156,9 @@ def test_the_rival_sees_the_same_from_the_other_side(
 ) -> None:
     ours, theirs = _paired(tmp_path, own, rival), _paired(tmp_path, rival, own)
     found = (ours.difference, ours.low, ours.high)
-    mirrored = (-theirs.difference, -theirs.high, -theirs.low)
-    np.testing.assert_allclose(found, mirrored, atol=1e-12)
-    assert ours.own_only == theirs.rival_only
+    seen = theirs.mirrored
+    np.testing.assert_allclose(found, (seen.difference, seen.low, seen.high), atol=1e-12)
+    assert (ours.own_only, ours.rival_only) == (seen.own_only, seen.rival_only)
     if len(ours.seeds) > 1:
         assert ours.low <= ours.difference + 1e-12
         assert ours.difference <= ours.high + 1e-12

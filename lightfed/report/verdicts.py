@@ -1,0 +1,189 @@
+"""Which of several experiments is better, and in what: as sentences, tables and a csv file.
+
+Experiments meet if they have one data set, divided alike among as many clients. They meet in
+figures that mean the same for all of them: a client after aggregation is not held against one that
+has just trained, whichever column of metrics.csv either of them is in.
+"""
+
+import csv
+import io
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from lightfed.report.groups import Group, grouped, usual_metric
+from lightfed.report.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
+from lightfed.report.markup import heading, paragraph, table
+from lightfed.report.methods import UNSPOKEN
+from lightfed.report.runfiles import RunFiles
+from lightfed.report.settings import options
+from lightfed.report.stages import AGGREGATED, TRAINED, stage_columns
+from lightfed.report.summary import print_line
+from lightfed.report.tables import TextTable, readable
+from lightfed.report.units import NOTHING, direction, is_share, spread_text
+from lightfed.report.variants import difference, usual
+
+Terms = tuple[str, frozenset[tuple[str, str]]]
+KINDS = ("global", "local", "personal")
+NO_TERM = re.compile(r"(?!data\.(dataset|partition)\b)")
+NOTE = (
+    "Each experiment stands against the best of the others; a difference above zero is in its "
+    f"favour. The interval is that of scipy's paired t-test over the seeds that both have. {CHOSEN}"
+)
+CSV_COLUMNS = (
+    *("data", "metric", "method", "rival", "rival_metric", "n", "seeds", "missing"),
+    *("difference", "low", "high", "verdict"),
+)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One figure of the experiments that meet.
+
+    Attributes:
+        data: data set, and in what its division differs from most.
+        metric: without `personal/` and the like.
+        name: of the figure.
+        columns: of metrics.csv, by experiment, in the order in which their runs were named.
+    """
+
+    data: str
+    metric: str
+    name: str
+    columns: Mapping[Group, str]
+
+    @property
+    def title(self) -> str:
+        note = max((run.note for group in self.columns for run in group.runs), default="")
+        return f"{self.data}: {self.name}{note}"
+
+    def score(self, group: Group) -> tuple[float, float]:
+        """The final value: mean and sample deviation over the seeds."""
+        return group.score(self.columns[group])
+
+    def best_but(self, group: Group | None) -> Group:
+        """The experiment with the best mean among all others."""
+        sign = direction(self.metric)
+        others = [other for other in self.columns if other != group]
+        return max(others, key=lambda other: sign * self.score(other)[0])
+
+    def paired(self, own: Group, rival: Group) -> Paired:
+        return paired(own, rival, self.metric, (self.columns[own], self.columns[rival]))
+
+    def verdict(self) -> str:
+        """Of the best experiment against the next."""
+        best = self.best_but(None)
+        rival = self.best_but(best)
+        told = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
+        return f"{best.label} {told}."
+
+    def table(self) -> TextTable:
+        """A row per experiment, against the best of the others."""
+        unit = "points" if is_share(self.metric) else readable(self.metric)
+        headers = (
+            *("experiment", self.name, "against", f"difference, {unit}", INTERVAL),
+            *("seeds", "verdict"),
+        )
+        return TextTable(headers, tuple(self._row(group) for group in self.columns))
+
+    def _row(self, group: Group) -> tuple[str, ...]:
+        rival = self.best_but(group)
+        found = self.paired(group, rival)
+        seeds = (found.told_seeds, found.lacking(group.label, rival.label))
+        return (
+            group.label,
+            spread_text(self.metric, *self.score(group)),
+            rival.label,
+            found.gain if found.seeds else NOTHING,
+            found.interval or NOTHING,
+            ", ".join(text for text in seeds if text),
+            found.verdict,
+        )
+
+
+def contests(runs: Sequence[RunFiles]) -> list[Contest]:
+    """All figures that two experiments or more have."""
+    members: dict[Terms, list[Group]] = {}
+    terms: dict[Terms, dict[str, str]] = {}
+    for group in grouped(runs):
+        run = group.runs[0]
+        told = _terms(run)
+        key = (run.data, frozenset(told.items()))
+        terms[key] = told
+        members.setdefault(key, []).append(group)
+    met = {key: groups for key, groups in members.items() if len(groups) > 1}
+    found = []
+    for key, groups in met.items():
+        alike = [terms[other] for other in met if other[0] == key[0]]
+        variant = difference(terms[key], usual(alike))
+        found += _contests(f"{key[0]}; {variant}" if variant else key[0], groups)
+    return found
+
+
+def verdicts_csv(found: Sequence[Contest]) -> str:
+    """A line for each experiment, rival and figure; a figure that is not known is empty."""
+    file = io.StringIO()
+    lines = csv.writer(file, lineterminator="\n")
+    lines.writerow(CSV_COLUMNS)
+    for contest in found:
+        for own, rival in itertools.combinations(contest.columns, 2):
+            told = contest.paired(own, rival)
+            lines.writerow(_line(contest, own, rival, told))
+            lines.writerow(_line(contest, rival, own, told.mirrored))
+    return file.getvalue()
+
+
+def verdicts_markup(found: Sequence[Contest]) -> list[str]:
+    """For the page of a comparison."""
+    parts = []
+    for contest in found:
+        parts.append(heading(f"{contest.title}, seed by seed"))
+        parts += [paragraph(contest.verdict(), kind="lead"), table(contest.table())]
+    return [*parts, *([paragraph(NOTE, kind="small")] if found else [])]
+
+
+def _line(contest: Contest, own: Group, rival: Group, told: Paired) -> tuple[object, ...]:
+    """Of the csv file."""
+    ends = ("" if math.isnan(x) else x for x in (told.difference, told.low, told.high))
+    seeds = (len(told.seeds), seeds_text(told.seeds), told.lacking(own.label, rival.label))
+    names = (contest.data, contest.columns[own], own.label, rival.label, contest.columns[rival])
+    return (*names, *seeds, *ends, told.verdict)
+
+
+def _terms(run: RunFiles) -> dict[str, str]:
+    """How the data set is divided, and among how many."""
+    return {"clients": str(run.num_clients)} | {
+        " ".join(UNSPOKEN.sub("", key).replace(".", " ").split()): (
+            value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
+        )
+        for key, value in options(run.settings, but=NO_TERM).items()
+    }
+
+
+def _contests(data: str, groups: Sequence[Group]) -> list[Contest]:
+    metric = usual_metric(groups)
+    stages = {group: stage_columns(group, metric) for group in groups}
+    found: dict[str, dict[Group, str]] = {}
+    for kind in KINDS:
+        found[f"{kind} {readable(metric)}"] = dict.fromkeys(groups, f"{kind}/{metric}")
+    if any(len(columns) == 2 for columns in stages.values()):
+        del found[f"personal {readable(metric)}"]  # which is now the one, now the other
+        for stage in (AGGREGATED, TRAINED):
+            own = {group: told[stage] for group, told in stages.items() if stage in told}
+            found[f"{readable(metric)} {stage}"] = own
+    every = [
+        Contest(data, metric, name, {g: c for g, c in own.items() if math.isfinite(g.score(c)[0])})
+        for name, own in found.items()
+    ]
+    return [contest for contest in every if len(contest.columns) > 1]
+
+
+def print_verdicts(console: Console, found: Sequence[Contest]) -> None:
+    for contest in found:
+        print_line(console, f"{contest.title}: {contest.verdict()}")
+    if found:
+        print_line(console, CHOSEN)
