@@ -1,8 +1,9 @@
 """Methods for clients with models of their own, side by side: who gains how much, and at what cost.
 
 pFedMoE (Yi et al. 2024, https://arxiv.org/abs/2402.01350) is compared with seven methods in one
-protocol: equal data, division, models and work. The paper divides them into three kinds, by how
-clients learn from each other, and tells a method's gain over the best of all and of its own kind.
+protocol: equal data, division, models and work, at learning rates of their own. The paper divides
+them into three kinds, by how clients learn from each other, and tells a method's gain over the best
+of all and of its own kind.
 """
 
 import math
@@ -36,8 +37,8 @@ METHODS: dict[str, tuple[str, str]] = {
     "Standalone": ("Standalone", ""),
 }
 PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
-# options of which a protocol may hold several
-FREE = re.compile(r"model\.(algorithm(\.|$)|cohorts\.\d+\.name$)")
+# options of which a protocol may hold several; a rate is chosen for each method
+FREE = re.compile(r"model\.(algorithm(\.|$)|cohorts\.\d+\.name$|optimizer\.init_args\.lr$)")
 UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
 

@@ -44,6 +44,7 @@ def method_run(
     clients: Sequence[float] = (),
     metric: str = "accuracy",
     sent: float = 100.0,
+    lr: float = 0.1,
 ) -> RunFiles:
     """A run as the command line writes it; up, down and FLOPs are `sent`, 2 and 10 of it a round.
 
@@ -57,6 +58,7 @@ def method_run(
         clients: metric of each at the last evaluation; none is evaluated by default.
         metric: that was measured.
         sent: bytes up of a round.
+        lr: of the optimiser.
     """
     stem = f"{name or algorithm}-c{classes}-s{seed}"
     config = {
@@ -64,6 +66,7 @@ def method_run(
         "model": {
             "algorithm": {"class_path": f"lightfed.algorithms.{algorithm}", "init_args": {"a": 1}},
             "cohorts": [{"count": 2, "model": {"class_path": "lightfed.models.MoECNN"}}],
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": lr}},
             "seed": seed,
         },
         "data": {"partition": {"class_path": "Classes", "init_args": {"per_client": classes}}},
@@ -189,6 +192,15 @@ def test_protocols_are_apart_and_told_by_what_differs(tmp_path: Path) -> None:
         "CIFAR10; partition per_client 4",
     ]
     assert [len(one.methods) for one in found] == [2, 2]
+
+
+def test_methods_meet_at_rates_of_their_own(runs: list[RunFiles], tmp_path: Path) -> None:
+    rival = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.88), lr=0.3)
+    slow = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.7), lr=0.01, seed=1)
+    labels = [method.label for method in _protocol([*runs, rival, slow]).methods]
+    assert labels == [
+        *("pFedMoE", "FML", "FedKD (FedKD-c2-s0)", "FedKD (FedKD-c2-s1)", "FD", "Standalone")
+    ]
 
 
 def test_two_experiments_of_one_method_are_told_apart(runs: list[RunFiles], tmp_path: Path) -> None:
