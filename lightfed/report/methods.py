@@ -37,8 +37,10 @@ METHODS: dict[str, tuple[str, str]] = {
     "Standalone": ("Standalone", ""),
 }
 PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
-# options of which a protocol may hold several; a rate is chosen for each method
+# options of which a protocol may hold several; a learning rate is chosen for each method
 FREE = re.compile(r"model\.(algorithm(\.|$)|cohorts\.\d+\.name$|optimizer\.init_args\.lr$)")
+# arguments of pFedMoE that the paper does not have: a run with another value is a part of it
+PARTS = {"gate": "paper", "federate": "true"}
 UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
 
@@ -216,12 +218,22 @@ def _method(group: Group) -> Method | None:
 
 
 def _told_apart(found: Sequence[Method]) -> list[Method]:
-    """In the order of METHODS; two of one method with the names of their runs."""
+    """In the order of METHODS, and a whole method before parts of it.
+
+    Two of one method have the names of their runs.
+    """
     times = Counter(method.name for method in found)
-    ordered = sorted(found, key=lambda method: PLACES[method.name])
+    ordered = sorted(found, key=lambda method: (PLACES[method.name], _is_part(method)))
     return [
         replace(m, label=f"{m.name} ({m.group.label})") if times[m.name] > 1 else m for m in ordered
     ]
+
+
+def _is_part(method: Method) -> bool:
+    told = method.group.runs[0].settings
+    return any(
+        told.get(f"model.algorithm.init_args.{key}", whole) != whole for key, whole in PARTS.items()
+    )
 
 
 def _cost(run: RunFiles, column: str, target: float) -> tuple[float, float, float]:

@@ -343,3 +343,35 @@ def test_a_comparison_shows_table_and_charts(
     panels = [len(drawn.axes) for c in charts(made) if (drawn := c.draw(LIGHT))]
     assert panels == [1, 2]  # differences; bytes and FLOPs
     assert charts(made[:1]) == []
+
+
+def _with(run: RunFiles, **told: Any) -> RunFiles:
+    """A run of another configuration: of its algorithm, and `lr` of its optimiser."""
+    path = run.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    if "lr" in told:
+        config["model"]["optimizer"] = {"class_path": "SGD", "init_args": {"lr": told.pop("lr")}}
+    config["model"]["algorithm"]["init_args"].update(told)
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return load(run.folder)
+
+
+def test_methods_with_rates_of_their_own_are_of_one_protocol(runs: list[RunFiles]) -> None:
+    rates = (0.1, 0.03, 0.03, 0.01)
+    tuned = [_with(run, lr=lr) for run, lr in zip(runs, rates, strict=True)]
+    assert len(_protocol(tuned).methods) == len(COURSES)
+
+
+@pytest.mark.parametrize("part", [{"federate": False}, {"gate": "half"}, {"gate": "unnormalised"}])
+def test_pfedmoe_is_the_whole_method_beside_parts_of_it(
+    part: dict[str, Any], runs: list[RunFiles], tmp_path: Path
+) -> None:
+    """A part that is better is neither pFedMoE nor a baseline."""
+    whole = _with(runs[0], gate="paper", federate=True)
+    other = _with(method_run(tmp_path, "PFedMoE", (0.6, 0.9, 0.95), name="a-part"), **part)
+    found = _protocol([other, *runs[1:], whole])
+    assert found.ours.group.runs[0].folder == whole.folder
+    assert [m.name for m in found.methods[:2]] == ["pFedMoE", "pFedMoE"]
+    rival = found.best_other(found.ours)
+    assert rival is not None
+    assert rival.name == "FD"
