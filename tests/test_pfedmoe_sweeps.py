@@ -1,6 +1,7 @@
 """pFedMoE's configurations are one protocol; its lists are complete and mean what they say."""
 
 import json
+import re
 import shlex
 from collections import Counter
 from itertools import product
@@ -18,6 +19,12 @@ __all__ = ["parser"]
 FOLDER = ROOT / "configs" / "pfedmoe"
 METHODS = ["", "-fml", "-fedkd", "-fedapen", "-fd", "-fedproto", "-lgfedavg", "-standalone"]
 DATA = ["cifar10", "cifar100"]
+RATE = "--model.optimizer.init_args.lr"
+NOT_TERMS = {"--config", "--trainer.name", "--model.seed", RATE}
+# Arguments of pFedMoE that are not the paper's: what the whole is compared with.
+PARTS = [("federate", "false"), ("gate", "half"), ("gate", "unnormalised")]
+PART_KEYS = {f"--model.algorithm.init_args.{key}" for key, _ in PARTS}
+STUDIES = ["heterogeneous", "homogeneous", "scales", "classes", "gamma"]
 
 
 def read(config: str) -> Any:
@@ -37,6 +44,19 @@ def lines(study: str) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
+def part_of(given: dict[str, str]) -> tuple[str, str] | None:
+    """The argument that makes a line one of a part of pFedMoE."""
+    found = [(key.rpartition(".")[2], given[key]) for key in PART_KEYS & given.keys()]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def terms_of(given: dict[str, str]) -> str:
+    """What a line has in common with those of other methods and seeds."""
+    kept = {k: v for k, v in given.items() if k not in NOT_TERMS | PART_KEYS}
+    return json.dumps(kept, sort_keys=True)
+
+
 def data_of(given: dict[str, str]) -> str:
     """The run's name begins with it."""
     data = "cifar100" if given.get("--data.dataset") == "CIFAR100" else "cifar10"
@@ -45,13 +65,14 @@ def data_of(given: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("data", ["cifar10", "digits"])
-def test_the_methods_differ_in_nothing_but_the_algorithm(data: str) -> None:
-    ours = read(data)
-    ours["model"].pop("algorithm")
-    for suffix in METHODS[1:]:
-        other = read(f"{data}{suffix}")
-        other["model"].pop("algorithm")
-        assert other == ours
+def test_the_methods_differ_in_algorithm_and_learning_rate_alone(data: str) -> None:
+    found = []
+    for suffix in METHODS:
+        config = read(f"{data}{suffix}")
+        config["model"].pop("algorithm")
+        config["model"]["optimizer"]["init_args"].pop("lr")
+        found.append(config)
+    assert all(other == found[0] for other in found)
 
 
 def test_client_k_has_cnn_k_mod_five() -> None:
@@ -59,13 +80,13 @@ def test_client_k_has_cnn_k_mod_five() -> None:
     assert variants == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("study", ["heterogeneous", "homogeneous", "scales", "classes", "gamma"])
+@pytest.mark.parametrize("study", STUDIES)
 def test_every_setting_of_a_study_has_all_methods(study: str) -> None:
     members: dict[str, list[str]] = {}
     for suffix, given in lines(study):
-        rest = {k: v for k, v in given.items() if k not in ("--config", "--trainer.name")}
         assert data_of(given) in DATA
-        members.setdefault(json.dumps(rest), []).append(suffix)
+        if part_of(given) is None:
+            members.setdefault(terms_of(given), []).append(suffix)
     assert all(found == METHODS for found in members.values())
     names = Counter(given["--trainer.name"] for _, given in lines(study))
     assert set(names.values()) == {1}
@@ -96,16 +117,91 @@ def test_robustness_is_over_the_lists_of_the_paper() -> None:
     assert gammas == set(product(DATA, (0.1, 0.2, 0.3, 0.4, 0.5)))
 
 
-def test_embedded_runs_are_of_three_seeds() -> None:
-    found = Counter((suffix, given["--model.seed"]) for suffix, given in lines("embedded"))
-    # two classes with much and with little data, and eight classes
-    assert found == dict.fromkeys(product(METHODS, "012"), 3)
+def test_embedded_runs_are_of_the_first_seeds_and_of_all_methods_and_parts() -> None:
+    members: dict[str, dict[Any, list[int]]] = {}
+    for suffix, given in lines("embedded"):
+        runs = members.setdefault(terms_of(given), {})
+        runs.setdefault((suffix, part_of(given)), []).append(int(given["--model.seed"]))
+    experiments = {(suffix, None) for suffix in METHODS} | {("", part) for part in PARTS}
+    assert all(runs.keys() == experiments for runs in members.values())
+    seeds = [list(found) for runs in members.values() for found in runs.values()]
+    assert sorted(map(len, seeds)) == [4] * len(experiments) + [8] * len(experiments)
+    assert all(found == list(range(len(found))) for found in seeds)
 
 
-def test_embedded_runs_of_a_protocol_are_on_equal_terms() -> None:
-    own = {"--config", "--trainer.name", "--model.seed"}
-    terms = [json.dumps({k: v for k, v in g.items() if k not in own}) for _, g in lines("embedded")]
-    assert list(Counter(terms).values()) == [3 * len(METHODS)] * 3
+@pytest.mark.parametrize(("search", "study"), [("embedded-rates", "embedded"), ("rates", "")])
+def test_learning_rates_are_searched_alike_for_all_methods_on_seeds_of_their_own(
+    search: str, study: str
+) -> None:
+    members: dict[str, Counter[tuple[str, str, str]]] = {}
+    for suffix, given in lines(search):
+        assert part_of(given) is None
+        run = (suffix, given[RATE], given["--model.seed"])
+        members.setdefault(terms_of(given), Counter())[run] += 1
+    assert len(members) == 2
+    for runs in members.values():
+        rates, seeds = ({run[k] for run in runs} for k in (1, 2))
+        assert len(rates) >= 3
+        assert runs == Counter(product(METHODS, rates, seeds))
+        reported = {
+            g.get("--model.seed", "0")
+            for name in [study] * bool(study) or STUDIES
+            for _, g in lines(name)
+        }
+        assert not seeds & reported
+
+
+def test_a_method_has_one_rate_a_protocol_of_those_that_were_searched() -> None:
+    """The search is of the study's protocols, for fewer rounds; parts have pFedMoE's rate."""
+
+    def protocol(given: dict[str, str]) -> str:
+        terms = json.loads(terms_of(given))
+        terms.pop("--trainer.max_epochs", None)
+        return json.dumps(terms)
+
+    searched: dict[tuple[str, str], set[str]] = {}
+    for suffix, given in lines("embedded-rates"):
+        searched.setdefault((protocol(given), suffix), set()).add(given[RATE])
+    chosen: dict[tuple[str, str], set[str]] = {}
+    for suffix, given in lines("embedded"):
+        chosen.setdefault((protocol(given), suffix), set()).add(given[RATE])
+    assert chosen.keys() == searched.keys()
+    assert all(len(rates) == 1 and rates <= searched[key] for key, rates in chosen.items())
+
+
+@pytest.mark.parametrize("study", ["embedded", *STUDIES])
+def test_a_list_says_how_its_rates_were_chosen(study: str) -> None:
+    header = (FOLDER / f"{study}.sweep").read_text().partition("\nfit ")[0]
+    search = "embedded-rates.sweep" if study == "embedded" else "rates.sweep"
+    assert re.search(rf"Learning rates: .*{re.escape(search)}", header, re.DOTALL)
+
+
+def test_the_parts_of_pfedmoe_stand_beside_it_on_both_data_sets() -> None:
+    found = [(data_of(g), part) for _, g in lines("heterogeneous") if (part := part_of(g))]
+    assert Counter(found) == Counter(product(DATA, PARTS))
+
+
+@pytest.mark.parametrize("config", ["cifar10", "cifar10-practical", "cifar100"])
+def test_a_configuration_says_which_settings_of_the_authors_code_it_has(
+    config: str, parser: ArgumentParser
+) -> None:
+    """And the ones that it has not, as arguments that parse."""
+    text = (FOLDER / f"{config}.yaml").read_text()
+    fit = ["fit", "--config", str(FOLDER / f"{config}.yaml")]
+    told = [
+        shlex.split(line.removeprefix("#   ").partition("    ")[0])
+        for line in text.splitlines()
+        if line.startswith("#   --")
+    ]
+    parsed = parser.parse_args(fit + [word for words in told for word in words]).fit
+    assert parsed.data.pool == "union"
+    if config != "cifar10-practical":  # which divides no class among two clients
+        assert parsed.data.partition.init_args.uniform == (0.4, 0.6)
+    plain = parser.parse_args(fit).fit
+    assert plain.data.pool == "train"
+    assert "50,000" in text
+    assert plain.data.dataset.init_args.preset == "pfedmoe"
+    assert plain.trainer.gradient_clip_algorithm == "network"
 
 
 def test_a_line_of_cifar100_is_of_cifar100(parser: ArgumentParser) -> None:
@@ -114,7 +210,7 @@ def test_a_line_of_cifar100_is_of_cifar100(parser: ArgumentParser) -> None:
     words[place] = str(ROOT / words[place])
     fit = parser.parse_args(words).fit
     assert fit.data.dataset.class_path.endswith("CIFAR100")
-    assert fit.data.dataset.init_args.preset == "dispfl"
+    assert fit.data.dataset.init_args.preset == "pfedmoe"
     assert fit.data.partition.init_args.per_client == 10
     assert [cohort.count for cohort in fit.model.cohorts] == [10] * 5
     assert fit.model.algorithm.class_path.endswith("PFedMoE")

@@ -7,7 +7,7 @@ KEY = re.compile(r"([^\s:#'\"][^:]*):(?:\s+(.*))?$")
 
 # what makes an experiment another one, not where and how it was run
 OPTION = re.compile(
-    r"trainer\.(max_epochs|gradient_clip_val|precision)$"
+    r"trainer\.(max_epochs|gradient_clip_(val|algorithm)|precision)$"
     r"|model\.(?!(export|evaluate)\b|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
     r"|data\.(?!dataset\.init_args\.(root|download)$|(eval_batch_size|channels_last)$)"
 )

@@ -27,6 +27,7 @@ def test_where_and_how_it_was_run_is_no_option(key: str) -> None:
     "key",
     [
         *("trainer.max_epochs", "trainer.precision", "trainer.gradient_clip_val"),
+        "trainer.gradient_clip_algorithm",
         *("model.local_epochs", "model.algorithm.init_args.seed", "model.optimizer.class_path"),
         *("data.batch_size", "data.dataset.class_path", "data.partition.init_args.alpha"),
     ],
