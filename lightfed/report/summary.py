@@ -15,7 +15,7 @@ from lightfed.report.tables import TextTable, cohort_table, headline, key_figure
 
 WIDTH_OF_A_FILE = 240
 BORDER = 3  # blanks and rule of a column
-COHORT_SPARE = ("std", "worst 10 %", "down / client", "compute / client", "stored / client")
+COHORT_SPARE = ("std", "down / client", "compute / client", "stored / client")
 
 
 def print_summary(run: Path) -> None:

@@ -1,6 +1,7 @@
 """The page of a run: its figures, what it does without, and that it stands alone."""
 
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,36 @@ def test_the_cards_hold_the_final_figures(page: ReadPage) -> None:
         "compute": ("12.0 GFLOPs", "3.00 GFLOPs per client"),
         "time per round": ("1.50 s", "4.50 s in all"),
     }
+
+
+def test_what_clients_hold_is_not_the_global_model_on_their_data(tmp_path: Path) -> None:
+    metrics = {
+        **METRICS,
+        "local/accuracy": (0.6, "", 0.95),
+        "local/accuracy_std": (0.1, "", 0.05),
+        "trained/accuracy": (0.2, "", 0.7),
+    }
+    said = {"personal": "its slice", "evaluate_at": "aggregated"}
+    evaluations = [
+        (3, k, cohort, 9, held, 1.0, shared, 1, 1, 1)
+        for k, (cohort, held, shared) in enumerate([("a", 0.9, 0.9), ("b", 0.5, 0.98)])
+    ]
+    folder = write_run(
+        tmp_path / "run", metrics=metrics, environment=ENVIRONMENT | said, evaluations=evaluations,
+        client_columns="round,client,cohort,samples,accuracy,loss,local/accuracy,bytes_up,"
+        "bytes_down,flops",
+    )  # fmt: skip
+    page = ReadPage(build(folder))
+    assert page.cards["personal accuracy"][0] == "65.00 \u00b1 25.00 %"
+    assert page.cards["local accuracy"] == (
+        "95.00 \u00b1 5.00 %",
+        "the global model on a client's own test samples",
+    )
+    assert page.cards["as trained accuracy"][0] == "70.00 %"
+    assert page.table("cohort")["b"]["accuracy"] == "50.00 %"
+    assert page.table("cohort")["b"]["of the global model"] == "98.00 %"
+    sentence = "Personal: its slice, after aggregation, on the client's own test samples."
+    assert sentence in unescape(page.source)
 
 
 def test_the_tables_hold_cohorts_and_last_rounds(page: ReadPage) -> None:
