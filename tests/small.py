@@ -185,10 +185,8 @@ def fit(
 ) -> FederatedTrainer:
     """The whole program but the command line; the run folder is `folder`/run."""
     quiet()
-    flags = {"logger": RunLogger(str(folder), "run")} | flags
-    trainer = FederatedTrainer(
-        max_epochs=rounds, accelerator="cpu", enable_progress_bar=False, **flags
-    )
+    flags = {"logger": RunLogger(str(folder), "run"), "enable_progress_bar": False} | flags
+    trainer = FederatedTrainer(max_epochs=rounds, accelerator="cpu", **flags)
     trainer.fit(federation, datamodule=data, ckpt_path=ckpt_path)
     return trainer
 

@@ -294,6 +294,7 @@ class Federation(L.LightningModule):
         self.fleet.open_round()
         self.algorithm.round(self.fleet, t)
         self._round_metrics = self.fleet.close_round()
+        self._show()
 
     def set_learning_rate(self, t: int) -> None:
         """Of round t, before its hooks: the schedule is brought to t, in a resumed run too."""
@@ -311,8 +312,6 @@ class Federation(L.LightningModule):
         # Before the checkpoint callbacks: a round whose checkpoint exists has its row on disk.
         trainer, t = self.federated_trainer, self.federated_trainer.current_epoch
         self._publish(self._round_metrics)
-        if "train_loss" in self._round_metrics:
-            trainer.progress_bar_metrics["loss"] = self._round_metrics["train_loss"]
         for logger in trainer.loggers:
             logger.log_metrics(self._round_metrics, step=t)
         if trainer.run_logger is not None:
@@ -329,6 +328,13 @@ class Federation(L.LightningModule):
         """
         values = torch.tensor(list(figures.values()), dtype=torch.float64).unbind()
         self.trainer.callback_metrics.update(zip(figures, values, strict=True))
+
+    def _show(self) -> None:
+        """On progress bars, which come before `on_train_epoch_end` of this module."""
+        shown, found = self.trainer.progress_bar_metrics, self._round_metrics
+        shown.pop("loss", None)  # perhaps nobody trains in this round
+        names = {"loss": "train_loss"} | {k: k for k in ("global/accuracy", "personal/accuracy")}
+        shown.update({name: found[key] for name, key in names.items() if key in found})
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -377,8 +383,7 @@ class Federation(L.LightningModule):
             return
         self._publish(figures)
         self._round_metrics |= figures
-        shown = ("global/accuracy", "personal/accuracy")
-        self.trainer.progress_bar_metrics.update({k: figures[k] for k in shown if k in figures})
+        self._show()
         arrays = self.algorithm.evaluation_end(self.fleet)
         logger = self.federated_trainer.run_logger
         if logger is not None:

@@ -1,11 +1,12 @@
-"""Rounds, sessions and time left: one line of a terminal, or lines of a log file."""
+"""Rounds, sessions, time left and figures: two lines of a terminal, or lines of a log file."""
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import ProgressBar
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,7 +15,19 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 from typing_extensions import override
+
+from lightfed.core.evaluation import KINDS
+
+
+class _Lines(Progress):
+    """The figures stand below the bar: beside it they would push the times out of the line."""
+
+    @override
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(task.fields["figures"]) for task in self.tasks if task.fields["figures"])
 
 
 class RoundProgressBar(ProgressBar):
@@ -34,6 +47,7 @@ class RoundProgressBar(ProgressBar):
         self._task: Any = None
         self._enabled = True
         self._printed = 0.0
+        self._tested = 0  # number of the round that was last evaluated
 
     @override
     def disable(self) -> None:
@@ -49,7 +63,7 @@ class RoundProgressBar(ProgressBar):
         if not self._enabled or not trainer.is_global_zero or not self._console.is_terminal:
             return
         total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-        self._progress = Progress(
+        self._progress = _Lines(
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
@@ -57,7 +71,6 @@ class RoundProgressBar(ProgressBar):
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
             console=self._console,
             refresh_per_second=4,
         )
@@ -81,6 +94,10 @@ class RoundProgressBar(ProgressBar):
             )
 
     @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._tested = trainer.global_step
+
+    @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._progress is not None:
             self._progress.update(self._task, advance=1, figures=self._figures(trainer))
@@ -96,8 +113,13 @@ class RoundProgressBar(ProgressBar):
         return last or time.monotonic() - self._printed >= self._seconds
 
     def _figures(self, trainer: L.Trainer) -> str:
+        """Of the round; those of an earlier evaluation with the number of its round."""
         shown = self.get_metrics(trainer, trainer.lightning_module)
-        return "  ".join(f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, float))
+        texts = {k: f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, float)}
+        tested = [texts.pop(k) for k in list(texts) if k.partition("/")[0] in KINDS]
+        if tested and self._tested != trainer.global_step:
+            tested.append(f"(round {self._tested})")
+        return "  ".join([*texts.values(), *tested])
 
     @override
     def get_metrics(

@@ -1,0 +1,85 @@
+"""The line of a round says what metrics.csv says of it, and a narrow terminal shows all of it."""
+
+import csv
+import io
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+from rich.console import Console
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.core.cohort import Cohort
+from lightfed.core.federation import Federation
+from lightfed.core.progress import RoundProgressBar
+from lightfed.models.mlp import MLP
+from tests.small import fit, random_data
+
+NUMBER = r"([\d.e+-]+)"
+
+
+def run(bar: RoundProgressBar, folder: Path, *others: Callback, **flags: Any) -> None:
+    cohorts = [Cohort(3, partial(MLP, hidden=(5,)))]
+    federation = Federation(FedAvg(), cohorts, optimizer=partial(SGD, lr=0.3))
+    flags |= {"callbacks": [bar, *others], "enable_progress_bar": True}
+    fit(federation, random_data([9, 7, 8]), folder, **flags)
+
+
+def logged(folder: Path, **flags: Any) -> list[str]:
+    bar = RoundProgressBar(seconds=0.0)
+    bar._console = Console(file=io.StringIO(), width=300)
+    run(bar, folder, **flags)
+    return bar._console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "run" / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_line_says_what_the_table_says_of_its_round(tmp_path: Path) -> None:
+    lines = logged(tmp_path, rounds=3)
+    table = rows(tmp_path)
+    assert len({row["train_loss"] for row in table}) == len(lines) == 3
+    for line, row in zip(lines, table, strict=True):
+        found = re.fullmatch(
+            rf"round (\d)/3  loss {NUMBER}  global/accuracy {NUMBER}  personal/accuracy {NUMBER}",
+            line,
+        )
+        assert found is not None, line
+        columns = ("round", "train_loss", "global/accuracy", "personal/accuracy")
+        assert [*map(float, found.groups())] == pytest.approx(
+            [float(row[name]) for name in columns], rel=1e-3
+        )
+
+
+def test_figures_of_an_earlier_round_say_so(tmp_path: Path) -> None:
+    lines = logged(tmp_path, rounds=4, check_val_every_n_epoch=2)
+    assert "accuracy" not in lines[0]
+    assert [line.endswith("(round 2)") for line in lines] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("width", [72, 100, 200])
+def test_a_terminal_shows_times_and_figures_whole(width: int, tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    class Look(Callback):
+        @override
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            assert bar._progress is not None
+            screen = Console(file=io.StringIO(), width=width)
+            screen.print(bar._progress.get_renderable())
+            shown.append(screen.file.getvalue())  # type: ignore[attr-defined]
+
+    bar = RoundProgressBar()
+    bar._console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    run(bar, tmp_path, Look(), rounds=2)
+    text = " ".join(shown[-1].split())
+    accuracies = rf"global/accuracy {NUMBER} personal/accuracy {NUMBER}"
+    pattern = rf"round 2/2 \S+ wave 3/3 0:00:\d\d left 0:00:00 loss {NUMBER} {accuracies}"
+    assert re.fullmatch(pattern, text), text
