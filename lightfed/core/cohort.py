@@ -1,7 +1,7 @@
 """Cohorts: the clients that share one architecture, as configured and as they live on a rank."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -53,7 +53,7 @@ class Cohort:
     rate: float | None = None
     """Width of the model relative to the full one, in (0, 1].
 
-    Handed to the model. 1 if neither rate nor level is set.
+    Handed to the model, whose constructor takes `rate`. 1 if neither rate nor level is set.
     """
     level: Literal["a", "b", "c", "d", "e"] | None = None
     """Short for the rates 1, 1/2, 1/4, 1/8, 1/16, and the cohort's name in reports."""
@@ -90,6 +90,12 @@ class Cohort:
                 f"a built {type(self.model).__name__}",
                 "name a class (class_path and init_args), so that every rank builds its own; "
                 "for torchvision's models: class_path: Torchvision, init_args: {name: resnet18}",
+            )
+        if self.width != 1.0 and "rate" not in _parameters(self.model):
+            raise UserError(
+                f"{key}.{'rate' if self.level is None else 'level'}",
+                f"a width of {self.width:g}, and {_target(self.model).__name__} takes no rate",
+                "give its constructor the argument rate, or each cohort init_args of its own",
             )
 
     def build(self, data: DataSpec, *, position: int, seed: int) -> L.LightningModule:
@@ -129,6 +135,10 @@ def _target(factory: Callable[[], nn.Module]) -> Any:
     return factory
 
 
+def _parameters(factory: Callable[[], nn.Module]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(_target(factory)).parameters
+
+
 def build_network(
     factory: Callable[[], nn.Module], data: DataSpec, *, key: str, rate: float = 1.0
 ) -> nn.Module:
@@ -154,7 +164,7 @@ def build_network(
 
 
 def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str) -> dict[str, Any]:
-    parameters = inspect.signature(_target(factory)).parameters
+    parameters = _parameters(factory)
     taken = {name: value for name, value in given.items() if name in parameters}
     written = factory.keywords if isinstance(factory, partial) else {}
     for name, value in taken.items():

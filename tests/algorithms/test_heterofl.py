@@ -142,6 +142,32 @@ def test_models_that_do_not_nest_are_refused() -> None:
         fleet_of(cohorts, HeteroFL(), images([6, 6]))
 
 
+class Plain(nn.Module):
+    """A user's own network, which knows nothing of rates."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, units), nn.Linear(units, 3)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.flatten(1)).relu())
+
+
+def test_arguments_of_each_cohort_make_widths_of_an_own_network() -> None:
+    widths = (8, 4, 2)
+    cohorts = [Cohort(1, partial(Plain, units=units)) for units in widths]
+    for position, cohort in enumerate(cohorts):
+        cohort.check(position)
+    fleet = fleet_of(cohorts, HeteroFL(), images([6, 6, 6]))
+    old = model_of(fleet)["net.body.weight"]
+    run_round(fleet, 0)
+    sizes = [state.layout.parameter_numel for state in fleet.cohorts]
+    assert sizes == [16 * n + n + 3 * n + 3 for n in widths]
+    new = model_of(fleet)["net.body.weight"]
+    assert (old != new).any(dim=1).all(), "every client has trained the units that it holds"
+
+
 LEVELS = {"a": 2, "b": 3, "e": 5}
 
 

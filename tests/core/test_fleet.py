@@ -101,12 +101,19 @@ def test_work_that_cannot_be_is_refused(work: dict[str, Any], key: str) -> None:
         (Cohort(0, mlp), "count"),
         (Cohort(1, mlp, rate=0.0), "rate"), (Cohort(1, mlp, rate=2.0), "rate"),
         (Cohort(1, mlp, rate=0.5, level="b"), "rate"), (Cohort(1, nn.Linear(2, 2)), "model"),
+        (Cohort(1, partial(nn.Linear, 4, 3), level="b"), "level"),
+        (Cohort(1, partial(nn.Linear, 4, 3), rate=0.5), "rate"),
     ],
 )  # fmt: skip
 def test_cohorts_that_cannot_be_are_refused(cohort: Cohort, key: str) -> None:
     with pytest.raises(UserError) as caught:
         cohort.check(3)
     assert caught.value.key == f"model.cohorts.3.{key}"
+
+
+def test_a_network_without_a_rate_is_of_full_width() -> None:
+    Cohort(1, partial(nn.Linear, 4, 3), level="a").check(0)
+    Cohort(1, partial(nn.Linear, 4, 3), rate=1.0).check(0)
 
 
 def build(model: Any, *, position: int = 0, seed: int = 0, **settings: Any) -> L.LightningModule:
