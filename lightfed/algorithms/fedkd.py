@@ -4,13 +4,25 @@ Wu, Wu, Lyu, Huang, Xie: Communication-efficient federated learning via knowledg
 Nature Communications 2022. https://arxiv.org/abs/2108.13323
 
 A private teacher and a shared student teach each other, all the more the better they are; the
-student travels as the largest singular values of its matrices, both ways, and is averaged without
-weights. The energy that is kept grows over the rounds.
+student's updates travel as the largest singular values of their matrices, both ways, and the
+student is averaged without weights. The energy that is kept grows over the rounds.
 
-Deviations: the rank goes up to the full one (the released code never tries it), and what a network
-learns from is a constant (`form: htfllib` is that library's code). Clients keep the student as they
-have sent it.
+An update is a difference from r_k, the student as client k has last received it, which the server
+knows as well: the server sends C(theta - r_k), and the client C(w_k - r_k) of what it has trained
+from the new r_k. A client that takes part for the first time gets the student as it is. Between
+rounds a client keeps r_k and not w_k, however many rounds it misses. With all clients in every
+round r_k is one for all, and C(theta - r) is C of their mean update, as in the paper.
+
+HtFLlib compresses the student's parameters in place of updates: `compress: parameters`, with which
+clients keep the student as they have sent it.
+
+Deviations: the paper exchanges the gradient of every step, which is the update of a round of one
+step; the rank goes up to the full one (the released code never tries it), and what a network learns
+from is a constant (`form: htfllib` is that library's code).
 """
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +33,8 @@ from lightfed.core.beside import PREFIX, Beside, NetworkFactory
 from lightfed.core.cohort import DataSpec, blank
 from lightfed.core.fleet import Fleet, Weights
 from lightfed.core.store import Row
-from lightfed.models import mutual
+from lightfed.models import mutual, svd
 from lightfed.models.split import split
-from lightfed.models.svd import compress, decompress, energy_of_round, total_bytes
 from lightfed.utils.errors import UserError
 
 _KEY = "model.algorithm.init_args"
@@ -34,6 +45,7 @@ class FedKD(Beside):
 
     moments = ("trained", "aggregated")  # which are one: the private network is never averaged
     holds = "its private network"
+    received: Tensor  # (clients,) bool: who has ever had the student
 
     def __init__(
         self,
@@ -42,6 +54,7 @@ class FedKD(Beside):
         weights: Weights = "uniform",
         form: mutual.Form = "separate",
         rounds: int | None = None,
+        compress: Literal["update", "parameters"] = "update",
     ) -> None:
         """Distillation and compression.
 
@@ -52,6 +65,8 @@ class FedKD(Beside):
             weights: Of the participants in the mean: uniform, or by samples.
             form: Of mutual learning: separate losses, or htfllib's.
             rounds: Until the energy has grown; the length of the run by default.
+            compress: What travels as singular values: the update of a round, as in the paper, or
+                the student's parameters, as in HtFLlib.
         """
         super().__init__(shared, weights)
         if not all(0 <= share <= 1 for share in energy):
@@ -59,7 +74,9 @@ class FedKD(Beside):
         self.energy = (energy[0], energy[1])
         self.form: mutual.Form = form
         self.rounds = rounds
+        self.compress = compress
         self._sent: list[ServerModel] = []  # what the student is on the wire; not state
+        self._held: dict[int, dict[str, Tensor]] = {}  # r_k of this rank's participants
         self._bytes: dict[int, int] = {}  # of this rank's participants
         self._share = 1.0
 
@@ -75,27 +92,57 @@ class FedKD(Beside):
             found = "nothing, and trainer.max_epochs does not say how long the run is"
             raise UserError(f"{_KEY}.rounds", found, "give the number of rounds")
         self._sent = [fed.new_part(PREFIX)]
+        self.register_buffer("received", torch.zeros(fed.clients, dtype=torch.bool))
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)
         length = self.rounds or fed.rounds or 1
         start, end = self.energy
-        self._share = energy_of_round(min(t, length - 1), length, start=start, end=end)
+        self._share = svd.energy_of_round(min(t, length - 1), length, start=start, end=end)
+        self._held, self._bytes = {}, {}
+        if self.compress == "update":
+            self._send_updates(fed, clients)
+        else:
+            self._send_parameters(fed, clients)
+        fed.train(clients, t)
+        # theta <- sum_k (r_k + C(w_k - r_k)) / K
+        fed.merge(clients, into=self.model, weights=self.weights, sizes=fed.collect(self._bytes))
+        for client, held in self._held.items():
+            _put(self._student(fed, client, fed.row(client)), held)
+
+    def _send_updates(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """r_k <- r_k + C(theta - r_k), and theta where the client holds nothing."""
+        received = self.received.tolist()
+        fed.send(self.model, [k for k in clients if not received[k]])
+        theta = self.model.layout.floats.views(self.model.floats)
+        sizes = {}
+        for client in fed.mine(clients):
+            student = self._student(fed, client, fed.row(client))
+            if received[client]:
+                arrived, sizes[client] = self._travel(theta, student)
+                fed.load(self.model, client)  # integer buffers as they are
+                _put(student, arrived)
+            self._held[client] = {name: view.clone() for name, view in student.items()}
+        for client, size in fed.collect(sizes).items():
+            fed.ledger.sent_down(client, size)
+        self.received[clients] = True
+
+    def _send_parameters(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """w_k <- C(theta)."""
         sent = self._sent[0]
         sent.row.copy_(self.model.row)
-        size = self._squeeze(dict(sent.layout.floats.views(sent.floats)))
+        views = sent.layout.floats.views(sent.floats)
+        arrived, size = self._travel(views, {})
+        _put(views, arrived)
         fed.send(sent, clients, size=size)
-        self._bytes = {}
-        fed.train(clients, t)
-        fed.merge(clients, into=self.model, weights=self.weights, sizes=fed.collect(self._bytes))
 
     @override
     def session_end(self, fed: Fleet, client: int, row: Row) -> None:
         """The student, as the server gets it."""
-        views = fed.state(client).layout.floats.views(row.floats)
-        shared = {name: view for name, view in views.items() if name.startswith(PREFIX)}
-        self._bytes[client] = self._squeeze(shared)
+        student = self._student(fed, client, row)
+        arrived, self._bytes[client] = self._travel(student, self._held.get(client, {}))
+        _put(student, arrived)
 
     @override
     def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
@@ -105,12 +152,25 @@ class FedKD(Beside):
     def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
         self._bytes[client] = int(result["bytes"])
 
-    def _squeeze(self, tensors: dict[str, Tensor]) -> int:
-        """Tensors become what is left of them on the wire; the bytes of that."""
+    def _travel(
+        self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], int]:
+        """What arrives of tensors where others are held, or nothing; the bytes that travel."""
+        counters = 8 * self.model.layout.integers.numel
         finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
         if self._share == 1 or not finite:  # what is not finite is left out of the merge
-            return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        packages = compress(tensors, self._share)
-        for name, tensor in decompress(packages).items():
-            tensors[name].copy_(tensor)
-        return total_bytes(packages)
+            return tensors, counters + sum(tensor.nbytes for tensor in tensors.values())
+        base = {name: held[name].to(x.device) if held else 0 for name, x in tensors.items()}
+        packages = svd.compress({n: x - base[n] for n, x in tensors.items()}, self._share)
+        arrived = {n: base[n] + x for n, x in svd.decompress(packages).items()}
+        return arrived, counters + svd.total_bytes(packages)
+
+    def _student(self, fed: Fleet, client: int, row: Row) -> dict[str, Tensor]:
+        """Views of a client's row."""
+        views = fed.state(client).layout.floats.views(row.floats)
+        return {name: view for name, view in views.items() if name.startswith(PREFIX)}
+
+
+def _put(views: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, view in views.items():
+        view.copy_(values[name])

@@ -70,8 +70,8 @@ class Traffic:
         up: likewise.
         servers: bytes between servers, or servers and a coordinator, likewise.
         at_most: masks save a part that is not known before training.
-        depends: what is sent depends on what is trained: `up` is not known, and `down` is that of
-            the initial values.
+        depends: what is sent depends on what is trained: `up` is not known, and `down` is what
+            is known without it.
     """
 
     down: float

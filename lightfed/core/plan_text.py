@@ -78,9 +78,7 @@ def _traffic(plan: Plan) -> list[str]:
     if traffic.at_most:
         lines.append("         masks save a part that is not known without training")
     if traffic.depends:
-        lines.append(
-            "         what is sent depends on training; down is that of the initial values"
-        )
+        lines.append("         what is sent depends on training; down is what is known without it")
     return lines
 
 

@@ -81,7 +81,7 @@ class Rehearsal(Fleet):
         calls: of `train`, in the round under way.
         at_most: bytes are those of whole rows, where masks, which come with training, save some.
         depends: what is sent depends on what is trained: what goes up is not counted, and what goes
-            down is that of the initial values.
+            down is what is known without it.
         exchanges: clients hear each other.
     """
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
+from typing_extensions import override
 
 from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedapen import FedAPEN
@@ -22,6 +23,8 @@ from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
 from lightfed.core.fleet import Fleet
 from lightfed.core.optimizer import Clipping
+from lightfed.core.store import Row
+from lightfed.models import svd
 from lightfed.models.mlp import MLP
 from lightfed.models.prototypes import Inference
 from lightfed.utils.errors import UserError
@@ -29,6 +32,12 @@ from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 
 SIZES = [9, 6, 12, 8]
 large, larger, small = (partial(MLP, hidden=hidden) for hidden in ((16, 6), (20, 6), (6,)))
+wide = partial(MLP, hidden=(16, 6))
+
+
+def normed(num_classes: int = 3) -> nn.Module:
+    """With statistics and a counter of batches."""
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, num_classes))
 
 
 def fleet(algorithm: Algorithm, models: Any = (large, larger), **settings: Any) -> Fleet:
@@ -156,8 +165,86 @@ def test_the_networks_that_have_a_gradient_norm_of_their_own(name: str) -> None:
     assert {" ".join(dict.fromkeys(parts)) for parts in found.values()} == NETWORKS[name]
 
 
+class SpiedFedKD(FedKD):
+    """Keeps what the sessions of a round have trained."""
+
+    @override
+    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+        views = fed.state(client).layout.floats.views(row.floats)
+        self.trained[client] = {n: v.clone() for n, v in views.items() if "shared" in n}
+        super().session_end(fed, client, row)
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        self.trained: dict[int, dict[str, Tensor]] = {}
+        super().round(fed, t)
+
+
+@pytest.mark.parametrize("participants", [2, 4])
+@pytest.mark.parametrize("compress", ["update", "parameters"])
+def test_fedkds_updates_or_parameters_travel_as_singular_values(
+    compress: Any, participants: int
+) -> None:
+    rounds, start, end = 5, 0.6, 0.9
+    algorithm = SpiedFedKD(wide, (start, end), rounds=rounds, compress=compress)
+    fed = fleet(algorithm, clients_per_round=participants)
+    views = algorithm.model.layout.floats.views(algorithm.model.floats)
+    held: dict[int, dict[str, Tensor]] = {}
+    whole = sum(4 * value.numel() for value in views.values())
+    for t in range(rounds):
+        energy = start + (t + 1) / rounds * (end - start)
+        theta = {n: v.clone() for n, v in views.items()}
+        up = down = 0
+        clients = fed.participants(t)
+        for k in clients:
+            if compress == "update" and k not in held:
+                held[k], size = theta, whole
+            else:
+                base = held.get(k) or {n: torch.zeros_like(v) for n, v in theta.items()}
+                sent = svd.compress({n: theta[n] - base[n] for n in theta}, energy)
+                size = svd.total_bytes(sent)
+                found = {n: base[n] + x for n, x in svd.decompress(sent).items()}
+                held |= {k: found} if compress == "update" else {}
+            down += size
+        metrics = run_round(fed, t)
+        arrived = []
+        for k, trained in algorithm.trained.items():
+            base = held.get(k) or {n: torch.zeros_like(v) for n, v in theta.items()}
+            sent = svd.compress({n: trained[n] - base[n] for n in theta}, energy)
+            up += svd.total_bytes(sent)
+            arrived.append({n: base[n] + x for n, x in svd.decompress(sent).items()})
+        assert (metrics["bytes_down"], metrics["bytes_up"]) == (down, up)
+        assert sorted(algorithm.trained) == clients
+        for name, value in views.items():
+            mean = torch.stack([one[name] for one in arrived]).mean(0)
+            torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6)
+        kept = held if compress == "update" else dict(zip(clients, arrived, strict=True))
+        for k in clients:
+            for name, value in tensors(fed, k, "").items():
+                if name in theta:
+                    torch.testing.assert_close(value, kept[k][name], rtol=1e-5, atol=1e-6)
+
+
+def test_with_energy_one_updates_are_parameters() -> None:
+    both = [
+        fleet(FedKD(normed, (1.0, 1.0), rounds=4, compress=way), clients_per_round=2)
+        for way in ("update", "parameters")
+    ]
+    mutual = fleet(FML(normed), clients_per_round=2)
+    for t in range(4):
+        bytes_ = [run_round(fed, t) for fed in (*both, mutual)]
+        for column in ("bytes_up", "bytes_down"):  # statistics and counters are among them
+            assert len({metrics[column] for metrics in bytes_}) == 1
+    ours, theirs = (fed.algorithm.model for fed in both)  # type: ignore[union-attr]
+    assert torch.equal(ours.floats, theirs.floats)
+    assert torch.equal(ours.integers, theirs.integers)
+    for client in range(len(SIZES)):
+        assert_same(
+            tensors(both[0], client, "net.private."), tensors(both[1], client, "net.private.")
+        )
+
+
 def test_energy_one_sends_everything() -> None:
-    wide = partial(MLP, hidden=(16, 6))
     whole, squeezed = (fleet(FedKD(wide, (e, e), rounds=3)) for e in (1.0, 0.5))
     bytes_ = [run_round(fed, 0)["bytes_up"] for fed in (whole, squeezed)]
     assert isinstance(whole.algorithm, FedKD)

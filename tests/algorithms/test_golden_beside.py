@@ -146,7 +146,7 @@ def test_fedkd_and_its_upload(form: Any, same: bool) -> None:
     case = "fedkd_e.6"
     about = ABOUT[case]
     energy = (about["energy"], about["energy"])
-    algorithm = Rates(partial(network, 4), energy, form=form, rounds=1)
+    algorithm = Rates(partial(network, 4), energy, form=form, rounds=1, compress="parameters")
     parts = [("private", "private"), ("shared", "shared"), ("Wh", "projection")]
     start, after = (
         {
