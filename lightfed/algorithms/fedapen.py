@@ -4,14 +4,21 @@ Qin, Deng, Zhao, Yan: FedAPEN: Personalized Cross-silo Federated Learning with A
 Statistical Heterogeneity. KDD 2023. https://doi.org/10.1145/3580305.3599344
 
 Both networks learn from the labels, from each other and from their ensemble; the shared one travels
-and is averaged without weights. After every aggregation a participant gets the new shared network
-and learns its share, the private network's weight in the ensemble, on samples that it never trains
-on; it trains with that share in its next session, as the released code does. The ensemble is
-evaluated, with the shared network that the client has at the time.
+and is averaged without weights. A participant gets the shared network, learns its share, the
+private network's weight in the ensemble, on samples that it never trains on, and trains with that
+share. The ensemble is evaluated, with the shared network that the client has at the time: the one
+that it has trained.
+
+The released code learns the share later, after the aggregation that follows (`learn: aggregated`),
+trains with it in the next session, and tests with the new shared network. That is one more download
+for a participant that does not take part in the next round again, since its copy is then outdated.
 
 A deviation: the share is learned from logits that are computed once, and not in every pass, with
 the same result, as no network moves.
 """
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
@@ -31,9 +38,9 @@ _SHARE = "net.share"
 class FedAPEN(Beside):
     """e = lambda p + (1 - lambda) s;  L_p = CE(p) + KL(s || p) + CE(e), and likewise L_s."""
 
-    moments = ("aggregated",)  # the shared network comes back before the round is over
     holds = "the ensemble of its private network and the shared one"
-    current: torch.Tensor  # (clients,) bool: who has the server's present shared network
+    # (clients,) bool: who has got the server's present shared network after its aggregation
+    current: torch.Tensor
 
     def __init__(
         self,
@@ -42,6 +49,7 @@ class FedAPEN(Beside):
         share_lr: float = 1e-3,
         passes: int = 10,
         weights: Weights = "uniform",
+        learn: Literal["received", "aggregated"] = "received",
     ) -> None:
         """The ensemble.
 
@@ -50,8 +58,11 @@ class FedAPEN(Beside):
             hold_out: Share of a client's training samples on which it learns lambda and does not
                 train, at least one sample.
             share_lr: Learning rate of lambda.
-            passes: Over the hold-out, after every aggregation; 0 leaves lambda at one half.
+            passes: Over the hold-out, in every round; 0 leaves lambda at one half.
             weights: Of the participants in the mean: uniform, or by samples.
+            learn: A participant learns lambda with the shared network that it receives, before it
+                trains, or as in the released code with the aggregated one, which it downloads for
+                that.
         """
         super().__init__(shared, weights)
         if not 0 < hold_out < 1:
@@ -63,6 +74,9 @@ class FedAPEN(Beside):
         self.hold_out = hold_out
         self.share_lr = share_lr
         self.passes = passes
+        self.learn = learn
+        if learn == "aggregated":
+            self.moments = ("aggregated",)  # the shared network is back before the round is over
 
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
@@ -78,19 +92,22 @@ class FedAPEN(Beside):
         clients = fed.participants(t)
         current = self.current.tolist()
         fed.send(self.model, [k for k in clients if not current[k]])  # s_k <- s
-        fed.train(clients, t)  # with the lambda of the last time
+        if self.learn == "received":
+            self._learn(fed, clients)
+        fed.train(clients, t)  # with the lambda that was learned last
         fed.merge(clients, into=self.model, weights=self.weights)  # s <- mean of s_k
-        fed.send(self.model, clients)
-        self.current.fill_(False)
-        self.current[clients] = True
-        for client in clients:
-            self._learn(fed, client)
+        if self.learn == "aggregated":
+            fed.send(self.model, clients)
+            self.current.fill_(False)
+            self.current[clients] = True
+            self._learn(fed, clients)
 
-    def _learn(self, fed: Fleet, client: int) -> None:
-        """Learning for adaptability, with the new shared network."""
-        forward = fed.state(client).flops * fed.data.num_held_out(client)
-        fed.ledger.computed(client, forward if self.passes else 0.0)
-        for _ in fed.mine([client]):
+    def _learn(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """Learning for adaptability, with the shared network that a client has got."""
+        for client in clients:
+            forward = fed.state(client).flops * fed.data.num_held_out(client)
+            fed.ledger.computed(client, forward if self.passes else 0.0)
+        for client in fed.mine(clients):
             module = fed.bind(client)
             assert isinstance(module, ClientModule)
             assert isinstance(module.net, mutual.FedAPEN)

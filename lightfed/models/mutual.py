@@ -168,9 +168,9 @@ class FedAPEN(nn.Module):
         e = lambda p + (1 - lambda) s, of logits; lambda is the private network's share
         L_p = CE(p) + KL(s || p) + CE(lambda p + (1 - lambda) s'), L_s likewise
 
-    where ' and the first argument of KL are constants. The released code trains with the share that
-    was learned after the last aggregation, 0.5 at first, and learns it anew (`learn_share`) after
-    the next one. A share that is never learned is its "equal" training.
+    where ' and the first argument of KL are constants. The share is 0.5 until it is learned
+    (`learn_share`), between sessions; one that is never learned is the released code's "equal"
+    training.
 
     Args:
         private: p: (B, ...) -> (B, C) logits.

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.fedapen import FedAPEN
+from lightfed.algorithms.fml import FML
 from lightfed.core.client import ClientModule
 from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
@@ -26,7 +27,7 @@ SIZES = [9, 6, 12]
 large, larger, small = (partial(MLP, hidden=hidden) for hidden in ((7,), (8, 5), (3,)))
 
 
-def fleet(algorithm: FedAPEN, **settings: Any) -> Fleet:
+def fleet(algorithm: FedAPEN | FML, **settings: Any) -> Fleet:
     """Clients that take whole epochs as one batch, so that their order does not matter."""
     cohorts = [Cohort(1, large), Cohort(2, larger)]
     return fleet_of(
@@ -52,25 +53,34 @@ def kept(fed: Fleet, client: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def test_rounds_train_aggregate_and_learn_in_this_order() -> None:
-    algorithm = FedAPEN(small, hold_out=0.3, share_lr=0.05, passes=3)
+@pytest.mark.parametrize("learn", ["received", "aggregated"])
+def test_rounds_learn_train_and_aggregate_in_this_order(learn: Any) -> None:
+    """Or train, aggregate and learn, with what has been aggregated."""
+    algorithm = FedAPEN(small, hold_out=0.3, share_lr=0.05, passes=3, learn=learn)
     fed = fleet(algorithm)
     mirror = clients_of(fed)
+    server = {n: value.clone() for n, value in mirror[0].shared.state_dict().items()}
+
+    def receive_and_learn() -> None:
+        for k, client in enumerate(mirror):
+            before = float(client.share)
+            client.shared.load_state_dict(server)
+            client.learn_share(list(fed.data.held_out_batches(k)), lr=0.05, passes=3)
+            assert float(client.share) != before
+
     for client in mirror:
-        client.shared.load_state_dict(mirror[0].shared.state_dict())
+        client.shared.load_state_dict(server)
     for t in range(3):
-        shares = [float(client.share) for client in mirror]
+        if learn == "received":
+            receive_and_learn()
         for k, client in enumerate(mirror):
             x, y = kept(fed, k)
             assert len(y) == SIZES[k] - round(0.3 * SIZES[k])
             descend(client, x, y, batch=len(y), lr=0.1, epochs=1)
-        for name in mirror[0].shared.state_dict():
-            mean = torch.stack([c.shared.state_dict()[name] for c in mirror]).mean(0)
-            for client in mirror:
-                client.shared.state_dict()[name].copy_(mean)
-        for k, client in enumerate(mirror):
-            client.learn_share(list(fed.data.held_out_batches(k)), lr=0.05, passes=3)
-            assert float(client.share) != shares[k]
+        for name in server:
+            server[name] = torch.stack([c.shared.state_dict()[name] for c in mirror]).mean(0)
+        if learn == "aggregated":
+            receive_and_learn()
         run_round(fed, t)
         for mine, theirs in zip(clients_of(fed), mirror, strict=True):
             for name, value in theirs.state_dict().items():
@@ -83,8 +93,18 @@ def test_passes_zero_is_equal_training() -> None:
     assert [float(client.share) for client in clients_of(fed)] == [0.5] * 3
 
 
-def test_a_shared_network_goes_down_once_for_every_version_that_is_received() -> None:
+def test_a_participation_costs_what_it_costs_with_fml() -> None:
     algorithm = FedAPEN(small)
+    fed = fleet(algorithm, clients_per_round=2)
+    mutual_learning = fleet(FML(small), clients_per_round=2)
+    for t in range(5):
+        bytes_, theirs = (run_round(each, t) for each in (fed, mutual_learning))
+        for column in ("bytes_up", "bytes_down"):
+            assert bytes_[column] == theirs[column] == 2 * 4 * algorithm.model.layout.floats.numel
+
+
+def test_learning_with_what_is_aggregated_takes_every_version_that_is_received() -> None:
+    algorithm = FedAPEN(small, learn="aggregated")
     fed = fleet(algorithm, clients_per_round=2)
     size = 4 * algorithm.model.layout.floats.numel
     present: set[int] = set()

@@ -208,8 +208,9 @@ def test_fedapen_trains_aggregates_and_then_learns_its_share(case: str) -> None:
     about = ABOUT_APEN[case]
     assert about["lambda_before"] == pytest.approx(about["weight_private"])
     algorithm = FedAPEN(
-        partial(Alone, 3), share_lr=about["lambda_lr_used"], passes=about["lambda_epochs"]
-    )
+        partial(Alone, 3), share_lr=about["lambda_lr_used"], passes=about["lambda_epochs"],
+        learn="aggregated",
+    )  # fmt: skip
     start, after = (
         recorded(APEN, f"{case}/private_{when}", "net.private.")
         | recorded(APEN, f"{case}/shared_{when}", "net.shared.")

@@ -206,6 +206,9 @@ CASES = {
     "fedapen": Case(
         partial(FedAPEN, NormNet, share_lr=0.5), _mlp, data=joined, federation={"store": "host"}
     ),
+    "fedapen_aggregated": Case(
+        partial(FedAPEN, NormNet, share_lr=0.5, learn="aggregated"), _mlp, data=joined
+    ),
     "fedavg": Case(FedAvg),
     "fedavg_uniform_fixed": Case(partial(FedAvg, "uniform"), federation={"accumulate": "fixed"}),
     "fedavg_local_statistics": Case(partial(FedAvg, buffers="local")),

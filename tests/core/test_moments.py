@@ -183,7 +183,12 @@ MAKE: dict[str, tuple[Callable[[], Algorithm], Moment, set[str]]] = {
         set(),
     ),
     "fml": (partial(FML, mlp), "trained", set()),
-    "fedapen": (partial(FedAPEN, mlp, hold_out=0.2), "aggregated", set()),
+    "fedapen": (partial(FedAPEN, mlp, hold_out=0.2), "trained", set()),
+    "fedapen_released": (
+        partial(FedAPEN, mlp, hold_out=0.2, learn="aggregated"),
+        "aggregated",
+        set(),
+    ),
     "standalone": (Standalone, "trained", set()),
 }
 
