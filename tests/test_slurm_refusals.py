@@ -16,6 +16,8 @@ from tests.mistakes import edited
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"}
 BATCH |= {"SLURM_NNODES": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 STEP = BATCH | {"SLURM_STEP_ID": "0"}
+JOB, ONE_TASK = {"SLURM_JOB_ID": "7"}, {"SLURM_NTASKS": "1", "SLURM_NNODES": "1"}
+Launch = tuple[dict[str, str], int, int]  # the environment, ranks on a node, nodes
 
 
 def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
@@ -85,19 +87,26 @@ def test_the_fix_counts_ranks_that_share_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "processes", "nodes"),
+    ("starts", "does_not"),
     [
-        (STEP, 2, 2),
-        ({}, 4, 2),
-        ({"SLURM_JOB_ID": "7"}, 4, 1),  # a batch job of one task: Lightning starts the others
-        ({"SLURM_JOB_ID": "7", "NODE_RANK": "1"}, 4, 2),
-        (BATCH | {"SLURM_JOB_NAME": "interactive"}, 3, 1),
-        (BATCH | {"TORCHELASTIC_RUN_ID": "x"}, 4, 1),
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}, 1, 1),
+        ((STEP, 2, 2), (STEP, 2, 1)),
+        (({}, 4, 2), (JOB, 4, 2)),
+        ((JOB, 4, 1), (JOB, 4, 2)),  # a batch job of one task: Lightning starts the others
+        ((JOB | {"NODE_RANK": "1"}, 4, 2), (JOB, 4, 2)),
+        ((BATCH | {"SLURM_JOB_NAME": "interactive"}, 3, 1), (BATCH, 3, 1)),
+        ((BATCH | {"TORCHELASTIC_RUN_ID": "x"}, 4, 1), (BATCH, 4, 1)),
+        ((JOB | ONE_TASK, 1, 1), (JOB | ONE_TASK, 4, 1)),
     ],
 )
-def test_what_starts_is_let_through(environ: Mapping[str, str], processes: int, nodes: int) -> None:
-    check_launch(environ, processes=processes, nodes=nodes)
+def test_what_starts_is_let_through_and_what_is_nearly_the_same_is_not(
+    starts: Launch, does_not: Launch
+) -> None:
+    def check(environ: Mapping[str, str], processes: int, nodes: int) -> None:
+        check_launch(environ, processes=processes, nodes=nodes)
+
+    check(*starts)
+    with pytest.raises(UserError):
+        check(*does_not)
 
 
 @pytest.fixture

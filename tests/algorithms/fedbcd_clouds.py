@@ -41,6 +41,13 @@ def fleet(algorithm: Algorithm, *, model: Any = mlp, sizes: Any = SIZES, **setti
     )  # fmt: skip
 
 
+def spread(fed: Fleet) -> None:
+    """Device i has i everywhere."""
+    live = fed.cohorts[0].layout.floats.live()
+    for device in range(fed.clients):
+        fed.row(device).floats.copy_(device * live)
+
+
 def rows(fed: Fleet) -> Tensor:
     return torch.stack([fed.row(k).floats for k in range(fed.clients)])
 

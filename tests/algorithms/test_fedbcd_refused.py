@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.optim import SGD
 
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.core.aspg import ASPG
@@ -12,8 +14,8 @@ from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
 from lightfed.models.mlp import MLP
 from lightfed.utils.errors import UserError
-from tests.algorithms.fedbcd_clouds import SIZES, fleet, mlp
-from tests.small import fit, fleet_of, random_data
+from tests.algorithms.fedbcd_clouds import SIZES, fleet, mlp, rows, servers, spread
+from tests.small import fit, fleet_of, random_data, run_round
 
 KEY = "model.algorithm.init_args"
 
@@ -90,8 +92,21 @@ def test_a_server_step_that_diverges_is_refused_with_its_numbers(
         {"server_lr": 0.4, "server_step": "sum", "gamma": [1.0, 1.0, 0.5], "wait": 1},
     ],
 )
-def test_a_server_step_at_the_bound_is_not(settings: dict[str, Any]) -> None:
-    fleet(FedBCD(2, 1, **settings))
+def test_a_server_step_below_the_bound_converges(settings: dict[str, Any]) -> None:
+    """Devices that stand still: z comes closer to the mean of all, or of those of its server."""
+    algorithm = FedBCD(2, 1, **settings)
+    fed = fleet(algorithm, optimizer=partial(SGD, lr=0.0))
+    spread(fed)
+    alone = "wait" in settings
+    parts = [[0, 1, 2], [3, 4, 5]] if alone else [list(range(6))] * 2
+    gammas = torch.tensor([algorithm.gamma(k) for k in range(6)])
+    means = torch.stack([gammas[p] @ rows(fed)[p] / gammas[p].sum() for p in parts])
+    gaps = [(servers(fed) - means).norm(dim=1)]
+    for t in range(8):
+        run_round(fed, t)
+        gaps.append((servers(fed) - means).norm(dim=1))
+        assert (gaps[-1] <= gaps[-2]).all()
+    assert (gaps[-1] < 0.95 * gaps[0]).all()
 
 
 @pytest.mark.parametrize(

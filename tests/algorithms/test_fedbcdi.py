@@ -17,7 +17,7 @@ from lightfed.core.fleet import Fleet
 from lightfed.core.hierarchy import Phase
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.utils.errors import UserError
-from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
+from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers, spread
 from tests.small import Line, data_of, fleet_of, run_round
 
 KEY = "model.algorithm.init_args"
@@ -244,4 +244,12 @@ def test_federations_that_are_refused(settings: dict[str, Any], line: str) -> No
 
 
 def test_a_sum_over_the_active_devices_that_converges() -> None:
-    fleet(FedBCDI(2, 1, 3, server_step="sum", server_lr=0.9, gamma=1.0))
+    """1.8 times .5, of two active devices: below 2, where all six would be above it."""
+    algorithm = FedBCDI(2, 1, 3, server_step="sum", server_lr=1.8, gamma=0.5, steps=(1, 1))
+    fed = fleet(algorithm, optimizer=partial(SGD, lr=0.0))
+    spread(fed)
+    apart = []
+    for t in range(60):
+        run_round(fed, t)
+        apart.append((rows(fed) - servers(fed)[0]).abs().max())
+    assert apart[-1] < 0.01 * apart[0]

@@ -5,9 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 
 from lightfed.core.flags import check_clipping, check_devices, check_limit, check_rounds
+from lightfed.core.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
+from tests.small import CPU
+
+
+def trainer(**flags: Any) -> FederatedTrainer:
+    return FederatedTrainer(
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, **flags
+    )
 
 
 @pytest.fixture
@@ -17,10 +26,17 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("devices", [1, 2, -1, "2", "-1", "0, 1", "1,", [1], "auto"])
-def test_gpus_are_counted_or_picked(devices: Any) -> None:
+@pytest.mark.parametrize(
+    ("devices", "indices"),
+    [
+        (1, [0]), (2, [0, 1]), (-1, [0, 1]), ("2", [0, 1]), ("-1", [0, 1]), ("0, 1", [0, 1]),
+        ("1,", [1]), ([1], [1]), ("auto", [0, 1]),
+    ],
+)  # fmt: skip
+def test_gpus_are_counted_or_picked(devices: Any, indices: list[int]) -> None:
     for accelerator in ("gpu", "cuda", "auto"):
-        check_devices(accelerator, devices)
+        gpus = trainer(accelerator=accelerator, devices=devices).strategy.parallel_devices
+        assert gpus == [torch.device("cuda", index) for index in indices]
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -53,9 +69,9 @@ def test_devices_that_are_not_there(accelerator: str, devices: Any, message: str
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("devices", [1, 64, "8", "auto"])
-def test_ranks_on_the_cpu_are_any_number(devices: Any) -> None:
-    check_devices("cpu", devices)
+@pytest.mark.parametrize(("devices", "ranks"), [(1, 1), (64, 64), ("8", 8), ("auto", 1)])
+def test_ranks_on_the_cpu_are_any_number(devices: Any, ranks: int) -> None:
+    assert trainer(accelerator="cpu", devices=devices).strategy.parallel_devices == [CPU] * ranks
 
 
 def test_ranks_on_the_cpu_share_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +86,8 @@ def test_ranks_on_the_cpu_share_no_device(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("two_gpus")
 def test_ranks_share_a_gpu_that_is_there() -> None:
     check_devices("gpu", 2, ranks_per_device=4)
+    with pytest.raises(UserError, match=r"^trainer\.devices: 3 ranks on 2 GPUs; "):
+        check_devices("gpu", 3, ranks_per_device=4)
 
 
 def test_limits_at_their_edges() -> None:
@@ -96,9 +114,14 @@ def test_clipping_at_its_edges() -> None:
         check_clipping(1.0, "net")
 
 
-@pytest.mark.parametrize("duration", [None, "00:00:00:01", timedelta(hours=1), {"minutes": 3}])
-def test_lengths_of_a_run(duration: Any) -> None:
-    check_rounds(max_epochs=-1, max_steps=1, max_time=duration)
+@pytest.mark.parametrize(
+    ("duration", "seconds"),
+    [(None, []), ("00:00:00:01", [1]), (timedelta(hours=1), [3600]), ({"minutes": 3}, [180])],
+)
+def test_lengths_of_a_run(duration: Any, seconds: list[int]) -> None:
+    run = trainer(accelerator="cpu", max_epochs=-1, max_steps=1, max_time=duration)
+    timers = [callback for callback in run.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+    assert [timer.time_remaining() for timer in timers] == seconds
 
 
 @pytest.mark.parametrize("duration", ["1 h", timedelta(0), {"moons": 1}, "00:00:00:00"])

@@ -197,6 +197,9 @@ def test_settings_that_nobody_would_look_at(work: dict[str, Any], line: str) -> 
 
 
 def test_what_fits() -> None:
-    PLAIN.check(CLIENTS, LocalWork(limit=3))
-    replace(PLAIN, active=5, available=5).check(CLIENTS, LocalWork())
-    replace(PLAIN, servers=15, active=1, available=1).check(CLIENTS, LocalWork())
+    whole = replace(PLAIN, active=5, available=5)
+    for fits in (PLAIN, whole, replace(PLAIN, servers=15, active=1, available=1)):
+        fits.check(CLIENTS, LocalWork(limit=3))
+        for server in range(fits.servers):
+            phase = fits.phase(server, 0, clients=CLIENTS, seed=0)
+            assert (len(phase.active), len(phase.available)) == (fits.active, fits.available)
