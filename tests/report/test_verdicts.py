@@ -84,6 +84,13 @@ def test_a_client_that_has_trained_meets_clients_that_have_trained(tmp_path: Pat
     )
 
 
+def test_a_seed_that_has_not_been_evaluated_yet_hides_no_method(tmp_path: Path) -> None:
+    running = {key: values[:1] for key, values in SENT.items()}
+    found = contests([*_study(tmp_path), _run(tmp_path, "dispfl", running, seed=2)])
+    assert [len(one.columns) for one in found] == [2, 3]
+    assert "2 seeds (0-1): better" in found[1].verdict()
+
+
 def test_a_run_says_at_which_moment_its_clients_were_tested(tmp_path: Path) -> None:
     both = {"personal/accuracy": (0.4, 0.7), "trained/accuracy": (0.5, 0.8), **SENT}
     later = {"personal/accuracy": (0.4, 0.75), **SENT}
