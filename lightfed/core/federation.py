@@ -385,10 +385,14 @@ class Federation(L.LightningModule):
         self._round_metrics |= figures
         self._show()
         arrays = self.algorithm.evaluation_end(self.fleet)
+        rounds = self.trainer.global_step
         logger = self.federated_trainer.run_logger
         if logger is not None:
             logger.log_clients(self._client_rows(reports))
-            logger.log_arrays(self.trainer.current_epoch + 1, arrays)
+            logger.log_arrays(rounds, arrays)
+        if rounds == self.trainer.current_epoch:  # the other figures of the round are written
+            for each in self.trainer.loggers:
+                each.log_metrics(figures, step=rounds - 1)
 
     def _client_rows(self, reports: Mapping[Kind, Sequence[Report]]) -> list[Row]:
         """A row a client, with the same columns: personal figures bare, others as `kind/name`."""
@@ -406,7 +410,7 @@ class Federation(L.LightningModule):
     def _client_row(self, client: int, found: Row, names: Iterable[str]) -> Row:
         up, down, flops = self.fleet.ledger.totals[client].tolist()
         return {
-            "round": self.trainer.current_epoch + 1,
+            "round": self.trainer.global_step,
             "client": client,
             "cohort": self.fleet.cohorts[self.fleet.home_cohort(client)].name,
             "samples": found["samples"],

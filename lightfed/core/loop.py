@@ -47,6 +47,7 @@ class RoundLoop(_TrainingEpochLoop):
     ) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self._server_steps = 0
+        self._evaluated = 0  # rounds that were finished at the last evaluation
         self._first: int | None = None  # round of this process
         self._journal: Path | None = None  # of this run, until its first round is over
         self.in_round = False
@@ -185,6 +186,22 @@ class RoundLoop(_TrainingEpochLoop):
         if module:
             _call_lightning_module_hook(self.trainer, name, *args)
 
+    @override
+    def _should_check_val_epoch(self) -> bool:
+        last = self.round_index + 1 in (self.trainer.max_epochs, self.trainer.max_steps)
+        return super()._should_check_val_epoch() or (last and self.trainer.enable_validation)
+
+    def validate_last(self) -> None:
+        """At the end of a run that a callback has stopped between two evaluations."""
+        trainer = self.trainer
+        if self._evaluated == self._server_steps or not trainer.enable_validation:
+            return
+        self._batches_that_stepped -= 1  # still of the last round
+        self._validate()
+        self._batches_that_stepped += 1
+        if trainer.last_checkpoint is not None:
+            trainer.save_checkpoint(trainer.last_checkpoint.path)
+
     def _validate(self) -> None:
         trainer = self.trainer
         trainer.validating = True
@@ -193,6 +210,7 @@ class RoundLoop(_TrainingEpochLoop):
         self.val_loop.run()
         trainer.training = True
         trainer._logger_connector._first_loop_iter = first_iter
+        self._evaluated = self._server_steps
 
     @override
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
@@ -200,12 +218,15 @@ class RoundLoop(_TrainingEpochLoop):
 
     @override
     def on_save_checkpoint(self) -> dict[str, Any]:
-        return super().on_save_checkpoint() | {"server_steps": self._server_steps}
+        counts = {"server_steps": self._server_steps, "evaluated": self._evaluated}
+        return super().on_save_checkpoint() | counts
 
     @override
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
         self._server_steps = state_dict["server_steps"]
+        # Checkpoints of before there was this count: nothing to make up for.
+        self._evaluated = state_dict.get("evaluated", self._server_steps)
 
 
 class FederatedLoop(_FitLoop):
@@ -295,6 +316,11 @@ class FederatedLoop(_FitLoop):
         if not resumable:
             resumable = trainer.save_last()
         raise Interrupted(signal, finished, resumable=resumable)
+
+    @override
+    def on_run_end(self) -> None:
+        self.epoch_loop.validate_last()
+        super().on_run_end()
 
     @override
     def _warn_if_modules_in_eval_mode(self) -> None:

@@ -112,7 +112,7 @@ class FederatedTrainer(Previews):
             limit_train_batches: Batches (int) or share of the batches (float) of a session.
             limit_val_batches: Evaluation jobs of a rank; 0 for no validation.
             limit_test_batches: As limit_val_batches, for `test`.
-            check_val_every_n_epoch: Rounds between evaluations.
+            check_val_every_n_epoch: Rounds between evaluations; the last round is always evaluated.
             enable_checkpointing: Write checkpoints/last.ckpt after every round.
             enable_progress_bar: Show rounds, sessions and time left.
             enable_model_summary: Print the server state's modules.

@@ -68,7 +68,7 @@ def test_validation_comes_every_so_many_rounds(tmp_path: Path) -> None:
     flags = {"check_val_every_n_epoch": 2, "enable_checkpointing": False}
     fit(federation(), data(), tmp_path, rounds=3, callbacks=[spy], **flags)
     end = ["on_train_epoch_end"]
-    expected = [*TRAINING, *end, *TRAINING, *VALIDATION, *end, *TRAINING, *end]
+    expected = [*TRAINING, *end, *TRAINING, *VALIDATION, *end, *TRAINING, *VALIDATION, *end]
     assert [c for c in spy.calls if c in {*TRAINING, *VALIDATION, *end}] == expected
 
 
