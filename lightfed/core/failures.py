@@ -12,6 +12,9 @@ from lightfed.utils.errors import UserError
 if TYPE_CHECKING:
     from lightfed.core.fleet import Fleet
 
+# Of a single session: one may break by its own data, but not so often.
+_ROUNDS_OF_ONE = 3
+
 
 def judge(fleet: "Fleet", reports: Sequence[Report], t: int) -> dict[int, bool]:
     """Whose update can be used; the others are named in the log.
@@ -24,7 +27,8 @@ def judge(fleet: "Fleet", reports: Sequence[Report], t: int) -> dict[int, bool]:
         t: the round.
 
     Raises:
-        UserError: more sessions failed than may, or every one raised.
+        UserError: more sessions failed than may, or not one of several has a usable update, or
+            that of the only one could not be used for some rounds in a row.
     """
     limit = FIXED_LIMIT if fleet.accumulate == "fixed" else math.inf
     finite = {report.client: report.norm < limit for report in reports}
@@ -34,7 +38,7 @@ def judge(fleet: "Fleet", reports: Sequence[Report], t: int) -> dict[int, bool]:
             fleet.warn(f"round {t}: client {report.client} is left out: {report.error}")
         if not finite[report.client]:
             _start_anew(fleet, report, t)
-    _check(bad, len(reports), t, allowed=fleet.max_failed)
+    _check(fleet, bad, len(reports), t)
     return {report.client: finite[report.client] and not report.error for report in reports}
 
 
@@ -48,12 +52,21 @@ def _start_anew(fleet: "Fleet", report: Report, t: int) -> None:
     )
 
 
-def _check(bad: Sequence[Report], sessions: int, t: int, *, allowed: int | None) -> None:
-    none_ran = bool(bad) and all(report.error for report in bad) and len(bad) == sessions
-    if not none_ran and (allowed is None or len(bad) <= allowed):
+def _check(fleet: "Fleet", bad: Sequence[Report], sessions: int, t: int) -> None:
+    """End the run if more failed than may, or if it comes to nothing."""
+    fruitless = 0 < sessions == len(bad)
+    if sessions:
+        fleet.fruitless_rounds = fleet.fruitless_rounds + 1 if fruitless else 0
+    hopeless = fruitless and (sessions > 1 or fleet.fruitless_rounds >= _ROUNDS_OF_ONE)
+    if not hopeless and (fleet.max_failed is None or len(bad) <= fleet.max_failed):
         return
-    first = bad[0].error or "its update is not finite"
+    first = bad[0].error or f"its update is not finite, norm {bad[0].norm:g}"
     found = f"{len(bad)} of {sessions} sessions of round {t} failed"
-    fix = "correct the cause" if none_ran else "correct the cause, or allow more"
+    if hopeless and sessions == 1:
+        found = f"the only session of a round failed, {_ROUNDS_OF_ONE} rounds in a row"
     found = f"{found} (client {bad[0].client}: {first})"
+    if hopeless and not any(report.error for report in bad):
+        fix = "lower the learning rate, or look at trainer.precision and the data"
+        raise UserError("model.optimizer", found, fix)
+    fix = "correct the cause" if hopeless else "correct the cause, or allow more"
     raise UserError("model.max_failed_clients", found, fix)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lightfed.core.trainer import FederatedTrainer
 
 _FINGERPRINT = "lightfed_fingerprint"
+_FRUITLESS = "lightfed_fruitless_rounds"
 _LEDGER = "lightfed_ledger"
 _COSTS = ("samples", "stored_bytes")  # of a client, beside its metrics
 _LR = "lightfed_lr"  # of the last round: what is evaluated after a session trains with it
@@ -112,8 +113,9 @@ class Federation(L.LightningModule):
             store: Keep client rows on the device, or in pinned host memory where they do not fit.
             exchange_buffer: Memory of a rank, in MiB, for rows that clients exchange (DisPFL).
             max_failed_clients: Sessions of a round that may fail, by an error or an update that is
-                not finite, before the run ends; they are left out and named. By default it ends
-                when not one could be run.
+                not finite, before the run ends; they are left out and named. It always ends when
+                not one of a round's sessions has a usable update; where a round has one session,
+                after three such rounds in a row.
             export: Which weights the run folder gets as safetensors in the end: of the server, of
                 every client.
             seed: Of everything that is drawn.
@@ -452,6 +454,7 @@ class Federation(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[_FINGERPRINT] = self.fingerprint()
+        checkpoint[_FRUITLESS] = self.fleet.fruitless_rounds
         checkpoint[_METRICS] = self._round_metrics
         checkpoint[_TESTS] = {
             m: [asdict(r) for r in found] for m, found in self.fleet.tests.items()
@@ -474,6 +477,7 @@ class Federation(L.LightningModule):
                     f"this run's is {value}",
                     "resume with the configuration it was made with: config.yaml in its run folder",
                 )
+        self.fleet.fruitless_rounds = checkpoint.get(_FRUITLESS, 0)  # version 0.1 has none
         self._round_metrics = checkpoint[_METRICS]
         tests = checkpoint.get(_TESTS, {})  # none in a checkpoint of version 0.1
         self.fleet.tests = {m: [Report(**r) for r in found] for m, found in tests.items()}

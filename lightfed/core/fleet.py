@@ -50,6 +50,9 @@ class Fleet(Clients):
         rounds: of the run, where that is known.
         max_failed: sessions of a round that may fail; all but one that raise, by default.
         rates: seconds of sessions that the run has measured before.
+
+    Attributes:
+        fruitless_rounds: the last ones, in a row, without a single usable update.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Fleet(Clients):
         self.algorithm = algorithm
         self.rounds = rounds
         self.max_failed = max_failed
+        self.fruitless_rounds = 0
         self.rates = Rates() if rates is None else rates
         self.data = data
         data.reserve(algorithm.hold_out)
@@ -223,7 +227,7 @@ class Fleet(Clients):
 
         Raises:
             Suspended: a signal asks for an end, and some sessions are not finished.
-            UserError: more clients failed than may.
+            UserError: more clients failed than may, or all.
         """
         self._open(clients)
         waves = (

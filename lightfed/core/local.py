@@ -12,7 +12,7 @@ import lightning.pytorch as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -108,14 +108,26 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
     """The configuration's optimiser.
 
     Raises:
-        UserError: it refuses its arguments.
+        UserError: it refuses its arguments, or one is not finite.
     """
+    written = factory.keywords if isinstance(factory, partial) else {}
+    for name, value in _not_finite(written).items():
+        raise UserError(f"model.optimizer.init_args.{name}", str(value), "give a finite number")
     try:
         return factory(parameters)
     except UserError:
         raise
     except (TypeError, ValueError) as error:
         raise UserError("model.optimizer", str(error), "correct its init_args") from error
+
+
+def _not_finite(arguments: Mapping[str, Any]) -> dict[str, float | Tensor]:
+    """Those of an optimiser's that are single numbers but not finite ones."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if isinstance(value, float | Tensor) and not torch.as_tensor(value).isfinite().all()
+    }
 
 
 def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler:
@@ -190,6 +202,10 @@ def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:
     if len(optimizers) != 1:
         found = f"{len(optimizers)} optimizers from configure_optimizers"
         raise UserError(key, found, "return exactly one")
+    for group in optimizers[0].param_groups:
+        for name, value in _not_finite(group).items():
+            found = f"{name} {value} from configure_optimizers"
+            raise UserError(key, found, "give a finite number")
     configs = _configure_schedulers_automatic_opt(schedulers, monitor)
     if any(config.reduce_on_plateau for config in configs):
         found = "a ReduceLROnPlateau scheduler"

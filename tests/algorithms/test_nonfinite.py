@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -17,8 +18,10 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.core.algorithm import Algorithm
 from lightfed.core.cohort import Cohort
 from lightfed.core.federation import Federation
+from lightfed.core.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.models.mlp import MLP
+from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round, server_row
 
 SIZES = [6, 4, 9, 5]
@@ -89,15 +92,64 @@ def test_a_run_with_a_broken_client_stays_finite_and_names_it(
     assert all(f"client {BROKEN}" in message for message in named)
 
 
-def test_if_all_break_the_server_stays_as_it_is() -> None:
+def test_if_all_break_the_run_ends_and_the_server_stays_as_it_is() -> None:
     data = data_of(torch.full((4, 2), math.nan), torch.tensor([1, 2, 3, 1]), [[0, 1], [2, 3]])
     algorithm = FedAvg()
     fleet = fleet_of([Cohort(2, Line)], algorithm, data)
     before = algorithm.model.floats.clone()
-    metrics = run_round(fleet, 0)
+    with pytest.raises(UserError, match="2 of 2 sessions of round 0 failed") as error:
+        run_round(fleet, 0)
+    assert error.value.key == "model.optimizer"
     assert torch.equal(algorithm.model.floats, before)
-    assert metrics["excluded"] == 2.0
-    assert "train_loss" not in metrics
+
+
+def one_a_round(broken: set[int], *, clients: int = 6) -> Fleet:
+    """Client t alone takes part in round t; some have data that break their updates."""
+    x = torch.ones(clients, 2)
+    x[sorted(broken)] = math.nan
+    parts = [[k] for k in range(clients)]
+    data = data_of(x, torch.arange(clients), parts, classes=clients)
+    fleet = fleet_of([Cohort(clients, Line)], FedAvg(), data, clients_per_round=1)
+    fleet.participants = lambda t: [t]  # type: ignore[method-assign]
+    return fleet
+
+
+def test_a_run_of_one_session_a_round_ends_at_the_third_that_breaks_in_a_row() -> None:
+    fleet = one_a_round({0, 1, 3, 4, 5})
+    for t in range(5):  # the good one in between counts
+        assert run_round(fleet, t)["excluded"] == float(t != 2)
+    with pytest.raises(UserError, match="3 rounds in a row") as error:
+        run_round(fleet, 5)
+    assert error.value.key == "model.optimizer"
+
+
+class Kill(Callback):
+    """Ends the run amid its third round."""
+
+    @override
+    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+        if trainer.current_epoch == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_killed_and_resumed_run_remembers_the_rounds_that_broke(tmp_path: Path) -> None:
+    def train(folder: Path, **settings: Any) -> None:
+        federation = Federation(
+            FedAvg(), [Cohort(4, mlp)], optimizer=partial(SGD, lr=1e30), clients_per_round=1
+        )
+        fit(federation, random_data(SIZES, batch_size=3), folder, rounds=9, **settings)
+
+    with pytest.raises(UserError, match="3 rounds in a row") as whole:
+        train(tmp_path / "whole")
+    with pytest.raises(SystemExit):
+        train(tmp_path, callbacks=[Kill()])
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["epoch"] == 1
+    before = last.read_bytes()
+    with pytest.raises(UserError) as resumed:
+        train(tmp_path, ckpt_path="last")
+    assert str(resumed.value) == str(whole.value)
+    assert last.read_bytes() == before
 
 
 class Fragile(nn.Module):

@@ -1,6 +1,7 @@
 """A client whose session raises is named and left out; the others do not notice."""
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
@@ -225,6 +226,58 @@ def test_a_run_in_which_nothing_can_be_trained_ends(tmp_path: Path) -> None:
     federation = Federation(FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1))
     with pytest.raises(UserError, match="4 of 4 sessions of round 0 failed"):
         fit(federation, broken_data((0, 1, 2, 3)), tmp_path)
+
+
+def test_a_lone_session_that_raises_may_do_so_twice(tmp_path: Path) -> None:
+    federation = Federation(
+        FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1), clients_per_round=1
+    )
+    with pytest.raises(UserError, match=r"3 rounds in a row .*: ValueError: a sample") as error:
+        fit(federation, broken_data((0, 1, 2, 3)), tmp_path, rounds=5)
+    assert error.value.key == "model.max_failed_clients"
+    assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3
+
+
+def test_a_round_without_a_usable_update_ends_the_run_whatever_may_fail(tmp_path: Path) -> None:
+    data = broken_data((0, 1, 2))
+    data.dataset.load("train").x[-1] = float("nan")
+    federation = Federation(
+        FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1), max_failed_clients=4
+    )
+    with pytest.raises(UserError, match="4 of 4 sessions of round 0 failed") as error:
+        fit(federation, data, tmp_path)
+    assert error.value.key == "model.max_failed_clients"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        (SGD, "lr"), (SGD, "momentum"), (SGD, "weight_decay"), (SGD, "dampening"),
+        (Adam, "lr"), (Adam, "weight_decay"), (Adam, "eps"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_arguments_of_an_optimiser_that_are_not_finite_are_refused(
+    optimizer: Any, name: str, value: float
+) -> None:
+    factory = partial(optimizer, **({"lr": 0.1} | {name: value}))
+    with pytest.raises(UserError) as error:
+        fleet_of([Cohort(4, mlp)], FedAvg(), random_data(SIZES), optimizer=factory)
+    assert error.value.key == f"model.optimizer.init_args.{name}"
+
+
+class Unbounded(Picky):
+    """Configures an optimiser of its own."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=torch.tensor(math.inf))
+
+
+def test_so_are_those_of_a_modules_own() -> None:
+    with pytest.raises(UserError, match="lr inf from configure_optimizers") as error:
+        fleet_of([Cohort(4, Unbounded)], FedAvg(), random_data(SIZES))
+    assert error.value.key == "model.cohorts.0.model"
 
 
 def test_a_refusal_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
