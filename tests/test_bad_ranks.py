@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightfed.cli import USAGE_ERROR, main
 from tests.mistakes import PARTITION, Case, edit
@@ -79,19 +80,40 @@ def test_ranks_that_lightning_launches_leave_together(tmp_path: Path) -> None:
 def test_ranks_of_a_launcher_leave_with_the_same_status(
     case: Case, line: str, tmp_path: Path
 ) -> None:
-    words = [*case.write(tmp_path), *TWO_RANKS]
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    shared |= {"TORCHELASTIC_RUN_ID": "two-ranks"}
-    processes = [
-        _start(words, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
-    assert [process.returncode for process in processes] == [USAGE_ERROR, USAGE_ERROR], errors
+    errors, statuses = _ranks(case.write(tmp_path), tmp_path)
+    assert statuses == [USAGE_ERROR, USAGE_ERROR], errors
     assert len(errors[0].splitlines()) == 1, errors
     assert errors[0].startswith(f"lightfed: error: {line}")
     assert errors[1] == ""
     assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+def _ranks(words: list[str], folder: Path) -> tuple[list[str], list[int]]:
+    """What two ranks of a launcher print to stderr, and their statuses."""
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared |= {"TORCHELASTIC_RUN_ID": "two-ranks"}
+    words = [*words, *TWO_RANKS]
+    processes = [
+        _start(words, folder, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
+    return errors, [process.returncode for process in processes]
+
+
+def test_a_run_that_diverges_ends_all_ranks_and_leaves_what_it_has(tmp_path: Path) -> None:
+    schedule = {"class_path": "StepLR", "init_args": {"step_size": 2, "gamma": 1e30}}
+    edits = {"model.lr_schedule": schedule, "trainer.max_epochs": 4}
+    errors, statuses = _ranks(Case("", "", edits).write(tmp_path), tmp_path)
+    assert statuses == [USAGE_ERROR, USAGE_ERROR], errors
+    said = [line for line in errors[0].splitlines() if line.startswith("lightfed: error")]
+    assert len(said) == 1, errors
+    assert said[0].startswith("lightfed: error: model.optimizer: 3 of 3 sessions of round 2 failed")
+    assert "learning rate" in said[0]
+    assert "lightfed: error" not in errors[1]
+    run = tmp_path / "runs" / "bad"
+    assert len((run / "metrics.csv").read_text().splitlines()) == 3
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 1
 
 
 @pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"])

@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
+from lightfed.comm.interface import listen
 from lightfed.utils.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -272,13 +273,18 @@ _current: Watch | None = None
 
 
 def start(
-    ranks: "Ranks", address: str, kill: Callable[[], None], node_lost: Callable[[], str]
+    ranks: "Ranks",
+    address: str,
+    interface: str,
+    kill: Callable[[], None],
+    node_lost: Callable[[], str],
 ) -> None:
     """Watch over the ranks, from now until they leave; all ranks call this together.
 
     Args:
         ranks: of a process group; nothing happens to a single one.
         address: at which rank 0 is reached.
+        interface: of its node that it listens on.
         kill: ends processes that this one has started, as far as they are still there.
         node_lost: sees to it that the run goes on without a lost node, and says what becomes of it,
             or "": called by the rank that speaks. Where ranks are watched already, by an earlier
@@ -292,7 +298,7 @@ def start(
         _current.node_lost = node_lost
     if ranks.world == 1 or _current is not None:
         return
-    listener = socket.create_server(("", 0), backlog=ranks.world) if ranks.rank == 0 else None
+    listener = listen(interface, backlog=ranks.world) if ranks.rank == 0 else None
     port = listener.getsockname()[1] if listener else 0
     token, port = ranks.broadcast((secrets.token_bytes(_TOKEN), port))
     if listener:

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from lightfed.comm import watch
 from lightfed.comm.collectives import TIMEOUT, Ranks, leave
+from lightfed.comm.interface import interface_of, listen
 from lightfed.core import checkpoint, requeue
 from lightfed.core._lightning import _PATH
 from lightfed.core.runlog import RunLogger
@@ -94,7 +95,9 @@ class FederatedStrategy(DDPStrategy):
         assert self._timeout is not None
         self.ranks = Ranks(self.root_device, timeout=self._timeout)
         _leave_at_exit()
-        watch.start(self.ranks, os.environ["MASTER_ADDR"], self._kill_launched, self._node_lost)
+        watch.start(
+            self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost
+        )
         self._relieve_observer()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
@@ -111,13 +114,51 @@ class FederatedStrategy(DDPStrategy):
             UserError: they do not come, or are not found.
         """
         try:
+            self._meet()
             super().setup_distributed()
-        except dist.DistError as error:
+        except (dist.DistError, OSError) as error:
             self._kill_launched()  # the others look for this one for as long
-            place = ":".join(os.environ.get(key, "?") for key in ("MASTER_ADDR", "MASTER_PORT"))
+            assert self.cluster_environment is not None
+            place = f"{self._address}:{self.cluster_environment.main_port}"
             found = f"the ranks do not meet at {place} ({str(error).splitlines()[0]})"
             fix = "start all of them, at an address and a free port that all nodes reach"
             raise UserError("MASTER_ADDR", found, fix) from error
+
+    def _meet(self) -> None:
+        """Make the process group over a store on one interface; torch's own listens on all."""
+        if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return  # torchrun has a store already
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        assert self._timeout is not None
+        port, first = self.cluster_environment.main_port, self.global_rank == 0
+        listener = listen(self._interface(), port, backlog=self.world_size) if first else None
+        store = dist.TCPStore(
+            self._address,
+            port,
+            self.world_size,
+            is_master=first,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach() if listener else None,
+        )
+        dist.init_process_group(
+            self._get_process_group_backend(),
+            store=store,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            timeout=self._timeout,
+            device_id=None if self.root_device.type == "cpu" else self.root_device,
+        )
+
+    @property
+    def _address(self) -> str:
+        """At which rank 0 is reached."""
+        assert self.cluster_environment is not None
+        return self.cluster_environment.main_address
+
+    def _interface(self) -> str:
+        """Of rank 0's node, that it listens on."""
+        return interface_of(self._address, nodes=self.num_nodes) if self.global_rank == 0 else ""
 
     def _launched(self) -> list[subprocess.Popen[bytes]]:
         """Processes of other ranks that this one has started."""

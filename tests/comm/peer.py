@@ -138,7 +138,8 @@ def main() -> None:
     watch.GRACE = GRACE
     ranks = Ranks(folder, rank, world)
     print("starts")
-    watch.start(ranks, "127.0.0.1", lambda: os.write(1, b"kills\n"), str)  # type: ignore[arg-type]
+    here = "127.0.0.1"
+    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"), str)  # type: ignore[arg-type]
     DEEDS[deed]()
     print("over")
 

@@ -69,7 +69,7 @@ def test_a_later_run_of_the_same_ranks_has_its_own_say(monkeypatch: pytest.Monke
     current = SimpleNamespace(node_lost=lambda: "the first run's")
     monkeypatch.setattr(watch, "_current", current)
     ranks = SimpleNamespace(world=2, rank=0)
-    watch.start(ranks, "", lambda: None, lambda: "the second's")  # type: ignore[arg-type]
+    watch.start(ranks, "", "", lambda: None, lambda: "the second's")  # type: ignore[arg-type]
     assert current.node_lost() == "the second's"
 
 
@@ -82,7 +82,7 @@ def test_a_lost_node_is_noticed_in_half_a_minute_also_if_something_was_sent_to_i
     with socket.create_server(("127.0.0.1", 0)) as rank_0:
         said = (bytes(watch._TOKEN), rank_0.getsockname()[1])
         ranks = SimpleNamespace(world=2, rank=1, broadcast=lambda _: said, gather=list)
-        watch.start(ranks, "127.0.0.1", lambda: None, str)  # type: ignore[arg-type]
+        watch.start(ranks, "127.0.0.1", "127.0.0.1", lambda: None, str)  # type: ignore[arg-type]
     with watched[0][0] as link:
         assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert link.gettimeout() is None

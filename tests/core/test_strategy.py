@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightfed.comm.collectives import Ranks
@@ -176,16 +177,38 @@ def test_the_timeout_is_that_of_the_process_group() -> None:
 
 
 def test_ranks_that_do_not_meet_are_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: DDPStrategy) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise dist.DistStoreError("Timed out: 1/2 clients joined.\nframe #0")
 
-    monkeypatch.setattr(DDPStrategy, "setup_distributed", refuse)
-    monkeypatch.setenv("MASTER_ADDR", "n7")
-    monkeypatch.setenv("MASTER_PORT", "15001")
+    monkeypatch.setattr(dist, "TCPStore", refuse)
     with pytest.raises(
-        UserError, match=r"^MASTER_ADDR: .* at n7:15001 \(.*1/2 clients joined\.\);"
+        UserError, match=r"^MASTER_ADDR: .* at localhost:\d+ \(.*1/2 clients joined\.\);"
     ):
-        FederatedStrategy().setup_distributed()
+        strategy_at("localhost", monkeypatch).setup_distributed()
+
+
+def test_a_port_that_is_taken_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ranks = strategy_at("127.0.0.1", monkeypatch, port=port)
+        with pytest.raises(
+            UserError, match=rf"^MASTER_ADDR: .* at 127\.0\.0\.1:{port} \("
+        ) as error:
+            ranks.setup_distributed()
+    assert "in use" in str(error.value)
+
+
+def strategy_at(
+    address: str, monkeypatch: pytest.MonkeyPatch, *, port: int | None = None
+) -> FederatedStrategy:
+    """A strategy of a single rank on the CPU, before it has met the others."""
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", str(free_port() if port is None else port))
+    strategy = FederatedStrategy()
+    strategy.accelerator = CPUAccelerator()
+    strategy.cluster_environment = LightningEnvironment()
+    strategy.parallel_devices = [torch.device("cpu")]
+    return strategy
 
 
 @pytest.fixture
