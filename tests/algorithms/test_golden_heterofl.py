@@ -131,7 +131,10 @@ class Static:
         self.algorithm.evaluation_start(self.fleet)
 
     def module(self, client: int | None) -> L.LightningModule:
-        module = self.algorithm.evaluated(self.fleet, client)
+        """The global model on the global test set, or on a client's data."""
+        whole = client is None
+        algorithm, fed = self.algorithm, self.fleet
+        module = algorithm.evaluated(fed, None) if whole else algorithm.local(fed, client)
         assert module is not None
         assert not module.training
         return module
