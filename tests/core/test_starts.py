@@ -117,7 +117,7 @@ def test_training_does_not_notice(make: Any) -> None:
     [
         ({}, {}, 4), ({"algorithm": DisPFL(Ring(), static=True)}, {}, 4),
         ({"eval_clients": 2}, {}, 2), ({"evaluate": ["global"]}, {}, 0),
-        ({}, {"check_val_every_n_epoch": 2}, 0), ({"algorithm": FedAvg()}, {}, 0),
+        ({}, {"check_val_every_n_epoch": 2}, 4), ({"algorithm": FedAvg()}, {}, 0),
     ],
 )  # fmt: skip
 def test_the_clients_that_are_evaluated_are_tested_in_rounds_that_are(
