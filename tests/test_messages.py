@@ -161,9 +161,8 @@ def test_every_flag_of_lightning_is_there_or_told_why_not() -> None:
 def test_annotations_in_words() -> None:
     assert described(annotation("trainer.max_epochs")) == "a whole number"
     assert described(annotation("model.store")) == "one of device, host"
-    assert (
-        described(annotation("model.evaluate")) == "a list, each one of global, personal, finetuned"
-    )
+    kinds = "global, personal, local, trained, aggregated, finetuned"
+    assert described(annotation("model.evaluate")) == f"a list, each one of {kinds}"
     assert described(annotation("model.algorithm")) == "a class (Algorithm)"
     assert item_of(annotation("model.cohorts")) is Cohort
     assert item_of(annotation("trainer.callbacks")) is L.Callback

@@ -155,6 +155,7 @@ class Federation(L.LightningModule):
         self._accumulate: Accumulate = accumulate
         self.host_rows = store == "host"
         self._round_metrics: dict[str, float] = {}
+        self._evaluated: set[str] = set()  # names of the last evaluation's figures
         self._round_started = 0.0
         self.fleet: Fleet
         self.evaluation: Evaluation
@@ -383,6 +384,10 @@ class Federation(L.LightningModule):
                 fleet.warn(f"{gone} a round's sessions; there is no {kind} figure without one")
             self.log_dict(figures, sync_dist=True, rank_zero_only=True)
             return
+        # A cohort that was not tested has no figure, and not the one of an evaluation before.
+        for name in self._evaluated - figures.keys():
+            self.trainer.callback_metrics.pop(name, None)
+        self._evaluated = set(figures)
         self._publish(figures)
         self._round_metrics |= figures
         self._show()

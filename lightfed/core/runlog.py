@@ -59,7 +59,7 @@ class RunLogger(Logger):
         self.place = RunFolder(Path(save_dir), name, job=job_of(os.environ))
         self._rounds: dict[int, Row] = {}
         self._columns = ["round"]
-        self._clients: list[Row] = []
+        self._client_columns: list[str] = []  # of the file on disk
         self._ended = 0  # rounds whose rows are on disk
         self._written: list[str] = []  # columns of the file on disk
 
@@ -136,14 +136,14 @@ class RunLogger(Logger):
         self._columns = ["round"]
         for row in rounds:
             self._add_columns(row)
-        self._clients = (
-            _read(self.folder / "clients.csv", finished_rounds) if self.place.resumed else []
-        )
+        clients = self.folder / "clients.csv"
+        rows = _read(clients, finished_rounds) if self.place.resumed else []
         if rounds:
             self._ended = max(self._rounds)
             self._write_all()
-        if self._clients:
-            self._write_clients("w", self._clients)
+        if rows:
+            self._client_columns = list(rows[0])
+            self._write_clients(rows)
 
     @override
     @rank_zero_only
@@ -185,9 +185,15 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def _append_clients(self, rows: list[Row]) -> None:
-        fresh = not self._clients
-        self._clients = rows[-1:] or self._clients
-        self._write_clients("w" if fresh else "a", rows)
+        path = self.folder / "clients.csv"
+        new = {key: None for row in rows for key in row if key not in self._client_columns}
+        if new:  # in the first evaluation, and where nobody had such a figure before
+            before = _read(path, sys.maxsize) if self._client_columns else []
+            self._client_columns += new
+            self._write_clients(before + rows)
+        else:
+            with path.open("a", newline="") as file:
+                csv.DictWriter(file, self._client_columns, restval="").writerows(rows)
 
     @rank_zero_only
     def log_arrays(self, number: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -230,14 +236,12 @@ class RunLogger(Logger):
         self._written = list(self._columns)
         write_atomically(self.folder / "metrics.csv", lambda f: f.write(text.getvalue().encode()))
 
-    def _write_clients(self, mode: str, rows: list[Row]) -> None:
-        if not rows:
-            return
-        with (self.folder / "clients.csv").open(mode, newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), restval="", extrasaction="ignore")
-            if mode == "w":
-                writer.writeheader()
-            writer.writerows(rows)
+    def _write_clients(self, rows: list[Row]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._client_columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.folder / "clients.csv", lambda f: f.write(text.getvalue().encode()))
 
 
 def _read(path: Path, rounds: int) -> list[Row]:

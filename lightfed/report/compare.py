@@ -7,6 +7,7 @@ comparison-strategies.csv. Experiments on equal data are held against each other
 file comparison-verdicts.csv has all pairs of them.
 
 With `group`, runs that differ in the seed alone share a row: mean +- sample standard deviation.
+Runs that are not finished are named, and are in no mean with one that is.
 """
 
 import math
@@ -37,7 +38,7 @@ from lightfed.report.stages import AGGREGATED, TRAINED, stage_columns
 from lightfed.report.strategies import Study, studies
 from lightfed.report.strategy_table import StrategyTable, print_strategies
 from lightfed.report.summary import new_console, print_line, print_table
-from lightfed.report.tables import TextTable, readable
+from lightfed.report.tables import TextTable, readable, rounds_text
 from lightfed.report.units import (
     NOTHING,
     bytes_text,
@@ -82,6 +83,7 @@ class Comparison:
         protocols: in which pFedMoE stands beside other methods.
         contests: the figures in which experiments are held against each other.
         target: that was asked for.
+        notes: which runs are not finished.
     """
 
     rows: Sequence[Group]
@@ -91,6 +93,7 @@ class Comparison:
     protocols: Sequence[Protocol]
     contests: Sequence[Contest]
     target: float | None
+    notes: Sequence[str]
 
     @property
     def runs(self) -> list[RunFiles]:
@@ -137,9 +140,8 @@ def compare(
     files = [load(folder) for folder in folders]
     rows = grouped(files) if group else singles(files)
     column, lines = common_metric(files), lines_of(rows)
-    found = Comparison(
-        rows, column, lines, studies(files), protocols(files), contests(files), target
-    )
+    charted = studies(files), protocols(files), contests(files)
+    found = Comparison(rows, column, lines, *charted, target, unfinished(files))
     _check_target(found)
     content = comparison_table(rows, found.column, target=target)
     page = _write(found, content, target=common_parent(files) if output is None else output)
@@ -150,12 +152,26 @@ def compare(
     print_table(console, narrow, spare=SPARE)
     if group:
         print_line(console, GROUPED_NOTE)
+    for note in found.notes:
+        print_line(console, note)
     if found.strategies:
         print_strategies(console, found.strategies)
     print_methods(console, found.protocols, target)
     print_verdicts(console, found.told_contests)
     print_line(console, f"page: {page}")
     return page
+
+
+def unfinished(runs: Sequence[RunFiles]) -> list[str]:
+    """By name: the runs that their group goes without, and the others that are not finished."""
+    out = [run for group in grouped(runs) for run in group.left_out]
+    rest = [run for run in runs if not run.finished and run not in out]
+    notes = {"not finished, in no mean over seeds": out, "not finished": rest}
+    return [f"{text}: {', '.join(map(_how_far, found))}" for text, found in notes.items() if found]
+
+
+def _how_far(run: RunFiles) -> str:
+    return f"{run.name} ({rounds_text(outcome_of(run))} rounds)"
 
 
 def lines_of(rows: Sequence[Group]) -> Sequence[Group]:
@@ -221,7 +237,7 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> tuple[str, ..
         row.label,
         *(_told(row, key) for key in ("seed", "algorithm", "dataset")),
         count_text(over_runs(lambda o: math.nan if o.clients is None else o.clients)[0]),
-        count_text(over_runs(lambda o: o.rounds)[0]),
+        ", ".join(dict.fromkeys(map(rounds_text, outcomes))),
         spread_text(metric, *over_runs(lambda o: o.overall)),
         spread_text(metric, *row.score(f"local/{metric}")),
         spread_text(metric, *over_runs(lambda o: o.personal)),
@@ -307,7 +323,8 @@ def _page(
         body += found.strategies.markup()
     for protocol in found.protocols:
         body += markup(protocol, found.target)
-    places = {run: place for place, line in enumerate(found.lines) for run in line.runs}
+    lines = enumerate(found.lines)
+    places = {run: place for place, line in lines for run in (*line.runs, *line.left_out)}
     dots = [places[row.runs[0]] for row in rows] if places else ()
     body += [heading("Final figures"), table(content, dots=dots)]
     if any(len(row.runs) > 1 for row in rows):
@@ -325,4 +342,5 @@ def _lead(found: Comparison) -> list[str]:
     if synthetic:
         text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"
         parts.append(paragraph(f"Synthetic data: {text}.", kind="note"))
+    parts += [paragraph(f"{note[0].upper()}{note[1:]}.", kind="note") for note in found.notes]
     return parts

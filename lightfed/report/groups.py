@@ -39,10 +39,17 @@ class Course:
 
 @dataclass(frozen=True)
 class Group:
-    """One row of a comparison: one run, or several of different seeds."""
+    """One row of a comparison: one run, or several of different seeds.
+
+    Attributes:
+        label: says so where no run is finished.
+        runs: those that are finished, or all where none is.
+        left_out: the others: their last figures are of an earlier round.
+    """
 
     label: str
     runs: tuple[RunFiles, ...]
+    left_out: tuple[RunFiles, ...] = ()
 
     def score(self, column: str) -> tuple[float, float]:
         """The final value of a column of metrics.csv: mean and sample deviation over the runs."""
@@ -94,7 +101,7 @@ def singles(runs: Sequence[RunFiles]) -> list[Group]:
     if len(set(names)) < len(names):
         parent = common_parent(runs)
         names = [os.path.relpath(run.folder.absolute(), parent) for run in runs]
-    return [Group(name, (run,)) for name, run in zip(names, runs, strict=True)]
+    return [_group(name, [run]) for name, run in zip(names, runs, strict=True)]
 
 
 def grouped(runs: Sequence[RunFiles]) -> list[Group]:
@@ -102,12 +109,19 @@ def grouped(runs: Sequence[RunFiles]) -> list[Group]:
     members: dict[str, list[RunFiles]] = {}
     for run in runs:
         members.setdefault(experiment(run), []).append(run)
-    groups: list[Group] = []
-    for found in members.values():
-        label = _label(found)
-        same = sum(group.label.split(" #")[0] == label for group in groups)
-        groups.append(Group(f"{label} #{same + 1}" if same else label, tuple(found)))
+    labels = [_label(found) for found in members.values()]
+    groups = []
+    for place, found in enumerate(members.values()):
+        label, same = labels[place], labels[:place].count(labels[place])
+        groups.append(_group(f"{label} #{same + 1}" if same else label, found))
     return groups
+
+
+def _group(label: str, runs: Sequence[RunFiles]) -> Group:
+    finished = tuple(run for run in runs if run.finished)
+    if not finished:
+        return Group(f"{label} (not finished)", tuple(runs))
+    return Group(label, finished, tuple(run for run in runs if not run.finished))
 
 
 def experiment(run: RunFiles) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightfed.report.columns import KINDS, OF_CLIENTS, base_name, is_metric, is_spread, kind_of
-from lightfed.report.runfiles import Evaluation, Floats, RunFiles, whole_number
+from lightfed.report.runfiles import Evaluation, Floats, RunFiles
 from lightfed.report.units import direction, is_share, lower_is_better
 
 NAN = math.nan
@@ -53,6 +53,7 @@ class Outcome:
         metric: its name without `global/` or `personal/`.
         rounds: finished rounds.
         planned: rounds the run was set up for, None where that is not known.
+        finished: whether the run has come to its end.
         clients: in the federation, None where that is not known.
         overall: the metric of the global model.
         personal: mean over the clients of what each holds, on its own test samples.
@@ -74,6 +75,7 @@ class Outcome:
     metric: str
     rounds: int
     planned: int | None
+    finished: bool
     clients: int | None
     overall: float
     personal: float
@@ -113,7 +115,8 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
         primary=primary,
         metric=metric,
         rounds=int(run.rounds[-1]),
-        planned=whole_number(run.environment.get("rounds")),
+        planned=run.planned,
+        finished=run.finished,
         clients=run.num_clients,
         overall=last(run.series(f"global/{metric}")),
         personal=last(run.series(f"personal/{metric}")),

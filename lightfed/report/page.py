@@ -23,7 +23,14 @@ from lightfed.report.outcome import Outcome, outcome_of
 from lightfed.report.plots import PICTURES, Image, render
 from lightfed.report.runfiles import RunFiles, load
 from lightfed.report.similarity import similarity_figures
-from lightfed.report.tables import cohort_table, headline, key_figures, measured, rounds_table
+from lightfed.report.tables import (
+    cohort_table,
+    headline,
+    key_figures,
+    measured,
+    rounds_table,
+    rounds_text,
+)
 
 ROUNDS_SHOWN = 10
 
@@ -69,9 +76,8 @@ def _notes(run: RunFiles, outcome: Outcome) -> list[str]:
     notes = []
     if run.synthetic:
         notes.append("Synthetic data: these figures say nothing about the data set it stands for.")
-    if outcome.planned is not None and outcome.rounds < outcome.planned:
-        text = f"Not finished: {outcome.rounds} of {outcome.planned} rounds at the time of writing."
-        notes.append(text)
+    if not outcome.finished:
+        notes.append(f"Not finished: {rounds_text(outcome)} rounds at the time of writing.")
     if text := measured(run, outcome):
         notes.append(text)
     return notes

@@ -142,6 +142,23 @@ class RunFiles:
         return stated
 
     @property
+    def planned(self) -> int | None:
+        """Rounds the run was set up for; None where that is not known, or without a limit."""
+        stated = whole_number(self.environment.get("rounds"))
+        return stated if stated is not None and stated > 0 else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end, perhaps before its last round; if nothing tells, it has.
+
+        A run says so when it ends; one that dies after its last round has all figures, too.
+        """
+        told = self.environment
+        if "finished" in told or "rounds" not in told:
+            return True
+        return self.planned is not None and self.planned <= int(self.rounds[-1])
+
+    @property
     def synthetic(self) -> bool:
         meta = self.split.meta if self.split else {}
         return self.environment.get("synthetic") is True or meta.get("synthetic") is True

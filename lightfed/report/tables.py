@@ -145,9 +145,10 @@ def key_figures(outcome: Outcome) -> list[Figure]:
 
 
 def rounds_text(outcome: Outcome) -> str:
-    if outcome.planned is None or outcome.planned <= outcome.rounds:
+    """`60`, or `38 of 60` of a run that is not finished."""
+    if outcome.finished:
         return str(outcome.rounds)
-    return f"{outcome.rounds} of {outcome.planned}"
+    return f"{outcome.rounds} of {outcome.planned or 'any number of'}"
 
 
 def cohort_table(outcome: Outcome) -> TextTable:

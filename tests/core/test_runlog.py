@@ -234,3 +234,14 @@ def test_a_failed_resume_leaves_the_run_it_came_from(tmp_path: Path) -> None:
     logger.claim(Ranks(CPU))
     logger.finalize("failed")
     assert len(rows_of(tmp_path / "run" / "metrics.csv")) == 4
+
+
+def test_a_figure_that_comes_later_widens_the_file_of_the_clients(tmp_path: Path) -> None:
+    logger = logger_of(tmp_path)
+    narrow, wide = {"client": 0, "flops": 1.0}, {"client": 0, "trained/loss": 2.0, "flops": 1.0}
+    for number, row in enumerate([narrow, wide, narrow], start=1):
+        logger.log_clients([{"round": number, **row}])
+        log_round(logger, number)
+    rows = rows_of(logger.folder / "clients.csv")
+    assert [row["trained/loss"] for row in rows] == ["", "2.0", ""]
+    assert [row["flops"] for row in rows] == ["1.0"] * 3

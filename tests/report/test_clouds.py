@@ -87,6 +87,7 @@ def _run(
         environment={
             **ENVIRONMENT,
             **{"name": name, "algorithm": algorithm, "dataset": data, "seed": seed},
+            "rounds": len(scores),
         },
         config=CONFIG.format(**values),
         evaluations=None,

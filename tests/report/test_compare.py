@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from lightfed.report import compare
-from lightfed.report.compare import common_metric, comparison_table, lines_of
+from lightfed.report.compare import common_metric, comparison_table, lines_of, unfinished
 from lightfed.report.groups import Group, grouped, singles
 from lightfed.report.runfiles import load
 from lightfed.report.style import LIGHT
@@ -22,14 +22,14 @@ SCORES = {("x", 1): (0.25, 0.75), ("x", 2): (0.5, 0.875), ("y", 1): (0.5, 0.5)}
 
 def _write(root: Path, name: str, seed: int, **changes: Any) -> Path:
     config = f"seed_everything: {seed}\nmodel: {{algorithm: {name}}}\nname: {name}-seed{seed}\n"
-    first, second = SCORES.get((name, seed), (0.1, 0.2))
+    scores = SCORES.get((name, seed), (0.1, 0.2))
+    costs = {"bytes_up": (500, 500), "flops": (1e6, 1e6)}
+    metrics = changes.pop("metrics", {"global/accuracy": scores} | costs)
+    rounds = changes.pop("rounds", len(next(iter(metrics.values()))))
+    told = {"name": f"{name}-seed{seed}", "seed": seed, "rounds": rounds}
     files: dict[str, Any] = {
-        "metrics": {
-            "global/accuracy": (first, second),
-            "bytes_up": (500, 500),
-            "flops": (1e6, 1e6),
-        },
-        "environment": {**ENVIRONMENT, "name": f"{name}-seed{seed}", "seed": seed, "rounds": 2},
+        "metrics": metrics,
+        "environment": ENVIRONMENT | told | changes.pop("told", {}),
         "config": config,
     }
     return write_run(root / f"{name}-seed{seed}", **{**files, **changes})
@@ -80,6 +80,60 @@ def test_grouped_runs_share_a_row_with_their_deviation(
     assert rows["y-seed1"]["global accuracy"] == "50.00 %"
     assert "sample standard deviation" in page.texts["p"]
     assert f"81.25 +- {deviation:.2f} %" in capsys.readouterr().out
+
+
+def test_an_unfinished_run_is_in_no_mean_and_is_named(
+    three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = {"metrics": {"global/accuracy": (0.25, 0.25)}, "rounds": 3}
+    runs = [*three, _write(tmp_path, "x", 3, **half), _write(tmp_path, "z", 1, **half)]
+    page = ReadPage(compare(runs, group=True))
+    rows = page.table("run")
+    assert list(rows) == ["x", "y-seed1", "z-seed1 (not finished)"]
+    deviation = 100 * np.std([0.75, 0.875], ddof=1)
+    assert rows["x"]["global accuracy"] == f"81.25 \u00b1 {deviation:.2f} %"
+    assert (rows["x"]["seed"], rows["x"]["rounds"]) == ("1, 2", "2")
+    assert rows["z-seed1 (not finished)"]["rounds"] == "2 of 3"
+    printed = capsys.readouterr().out
+    for note in (
+        "ot finished, in no mean over seeds: x-seed3 (2 of 3 rounds)",
+        "ot finished: z-seed1 (2 of 3 rounds)",
+    ):
+        assert note in printed
+        assert f"{note}." in page.texts["p"]
+
+
+def test_a_mean_of_unfinished_runs_says_so(tmp_path: Path) -> None:
+    runs = [load(_write(tmp_path, "x", seed, rounds=9)) for seed in (1, 2)]
+    (row,) = grouped(runs)
+    assert (row.label, row.runs, row.left_out) == ("x (not finished)", tuple(runs), ())
+
+
+def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
+    ended = {"finished": {"rounds": 2, "limits": {}}}
+    runs = [load(_write(tmp_path, "x", seed, rounds=9, told=ended)) for seed in (1, 2)]
+    (row,) = grouped(runs)
+    assert (row.label, row.left_out) == ("x", ())
+    assert unfinished(runs) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [({"rounds": 2}, True), ({"rounds": 3}, False), ({"rounds": -1}, False), ({}, True)],
+)
+def test_a_run_without_a_word_of_its_end_is_judged_by_its_rounds(
+    told: dict[str, int], expected: bool, tmp_path: Path
+) -> None:
+    run = load(write_run(tmp_path / "run", metrics={"train_loss": (1, 1)}, environment=told))
+    assert run.finished is expected
+
+
+def test_many_runs_leave_out_unfinished_ones_of_their_lines(tmp_path: Path) -> None:
+    runs = [_write(tmp_path, name, seed) for name in "pqr" for seed in range(4)]
+    page = ReadPage(compare([*runs, _write(tmp_path, "p", 4, rounds=9)]))
+    assert "p-seed4 (not finished)" in page.table("run")
+    dots = [page.source.count(f'<span class="dot c{place}">') for place in range(3)]
+    assert dots == [5, 4, 4]
 
 
 def test_the_lines_of_a_group_are_mean_and_band_over_seeds(three: list[Path]) -> None:

@@ -195,6 +195,13 @@ def test_a_running_run_says_so_and_its_page_can_be_made_again(tmp_path: Path) ->
     assert "Not finished" not in page.texts["p"]
 
 
+def test_a_run_that_a_callback_stopped_is_finished(tmp_path: Path) -> None:
+    told = {"rounds": 99, "finished": {"rounds": 3, "limits": {}}}
+    page = ReadPage(build(write_run(tmp_path / "run", environment=ENVIRONMENT | told)))
+    assert page.cards["rounds"] == ("3", "")
+    assert "Not finished" not in page.texts["p"]
+
+
 def test_a_loss_that_was_lost_is_told_by_its_round(tmp_path: Path) -> None:
     metrics = {"train_loss": (2.0, 1.0, "nan")}
     folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)

@@ -24,7 +24,8 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def _write(root: Path, method: str, seed: int = 1, **changes: Any) -> RunFiles:
-    told = {**ENVIRONMENT, "name": f"{method}-s{seed}", "algorithm": method, "seed": seed}
+    told = ENVIRONMENT | {"name": f"{method}-s{seed}", "algorithm": method, "seed": seed}
+    told["rounds"] = len(next(iter(METHODS.get(method, {"": (1,)}).values())))
     files: dict[str, Any] = {
         "metrics": METHODS.get(method, {}),
         "environment": {**told, **changes.pop("told", {})},
