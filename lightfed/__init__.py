@@ -1,3 +1,58 @@
-"""lightfed: federations of heterogeneous clients on PyTorch Lightning and torch.distributed."""
+"""lightfed: federations of heterogeneous clients on PyTorch Lightning and torch.distributed.
 
-__version__ = "0.1.0"
+What a user types is here, and imported when it is asked for: `lightfed.Algorithm`,
+`lightfed.HeteroFL`.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from lightfed._moved import forward
+
+__version__ = "0.2.0"
+
+_NAMES = {
+    "api.algorithm": "Algorithm",
+    "api.fleet": "Fleet",
+    "data.datamodule": "FederatedDataModule",
+    "engine.federation": "Federation",
+    "engine.trainer": "FederatedTrainer",
+    "local.client_group": "ClientGroup",
+    "local.client_module": "ClientModule",
+    "state.server_model": "ServerModel",
+    "algorithms.cloudfedavg": "CloudFedAvg",
+    "algorithms.dispfl": "DisPFL",
+    "algorithms.dpsgd": "DPSGD",
+    "algorithms.fd": "FD",
+    "algorithms.fedapen": "FedAPEN",
+    "algorithms.fedavg": "FedAvg",
+    "algorithms.fedbcd": "FedBCD",
+    "algorithms.fedbcdi": "FedBCDI",
+    "algorithms.fedkd": "FedKD",
+    "algorithms.fedproto": "FedProto",
+    "algorithms.fedprox": "FedProx",
+    "algorithms.flexifed": "BasicCommon ClusteredCommon ClusteredFL MaxCommon",
+    "algorithms.fml": "FML",
+    "algorithms.heterofl": "HeteroFL",
+    "algorithms.lgfedavg": "LGFedAvg",
+    "algorithms.my1": "My1",
+    "algorithms.my2": "My2",
+    "algorithms.pfedmoe": "PFedMoE",
+    "algorithms.standalone": "Standalone",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"lightfed.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+forward()

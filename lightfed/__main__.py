@@ -1,6 +1,6 @@
 """`python -m lightfed` is the command `lightfed`."""
 
-from lightfed.cli import main
+from lightfed.cli.command_line import main
 
 if __name__ == "__main__":
     main()

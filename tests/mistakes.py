@@ -201,7 +201,7 @@ NO_CLASSES = [
     edit("model.algorithm", "lightfed.algorithms.nothing.FedAvg", "did you mean FedAvg?"),
     edit("model.algorithm", "torch.optim.SGD", "torch.optim.SGD is no Algorithm"),
     edit("model.algorithm", {"mask": True}, "give it a class_path; known: "),
-    edit("model.algorithm", "lightfed.core.algorithm.Algorithm", "is abstract; known: "),
+    edit("model.algorithm", "lightfed.api.algorithm.Algorithm", "is abstract; known: "),
     edit("data.dataset", "Digitz", "did you mean Digits?"),
     edit("data.partition", of_class("Dirichlett"), "did you mean Dirichlet?"),
     edit("model.optimizer", of_class("torch.optim.SGDD"), "did you mean SGD?"),

@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.comm.collectives import Ranks
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.core.local import OptimizerFactory, client_stepper
-from lightfed.core.optimizer import Clipping
-from lightfed.core.runlog import RunLogger
-from lightfed.core.session import Runtime
-from lightfed.core.trainer import FederatedTrainer
-from lightfed.core.work import LocalWork
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.partitioner import Partitioner
+from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.partition.partitioner import Partitioner
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine.federation import Federation
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.local.client_group import Cohort
+from lightfed.local.local_work import LocalWork
+from lightfed.local.optimizer import Clipping
+from lightfed.local.session import Runtime
+from lightfed.local.session_setup import OptimizerFactory, client_stepper
+from lightfed.runs.run_logger import RunLogger
 
 CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden"

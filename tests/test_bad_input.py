@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightfed.cli import USAGE_ERROR, main
+from lightfed.cli.command_line import USAGE_ERROR, main
 from lightfed.data.datamodule import FederatedDataModule
 from tests.mistakes import ALL, BASE, PARTITION, Case, edit, hidden, of_class
 

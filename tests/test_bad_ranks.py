@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightfed.cli import USAGE_ERROR, main
+from lightfed.cli.command_line import USAGE_ERROR, main
 from tests.mistakes import PARTITION, Case, edit
 
 TWO_RANKS = ["--trainer.devices", "2"]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightfed import cli
-from lightfed.control import explained, sentences, written_out
-from lightfed.control_config import SETTINGS, configuration
-from lightfed.control_string import FIELDS, LEVELS, NORMS, Control
+from lightfed.studies.heterofl.control import explained, sentences, written_out
+from lightfed.studies.heterofl.control_config import SETTINGS, configuration
+from lightfed.studies.heterofl.control_string import FIELDS, LEVELS, NORMS, Control
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

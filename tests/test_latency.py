@@ -12,10 +12,10 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.image import imread
 
 from lightfed import cli
-from lightfed.core.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
-from lightfed.latency import Cloud, latencies
-from lightfed.report.latency_plot import LatencyCurves, latency_figure
-from lightfed.report.style import DARK, LIGHT, Theme
+from lightfed.drawing.style import DARK, LIGHT, Theme
+from lightfed.simulation.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
+from lightfed.studies.fedbcd.latency import Cloud, latencies
+from lightfed.studies.fedbcd.latency_plot import LatencyCurves, latency_figure
 from lightfed.utils.rng import numpy_generator
 from tests.small import GOLDEN
 
@@ -108,7 +108,7 @@ def test_many_rounds_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
         return Cloud(LogNormal(0.0, 1.0), 5, 2).simulated([1, 4], samples=101, rng=rng)
 
     whole = simulate()
-    monkeypatch.setattr("lightfed.latency._DRAWS_AT_ONCE", 99)
+    monkeypatch.setattr("lightfed.studies.fedbcd.latency._DRAWS_AT_ONCE", 99)
     assert simulate() == whole
 
 

@@ -8,13 +8,21 @@ import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-import lightfed.catalog  # noqa: F401 - the classes that are offered are those that are imported
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.messages import explain, lightning_error
+import lightfed.cli.catalog  # noqa: F401 - the classes that are offered are those that are imported
+from lightfed.api.algorithm import Algorithm
+from lightfed.cli.messages import explain, lightning_error
+from lightfed.cli.vocabulary import (
+    ABSENT,
+    SECTIONS,
+    annotation,
+    arguments,
+    described,
+    item_of,
+    offered,
+)
+from lightfed.cli.written import Written
+from lightfed.local.client_group import Cohort
 from lightfed.utils.errors import UserError
-from lightfed.vocabulary import ABSENT, SECTIONS, annotation, arguments, described, item_of, offered
-from lightfed.written import Written
 
 FACTORY = (
     "collections.abc.Callable[[collections.abc.Iterable[torch.nn.parameter.Parameter]], "
@@ -44,12 +52,12 @@ def test_an_unknown_option_of_the_command_line_has_the_name_of_a_key() -> None:
 def test_a_wrong_value_two_classes_deep() -> None:
     message = (
         'Parser key "model.cohorts":\n'
-        "  Problem with given class_path 'lightfed.core.cohort.Cohort':\n"
+        "  Problem with given class_path 'lightfed.local.client_group.Cohort':\n"
         '    Parser key "model":\n'
         "      Type collections.abc.Callable[[], torch.nn.modules.module.Module] expects "
         'a function or a callable class: Parser key "norm":\n'
         "        Expected a typing.Literal['bn', 'in', 'ln', 'gn', 'none']. Got value: batch. "
-        "Got value: Namespace(class_path='lightfed.models.cnn.Conv', "
+        "Got value: Namespace(class_path='lightfed.models.networks.cnn.Conv', "
         "init_args=Namespace(norm='batch'))"
     )
     # Without the configuration nobody knows which cohort it is.

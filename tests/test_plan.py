@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightfed import cli
-from lightfed.core.placement import RATES
+from lightfed.distributed.placement import RATES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 Plan = Callable[..., str]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.cli import main
-from lightfed.core.allocation import check_launch, check_tasks
-from lightfed.core.trainer import FederatedTrainer
+from lightfed.cli.command_line import main
+from lightfed.distributed.allocation import check_launch, check_tasks
+from lightfed.engine.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.mistakes import edited
 

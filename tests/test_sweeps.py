@@ -13,8 +13,8 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
 from lightfed import cli
-from lightfed.control import PREFIX, written_out
-from lightfed.control_string import LEVELS, Control
+from lightfed.studies.heterofl.control import PREFIX, written_out
+from lightfed.studies.heterofl.control_string import LEVELS, Control
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep"))

@@ -1,0 +1,4 @@
+"""A paper a file; add one here.
+
+Imports everything that an algorithm is written in, and `_shared`, but not the engine.
+"""

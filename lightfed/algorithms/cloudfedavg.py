@@ -13,10 +13,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.core.delays import Delay, Exponential
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Activation, Hierarchy, Phase, Unit
-from lightfed.core.optimizer import Proximal
+from lightfed.api.fleet import Fleet
+from lightfed.local.optimizer import Proximal
+from lightfed.simulation.delays import Delay, Exponential
+from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.utils.errors import UserError
 
 _KEY = "model.algorithm.init_args"

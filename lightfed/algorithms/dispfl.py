@@ -35,12 +35,13 @@ from lightfed_kernels import (
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.comm.facts import graph_facts
-from lightfed.comm.topology import TimeVarying, Topology, hearing, warning_of_lonely
-from lightfed.core.algorithm import Algorithm, Moment
-from lightfed.core.fleet import Fleet
-from lightfed.core.sparsity import active_counts, erk_densities
-from lightfed.core.store import ModelLayout, Row
+from lightfed.algorithms._shared.sparsity import active_counts, erk_densities
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.hooks import Moment
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.topology.graph_summary import graph_facts
+from lightfed.topology.topology import TimeVarying, Topology, hearing, warning_of_lonely
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 

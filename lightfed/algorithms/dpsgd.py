@@ -11,10 +11,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from lightfed.comm.facts import graph_facts
-from lightfed.comm.topology import TimeVarying, Topology, hearing, warning_of_lonely
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.fleet import Fleet
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.topology.graph_summary import graph_facts
+from lightfed.topology.topology import TimeVarying, Topology, hearing, warning_of_lonely
 
 
 class DPSGD(Algorithm):

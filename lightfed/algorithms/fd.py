@@ -13,9 +13,9 @@ second part, is left out.
 from torch import nn
 from typing_extensions import override
 
-from lightfed.core.classes import Absent, ByClass
-from lightfed.core.cohort import DataSpec
-from lightfed.models.prototypes import ClassClient, FDClient, Target
+from lightfed.algorithms._shared.prototypes import Absent, ByClass
+from lightfed.local.client_group import DataSpec
+from lightfed.models.composites.prototype import ClassClient, FDClient, Target
 
 
 class FD(ByClass):

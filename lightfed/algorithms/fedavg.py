@@ -13,10 +13,11 @@ import lightning.pytorch as L
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.cohort import DataSpec
-from lightfed.core.fleet import Fleet, Weights
-from lightfed.core.store import ModelLayout, Row
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.client_group import DataSpec
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.state.server_model import ServerModel
 
 
 class FedAvg(Algorithm):

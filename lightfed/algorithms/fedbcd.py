@@ -5,10 +5,11 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 
     min  sum_n sum_{i in Q_n}  g_i(x_i) + gamma_i / 2 ||x_i - z_n||^2,   z_n = z_m              (2)
 
-Devices keep personal models x_i and take steps of ASPG (`lightfed.core.aspg`; eq. 4) on their own
-block of (2); servers keep z_n and step towards the devices' models, all together (sync, eq. 5) or
-the first B that are done (async, eq. 6). With `mixing`, servers do decentralised gradient descent
-over a graph of their own. A device that is not active keeps its model, and its server a copy.
+Devices keep personal models x_i and take steps of ASPG (`lightfed.algorithms._shared.aspg`; eq. 4)
+on their own block of (2); servers keep z_n and step towards the devices' models, all together
+(sync, eq. 5) or the first B that are done (async, eq. 6). With `mixing`, servers do decentralised
+gradient descent over a graph of their own. A device that is not active keeps its model, and its
+server a copy.
 
 What the paper leaves open, and what is chosen here: eta_z = .5 with a hundred devices diverges in
 eq. (5) as written, so the step is divided by the sum of gamma by default (`server_step`); BatchNorm
@@ -40,14 +41,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.comm.mixing import read_mixing
-from lightfed.core.algorithm import Algorithm, Moment, ServerModel
-from lightfed.core.clock import VirtualClock, check_waits
-from lightfed.core.delays import Delay, Exponential
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Activation, Hierarchy, Phase, Unit
-from lightfed.core.optimizer import Proximal
-from lightfed.core.store import Row
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.hooks import Moment
+from lightfed.local.optimizer import Proximal
+from lightfed.simulation.clock import VirtualClock, check_waits
+from lightfed.simulation.delays import Delay, Exponential
+from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
+from lightfed.state.rows import Row
+from lightfed.state.server_model import ServerModel
+from lightfed.topology.mixing import read_mixing
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import FedBCD, Momentum
-from lightfed.core.delays import Delay
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Activation, Unit
+from lightfed.api.fleet import Fleet
+from lightfed.simulation.delays import Delay
+from lightfed.simulation.hierarchy import Activation, Unit
 from lightfed.utils.errors import UserError
 
 _KEY = "model.algorithm.init_args"

@@ -28,13 +28,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.core.algorithm import ServerModel
-from lightfed.core.beside import PREFIX, Beside, NetworkFactory
-from lightfed.core.cohort import DataSpec, blank
-from lightfed.core.fleet import Fleet, Weights
-from lightfed.core.store import Row
-from lightfed.models import mutual, svd
-from lightfed.models.split import split
+from lightfed.algorithms._shared.personal_shared import PREFIX, Beside, NetworkFactory
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.client_group import DataSpec, blank
+from lightfed.models.composites import low_rank as svd
+from lightfed.models.composites import mutual
+from lightfed.models.composites.split import split
+from lightfed.state.rows import Row
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 
 _KEY = "model.algorithm.init_args"

@@ -13,10 +13,10 @@ accuracy_prototypes.
 from torch import nn
 from typing_extensions import override
 
-from lightfed.core.classes import Absent, ByClass
-from lightfed.core.cohort import DataSpec, blank
-from lightfed.models.prototypes import ClassClient, FedProtoClient, Inference
-from lightfed.models.split import split
+from lightfed.algorithms._shared.prototypes import Absent, ByClass
+from lightfed.local.client_group import DataSpec, blank
+from lightfed.models.composites.prototype import ClassClient, FedProtoClient, Inference
+from lightfed.models.composites.split import split
 
 
 class FedProto(ByClass):

@@ -16,8 +16,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.core.fleet import Fleet, Weights
-from lightfed.core.store import Row
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,9 @@ with Heterogeneous Model Architectures. WWW 2023. https://doi.org/10.1145/354350
 All strategies are choices of nodes of one prefix trie of the clients' layers: a node's tensors
 become their plain mean over the participants that pass through it. Layers are compared by what they
 are, not by name, and a convolution with its norm and activation is one layer
-(`lightfed.core.signature`). Basic-, Clustered- and Max-Common are the paper's strategies;
-Clustered-FL is its baseline, and Standalone (`lightfed.algorithms.standalone`) the choice of none.
+(`lightfed.algorithms._shared.signature`). Basic-, Clustered- and Max-Common are the paper's
+strategies; Clustered-FL is its baseline, and Standalone (`lightfed.algorithms.standalone`) the
+choice of none.
 
 Every client starts from its own initial values and keeps its row. BatchNorm statistics are
 averaged like weights, as in the released code; num_batches_tracked, of which the released code
@@ -24,12 +25,12 @@ from typing import Literal
 
 from typing_extensions import override
 
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import blank
-from lightfed.core.fleet import Fleet, Weights
-from lightfed.core.signature import layers_of
-from lightfed.core.store import LiveModule
-from lightfed.core.trie import Node, Trie
+from lightfed.algorithms._shared.prefix_trie import Node, Trie
+from lightfed.algorithms._shared.signature import layers_of
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.client_group import blank
+from lightfed.state.rows import LiveModule
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)

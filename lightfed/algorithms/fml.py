@@ -12,10 +12,10 @@ private network is the one that is evaluated.
 from torch import nn
 from typing_extensions import override
 
-from lightfed.core.beside import Beside, NetworkFactory
-from lightfed.core.cohort import DataSpec
-from lightfed.core.fleet import Weights
-from lightfed.models import mutual
+from lightfed.algorithms._shared.personal_shared import Beside, NetworkFactory
+from lightfed.api.fleet import Weights
+from lightfed.local.client_group import DataSpec
+from lightfed.models.composites import mutual
 from lightfed.utils.errors import UserError
 
 _KEY = "model.algorithm.init_args"

@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from lightfed.algorithms._shared.logit_masks import LogitMasks
+from lightfed.algorithms._shared.static_norm import StaticNorms, scale_to
 from lightfed.algorithms.fedavg import drop_statistics
-from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.cohort import DataSpec
-from lightfed.core.fleet import Fleet, Weights
-from lightfed.core.logitmasks import LogitMasks
-from lightfed.core.staticnorm import StaticNorms, scale_to
-from lightfed.core.store import ModelLayout, Row
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.client_group import DataSpec
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 

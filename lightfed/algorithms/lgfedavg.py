@@ -31,11 +31,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.core import checkpoint as checkpoints
-from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.cohort import CohortState
-from lightfed.core.fleet import Fleet, Weights
-from lightfed.core.store import ModelLayout, Row
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.client_group import CohortState
+from lightfed.runs import checkpoint as checkpoints
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
-from lightfed.comm.topology import Topology
-from lightfed.core.fleet import Fleet
-from lightfed.core.store import Row
+from lightfed.api.fleet import Fleet
+from lightfed.state.rows import Row
+from lightfed.topology.topology import Topology
 
 
 class My1(DisPFL):

@@ -26,8 +26,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
-from lightfed.comm.topology import Topology
-from lightfed.core.fleet import Fleet
+from lightfed.api.fleet import Fleet
+from lightfed.topology.topology import Topology
 from lightfed.utils.rng import derive_seed
 
 

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.core.beside import Beside, NetworkFactory
-from lightfed.core.client import ClientModule
-from lightfed.core.cohort import DataSpec, blank
-from lightfed.core.fleet import Fleet, Weights
-from lightfed.models.classmeans import ClassSums
-from lightfed.models.moe import FixedGate, Gate, MixtureClient
-from lightfed.models.split import split
+from lightfed.algorithms._shared.personal_shared import Beside, NetworkFactory
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.client_group import DataSpec, blank
+from lightfed.local.client_module import ClientModule
+from lightfed.models.composites.class_means import ClassSums
+from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient
+from lightfed.models.composites.split import split
 from lightfed.utils.errors import UserError
 
 _KEY = "model.algorithm.init_args"

@@ -8,8 +8,8 @@ as in the federated methods it is compared with. All clients of a cohort start f
 
 from typing_extensions import override
 
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.fleet import Fleet
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
 
 
 class Standalone(Algorithm):

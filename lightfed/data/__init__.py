@@ -3,12 +3,16 @@
 All data sets and schemes are imported here, so that a config can name them without their module.
 """
 
-from lightfed.data.cinic import CINIC10
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.dataset import Dataset, Samples, Transform
-from lightfed.data.docstrings import Docstrings
-from lightfed.data.language import Prose, WikiText2
-from lightfed.data.partition import (
+from lightfed.data.datasets.cinic import CINIC10
+from lightfed.data.datasets.dataset import Dataset, Samples, Transform
+from lightfed.data.datasets.docstrings import Docstrings
+from lightfed.data.datasets.language import Prose, WikiText2
+from lightfed.data.datasets.speech import SpeechCommands
+from lightfed.data.datasets.text import AGNews
+from lightfed.data.datasets.tones import Tones
+from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
+from lightfed.data.partition.draw import (
     Classes,
     Dirichlet,
     DirichletClient,
@@ -22,10 +26,6 @@ from lightfed.data.partition import (
     draw_partition,
 )
 from lightfed.data.resident import ResidentSplit
-from lightfed.data.speech import SpeechCommands
-from lightfed.data.text import AGNews
-from lightfed.data.tones import Tones
-from lightfed.data.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 
 __all__ = [
     "CIFAR10",

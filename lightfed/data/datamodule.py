@@ -11,8 +11,8 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.data.dataset import Dataset, Samples, Task
-from lightfed.data.partition import (
+from lightfed.data.datasets.dataset import Dataset, Samples, Task
+from lightfed.data.partition.draw import (
     Partition,
     Partitioner,
     PersonalTest,

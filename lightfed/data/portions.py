@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lightfed.data.partition import Partition
+from lightfed.data.partition.draw import Partition
 from lightfed.data.resident import LastBatch, batch_sizes
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.crop import BorderedImages
-from lightfed.data.dataset import Samples, Transform
+from lightfed.data.datasets.dataset import Samples, Transform
 from lightfed.data.erase import Size, draw_rectangles, hidden
 
 Batch = tuple[Tensor, Tensor]

@@ -1,15 +1,15 @@
 """Networks that a cohort can name: `class_path: lightfed.models.MLP`."""
 
-from lightfed.models.charcnn import CharCNN
-from lightfed.models.cifar_resnet import CIFARResNet, ResNet18GN
-from lightfed.models.cnn import Conv, SimpleCNN
-from lightfed.models.lenet import LeNet, MoECNN
-from lightfed.models.mlp import MLP
-from lightfed.models.resnet import PreActResNet
-from lightfed.models.torchvision import Torchvision
-from lightfed.models.transformer import Transformer
-from lightfed.models.vdcnn import VDCNN
-from lightfed.models.vgg import VGG, VGG11GN
+from lightfed.models.networks.charcnn import CharCNN
+from lightfed.models.networks.cifar_resnet import CIFARResNet, ResNet18GN
+from lightfed.models.networks.cnn import Conv, SimpleCNN
+from lightfed.models.networks.lenet import LeNet, MoECNN
+from lightfed.models.networks.mlp import MLP
+from lightfed.models.networks.resnet import PreActResNet
+from lightfed.models.networks.torchvision import Torchvision
+from lightfed.models.networks.transformer import Transformer
+from lightfed.models.networks.vdcnn import VDCNN
+from lightfed.models.networks.vgg import VGG, VGG11GN
 
 __all__ = [
     "MLP",

@@ -4,8 +4,8 @@ Reads the files of a run and nothing else of lightfed, so it works wherever a ru
 to.
 """
 
+from lightfed.drawing.summary import print_summary
 from lightfed.report.compare import compare
 from lightfed.report.page import build
-from lightfed.report.summary import print_summary
 
 __all__ = ["build", "compare", "print_summary"]

@@ -13,24 +13,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lightfed.report.clouds import Clouds, clouds, rounds_figure, times_figure, traffic_figure
-from lightfed.report.dynamics import dynamic_figure
-from lightfed.report.groups import Experiment, repeated
-from lightfed.report.levels import Family, families
-from lightfed.report.method_plots import (
+from lightfed.drawing.style import Theme
+from lightfed.results.groups import Experiment, repeated
+from lightfed.results.runfiles import RunFiles
+from lightfed.results.tables import readable
+from lightfed.studies.fedbcd.clouds import (
+    Clouds,
+    clouds,
+    rounds_figure,
+    times_figure,
+    traffic_figure,
+)
+from lightfed.studies.flexifed.stages import Stages, stages, stages_figure, stages_heading
+from lightfed.studies.flexifed.strategies import Study, studies
+from lightfed.studies.flexifed.strategy_plots import courses_figure, factors_figure
+from lightfed.studies.heterofl.dynamics import dynamic_figure
+from lightfed.studies.heterofl.levels import Family, families
+from lightfed.studies.heterofl.sizes import combinations_figure, shares_figure
+from lightfed.studies.pfedmoe.method_plots import (
     costs_figure,
     differences_figure,
     robustness,
     robustness_figure,
 )
-from lightfed.report.methods import OURS, Protocol, protocols
-from lightfed.report.runfiles import RunFiles
-from lightfed.report.sizes import combinations_figure, shares_figure
-from lightfed.report.stages import Stages, stages, stages_figure, stages_heading
-from lightfed.report.strategies import Study, studies
-from lightfed.report.strategy_plots import courses_figure, factors_figure
-from lightfed.report.style import Theme
-from lightfed.report.tables import readable
+from lightfed.studies.pfedmoe.methods import OURS, Protocol, protocols
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from lightfed.drawing.summary import print_summary
 from lightfed.report.compare import compare
 from lightfed.report.page import build
-from lightfed.report.summary import print_summary
 from lightfed.utils.errors import UserError
 
 

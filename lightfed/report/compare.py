@@ -18,28 +18,30 @@ from pathlib import Path
 
 import numpy as np
 
+from lightfed.drawing.image import Image, render
+from lightfed.drawing.markup import document, heading, paragraph, picture, table, title, write_file
+from lightfed.drawing.summary import new_console, print_line, print_table
+from lightfed.drawing.versus import comparison_figure
 from lightfed.report.charts import FILES, Chart, charts
-from lightfed.report.clouds import common_target, time_to, timed
-from lightfed.report.columns import base_name
-from lightfed.report.groups import Group, common_parent, grouped, singles
-from lightfed.report.intervals import goal_text, resolution_text
-from lightfed.report.markup import document, heading, paragraph, picture, table, title, write_file
-from lightfed.report.method_table import markup, print_methods
-from lightfed.report.methods import Protocol, protocols
-from lightfed.report.outcome import (
+from lightfed.report.verdicts import (
+    Contest,
+    contests,
+    print_verdicts,
+    verdicts_csv,
+    verdicts_markup,
+)
+from lightfed.results.columns import base_name
+from lightfed.results.groups import Group, common_parent, grouped, singles
+from lightfed.results.intervals import goal_text, resolution_text
+from lightfed.results.outcome import (
     Outcome,
     mean_and_std,
     outcome_of,
     primary_metric,
 )
-from lightfed.report.plots import Image, render
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.stages import AGGREGATED, TRAINED, stage_columns
-from lightfed.report.strategies import Study, studies
-from lightfed.report.strategy_table import StrategyTable, print_strategies
-from lightfed.report.summary import new_console, print_line, print_table
-from lightfed.report.tables import TextTable, readable, rounds_text
-from lightfed.report.units import (
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.tables import TextTable, readable, rounds_text
+from lightfed.results.units import (
     NOTHING,
     bytes_text,
     count_text,
@@ -49,14 +51,12 @@ from lightfed.report.units import (
     spread_text,
     virtual_text,
 )
-from lightfed.report.verdicts import (
-    Contest,
-    contests,
-    print_verdicts,
-    verdicts_csv,
-    verdicts_markup,
-)
-from lightfed.report.versus import comparison_figure
+from lightfed.studies.fedbcd.clouds import common_target, time_to, timed
+from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
+from lightfed.studies.flexifed.strategies import Study, studies
+from lightfed.studies.flexifed.strategy_table import StrategyTable, print_strategies
+from lightfed.studies.pfedmoe.method_table import markup, print_methods
+from lightfed.studies.pfedmoe.methods import Protocol, protocols
 from lightfed.utils.errors import UserError
 
 SETTINGS = ("seed", "algorithm", "data", "clients", "rounds")

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightfed.report.markup import (
+from lightfed.drawing.image import Image, render
+from lightfed.drawing.markup import (
     cards,
     document,
     folded,
@@ -19,11 +20,10 @@ from lightfed.report.markup import (
     title,
     write_file,
 )
-from lightfed.report.outcome import Outcome, outcome_of
-from lightfed.report.plots import PICTURES, Image, render
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.similarity import similarity_figures
-from lightfed.report.tables import (
+from lightfed.report.plots import PICTURES
+from lightfed.results.outcome import Outcome, outcome_of
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.tables import (
     cohort_table,
     headline,
     key_figures,
@@ -31,6 +31,7 @@ from lightfed.report.tables import (
     rounds_table,
     rounds_text,
 )
+from lightfed.studies.dispfl.similarity import similarity_figures
 
 ROUNDS_SHOWN = 10
 

@@ -6,24 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lightfed.report.clients import clients_figure
-from lightfed.report.curves import curves_figure
-from lightfed.report.gates import gates_figure
-from lightfed.report.heatmap import partition_figure
-from lightfed.report.runfiles import RunFiles
-from lightfed.report.similarity import similarity_figure
-from lightfed.report.style import DARK, LIGHT, Theme, png_bytes
+from lightfed.drawing.clients import clients_figure
+from lightfed.drawing.curves import curves_figure
+from lightfed.drawing.heatmap import partition_figure
+from lightfed.drawing.style import Theme
+from lightfed.results.runfiles import RunFiles
+from lightfed.studies.dispfl.similarity import similarity_figure
+from lightfed.studies.pfedmoe.gates import gates_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Image:
-    """One picture as PNG in both colour schemes."""
-
-    light: bytes
-    dark: bytes
 
 
 @dataclass(frozen=True)
@@ -92,11 +84,3 @@ PICTURES = (
         draw=similarity_figure,
     ),
 )
-
-
-def render(draw: Callable[[Theme], Figure | None]) -> Image | None:
-    """Draws a figure in both colour schemes; None where there is nothing to draw."""
-    light, dark = draw(LIGHT), draw(DARK)
-    if light is None or dark is None:
-        return None
-    return Image(light=png_bytes(light), dark=png_bytes(dark))

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from lightfed.report.groups import Group, grouped, usual_metric
-from lightfed.report.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
-from lightfed.report.markup import heading, paragraph, table
-from lightfed.report.methods import UNSPOKEN
-from lightfed.report.runfiles import RunFiles
-from lightfed.report.settings import options
-from lightfed.report.stages import AGGREGATED, TRAINED, stage_columns
-from lightfed.report.summary import print_line
-from lightfed.report.tables import TextTable, readable
-from lightfed.report.units import NOTHING, direction, is_share, spread_text
-from lightfed.report.variants import difference, usual
+from lightfed.drawing.markup import heading, paragraph, table
+from lightfed.drawing.summary import print_line
+from lightfed.results.groups import Group, grouped, usual_metric
+from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
+from lightfed.results.runfiles import RunFiles
+from lightfed.results.settings import options
+from lightfed.results.tables import TextTable, readable
+from lightfed.results.units import NOTHING, direction, is_share, spread_text
+from lightfed.results.variants import difference, usual
+from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
+from lightfed.studies.pfedmoe.methods import UNSPOKEN
 
 Terms = tuple[str, frozenset[tuple[str, str]]]
 KINDS = ("global", "local", "personal")

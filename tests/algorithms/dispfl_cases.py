@@ -14,11 +14,11 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
-from lightfed.comm.topology import Topology
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.store import ModelLayout, Row
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.local.client_group import Cohort
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.topology.topology import Topology
 from tests.small import GOLDEN, data_of, fleet_of
 
 CLIENTS = 5

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Phase
-from lightfed.core.store import ModelLayout
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.simulation.hierarchy import Phase
+from lightfed.state.rows import ModelLayout
 from tests.algorithms.dispfl_cases import in_order
 from tests.small import GOLDEN, data_of, fleet_of
 

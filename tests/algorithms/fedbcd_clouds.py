@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.models.mlp import MLP
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
 from tests.small import Line, fleet_of, random_data
 
 SIZES = [10, 6, 12, 7, 8, 11]  # no batch of 4 is a single sample

@@ -11,13 +11,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Phase
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.local.client_group import Cohort
+from lightfed.simulation.hierarchy import Phase
 from tests.small import Line, data_of, fleet_of
 
 START = (1.0, -0.5)

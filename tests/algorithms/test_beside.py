@@ -18,15 +18,15 @@ from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.core.optimizer import Clipping
-from lightfed.core.store import Row
-from lightfed.models import svd
-from lightfed.models.mlp import MLP
-from lightfed.models.prototypes import Inference
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.optimizer import Clipping
+from lightfed.models.composites import low_rank as svd
+from lightfed.models.composites.prototype import Inference
+from lightfed.models.networks.mlp import MLP
+from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 

@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms._shared.personal_shared import Beside
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.beside import Beside
-from lightfed.core.cohort import Cohort, DataSpec, blank
-from lightfed.core.fleet import Fleet
-from lightfed.models import mutual
-from lightfed.models.mlp import MLP
-from lightfed.models.moe import FixedGate, MixtureClient
-from lightfed.models.split import split
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort, DataSpec, blank
+from lightfed.models.composites import mutual
+from lightfed.models.composites.mixture import FixedGate, MixtureClient
+from lightfed.models.composites.split import split
+from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import drawn
 from tests.small import fleet_of, random_data, run_round

@@ -8,14 +8,14 @@ import torch
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.delays import Constant
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Phase
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.simulation.delays import Constant
+from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_clouds import SIZES, Counted, Normed, fleet, mlp
 from tests.small import Line, data_of, fleet_of, run_round

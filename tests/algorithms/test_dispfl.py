@@ -13,17 +13,17 @@ from lightfed_kernels import pack_mask, popcount, unpack_mask
 from torch import Tensor
 from torch.optim import SGD
 
+from lightfed.algorithms._shared.sparsity import active_counts, erk_densities
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
-from lightfed.comm.topology import Adjacency, Full, Ring, Star, TimeVarying
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.sparsity import active_counts, erk_densities
-from lightfed.models.mlp import MLP
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
+from lightfed.topology.topology import Adjacency, Full, Ring, Star, TimeVarying
 from lightfed.utils.errors import UserError
 from tests.conformance.cases import NormNet
 from tests.small import Line, data_of, fleet_of, random_data, run_round

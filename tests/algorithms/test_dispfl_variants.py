@@ -16,11 +16,11 @@ from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.topology import Full, Ring, TimeVarying
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.models.mlp import MLP
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
+from lightfed.topology.topology import Full, Ring, TimeVarying
 from lightfed.utils.errors import UserError
 from tests.algorithms.dispfl_cases import Starts
 from tests.small import fleet_of, random_data, run_round

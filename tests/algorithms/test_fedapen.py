@@ -12,13 +12,13 @@ from torch.optim import SGD
 
 from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fml import FML
-from lightfed.core.client import ClientModule
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.core.ledger import Ledger
-from lightfed.models import mutual
-from lightfed.models.mlp import MLP
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.client_module import ClientModule
+from lightfed.models.composites import mutual
+from lightfed.models.networks.mlp import MLP
+from lightfed.state.costs import Ledger
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import descend
 from tests.small import fit, fleet_of, random_data, run_round

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedbcd import FedBCD, _whole
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.standalone import Standalone
-from lightfed.cli import main
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Phase
+from lightfed.api.fleet import Fleet
+from lightfed.cli.command_line import main
+from lightfed.local.client_group import Cohort
+from lightfed.simulation.hierarchy import Phase
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
 from tests.mistakes import cloud_of, edited, of_class
@@ -470,6 +470,6 @@ def test_a_configuration_names_its_parts(
     assert ("server_gap" in header) == ("consensus" in header)
     assert ("server_gap" in header) == (algorithm["class_path"] != "CloudFedAvg")
     written = yaml.safe_load(Path("runs/cloud/config.yaml").read_text())["model"]
-    assert written["optimizer"]["class_path"] == "lightfed.core.aspg.ASPG"
+    assert written["optimizer"]["class_path"] == "lightfed.algorithms._shared.aspg.ASPG"
     box = optimizer["init_args"]["box"] if isinstance(optimizer, dict) else [-2.0, 2.0]
     assert written["optimizer"]["init_args"]["box"] == box

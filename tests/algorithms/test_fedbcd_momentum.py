@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import DECAY, FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Phase
-from lightfed.core.rehearsal import NoRank, Rehearsal
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.previews.dry_run import NoRank, Rehearsal
+from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_cases import (
     DEVICES,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.core.delays import Exponential
+from lightfed.simulation.delays import Exponential
 from tests.algorithms.fedbcd_oracle import Local, Oracle, federation
 from tests.small import run_round
 

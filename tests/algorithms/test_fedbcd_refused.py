@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.models.mlp import MLP
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_clouds import SIZES, fleet, mlp, rows, servers, spread
 from tests.small import fit, fleet_of, random_data, run_round

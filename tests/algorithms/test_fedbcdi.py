@@ -9,13 +9,13 @@ import torch
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Phase
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.local.client_group import Cohort
+from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers, spread
 from tests.small import Line, data_of, fleet_of, run_round

@@ -15,11 +15,11 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.session import Work
-from lightfed.models.mlp import MLP
+from lightfed.api.algorithm import Algorithm
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.session import Work
+from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN, Line, data_of, fit, fleet_of, random_data, run_round, server_row
 

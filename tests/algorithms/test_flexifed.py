@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms._shared.prefix_trie import Trie
+from lightfed.algorithms._shared.signature import Layer
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.flexifed import (
     BasicCommon,
@@ -24,12 +26,10 @@ from lightfed.algorithms.flexifed import (
     MaxCommon,
 )
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.core.signature import Layer
-from lightfed.core.trie import Trie
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
 from lightfed.utils.errors import UserError
 from tests.small import fit, fleet_of, random_data, run_round, server_row
 

@@ -17,13 +17,13 @@ from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.pfedmoe import PFedMoE
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.client import ClientModule
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
+from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.models.mlp import MLP
-from lightfed.models.moe import MixtureClient
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.client_module import ClientModule
+from lightfed.models.composites.mixture import MixtureClient
+from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fit, fleet_of, random_data
 

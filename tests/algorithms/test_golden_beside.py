@@ -23,12 +23,13 @@ from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.pfedmoe import PFedMoE
-from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.store import ModelLayout, Row
-from lightfed.models.classmeans import ClassMeans
-from lightfed.models.split import SplitNetwork
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.models.composites.class_means import ClassMeans
+from lightfed.models.composites.split import SplitNetwork
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.state.server_model import ServerModel
 from tests.algorithms.dispfl_cases import in_order
 from tests.models.client_cases import network
 from tests.small import GOLDEN, data_of, fleet_of, random_data, run_round

@@ -14,16 +14,16 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
+from lightfed.algorithms._shared.sparsity import active_counts, erk_densities
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
-from lightfed.comm.topology import Ring
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.core.session import Work
-from lightfed.core.sparsity import active_counts, erk_densities
-from lightfed.core.store import Row
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.session import Work
+from lightfed.state.rows import Row
+from lightfed.topology.topology import Ring
 from tests.algorithms.dispfl_cases import (
     CLIENTS,
     Net,

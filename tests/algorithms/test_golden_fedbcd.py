@@ -9,8 +9,8 @@ from typing_extensions import override
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.core.fleet import Fleet
-from lightfed.core.hierarchy import Phase
+from lightfed.api.fleet import Fleet
+from lightfed.simulation.hierarchy import Phase
 from tests.algorithms.fedbcd_cases import (
     DEVICES,
     RUNS,

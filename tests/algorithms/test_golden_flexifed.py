@@ -24,9 +24,9 @@ from lightfed.algorithms.flexifed import (
     FlexiFed,
     MaxCommon,
 )
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.store import Row
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.state.rows import Row
 from tests.algorithms.dispfl_cases import Replayed
 from tests.small import GOLDEN, data_of, fleet_of, run_round
 

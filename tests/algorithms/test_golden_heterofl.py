@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.core.cohort import Cohort, CohortState
-from lightfed.core.session import Work
-from lightfed.models.cnn import Conv
+from lightfed.local.client_group import Cohort, CohortState
+from lightfed.local.session import Work
+from lightfed.models.networks.cnn import Conv
 from tests.small import GOLDEN, data_of, fleet_of
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.core.cohort import Cohort
-from lightfed.core.session import Work
-from lightfed.models.resnet import PreActResNet
+from lightfed.local.client_group import Cohort
+from lightfed.local.session import Work
+from lightfed.models.networks.resnet import PreActResNet
 from tests.small import GOLDEN, data_of, fleet_of
 
 FOLDER = GOLDEN / "heterofl"

@@ -14,12 +14,12 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.models.cnn import Conv
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.cnn import Conv
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fit, fleet_of, run_round, server_row
 

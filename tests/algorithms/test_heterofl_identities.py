@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.core.cohort import Cohort, Task
-from lightfed.core.fleet import Fleet
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.models.cnn import Conv
-from lightfed.models.resnet import PreActResNet
-from lightfed.models.transformer import Transformer
+from lightfed.local.client_group import Cohort, Task
+from lightfed.models.networks.cnn import Conv
+from lightfed.models.networks.resnet import PreActResNet
+from lightfed.models.networks.transformer import Transformer
 from tests.small import Given, Tensors, fleet_of
 
 CLASSES = 5

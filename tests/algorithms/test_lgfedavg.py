@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.lgfedavg import LGFedAvg
-from lightfed.core.algorithm import ServerModel
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.models.mlp import MLP
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 from tests.small import fit, fleet_of, random_data, run_round, server_row
 

@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.models.mlp import MLP
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round, server_row
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.models.mlp import MLP
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 
 SIZES = [5, 7, 4]

@@ -25,12 +25,12 @@ from figures import Figure
 from lightfed_kernels import Segments, apply_mask_, select_random, unpack_mask
 from torch import Tensor
 
-from lightfed.comm.collectives import Ranks
-from lightfed.comm.topology import TimeVarying, hearing
-from lightfed.core.exchange import Exchange
-from lightfed.core.sparsity import active_counts, erk_densities
-from lightfed.core.store import ModelLayout, Row
-from lightfed.models.cifar_resnet import ResNet18GN
+from lightfed.aggregation.gossip import Exchange
+from lightfed.algorithms._shared.sparsity import active_counts, erk_densities
+from lightfed.distributed.collectives import Ranks
+from lightfed.models.networks.cifar_resnet import ResNet18GN
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.topology.topology import TimeVarying, hearing
 from lightfed.utils.rng import derive_seed, torch_generator
 
 SEED = 0

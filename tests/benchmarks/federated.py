@@ -13,12 +13,12 @@ from typing_extensions import override
 from workloads import BATCH_SIZE, CLASSES, LEARNING_RATE, SEED, Workload
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.trainer import FederatedTrainer
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.partitioner import Partitioner
+from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.partition.partitioner import Partitioner
+from lightfed.engine.federation import Federation
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.local.client_group import Cohort
 
 ENDLESS = 1_000_000_000
 

@@ -26,11 +26,11 @@ trainer:
 model:
   algorithm: {class_path: lightfed.algorithms.fedavg.FedAvg}
   cohorts:
-    - {count: 10, model: {class_path: lightfed.models.mlp.MLP}}
+    - {count: 10, model: {class_path: lightfed.models.networks.mlp.MLP}}
   optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
 data:
-  dataset: {class_path: lightfed.data.vision.Digits}
-  partition: {class_path: lightfed.data.partition.Iid}
+  dataset: {class_path: lightfed.data.datasets.vision.Digits}
+  partition: {class_path: lightfed.data.partition.draw.Iid}
 """
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightfed.models.cnn import SimpleCNN
-from lightfed.models.mlp import MLP
+from lightfed.models.networks.cnn import SimpleCNN
+from lightfed.models.networks.mlp import MLP
 from lightfed.utils.rng import derive_seed, torch_generator
 
 SEED = 2024

@@ -21,8 +21,8 @@ from typing import Any
 from lightning.pytorch import Callback
 from typing_extensions import override
 
-from lightfed.core import archive
-from lightfed.core.checkpoint import previous_of
+from lightfed.runs.checkpoint import previous_of
+from lightfed.utils import atomic_io as archive
 from lightfed.utils import signals
 from tests.conformance.cases import CASES, read_digits
 from tests.conformance.ranks import start_job

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightfed.comm import watch
+from lightfed.distributed import liveness as watch
 from lightfed.utils.errors import Interrupted, UserError
 
 GRACE = 0.3  # seconds, for what takes none here

@@ -11,7 +11,7 @@ import time
 
 from typing_extensions import override
 
-from lightfed.comm.watch import Peer, Watch
+from lightfed.distributed.liveness import Peer, Watch
 
 
 class Silent(socket.socket):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightfed.comm.topology import Adjacency, graph, hearing
+from lightfed.topology.topology import Adjacency, graph, hearing
 from lightfed.utils.errors import UserError
 
 KEY = "model.algorithm.init_args.topology.init_args.matrix"

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightfed.comm import collectives, watch
-from lightfed.comm.collectives import Ranks, _missing
+from lightfed.distributed import collectives
+from lightfed.distributed import liveness as watch
+from lightfed.distributed.collectives import Ranks, _missing
 from tests.core.threads import on_ranks
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lightfed.comm import facts
-from lightfed.comm.facts import graph_facts
-from lightfed.comm.topology import Full, Ring, Star
+from lightfed.topology import graph_summary as facts
+from lightfed.topology.graph_summary import graph_facts
+from lightfed.topology.topology import Full, Ring, Star
 
 
 @pytest.mark.parametrize(

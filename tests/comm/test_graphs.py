@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.comm.graphs import Lists, degrees, random_regular, small_world, spectral_gap
-from lightfed.comm.topology import (
+from lightfed.topology.graphs import Lists, degrees, random_regular, small_world, spectral_gap
+from lightfed.topology.topology import (
     Adjacency,
     Full,
     RandomRegular,

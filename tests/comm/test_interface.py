@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightfed.comm.interface import interface_of, listen
+from lightfed.distributed.interface import interface_of, listen
 
 EVERYWHERE = {"00000000", "00000000000000000000000000000000"}  # 0.0.0.0, [::] in /proc/net
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightfed.comm.mixing import read_mixing
+from lightfed.topology.mixing import read_mixing
 from lightfed.utils.errors import UserError
 
 KEY = "model.algorithm.init_args.mixing"

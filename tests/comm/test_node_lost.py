@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lightfed.comm import watch
+from lightfed.distributed import liveness as watch
 
 GONE = "is gone with its node (no answer)"
 OVER = "the run ends, and --ckpt_path last goes on from its last checkpoint"

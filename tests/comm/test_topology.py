@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.comm.topology import (
+from lightfed.topology.topology import (
     Adjacency,
     Full,
     RandomRegular,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lightfed.comm.watch import _TOKEN, Peer, Watch, _caller
+from lightfed.distributed.liveness import _TOKEN, Peer, Watch, _caller
 
 ENDS = "; the run ends, and --ckpt_path last goes on from its last checkpoint\n"
 KILLED, STOPPED = -signal.SIGKILL, None

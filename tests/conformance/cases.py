@@ -17,6 +17,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 from typing_extensions import override
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
@@ -36,21 +37,20 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.topology import Ring, TimeVarying
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
+from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.dataset import Samples, Split
-from lightfed.data.dirichlet import Dirichlet
-from lightfed.data.language import Prose
-from lightfed.data.schemes import Natural
-from lightfed.data.vision import Digits
-from lightfed.models.cnn import Conv
-from lightfed.models.mlp import MLP
-from lightfed.models.resnet import PreActResNet
-from lightfed.models.transformer import Transformer
+from lightfed.data.datasets.dataset import Samples, Split
+from lightfed.data.datasets.language import Prose
+from lightfed.data.datasets.vision import Digits
+from lightfed.data.partition.dirichlet import Dirichlet
+from lightfed.data.partition.schemes import Natural
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.cnn import Conv
+from lightfed.models.networks.mlp import MLP
+from lightfed.models.networks.resnet import PreActResNet
+from lightfed.models.networks.transformer import Transformer
+from lightfed.topology.topology import Ring, TimeVarying
 
 CLIENTS = 7
 ROUNDS = 3

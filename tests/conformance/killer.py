@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightfed.core import checkpoint
+from lightfed.runs import checkpoint
 from tests.conformance.cases import CASES, read_digits
 from tests.conformance.ranks import start_job, wait
 from tests.conformance.run import digest, fit

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from lightfed.comm.collectives import leave
+from lightfed.distributed.collectives import leave
 
 _SECONDS = 280  # then a rank ends itself: it waits for one that will not come
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from lightfed.core.federation import Federation
-from lightfed.core.runlog import RunLogger
-from lightfed.core.trainer import FederatedTrainer
+from lightfed.engine.federation import Federation
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.runs.run_logger import RunLogger
 from tests.conformance.cases import ROUNDS, Case
 
 OF_THE_MACHINE = ("seconds", "wire_bytes")

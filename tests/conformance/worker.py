@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
-from lightfed.core.checkpoint import load
+from lightfed.runs.checkpoint import load
 from tests.conformance.cases import CASES, ROUNDS, read_digits
 from tests.conformance.ranks import start_job, wait
 from tests.conformance.run import digest, fit

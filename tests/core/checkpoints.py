@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import override
 
-from lightfed.comm.collectives import Ranks
-from lightfed.core.checkpoint import CLIENTS, load, save, shard_folder
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs.checkpoint import CLIENTS, load, save, shard_folder
 from tests.small import CPU
 
 T = TypeVar("T")

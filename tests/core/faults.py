@@ -16,9 +16,9 @@ from typing import Any
 from lightning.pytorch import Callback
 from typing_extensions import override
 
-from lightfed.comm import watch
-from lightfed.comm.collectives import leave
-from lightfed.core.strategy import FederatedStrategy
+from lightfed.distributed import liveness as watch
+from lightfed.distributed.collectives import leave
+from lightfed.engine.strategy import FederatedStrategy
 from tests.conformance.cases import CASES
 from tests.conformance.ranks import free_port
 from tests.conformance.run import fit

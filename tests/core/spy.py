@@ -11,11 +11,11 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.core.client import ClientModule
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.trainer import FederatedTrainer
-from lightfed.models.mlp import MLP
+from lightfed.engine.federation import Federation
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.local.client_group import Cohort
+from lightfed.local.client_module import ClientModule
+from lightfed.models.networks.mlp import MLP
 from tests.small import random_data, server_row
 
 SIZES = (6, 9, 3, 5)

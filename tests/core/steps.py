@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.core.optimizer import Stepper, make_stepper
+from lightfed.local.optimizer import Stepper, make_stepper
 
 
 class Net(nn.Module):

@@ -10,14 +10,14 @@ from torch.optim import ASGD, SGD
 from torchmetrics import MeanMetric
 from typing_extensions import override
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.delays import Exponential
-from lightfed.core.fleet import Fleet
-from lightfed.models.mlp import MLP
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
+from lightfed.simulation.delays import Exponential
 from tests.small import Line, data_of, fleet_of, run_round
 
 BROKEN = 1

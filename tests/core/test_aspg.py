@@ -15,11 +15,11 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
-from lightfed.core.aspg import ASPG, AspgStepper, _runs
-from lightfed.core.local import client_stepper
-from lightfed.core.optimizer import Clipping, Proximal, make_stepper
-from lightfed.core.session import LocalSession, Runtime, Work
-from lightfed.core.store import LiveModule, ModelLayout, Row
+from lightfed.algorithms._shared.aspg import ASPG, AspgStepper, _runs
+from lightfed.local.optimizer import Clipping, Proximal, make_stepper
+from lightfed.local.session import LocalSession, Runtime, Work
+from lightfed.local.session_setup import client_stepper
+from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.utils.errors import UserError
 from tests.core.steps import Net, loss_of, net_of
 from tests.small import GOLDEN

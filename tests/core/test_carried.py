@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam
 
-from lightfed.core.optimizer import Proximal
+from lightfed.local.optimizer import Proximal
 from lightfed.utils.errors import UserError
 from tests.core.steps import assert_equal, loss_of, net_of, run_torch
 from tests.core.test_aspg import Module, Trained

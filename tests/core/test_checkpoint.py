@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightfed.comm.collectives import Ranks
-from lightfed.core import checkpoint
-from lightfed.core.checkpoint import (
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs import checkpoint
+from lightfed.runs.checkpoint import (
     CLIENTS,
     load,
     load_newest,

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.session import PendingReport
-from lightfed.core.training import RunClient
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.local.session import PendingReport
+from lightfed.local.session_runner import RunClient
 from tests.small import Line, data_of, fleet_of, run_round
 
 CHUNKS = 3

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.core.clock import VirtualClock, check_waits, device_delays, first_awake
-from lightfed.core.delays import Exponential
+from lightfed.simulation.clock import VirtualClock, check_waits, device_delays, first_awake
+from lightfed.simulation.delays import Exponential
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.core.delays import Constant, Delay, Exponential, LogNormal, Trace, Uniform, Weibull
+from lightfed.simulation.delays import (
+    Constant,
+    Delay,
+    Exponential,
+    LogNormal,
+    Trace,
+    Uniform,
+    Weibull,
+)
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 

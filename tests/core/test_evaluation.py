@@ -16,15 +16,15 @@ from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.topology import Ring
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.evaluation import GLOBAL, Evaluation
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.core.session import Report, weighted_means
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.models.mlp import MLP
+from lightfed.engine.evaluation import GLOBAL, Evaluation
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.session import Report, weighted_means
+from lightfed.models.networks.mlp import MLP
+from lightfed.topology.topology import Ring
 from tests.core.noisy import Noisy
 from tests.small import data_of, fit, fleet_of, random_data
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout, pack_mask, unpack_mask
 from torch import Tensor
 
+from lightfed.aggregation import gossip as exchange
+from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.algorithms.dpsgd import DPSGD
-from lightfed.comm.collectives import Ranks
-from lightfed.comm.topology import Ring
-from lightfed.core import exchange
-from lightfed.core.exchange import Exchange, Over
-from lightfed.core.store import ModelLayout, Row
+from lightfed.distributed.collectives import Ranks
+from lightfed.state.rows import ModelLayout, Row
+from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from tests.core.spy import data, federation
 from tests.core.threads import on_ranks

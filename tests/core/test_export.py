@@ -7,7 +7,7 @@ from lightfed_kernels import unpack_mask
 from safetensors.torch import load_file
 
 from lightfed.algorithms.dispfl import DisPFL
-from lightfed.models.cnn import Conv
+from lightfed.models.networks.cnn import Conv
 from tests.conformance.cases import CASES, CLIENTS, Case
 from tests.conformance.run import fit
 

@@ -19,12 +19,12 @@ from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.flexifed import MaxCommon
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.topology import Ring
-from lightfed.core.client import ClientModule
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.models.mlp import MLP
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.client_module import ClientModule
+from lightfed.models.networks.mlp import MLP
+from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 

@@ -11,14 +11,15 @@ import pytest
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.comm.collectives import Ranks
-from lightfed.core import fence, runfolder
-from lightfed.core.checkpoint import previous_of, save
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.fence import TakenOver
-from lightfed.core.runlog import RunLogger
-from lightfed.utils.slurm import Job
+from lightfed.distributed.collectives import Ranks
+from lightfed.distributed.slurm import Job
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.runs import run_folder as runfolder
+from lightfed.runs import run_lock as fence
+from lightfed.runs.checkpoint import previous_of, save
+from lightfed.runs.run_lock import TakenOver
+from lightfed.runs.run_logger import RunLogger
 from tests.core.checkpoints import content_of, together, value_of, write
 from tests.small import CPU, SGD_HALF, Line, fit, random_data
 

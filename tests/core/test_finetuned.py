@@ -22,15 +22,15 @@ from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.topology import Ring
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.evaluation import KINDS, Evaluation
-from lightfed.core.export import state_dict
-from lightfed.core.fleet import Fleet
-from lightfed.core.trainer import FederatedTrainer
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.models.mlp import MLP
+from lightfed.engine.evaluation import KINDS, Evaluation
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
+from lightfed.runs.export import state_dict
+from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import torch_generator
 from tests.core.spy import data, federation, lr_schedule, state_of

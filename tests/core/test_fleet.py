@@ -13,13 +13,13 @@ from torch.optim import SGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.collectives import Ranks
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.local import client_stepper
-from lightfed.core.session import Runtime
-from lightfed.core.work import LocalWork
-from lightfed.models.mlp import MLP
+from lightfed.api.fleet import Fleet
+from lightfed.distributed.collectives import Ranks
+from lightfed.local.client_group import Cohort
+from lightfed.local.local_work import LocalWork
+from lightfed.local.session import Runtime
+from lightfed.local.session_setup import client_stepper
+from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.core.threads import on_ranks
 from tests.small import CPU, Line, data_of, fleet_of, random_data, run_round

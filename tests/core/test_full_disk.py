@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightfed.comm.collectives import Ranks
-from lightfed.core import archive, checkpoint
-from lightfed.core.checkpoint import CLIENTS, previous_of, save
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs import checkpoint
+from lightfed.runs.checkpoint import CLIENTS, previous_of, save
+from lightfed.utils import atomic_io as archive
 from lightfed.utils.errors import DiskError
 from tests.core.checkpoints import content_of, names_in, tags_of, together, value_of, write
 from tests.small import CPU

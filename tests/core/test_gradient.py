@@ -10,11 +10,11 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.cohort import Cohort
-from lightfed.core.export import state_dict
-from lightfed.core.fleet import Fleet
-from lightfed.core.local import client_stepper
-from lightfed.core.session import Runtime
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.local.session import Runtime
+from lightfed.local.session_setup import client_stepper
+from lightfed.runs.export import state_dict
 from lightfed.utils.rng import torch_generator
 from tests.core.noisy import Noisy
 from tests.small import CPU, fleet_of, random_data, run_round

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.core.clock import device_delays
-from lightfed.core.delays import Constant, Exponential, Uniform
-from lightfed.core.hierarchy import Hierarchy
-from lightfed.core.work import LocalWork
+from lightfed.local.local_work import LocalWork
+from lightfed.simulation.clock import device_delays
+from lightfed.simulation.delays import Constant, Exponential, Uniform
+from lightfed.simulation.hierarchy import Hierarchy
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightfed.comm.collectives import Ranks
-from lightfed.core.checkpoint import load_newest, newest_file, previous_of
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs.checkpoint import load_newest, newest_file, previous_of
 from lightfed.utils.errors import UserError
 from tests.core.checkpoints import names_in, tags_of, value_in, value_of, write
 from tests.small import CPU

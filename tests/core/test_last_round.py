@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
 from lightfed.algorithms.dpsgd import DPSGD
-from lightfed.comm.topology import Ring
-from lightfed.core.runlog import RunLogger
+from lightfed.runs.run_logger import RunLogger
+from lightfed.topology.topology import Ring
 from tests.core.spy import Spy, data, federation, state_of
 from tests.small import fit
 

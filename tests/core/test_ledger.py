@@ -12,11 +12,11 @@ from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.topology import Ring
-from lightfed.core.cohort import Cohort
-from lightfed.core.ledger import Ledger, forward_flops, masked_flops, weight_uses
-from lightfed.models.cnn import Conv
-from lightfed.models.mlp import MLP
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.cnn import Conv
+from lightfed.models.networks.mlp import MLP
+from lightfed.state.costs import Ledger, forward_flops, masked_flops, weight_uses
+from lightfed.topology.topology import Ring
 from tests.small import Line, data_of, fleet_of, random_data, run_round
 
 FLOAT, INTEGER = 4, 8  # bytes

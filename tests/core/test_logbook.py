@@ -11,8 +11,8 @@ from torchmetrics.classification import BinaryAccuracy
 from torchmetrics.wrappers import Running
 from typing_extensions import override
 
-from lightfed.core.logbook import LogBook, on_this_rank
-from lightfed.core.session import LocalSession, Runtime
+from lightfed.local.logbook import LogBook, on_this_rank
+from lightfed.local.session import LocalSession, Runtime
 from tests.core.test_session import session_of, work_of
 
 Batch = tuple[Tensor, Tensor]

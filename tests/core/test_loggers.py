@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.core.runlog import RunLogger
+from lightfed.runs.run_logger import RunLogger
 from tests.core.spy import SIZES, Spy, data, federation, lr_schedule
 from tests.small import fit
 

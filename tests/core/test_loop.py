@@ -12,15 +12,15 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.core.aspg import ASPG
-from lightfed.core.checkpoint import load
-from lightfed.core.delays import Exponential
-from lightfed.core.federation import Federation
-from lightfed.core.fleet import Fleet
-from lightfed.core.strategy import FederatedStrategy
-from lightfed.core.trainer import FederatedTrainer
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.engine.strategy import FederatedStrategy
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.runs.checkpoint import load
+from lightfed.simulation.delays import Exponential
 from lightfed.utils.errors import UserError
 from tests.core.spy import SIZES, Counting, Spy, data, federation
 from tests.small import fit
@@ -207,7 +207,7 @@ def test_a_limit_on_time_is_no_reason_to_wait_for_each_other_within_a_round(
     def in_round(strategy: FederatedStrategy) -> bool:
         assert strategy.lightning_module is not None
         trainer: Any = strategy.lightning_module.trainer
-        return bool(trainer.fit_loop.epoch_loop.in_round)
+        return bool(trainer.in_round)
 
     monkeypatch.setattr(FederatedStrategy, "reduce_boolean_decision", noted)
     monkeypatch.setattr(FederatedStrategy, "broadcast", broadcast)

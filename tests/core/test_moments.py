@@ -22,16 +22,17 @@ from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.topology import Full
-from lightfed.core.algorithm import Algorithm, Moment
-from lightfed.core.cohort import Cohort
-from lightfed.core.evaluation import Evaluation, Kind
-from lightfed.core.export import state_dict
-from lightfed.core.fleet import Fleet
-from lightfed.core.trainer import FederatedTrainer
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.models.mlp import MLP
-from lightfed.models.scaler import Scaler
+from lightfed.engine.evaluation import Evaluation, Kind
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.local.client_group import Cohort
+from lightfed.local.hooks import Moment
+from lightfed.models.networks.mlp import MLP
+from lightfed.models.networks.scaler import Scaler
+from lightfed.runs.export import state_dict
+from lightfed.topology.topology import Full
 from tests.conformance.cases import CASES
 from tests.core.spy import data, federation
 from tests.small import data_of, fit, fleet_of, random_data, run_round

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fleet_of
 

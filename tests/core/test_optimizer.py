@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from lightfed.core.optimizer import Clipping, OptimizerStepper, SGDStepper
+from lightfed.local.optimizer import Clipping, OptimizerStepper, SGDStepper
 from tests.core.steps import Net, assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
 
 SGDS = {

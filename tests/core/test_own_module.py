@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.cohort import Cohort
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.local.client_group import Cohort
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fleet_of, run_round
 
@@ -166,7 +166,7 @@ def test_hooks_that_a_session_does_not_call_are_named(caplog: pytest.LogCaptureF
         def on_after_backward(self) -> None:
             raise AssertionError("a session has called it")
 
-    with caplog.at_level("WARNING", logger="lightfed.core.local"):
+    with caplog.at_level("WARNING", logger="lightfed.local.session_setup"):
         module = partial(Hooked, lambda model: SGD(model.parameters(), lr=0.1))
         fed = fleet_of([Cohort(1, module)], Standalone(), one_sample())
         run_round(fed, 0)

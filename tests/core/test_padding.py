@@ -12,11 +12,12 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.algorithm import Algorithm, ServerModel
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.local import OptimizerFactory
-from lightfed.models.cnn import Conv
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.local.session_setup import OptimizerFactory
+from lightfed.models.networks.cnn import Conv
+from lightfed.state.server_model import ServerModel
 from tests.small import data_of, fleet_of, run_round
 
 SGD_PLAIN = partial(SGD, lr=0.1)

@@ -9,9 +9,9 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.algorithm import ServerModel
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import Cohort
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 from tests.small import fleet_of, random_data, run_round
 

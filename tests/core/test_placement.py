@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.core.placement import place
+from lightfed.distributed.placement import place
 
 
 def makespan(costs: dict[int, float], owner: dict[int, int], ranks: int) -> float:

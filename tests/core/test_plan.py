@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.ledger import Ledger
-from lightfed.core.placement import Rates
-from lightfed.core.plan import Plan, plan, state_slots
-from lightfed.core.plan_text import plan_text
-from lightfed.core.rehearsal import NoRank, Rehearsal
-from lightfed.core.work import LocalWork
-from lightfed.models.mlp import MLP
+from lightfed.api.algorithm import Algorithm
+from lightfed.distributed.placement import Rates
+from lightfed.local.client_group import Cohort
+from lightfed.local.local_work import LocalWork
+from lightfed.models.networks.mlp import MLP
+from lightfed.previews.dry_run import NoRank, Rehearsal
+from lightfed.previews.plan import Plan, plan, state_slots
+from lightfed.previews.plan_text import plan_text
+from lightfed.state.costs import Ledger
 from tests.conformance.cases import CASES, Case
 from tests.small import CPU, SGD_HALF, fleet_of, random_data, run_round
 

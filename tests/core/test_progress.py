@@ -14,10 +14,10 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.progress import RoundProgressBar
-from lightfed.models.mlp import MLP
+from lightfed.engine.federation import Federation
+from lightfed.engine.progress import RoundProgressBar
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
 from tests.small import fit, random_data
 
 NUMBER = r"([\d.e+-]+)"

@@ -8,13 +8,13 @@ import torch
 
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.collectives import Ranks
-from lightfed.core.cohort import Cohort
-from lightfed.core.fleet import Fleet
-from lightfed.core.placement import RATES, Rates
-from lightfed.core.session import Report, Stopwatch
-from lightfed.core.work import LocalWork
-from lightfed.models.mlp import MLP
+from lightfed.api.fleet import Fleet
+from lightfed.distributed.collectives import Ranks
+from lightfed.distributed.placement import RATES, Rates
+from lightfed.local.client_group import Cohort
+from lightfed.local.local_work import LocalWork
+from lightfed.local.session import Report, Stopwatch
+from lightfed.models.networks.mlp import MLP
 from tests.small import CPU, fleet_of, random_data, run_round
 
 WIDE, NARROW = Cohort(2, partial(MLP, hidden=(64,))), Cohort(2, partial(MLP, hidden=(2,)))

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from lightfed.core import requeue
-from lightfed.core.requeue import after_node_loss, leave
+from lightfed.distributed import requeue
+from lightfed.distributed.requeue import after_node_loss, leave
+from lightfed.distributed.slurm import Job, job_of
 from lightfed.utils import signals
 from lightfed.utils.errors import Interrupted
-from lightfed.utils.slurm import Job, job_of
 
 JOB = Job("12", "mini", 0)
 ALONE = {"SLURM_JOB_ID": "12"}

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.checkpoint import load
+from lightfed.runs.checkpoint import load
 from lightfed.utils.errors import UserError
 from tests.core.spy import Spy, data, federation, state_of
 from tests.small import fit

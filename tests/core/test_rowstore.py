@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lightfed.core.store import ModelLayout, RowStore
+from lightfed.state.rows import ModelLayout, RowStore
 from tests.small import CPU
 
 

@@ -13,13 +13,13 @@ import torch
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.cli import main
-from lightfed.comm.collectives import Ranks
-from lightfed.core import runfolder
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
-from lightfed.core.runlog import RunLogger
-from lightfed.identity import config_digest
+from lightfed.cli.command_line import main
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.runs import run_folder as runfolder
+from lightfed.runs.identity import config_digest
+from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import DiskError, UserError
 from tests.mistakes import edited
 from tests.small import CPU, SGD_HALF, Line, fit, random_data, server_row
@@ -325,7 +325,7 @@ def test_a_full_disk_is_no_mistake_in_the_command(
     def full(*args: object, **kwargs: object) -> None:
         raise DiskError("trainer.default_root_dir", "x cannot be written", "free space")
 
-    monkeypatch.setattr("lightfed.cli._run", full)
+    monkeypatch.setattr("lightfed.cli.command_line._run", full)
     with pytest.raises(SystemExit) as left:
         main(["fit"])
     assert left.value.code == 1

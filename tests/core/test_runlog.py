@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.comm.collectives import Ranks
-from lightfed.core.runlog import RunLogger
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import UserError
 from tests.small import CPU
 

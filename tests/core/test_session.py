@@ -18,14 +18,14 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
-from lightfed.core.cohort import Cohort
-from lightfed.core.export import state_dict
-from lightfed.core.federation import Federation
-from lightfed.core.optimizer import make_stepper
-from lightfed.core.session import LocalSession, Runtime, Work, batch_size
-from lightfed.core.store import LiveModule, ModelLayout, Row
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.models.mlp import MLP
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.optimizer import make_stepper
+from lightfed.local.session import LocalSession, Runtime, Work, batch_size
+from lightfed.models.networks.mlp import MLP
+from lightfed.runs.export import state_dict
+from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.utils.rng import derive_seed, torch_generator
 from tests.small import fit, random_data
 

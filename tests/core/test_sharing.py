@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.core.coverage import Accumulate
-from lightfed.core.sharing import Group, Sharing
-from lightfed.core.store import ModelLayout, Row
+from lightfed.aggregation.coverage import Accumulate
+from lightfed.aggregation.group_mean import Group, Sharing
+from lightfed.state.rows import ModelLayout, Row
 
 SHAPES = {"a": (3, 5), "b": (40,), "c": (32,), "d": (2, 2, 2), "e": (7,), "n": (), "m": (3,)}
 PARAMETERS, BUFFERS, INTEGERS = "abc", "de", "nm"

@@ -13,10 +13,10 @@ import lightning.pytorch as L
 import pytest
 from typing_extensions import override
 
-import lightfed.cli
+import lightfed.cli.command_line
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.core.cohort import Cohort
-from lightfed.core.federation import Federation
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
 from lightfed.utils import signals
 from tests.mistakes import edited
 from tests.small import SGD_HALF, Line, fit, random_data
@@ -82,22 +82,22 @@ def test_outside_the_main_thread_nobody_listens() -> None:
 @pytest.mark.parametrize(("command", "calls"), [("fit", 1), ("test", 0), ("report", 0)])
 def test_only_fit_listens(command: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(lightfed.cli, "listen", lambda: heard.append(command))
-    monkeypatch.setattr(lightfed.cli, "_run", lambda *args, **kwargs: None)
+    monkeypatch.setattr(lightfed.cli.command_line, "listen", lambda: heard.append(command))
+    monkeypatch.setattr(lightfed.cli.command_line, "_run", lambda *args, **kwargs: None)
     monkeypatch.setattr(sys, "argv", ["lightfed", command, "nowhere"])
     if command == "report":
         with pytest.raises(SystemExit):
-            lightfed.cli.main()
+            lightfed.cli.command_line.main()
     else:
-        lightfed.cli.main()
+        lightfed.cli.command_line.main()
     assert len(heard) == calls
-    lightfed.cli.main(["fit", "--config", "nowhere"])  # a process that is not ours
+    lightfed.cli.command_line.main(["fit", "--config", "nowhere"])  # a process that is not ours
     assert len(heard) == calls
 
 
 def test_the_command_imports_nothing_heavy_before_it_listens() -> None:
     heavy = "{'torch', 'lightning', 'numpy', 'jsonargparse'} & set(sys.modules)"
-    code = f"import sys, lightfed.cli; sys.exit(str({heavy}) if {heavy} else 0)"
+    code = f"import sys, lightfed.cli.command_line; sys.exit(str({heavy}) if {heavy} else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

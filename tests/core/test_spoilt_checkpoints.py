@@ -12,9 +12,10 @@ from lightning.pytorch import Callback
 from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
-from lightfed.comm.collectives import Ranks
-from lightfed.core import archive, checkpoint
-from lightfed.core.checkpoint import load, load_newest, previous_of, shard_folder
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs import checkpoint
+from lightfed.runs.checkpoint import load, load_newest, previous_of, shard_folder
+from lightfed.utils import atomic_io as archive
 from lightfed.utils.errors import UserError
 from tests.core.checkpoints import tags_of, together, value_in, value_of, write
 from tests.core.spy import data, federation, state_of

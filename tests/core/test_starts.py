@@ -17,12 +17,12 @@ from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
-from lightfed.comm.topology import Full, Ring, TimeVarying
-from lightfed.core.algorithm import Algorithm
-from lightfed.core.cohort import Cohort
-from lightfed.core.figures import client_figures
-from lightfed.core.fleet import Fleet
-from lightfed.models.mlp import MLP
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.engine.client_metrics import client_figures
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.mlp import MLP
+from lightfed.topology.topology import Full, Ring, TimeVarying
 from tests.core.noisy import Noisy
 from tests.core.spy import Counting, data, federation
 from tests.small import fit, fleet_of, random_data, run_round

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.core.store import LiveModule, ModelLayout, Row
+from lightfed.state.rows import LiveModule, ModelLayout, Row
 
 
 class Net(nn.Module):

@@ -20,11 +20,12 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightfed.comm.collectives import Ranks
-from lightfed.core import requeue, strategy
-from lightfed.core.lastcheckpoint import LastCheckpoint
-from lightfed.core.strategy import FederatedStrategy
-from lightfed.core.trainer import FederatedTrainer
+from lightfed.distributed import requeue
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine import strategy
+from lightfed.engine.strategy import FederatedStrategy
+from lightfed.engine.trainer import FederatedTrainer
+from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.utils.errors import UserError
 from tests.conformance.ranks import free_port
 

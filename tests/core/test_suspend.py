@@ -14,22 +14,22 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.my1 import My1
-from lightfed.comm.collectives import Ranks
-from lightfed.comm.topology import Ring
-from lightfed.core import checkpoint, journal
-from lightfed.core.aspg import ASPG
-from lightfed.core.cohort import Cohort
-from lightfed.core.delays import Exponential
-from lightfed.core.federation import Federation
-from lightfed.core.runlog import RunLogger
-from lightfed.core.training import Training
-from lightfed.models.mlp import MLP
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import Cohort
+from lightfed.local.session_runner import Training
+from lightfed.models.networks.mlp import MLP
+from lightfed.runs import checkpoint, journal
+from lightfed.runs.run_logger import RunLogger
+from lightfed.simulation.delays import Exponential
+from lightfed.topology.topology import Ring
 from lightfed.utils import signals
 from tests.core.spy import lr_schedule
 from tests.small import CPU, fit, random_data

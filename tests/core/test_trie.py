@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models.vgg import make_layers
 
-from lightfed.core.cohort import Cohort
-from lightfed.core.groups import groups_table, trie_table
-from lightfed.core.sharing import Group
-from lightfed.core.signature import Layer, layers_of
-from lightfed.core.trie import Node, Trie
-from lightfed.models.charcnn import CharCNN
-from lightfed.models.cifar_resnet import CIFARResNet
-from lightfed.models.vdcnn import VDCNN
-from lightfed.models.vgg import VGG
+from lightfed.aggregation.group_mean import Group
+from lightfed.algorithms._shared.prefix_trie import Node, Trie
+from lightfed.algorithms._shared.signature import Layer, layers_of
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.charcnn import CharCNN
+from lightfed.models.networks.cifar_resnet import CIFARResNet
+from lightfed.models.networks.vdcnn import VDCNN
+from lightfed.models.networks.vgg import VGG
+from lightfed.previews.layer_groups import groups_table, trie_table
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.comm import collectives
-from lightfed.comm.collectives import Ranks
+from lightfed.distributed import collectives
+from lightfed.distributed.collectives import Ranks
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lightfed.data import cache
-from lightfed.data.cache import cache_folder, cached
+from lightfed.data.datasets import cache
+from lightfed.data.datasets.cache import cache_folder, cached
 
 
 class Maker:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lightfed.data import cinic
-from lightfed.data.cinic import CINIC10
-from lightfed.data.dataset import Transform
+from lightfed.data.datasets import cinic
+from lightfed.data.datasets.cinic import CINIC10
+from lightfed.data.datasets.dataset import Transform
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 

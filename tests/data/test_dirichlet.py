@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.data.dirichlet import Dirichlet, DirichletClient, Quantity
-from lightfed.data.partitioner import Partitioner
+from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient, Quantity
+from lightfed.data.partition.partitioner import Partitioner
 from tests.data.rules import (
     BALANCED,
     assert_exact_cover,

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data import docstrings as module
-from lightfed.data.characters import encode
-from lightfed.data.docstrings import Docstrings, docstrings, source_folders
+from lightfed.data.datasets import docstrings as module
+from lightfed.data.datasets.characters import encode
+from lightfed.data.datasets.docstrings import Docstrings, docstrings, source_folders
 from lightfed.utils.errors import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.dataset import Samples, Transform
+from lightfed.data.datasets.dataset import Samples, Transform
 from lightfed.data.erase import draw_rectangles
 from lightfed.data.resident import ResidentSplit
 

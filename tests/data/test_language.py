@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.dataset import Dataset
-from lightfed.data.dirichlet import Dirichlet
-from lightfed.data.language import Prose, Text, WikiText2
-from lightfed.data.partition import PersonalTest
-from lightfed.data.partitioner import Partitioner
-from lightfed.data.schemes import Iid, Natural
-from lightfed.data.vision import Digits
-from lightfed.report.heatmap import partition_figure
-from lightfed.report.runfiles import load
-from lightfed.report.style import LIGHT, png_bytes
+from lightfed.data.datasets.dataset import Dataset
+from lightfed.data.datasets.language import Prose, Text, WikiText2
+from lightfed.data.datasets.vision import Digits
+from lightfed.data.partition.dirichlet import Dirichlet
+from lightfed.data.partition.draw import PersonalTest
+from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Iid, Natural
+from lightfed.drawing.heatmap import partition_figure
+from lightfed.drawing.style import LIGHT, png_bytes
+from lightfed.results.runfiles import load
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 from tests.report.make_run import write_run

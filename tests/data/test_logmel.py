@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from lightfed.data.dataset import Samples
-from lightfed.data.logmel import NORMALISE, SHAPE, log_mel
-from lightfed.data.recording import RATE
+from lightfed.data.datasets.dataset import Samples
+from lightfed.data.datasets.logmel import NORMALISE, SHAPE, log_mel
+from lightfed.data.datasets.recording import RATE
 from lightfed.data.resident import ResidentSplit
 
 

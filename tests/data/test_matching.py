@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.data.matching import (
+from lightfed.data.partition.matching import (
     class_counts,
     dealt_counts,
     draw_test,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightfed.data.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.dirichlet import Dirichlet, DirichletClient
-from lightfed.data.partition import Partition, PersonalTest, draw_partition
-from lightfed.data.partitioner import Partitioner
-from lightfed.data.schemes import Classes, Diversity, Iid, Natural, Shards
+from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient
+from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
+from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Classes, Diversity, Iid, Natural, Shards
 from lightfed.utils.errors import UserError
 
 MODES: list[PersonalTest] = ["match", "disjoint", "random", "split", "labels"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightfed.data.recording import RATE, count_samples, read_clip, write_recording
+from lightfed.data.datasets.recording import RATE, count_samples, read_clip, write_recording
 from lightfed.utils.errors import UserError
 
 

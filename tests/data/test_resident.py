@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.dataset import Samples, Transform
+from lightfed.data.datasets.dataset import Samples, Transform
 from lightfed.data.resident import LastBatch, ResidentSplit
 
 CPU = torch.device("cpu")

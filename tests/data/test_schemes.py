@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.data.dirichlet import Dirichlet, DirichletClient, Quantity
-from lightfed.data.partitioner import Partitioner, largest_remainder
-from lightfed.data.schemes import Classes, Diversity, Iid, Natural, Shards
+from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient, Quantity
+from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Classes, Diversity, Iid, Natural, Shards
+from lightfed.utils.counts import largest_remainder
 from lightfed.utils.errors import UserError
 from tests.data.rules import (
     BALANCED,

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightfed.data import logmel
-from lightfed.data.dataset import Samples
-from lightfed.data.recording import RATE, write_recording
-from lightfed.data.speech import SpeechCommands
-from lightfed.data.tones import SYNTHETIC, Tones
+from lightfed.data.datasets import logmel
+from lightfed.data.datasets.dataset import Samples
+from lightfed.data.datasets.recording import RATE, write_recording
+from lightfed.data.datasets.speech import SpeechCommands
+from lightfed.data.datasets.tones import SYNTHETIC, Tones
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.data.characters import ALPHABET, encode
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.schemes import Iid
-from lightfed.data.text import AGNews
-from lightfed.models.charcnn import LETTERS
+from lightfed.data.datasets.characters import ALPHABET, encode
+from lightfed.data.datasets.text import AGNews
+from lightfed.data.partition.schemes import Iid
+from lightfed.models.networks.charcnn import LETTERS
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 

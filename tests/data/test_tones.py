@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightfed.data.dataset import Samples
-from lightfed.data.logmel import NORMALISE, SHAPE
-from lightfed.data.recording import RATE
-from lightfed.data.schemes import Natural
-from lightfed.data.tones import Tones, _record, write_tones
+from lightfed.data.datasets.dataset import Samples
+from lightfed.data.datasets.logmel import NORMALISE, SHAPE
+from lightfed.data.datasets.recording import RATE
+from lightfed.data.datasets.tones import Tones, _record, write_tones
+from lightfed.data.partition.schemes import Natural
 from lightfed.utils.errors import UserError
 
 

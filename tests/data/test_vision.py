@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightfed.data.dataset import Dataset, Transform
-from lightfed.data.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
+from lightfed.data.datasets.dataset import Dataset, Transform
+from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from lightfed.data.docstrings import Docstrings
-from lightfed.data.tones import Tones, write_tones
+from lightfed.data.datasets.docstrings import Docstrings
+from lightfed.data.datasets.tones import Tones, write_tones
 
 Written = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -172,7 +172,7 @@ def ag_news(
 def documented(root: Path, *, each: int = 40) -> dict[str, list[Path]]:
     """ROOT/PACKAGE/a.py for each class of `Docstrings`, with so many documented functions.
 
-    Returned is what `lightfed.data.docstrings.source_folders` would find.
+    Returned is what `lightfed.data.datasets.docstrings.source_folders` would find.
     """
     folders = {name: [root / name] for name in Docstrings.classes}
     for name, (folder,) in folders.items():

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.core.cohort import Cohort
-from lightfed.core.store import LiveModule, ModelLayout
-from lightfed.models.charcnn import CharCNN
+from lightfed.local.client_group import Cohort
+from lightfed.models.networks.charcnn import CharCNN
+from lightfed.state.rows import LiveModule, ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

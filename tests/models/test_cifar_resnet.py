@@ -11,8 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from lightfed.core.store import ModelLayout
-from lightfed.models.cifar_resnet import CIFARResNet, PadShortcut, ResidualBlock, ResNet18GN
+from lightfed.models.networks.cifar_resnet import (
+    CIFARResNet,
+    PadShortcut,
+    ResidualBlock,
+    ResNet18GN,
+)
+from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

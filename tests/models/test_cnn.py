@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightfed.core.store import ModelLayout
-from lightfed.models.cnn import Conv, SimpleCNN, make_norm
-from lightfed.models.scaler import Scaler
+from lightfed.models.networks.cnn import Conv, SimpleCNN, make_norm
+from lightfed.models.networks.scaler import Scaler
+from lightfed.state.rows import ModelLayout
 from tests.small import GOLDEN
 
 RATES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.models.classmeans import ClassMeans
-from lightfed.models.mutual import FML, FedAPEN, FedKD
-from lightfed.models.prototypes import FDClient, FedProtoClient
-from lightfed.models.svd import compress, decompress, total_bytes
+from lightfed.models.composites.class_means import ClassMeans
+from lightfed.models.composites.low_rank import compress, decompress, total_bytes
+from lightfed.models.composites.mutual import FML, FedAPEN, FedKD
+from lightfed.models.composites.prototype import FDClient, FedProtoClient
 from tests.models.client_cases import descend, network
 from tests.small import GOLDEN
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightfed.core.store import ModelLayout
-from lightfed.models.lenet import LeNet, MoECNN, Variant
+from lightfed.models.networks.lenet import LeNet, MoECNN, Variant
+from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.models.lenet import MoECNN
-from lightfed.models.moe import FixedGate, Gate, MixtureClient, least_batch
-from lightfed.models.split import SplitNetwork, parameter_groups, split
-from lightfed.models.switchnorm import SwitchNorm1d
+from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient, least_batch
+from lightfed.models.composites.split import SplitNetwork, parameter_groups, split
+from lightfed.models.composites.switch_norm import SwitchNorm1d
+from lightfed.models.networks.lenet import MoECNN
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import (
     Alone,

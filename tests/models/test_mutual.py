@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.models.mutual import FML, FedAPEN, FedKD, Form, kl_divergence
-from lightfed.models.split import SplitNetwork, parameter_groups
+from lightfed.models.composites.mutual import FML, FedAPEN, FedKD, Form, kl_divergence
+from lightfed.models.composites.split import SplitNetwork, parameter_groups
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import (
     Alone,

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightfed.models.classmeans import ClassMeans
-from lightfed.models.prototypes import FDClient, FedProtoClient, Inference, Target
+from lightfed.models.composites.class_means import ClassMeans
+from lightfed.models.composites.prototype import FDClient, FedProtoClient, Inference, Target
 from tests.models.client_cases import Alone, descend, gradients, labels, network, random, values
 
 X, Y = random(8, 7, seed=3), labels(8, 4)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightfed.core.store import ModelLayout
-from lightfed.models.cnn import Conv
-from lightfed.models.resnet import Block, PreActBlock, PreActResNet
-from lightfed.models.scaler import Scaler
+from lightfed.models.networks.cnn import Conv
+from lightfed.models.networks.resnet import Block, PreActBlock, PreActResNet
+from lightfed.models.networks.scaler import Scaler
+from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

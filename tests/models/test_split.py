@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models import MLP, VGG, VGG11GN, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
-from lightfed.models.charcnn import CharCNN
-from lightfed.models.resnet import PreActResNet
-from lightfed.models.split import evaluating, feature_dim, parameter_groups, split
+from lightfed.models.composites.split import evaluating, feature_dim, parameter_groups, split
+from lightfed.models.networks.charcnn import CharCNN
+from lightfed.models.networks.resnet import PreActResNet
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import random, values
 

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lightfed.models.svd import compress, decompress, energy_of_round, kept_rank, total_bytes
+from lightfed.models.composites.low_rank import (
+    compress,
+    decompress,
+    energy_of_round,
+    kept_rank,
+    total_bytes,
+)
 from tests.models.client_cases import random
 from tests.small import GOLDEN
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lightfed.core.store import ModelLayout
-from lightfed.models.scaler import Scaler
-from lightfed.models.transformer import Attention, Transformer
+from lightfed.models.networks.scaler import Scaler
+from lightfed.models.networks.transformer import Attention, Transformer
+from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.core.store import ModelLayout
-from lightfed.data.characters import ALPHABET, encode
-from lightfed.models.vdcnn import VDCNN, ConvBlock
+from lightfed.data.datasets.characters import ALPHABET, encode
+from lightfed.models.networks.vdcnn import VDCNN, ConvBlock
+from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

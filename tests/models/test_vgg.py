@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 
-from lightfed.core.store import ModelLayout
-from lightfed.models.vgg import VGG, VGG11GN, Depth
+from lightfed.models.networks.vgg import VGG, VGG11GN, Depth
+from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

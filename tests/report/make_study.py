@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.report.runfiles import RunFiles, load
+from lightfed.results.runfiles import RunFiles, load
 from tests.report.make_run import write_run
 
 DEPTHS = (11, 13, 16, 19)

@@ -10,9 +10,13 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lightfed.drawing.style import LIGHT, PALETTE
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.report.clouds import (
+from lightfed.report.compare import comparison_table
+from lightfed.results.groups import Group, grouped, singles
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.studies.fedbcd.clouds import (
     Clouds,
     clouds,
     common_target,
@@ -21,10 +25,6 @@ from lightfed.report.clouds import (
     times_figure,
     traffic_figure,
 )
-from lightfed.report.compare import comparison_table
-from lightfed.report.groups import Group, grouped, singles
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.style import LIGHT, PALETTE
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.read_page import ReadPage

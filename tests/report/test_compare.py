@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from lightfed.drawing.style import LIGHT
+from lightfed.drawing.versus import comparison_figure
 from lightfed.report import compare
 from lightfed.report.compare import common_metric, comparison_table, lines_of, unfinished
-from lightfed.report.groups import Group, grouped, singles
-from lightfed.report.runfiles import load
-from lightfed.report.style import LIGHT
-from lightfed.report.versus import comparison_figure
+from lightfed.results.groups import Group, grouped, singles
+from lightfed.results.runfiles import load
 from lightfed.utils.errors import UserError
 from tests.report.make_run import CLIENTS, CONFIG, ENVIRONMENT, EVALUATIONS, METRICS, write_run
 from tests.report.read_page import ReadPage

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from lightfed.drawing.style import DARK, LIGHT, PALETTE, png_bytes
 from lightfed.report import build
-from lightfed.report.gates import MOST_ROWS, gate_rows, gates_figure
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.style import DARK, LIGHT, PALETTE, png_bytes
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.studies.pfedmoe.gates import MOST_ROWS, gate_rows, gates_figure
 from lightfed.utils.errors import UserError
 from tests.report.make_run import COUNTS, EVALUATIONS, write_gates, write_run
 from tests.report.read_page import ReadPage

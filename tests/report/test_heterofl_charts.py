@@ -14,15 +14,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from lightfed.drawing.style import DARK, LIGHT, PALETTE, png_bytes
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.report.dynamics import dynamic_figure
-from lightfed.report.levels import Family, Level, families
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.settings import settings
-from lightfed.report.sizes import combinations_figure, shares_figure
-from lightfed.report.style import DARK, LIGHT, PALETTE, png_bytes
-from lightfed.report.variants import usual
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.settings import settings
+from lightfed.results.variants import usual
+from lightfed.studies.heterofl.dynamics import dynamic_figure
+from lightfed.studies.heterofl.levels import Family, Level, families
+from lightfed.studies.heterofl.sizes import combinations_figure, shares_figure
 from tests.report.make_run import write_run
 from tests.report.read_page import ReadPage
 

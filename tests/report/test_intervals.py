@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightfed.report.groups import Group
-from lightfed.report.intervals import (
+from lightfed.results.groups import Group
+from lightfed.results.intervals import (
     Paired,
     each_seed_once,
     goal_text,
@@ -21,7 +21,7 @@ from lightfed.report.intervals import (
     resolution_text,
     seeds_text,
 )
-from lightfed.report.runfiles import RunFiles, load
+from lightfed.results.runfiles import RunFiles, load
 from tests.report.make_run import ENVIRONMENT, write_run
 
 COLUMN = "personal/accuracy"

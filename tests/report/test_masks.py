@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lightfed_kernels import pack_mask, popcount
 from safetensors.numpy import load_file, save_file
 
-from lightfed.report import masks
-from lightfed.report.masks import MaskPairs, mask_pairs
-from lightfed.report.runfiles import load
+from lightfed.results.runfiles import load
+from lightfed.studies.dispfl import masks
+from lightfed.studies.dispfl.masks import MaskPairs, mask_pairs
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_masks, write_run
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from lightfed.drawing.style import LIGHT
 from lightfed.report.charts import charts
 from lightfed.report.compare import compare
-from lightfed.report.method_plots import (
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.studies.pfedmoe.method_plots import (
     BETTER,
     WORSE,
     costs_figure,
@@ -19,10 +21,8 @@ from lightfed.report.method_plots import (
     robustness,
     robustness_figure,
 )
-from lightfed.report.method_table import method_table, verdict
-from lightfed.report.methods import METHODS, Cost, Method, Protocol, protocols
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.style import LIGHT
+from lightfed.studies.pfedmoe.method_table import method_table, verdict
+from lightfed.studies.pfedmoe.methods import METHODS, Cost, Method, Protocol, protocols
 from tests.report.make_run import write_run
 
 COURSES = {

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.report.outcome import outcome_of, primary_metric, traffic, worst_tenth
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.tables import cohort_table, key_figures
-from lightfed.report.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
+from lightfed.results.outcome import outcome_of, primary_metric, traffic, worst_tenth
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.tables import cohort_table, key_figures
+from lightfed.results.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, METRICS, write_run
 
 NAN = math.nan

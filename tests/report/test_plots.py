@@ -13,12 +13,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from lightfed.report.clients import POINTS_SHOWN, clients_figure
-from lightfed.report.curves import curves_figure
-from lightfed.report.heatmap import evenly_spaced, partition_figure
-from lightfed.report.plots import PICTURES, render
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.style import DARK, LIGHT, PALETTE, Theme, png_bytes
+from lightfed.drawing.clients import POINTS_SHOWN, clients_figure
+from lightfed.drawing.curves import curves_figure
+from lightfed.drawing.heatmap import evenly_spaced, partition_figure
+from lightfed.drawing.image import render
+from lightfed.drawing.style import DARK, LIGHT, PALETTE, Theme, png_bytes
+from lightfed.report.plots import PICTURES
+from lightfed.results.runfiles import RunFiles, load
 from tests.report.make_run import (
     CLIENTS,
     ENVIRONMENT,

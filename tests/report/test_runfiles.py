@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightfed.report.outcome import base_names, outcome_of
-from lightfed.report.runfiles import load, natural_order
+from lightfed.results.outcome import base_names, outcome_of
+from lightfed.results.runfiles import load, natural_order
 from lightfed.utils.errors import UserError
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, METRICS, append, write_run
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lightfed.report.settings import options
+from lightfed.results.settings import options
 
 NONE = re.compile(r"(?!)")
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from lightfed.drawing.style import LIGHT, png_bytes
 from lightfed.report import build
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.similarity import (
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.studies.dispfl.similarity import (
     Similarity,
     similarity_figure,
     similarity_figures,
     similarity_of,
 )
-from lightfed.report.style import LIGHT, png_bytes
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_masks, write_run
 from tests.report.read_page import ReadPage

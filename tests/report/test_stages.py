@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from lightfed.drawing.style import LIGHT, PALETTE
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.report.runfiles import RunFiles, load
-from lightfed.report.stages import Stages, stages, stages_figure
-from lightfed.report.style import LIGHT, PALETTE
+from lightfed.results.runfiles import RunFiles, load
+from lightfed.studies.flexifed.stages import Stages, stages, stages_figure
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.read_page import ReadPage
 

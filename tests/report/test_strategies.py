@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.report.runfiles import RunFiles
-from lightfed.report.strategies import Pace, Setting, Study, studies
+from lightfed.results.runfiles import RunFiles
+from lightfed.studies.flexifed.strategies import Pace, Setting, Study, studies
 from tests.report.make_study import strategy_run
 
 FLAT = (0.5, 0.5)

@@ -8,12 +8,12 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lightfed.drawing.style import DARK, LIGHT, png_bytes
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.report.runfiles import RunFiles
-from lightfed.report.strategies import Setting, Study, studies
-from lightfed.report.strategy_plots import COLOURS, courses_figure, factors_figure
-from lightfed.report.style import DARK, LIGHT, png_bytes
+from lightfed.results.runfiles import RunFiles
+from lightfed.studies.flexifed.strategies import Setting, Study, studies
+from lightfed.studies.flexifed.strategy_plots import COLOURS, courses_figure, factors_figure
 from tests.report.make_study import strategy_run
 from tests.report.read_page import ReadPage
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from lightfed.drawing.markup import Cell, document, table_of_groups
 from lightfed.report import compare
-from lightfed.report.markup import Cell, document, table_of_groups
-from lightfed.report.runfiles import RunFiles
-from lightfed.report.strategies import studies
-from lightfed.report.strategy_table import StrategyTable, print_strategies
+from lightfed.results.runfiles import RunFiles
+from lightfed.studies.flexifed.strategies import studies
+from lightfed.studies.flexifed.strategy_table import StrategyTable, print_strategies
 from lightfed.utils.errors import UserError
 from tests.report.make_study import strategy_run
 from tests.report.read_page import ReadPage

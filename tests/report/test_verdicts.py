@@ -10,9 +10,9 @@ import pytest
 
 from lightfed.report import compare
 from lightfed.report.compare import comparison_table
-from lightfed.report.groups import grouped
-from lightfed.report.runfiles import RunFiles, load
 from lightfed.report.verdicts import Contest, contests, verdicts_csv
+from lightfed.results.groups import grouped
+from lightfed.results.runfiles import RunFiles, load
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.read_page import ReadPage
 

@@ -1,0 +1,115 @@
+"""How the cohorts nest into the server's models: coverages, made when they are first asked for."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lightfed.aggregation.coverage import Coverage
+from lightfed.state.parts import shared_floats
+from lightfed.state.rows import ModelLayout
+from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What travels of a server model.
+
+    Attributes:
+        buffers: the float and integer buffers, too.
+        tensors: names of the only tensors that do; None for all.
+    """
+
+    buffers: bool = True
+    tensors: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, *, buffers: bool, tensors: Collection[str] | None) -> "Parts":
+        return cls(buffers, None if tensors is None else frozenset(tensors))
+
+    @property
+    def integers(self) -> bool:
+        """Integer buffers go with the whole model only."""
+        return self.buffers and self.tensors is None
+
+
+class Nesting:
+    """What every cohort's rows cover of a server model, or of a part of it.
+
+    Args:
+        layouts: of the cohorts' rows.
+        names: of the cohorts.
+        label_rows: tensors of which a client covers the rows of its labels alone; None for none.
+        method: the algorithm's name, for refusals.
+        device: of the tables.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[ModelLayout],
+        names: Sequence[str],
+        *,
+        label_rows: Sequence[str] | None,
+        method: str,
+        device: torch.device,
+    ) -> None:
+        self._layouts = layouts
+        self._names = names
+        self._label_rows = label_rows
+        self._method = method
+        self._device = device
+        # By the server model's layout, which a coverage holds on to, and what travels of it.
+        self._made: dict[tuple[int, Parts], Coverage] = {}
+
+    def coverage(self, model: ServerModel, parts: Parts) -> Coverage:
+        """What the cohorts cover of a server model; those that do not fit are left out.
+
+        Raises:
+            UserError: none fits, or one in a way that no table describes; names the layer.
+        """
+        layout = model.layout.floats
+        made = self._made.get((id(layout), parts))
+        if made is not None:
+            return made
+        buffers = {entry.name for entry in layout.entries[model.layout.parameters :]}
+        names = {entry.name for entry in layout} if parts.tensors is None else parts.tensors
+        rows = () if self._label_rows is None else (*self._label_rows, *model.layout.label_rows)
+        try:
+            made = Coverage.build(
+                layout,
+                [shared_floats(model, i, own) for i, own in enumerate(self._layouts)],
+                tensors=names if parts.buffers else names - buffers,
+                groups=dict(model.layout.groups),
+                label_rows=rows,
+                device=self._device,
+            )
+        except ValueError as error:
+            raise self._refusal("the cohorts do not fit", str(error)) from error
+        self._made[id(layout), parts] = made
+        return made
+
+    def fitting(self, model: ServerModel, cohort: int, parts: Parts) -> Coverage:
+        """The coverage of a server model that a cohort's rows are slices of.
+
+        Raises:
+            UserError: they are not; names the cohort and the layer.
+        """
+        coverage = self.coverage(model, parts)
+        if cohort in coverage.unfit:
+            name = self._names[cohort]
+            raise self._refusal(f"cohort {name} does not fit", coverage.unfit[cohort])
+        return coverage
+
+    def _refusal(self, who: str, why: str) -> UserError:
+        return UserError(
+            "model.cohorts",
+            f"{who} into the server model: {why}",
+            f"use models that {self._method} can nest",
+        )
+
+    def bytes(self, model: ServerModel, cohort: int, parts: Parts) -> float:
+        """Client bytes of what a cohort covers: 4 a float, 8 an integer."""
+        integers = model.layout.integers.numel if parts.integers else 0
+        floats = self.fitting(model, cohort, parts).elements[cohort]
+        return 4 * floats + 8 * integers

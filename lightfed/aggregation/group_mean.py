@@ -1,0 +1,248 @@
+"""Means of groups of tensors over the clients that have them in common, on flat rows (FlexiFed).
+
+    x_k[group] <- sum_u a_u x_u[group] / sum_u a_u        k, u in U, the clients of the group
+
+A group lies in different columns of the rows of different cohorts, and rows have parameters first
+and buffers behind, so that it is cut into runs: stretches of columns that are contiguous in every
+cohort. All runs of all groups are one launch, and on several ranks one packed all-reduce.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from lightfed_kernels import (
+    FIXED_SCALE,
+    Groups,
+    Layout,
+    grouped_mean_,
+    grouped_spread_,
+    grouped_sum,
+)
+from torch import Tensor
+
+from lightfed.aggregation.coverage import Accumulate
+from lightfed.state.rows import ModelLayout, Row
+
+OverRanks = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that the clients of some cohorts have in common.
+
+    Attributes:
+        tensors: cohort -> their names there; the i-th of every cohort are the same one.
+    """
+
+    tensors: Mapping[int, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Contiguous columns of a group.
+
+    Attributes:
+        members: all clients of the group, ascending.
+        starts: cohort -> the first column in its rows.
+        length: how many columns, padding between tensors with them.
+    """
+
+    members: tuple[int, ...]
+    starts: Mapping[int, int]
+    length: int
+
+
+class Sharing:
+    """The groups of a round, laid out on the rows of its participants.
+
+    A group of which only one client takes part is nobody else's: nothing is done, or sent.
+
+    Args:
+        groups: no tensor of a cohort is in two of them.
+        layouts: of the cohorts.
+        cohorts: participant, on whatever rank -> its cohort.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        layouts: Sequence[ModelLayout],
+        cohorts: Mapping[int, int],
+    ) -> None:
+        self._cohorts = dict(cohorts)
+        self._bytes = dict.fromkeys(cohorts, 0)
+        self._floats: list[Run] = []
+        self._integers: list[Run] = []
+        floats, integers = [x.floats for x in layouts], [x.integers for x in layouts]
+        for group in groups:
+            members = tuple(sorted(k for k, cohort in cohorts.items() if cohort in group.tensors))
+            if len(members) < 2:
+                continue
+            own = sorted({cohorts[k] for k in members})
+            tensors = {cohort: group.tensors[cohort] for cohort in own}
+            self._floats += _runs(members, tensors, floats)
+            self._integers += _runs(members, tensors, integers)
+            sample = layouts[cohorts[members[0]]]
+            names = set(tensors[cohorts[members[0]]])
+            size = 4 * sample.floats.only(names).numel + 8 * sample.integers.only(names).numel
+            for k in members:
+                self._bytes[k] += size
+
+    def bytes(self, client: int) -> int:
+        """Of the tensors that a participant shares: 4 a float, 8 an integer."""
+        return self._bytes[client]
+
+    def mean_(
+        self,
+        rows: Mapping[int, Row],
+        *,
+        weights: Mapping[int, float],
+        accumulate: Accumulate = "float64",
+        device: torch.device | str = "cpu",
+        sum_over_ranks: OverRanks | None = None,
+        max_over_ranks: OverRanks | None = None,
+    ) -> None:
+        """Replace the groups' tensors by their means; integers (counts of batches) by the largest.
+
+        The sums do not depend on their order (see `lightfed.aggregation.coverage`): one rank gets
+        the same bits as several.
+
+        Args:
+            rows: of this rank's participants, all on the device or all in host memory.
+            weights: a_u of the participants whose values count, on all ranks; the others only
+                receive. A group without any stays as it is.
+            accumulate: how sums are held.
+            device: of the collectives.
+            sum_over_ranks: adds a tensor up in place over the ranks; None where there is one.
+            max_over_ranks: the largest value over the ranks, in place; None where there is one.
+        """
+        if self._floats:
+            self._mean_floats(rows, weights, accumulate, torch.device(device), sum_over_ranks)
+        if self._integers:
+            self._largest_integers(rows, weights, torch.device(device), max_over_ranks)
+
+    def _mean_floats(
+        self,
+        rows: Mapping[int, Row],
+        weights: Mapping[int, float],
+        accumulate: Accumulate,
+        device: torch.device,
+        sum_over_ranks: OverRanks | None,
+    ) -> None:
+        parts = [
+            self._parts(run, {k: row.floats for k, row in rows.items()}) for run in self._floats
+        ]
+        totals = [sum(weights.get(k, 0.0) for k in run.members) for run in self._floats]
+        pieces = [piece for part in parts for piece in part.values()]
+        place = pieces[0].device if pieces else device
+        if accumulate == "fixed":
+            sums = self._fixed_sums(parts, totals, weights, place)
+            _over_ranks(sums, sum_over_ranks, device)
+            self._spread_fixed(parts, totals, sums)
+            return
+        jobs, first = [], 0
+        for run, part in zip(self._floats, parts, strict=True):
+            jobs.append((range(first, first + len(part)), 0, run.length))
+            first += len(part)
+        groups = Groups.build(jobs, [len(piece) for piece in pieces], device=place)
+        shares = [weights.get(k, 0.0) for part in parts for k in part]
+        if sum_over_ranks is None:
+            grouped_mean_(pieces, groups, shares)
+            return
+        sums = grouped_sum(pieces, groups, shares)
+        grouped_spread_(pieces, _over_ranks(sums, sum_over_ranks, device), groups, totals)
+
+    def _fixed_sums(
+        self,
+        parts: Sequence[Mapping[int, Tensor]],
+        totals: Sequence[float],
+        weights: Mapping[int, float],
+        place: torch.device,
+    ) -> Tensor:
+        """(columns of all runs,) int64: the means in units of 1 / FIXED_SCALE, this rank's part."""
+        columns = sum(run.length for run in self._floats)
+        sums = torch.zeros(columns, dtype=torch.int64, device=place)
+        for part, total, out in zip(parts, totals, self._cut(sums, self._floats), strict=True):
+            for k, piece in part.items():
+                if k in weights:
+                    share = weights[k] * FIXED_SCALE / total
+                    out += (piece.double() * share).round_().long()
+        return sums
+
+    def _spread_fixed(
+        self, parts: Sequence[Mapping[int, Tensor]], totals: Sequence[float], sums: Tensor
+    ) -> None:
+        for part, total, mean in zip(parts, totals, self._cut(sums, self._floats), strict=True):
+            for piece in part.values() if total else ():
+                piece.copy_(mean.double() / FIXED_SCALE)
+
+    def _largest_integers(
+        self,
+        rows: Mapping[int, Row],
+        givers: Collection[int],
+        device: torch.device,
+        max_over_ranks: OverRanks | None,
+    ) -> None:
+        columns = sum(run.length for run in self._integers)
+        least = torch.iinfo(torch.int64).min
+        packed = torch.full((columns,), least, dtype=torch.int64, device=device)
+        integers = {k: row.integers for k, row in rows.items()}
+        parts = [self._parts(run, integers) for run in self._integers]
+        for part, out in zip(parts, self._cut(packed, self._integers), strict=True):
+            for k, piece in part.items():
+                if k in givers:
+                    torch.maximum(out, piece.to(device), out=out)
+        if max_over_ranks is not None:
+            max_over_ranks(packed)
+        for run, part, out in zip(
+            self._integers, parts, self._cut(packed, self._integers), strict=True
+        ):
+            for piece in part.values() if any(k in givers for k in run.members) else ():
+                piece.copy_(out)
+
+    def _parts(self, run: Run, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The columns of a run in the rows of its members on this rank, views."""
+        starts = {k: run.starts[self._cohorts[k]] for k in run.members if k in rows}
+        return {k: rows[k][start : start + run.length] for k, start in starts.items()}
+
+    @staticmethod
+    def _cut(packed: Tensor, runs: Sequence[Run]) -> tuple[Tensor, ...]:
+        """The runs of a packed vector, views."""
+        return packed.split([run.length for run in runs])
+
+
+def _over_ranks(sums: Tensor, sum_over_ranks: OverRanks | None, device: torch.device) -> Tensor:
+    """Added up in place; by way of the device, where rows, and so sums, lie on the host."""
+    if sum_over_ranks is None:
+        return sums
+    return sums.copy_(sum_over_ranks(sums.to(device)))
+
+
+def _runs(
+    members: tuple[int, ...], tensors: Mapping[int, Sequence[str]], layouts: Sequence[Layout]
+) -> Iterator[Run]:
+    """Those of the tensors that the layouts hold, joined where they are adjacent in all cohorts."""
+    columns = [list(_columns(layouts[cohort], names)) for cohort, names in tensors.items()]
+    starts: list[int] = []
+    length = 0
+    for entries in sorted(zip(*columns, strict=True)):
+        shapes = {shape for _, _, shape in entries}
+        assert len(shapes) == 1, f"a group of unlike tensors: {shapes}"
+        if starts and [start for start, _, _ in entries] == [at + length for at in starts]:
+            length += entries[0][1]
+            continue
+        if starts:
+            yield Run(members, dict(zip(tensors, starts, strict=True)), length)
+        starts, length = [start for start, _, _ in entries], entries[0][1]
+    if starts:
+        yield Run(members, dict(zip(tensors, starts, strict=True)), length)
+
+
+def _columns(layout: Layout, names: Sequence[str]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Start, length with padding, and shape of those of the tensors that the layout holds."""
+    place = {entry.name: position for position, entry in enumerate(layout)}
+    for name in names:
+        if name in place:
+            entry, stop = layout.entries[place[name]], layout.span(place[name] + 1)
+            yield entry.offset, stop - entry.offset, entry.shape

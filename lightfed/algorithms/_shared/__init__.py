@@ -1,0 +1,4 @@
+"""What several papers have in common.
+
+Imports `runs` and the rooms above it.
+"""

@@ -1,0 +1,181 @@
+"""Accelerated stochastic projected gradient: the local optimiser of FedBCD.
+
+Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent Scheme for Learning
+Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
+
+    x_ex = x^k + zeta (x^k - x^{k-1})                                            (4a)
+    x^{k+1} = clamp(x_ex - eta (g(x_ex) + gamma (x_ex - z)), box)                (4b)
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+from lightfed_kernels import ALIGNMENT, aspg_step_
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper, beside
+from lightfed.utils.errors import UserError
+
+_KEY = "model.optimizer.init_args"
+
+
+class ASPG(Optimizer):
+    """The optimiser as a configuration names it, and on any parameters.
+
+    Between steps the parameters hold the extrapolated point, where the next gradient is wanted;
+    `iterates` are the model. A session of lightfed takes the same steps on a flat row
+    (`AspgStepper`), with the pull to a server's model and momentum that a client carries on.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 0.005,
+        momentum: float = 0.9,
+        box: tuple[float, float] | None = (-2.0, 2.0),
+    ) -> None:
+        """The step.
+
+        Args:
+            params: Of the model.
+            lr: eta, the step size.
+            momentum: zeta, the extrapolation; 0 is projected stochastic gradient.
+            box: Bounds of every weight, 0 among them; null for none.
+        """
+        if not (isfinite(lr) and lr > 0):
+            raise UserError(f"{_KEY}.lr", str(lr), "give a number above 0")
+        if not (isfinite(momentum) and momentum >= 0):
+            raise UserError(f"{_KEY}.momentum", str(momentum), "give a number of 0 or more")
+        if box is not None:
+            low, high = box
+            if not low < high:
+                raise UserError(f"{_KEY}.box", f"[{low}, {high}]", "give low < high")
+            if not low <= 0 <= high:
+                found, fix = f"[{low}, {high}], which excludes 0", "give bounds around 0"
+                raise UserError(f"{_KEY}.box", found, fix)
+        bounds = None if box is None else (float(box[0]), float(box[1]))
+        super().__init__(params, {"lr": lr, "momentum": momentum, "box": bounds})
+
+    def iterates(self) -> list[Tensor]:
+        """X, the model: the parameters before their extrapolation."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        return [self.state[p].get("x", p.detach()) for p in params]
+
+    def stepper(self, clipping: Clipping | None) -> "AspgStepper":
+        """What takes these steps in a session."""
+        group = self.param_groups[0]
+        return AspgStepper(group["params"], group, clipping)
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step from the parameters and their gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                old = self.state[p].get("x", p.detach().clone())
+                new = p - group["lr"] * p.grad
+                if group["box"] is not None:
+                    new.clamp_(*group["box"])
+                self.state[p]["x"] = new
+                p.copy_(new + group["momentum"] * (new - old))
+        return loss
+
+
+class AspgStepper(SGDStepper):
+    """ASPG on the row that a live module is bound to.
+
+    Within a session the row holds the extrapolated point, and the iterate a row of its own. What
+    the point is ahead of the iterate in the end, zeta (x^K - x^{K-1}), is where the device's next
+    session begins. Clipping acts on the gradient of the local objective, its pull included.
+    """
+
+    def __init__(self, params: Params, group: dict[str, Any], clipping: Clipping | None) -> None:
+        plain = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+        super().__init__(params, group | plain, clipping)
+        self._zeta: float = group["momentum"]
+        self.box = group["box"]
+        self._point = self._iterate = self._gradient = self._moved = torch.empty(0)
+        self._parts: Params = []  # of the gradient, as the parameters lie in a row
+        self._runs: list[slice] = []  # of a row, that are trained
+        self._steps = 0
+
+    @override
+    def reset(
+        self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
+    ) -> None:
+        super().reset(lr, values, row, None)
+        self._point = row
+        if len(self._gradient) != len(row):
+            self._gradient = torch.zeros_like(row)
+            self._iterate, self._moved = torch.empty_like(row), torch.empty_like(row)
+            self._parts = beside(values, row, self._gradient)
+            starts = [int(part.storage_offset()) for part in self._parts]
+            ends = [start + v.numel() for start, v in zip(starts, values, strict=True)]
+            self._runs = _runs([*zip(starts, ends, strict=True)])
+        self._iterate.copy_(row)
+        self._proximal, self._steps = proximal, 0
+        if proximal is not None and proximal.momentum is not None:
+            row += proximal.momentum
+
+    @override
+    def _update(
+        self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
+    ) -> None:
+        if hook is not None:
+            hook(values, grads)
+        if len(used) < len(self._parts):
+            self._gradient.zero_()
+        torch._foreach_copy_([self._parts[i] for i in used], grads)
+        self._moved.copy_(self._point)
+        gamma, anchor = 0.0, self._moved  # a pull of no weight
+        if self._proximal is not None:
+            gamma, anchor = self._proximal.gamma, self._proximal.anchor
+        if self._clipping is not None:
+            for run in self._runs:
+                self._gradient[run].add_(self._point[run] - anchor[run], alpha=gamma)
+            self._clipping(self._parts, range(len(self._parts)))
+            gamma = 0.0
+        for run in self._runs:
+            aspg_step_(
+                self._point[run], self._iterate[run], self._gradient[run], anchor[run],
+                lr=self._lr, gamma=gamma, extrapolation=self._zeta, box=self.box,
+            )  # fmt: skip
+        self._steps += 1
+
+    @override
+    def finish(self) -> None:
+        """The row becomes the iterate; its gradient mapping is kept, and its momentum if carried.
+
+        The mapping of the last step, (x_ex - x^K) / eta, is 0 where x is stationary.
+        """
+        if self._proximal is not None:
+            if self._proximal.carries:
+                self._proximal.momentum = self._point - self._iterate
+            if self._steps:
+                self._proximal.gap = (self._moved - self._iterate).norm() / self._lr
+        self._point.copy_(self._iterate)
+
+
+def _runs(spans: Sequence[tuple[int, int]]) -> list[slice]:
+    """Of a row, what is trained, from the spans of the parameters: whole lines, joined.
+
+    Frozen parameters lie between them: nobody pulls or projects those.
+    """
+    lines = [(start, -(-end // ALIGNMENT) * ALIGNMENT) for start, end in spans]
+    runs = [lines[0]]
+    for start, end in lines[1:]:
+        if start == runs[-1][1]:
+            runs[-1] = runs[-1][0], end
+        else:
+            runs.append((start, end))
+    return [slice(*run) for run in runs]

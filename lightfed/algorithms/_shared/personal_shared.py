@@ -1,0 +1,78 @@
+"""Clients that train a network of their own beside one that all have: only the latter travels.
+
+What pFedMoE, FML, FedKD and FedAPEN have in common. The client's module becomes a composite with
+the parts `private`, or others, and `shared`; a server model of the tensors below `shared` is sent
+to the participants and becomes the mean of what they made of it.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import lightning.pytorch as L
+from torch import nn
+from typing_extensions import override
+
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.client_group import DataSpec, build_network
+from lightfed.local.client_module import ClientModule
+from lightfed.local.hooks import Moment
+from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import UserError
+
+PREFIX = "net.shared."
+_KEY = "model.algorithm.init_args"
+
+NetworkFactory = Callable[[], nn.Module]
+
+
+class Beside(Algorithm):
+    """A private network beside a shared one; `composite` says how they train together."""
+
+    stateful = True
+    moments: tuple[Moment, ...] = ("trained",)
+    holds = "its own parts with the shared network"
+    model: ServerModel  # the shared network
+
+    def __init__(self, shared: NetworkFactory, weights: Weights = "samples") -> None:
+        """What travels.
+
+        Args:
+            shared: Network that all clients have besides their own.
+            weights: Of the participants in the mean: by samples, or uniform.
+        """
+        super().__init__()
+        self.shared = shared
+        self.weights: Weights = weights
+
+    @abstractmethod
+    def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
+        """The client's network: attributes `shared`, and `losses(x, y)` by the parts' names.
+
+        Also `clipped_apart`, the parts that are networks of their own for clipping.
+        """
+
+    @override
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
+        if not isinstance(module, ClientModule):
+            found = f"{type(module).__name__}, a LightningModule of its own"
+            fix = f"{type(self).__name__} trains networks; name one"
+            raise UserError("model.cohorts", found, fix)
+        shared = build_network(self.shared, data, key=f"{_KEY}.shared")
+        module.net = self.composite(module.net, shared, data)
+
+    @override
+    def aggregated(self, fed: Fleet, client: int) -> L.LightningModule | None:
+        """The client's own parts with the server's shared network."""
+        return fed.bind_with(self.model, client)
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        self.model = fed.new_part(PREFIX)  # theta_0
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients = fed.participants(t)  # S_t
+        fed.send(self.model, clients)  # theta_k <- theta
+        fed.train(clients, t)  # all parts of a client at once
+        fed.merge(clients, into=self.model, weights=self.weights)  # theta <- sum_k n_k / n theta_k

@@ -1,0 +1,133 @@
+"""Clients that exchange a vector for each class in place of weights: what FD and FedProto share."""
+
+from abc import abstractmethod
+from typing import Literal
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import DataSpec
+from lightfed.local.client_module import ClientModule
+from lightfed.models.composites.class_means import ClassMeans, mean_of_clients
+from lightfed.models.composites.prototype import ClassClient
+from lightfed.state.rows import Row
+from lightfed.utils.errors import UserError
+
+Absent = Literal["keep", "forget"]
+
+
+class ByClass(Algorithm):
+    """The server's vector of a class is the plain mean over the participants that hold it."""
+
+    stateful = True
+    values: Tensor  # (C, D)
+    seen: Tensor  # (C,)
+
+    def __init__(self, weight: float, absent: Absent) -> None:
+        """The part of what others know in a client's loss, and how long the server knows it.
+
+        Args:
+            weight: lambda, 0 or more.
+            absent: keep or forget the vector of a class that no participant of a round holds.
+
+        Raises:
+            UserError: it is not.
+        """
+        super().__init__()
+        if not 0 <= weight < float("inf"):
+            fix = "give a weight of 0 or more"
+            raise UserError("model.algorithm.init_args.weight", str(weight), fix)
+        self.weight = weight
+        self.absent: Absent = absent
+        self._uploads: dict[int, ClassMeans] = {}  # of this rank's participants
+
+    @abstractmethod
+    def client(self, net: nn.Module, data: DataSpec) -> ClassClient:
+        """The client's network around a configured one."""
+
+    @override
+    def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
+        if not isinstance(module, ClientModule):
+            found = f"{type(module).__name__}, a LightningModule of its own"
+            fix = f"{type(self).__name__} trains networks; name one"
+            raise UserError("model.cohorts", found, fix)
+        module.net = self.client(module.net, data)
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        sizes = {state.name: self._client_of(state.module).shape for state in fed.cohorts}
+        (first, (classes, size)), *others = sizes.items()
+        for name, (_, other) in others:
+            if other != size:
+                found = f"cohort {first} gives vectors of {size} numbers, cohort {name} of {other}"
+                fix = "take networks with the same number of features"
+                raise UserError("model.cohorts", found, fix)
+        _warn_of_absent_classes(fed)
+        self.register_buffer("values", torch.zeros(classes, size))
+        self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients = fed.participants(t)
+        for client in clients:
+            fed.ledger.sent_down(client, self.common.bytes)
+        self._uploads = {}
+        fed.train(clients, t)
+        packages = fed.collect({k: p.to(torch.device("cpu")) for k, p in self._uploads.items()})
+        for client, package in packages.items():
+            fed.ledger.sent_up(client, package.bytes)
+        finite = [package for client, package in packages.items() if fed.usable(client)]
+        if finite:
+            mean = mean_of_clients(finite)
+            if self.absent == "keep":
+                mean = mean.over(self.common)
+            self.values.copy_(mean.values)
+            self.seen.copy_(mean.seen)
+
+    @property
+    def common(self) -> ClassMeans:
+        """The server's vectors."""
+        return ClassMeans(self.values, self.seen)
+
+    @override
+    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
+        self._client_of(module).receive(self.common.to(fed.device))
+
+    @override
+    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+        self._uploads[client] = self._client_of(fed.state(client).module).upload()
+
+    @override
+    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
+        upload = self._uploads[client]
+        return {"values": upload.values, "seen": upload.seen}
+
+    @override
+    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
+        upload = ClassMeans(result["values"], result["seen"])
+        self._uploads[client] = upload.to(fed.device)
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        if client is None:
+            return None
+        module = fed.bind(client)
+        self._client_of(module).receive(self.common.to(fed.device))
+        return module
+
+    @staticmethod
+    def _client_of(module: L.LightningModule) -> ClassClient:
+        assert isinstance(module, ClientModule)
+        assert isinstance(module.net, ClassClient)
+        return module.net
+
+
+def _warn_of_absent_classes(fed: Fleet) -> None:
+    """Name the classes that nobody will ever send a vector of."""
+    held = {label for client in range(fed.clients) for label in fed.data.labels(client).tolist()}
+    absent = [name for label, name in enumerate(fed.data.class_names) if label not in held]
+    fed.warn(f"no client holds a sample of class {', '.join(absent)}" if absent else None)

@@ -1,0 +1,85 @@
+"""Whose updates a round goes on with: sessions may raise, or end in what is not finite."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightfed.local.session import Report
+from lightfed.utils.errors import UserError
+
+# Of a single session: one may break by its own data, but not so often.
+_ROUNDS_OF_ONE = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On the sessions of a round.
+
+    Attributes:
+        usable: whether the client's update can be used, by client.
+        bad: reports of the others.
+        not_finite: clients whose rows are not finite.
+        warnings: a line for each failure.
+    """
+
+    usable: dict[int, bool]
+    bad: list[Report]
+    not_finite: list[int]
+    warnings: list[str]
+
+    def check(self, t: int, *, allowed: int | None, fruitless: int) -> int:
+        """End the run if more sessions failed than may, or if it comes to nothing.
+
+        Args:
+            t: the round.
+            allowed: sessions of a round that may fail; None for no limit.
+            fruitless: the last rounds, in a row, without a usable update.
+
+        Returns:
+            `fruitless`, with this round.
+
+        Raises:
+            UserError: more sessions failed than may, or not one of several has a usable update, or
+                that of the only one could not be used for some rounds in a row.
+        """
+        sessions, bad = len(self.usable), self.bad
+        nothing = 0 < sessions == len(bad)
+        if sessions:
+            fruitless = fruitless + 1 if nothing else 0
+        hopeless = nothing and (sessions > 1 or fruitless >= _ROUNDS_OF_ONE)
+        if not hopeless and (allowed is None or len(bad) <= allowed):
+            return fruitless
+        first = bad[0].error or f"its update is not finite, norm {bad[0].norm:g}"
+        found = f"{len(bad)} of {sessions} sessions of round {t} failed"
+        if hopeless and sessions == 1:
+            found = f"the only session of a round failed, {_ROUNDS_OF_ONE} rounds in a row"
+        found = f"{found} (client {bad[0].client}: {first})"
+        if hopeless and not any(report.error for report in bad):
+            fix = "lower the learning rate, or look at trainer.precision and the data"
+            raise UserError("model.optimizer", found, fix)
+        fix = "correct the cause" if hopeless else "correct the cause, or allow more"
+        raise UserError("model.max_failed_clients", found, fix)
+
+
+def judge(reports: Sequence[Report], t: int, *, limit: float) -> Verdict:
+    """Whose update of round t can be used.
+
+    Args:
+        reports: of all sessions.
+        t: the round.
+        limit: largest norm of a row that counts as finite.
+    """
+    usable, bad, not_finite, warnings = {}, [], [], []
+    for report in reports:
+        client, finite = report.client, report.norm < limit
+        usable[client] = finite and not report.error
+        if not usable[client]:
+            bad.append(report)
+        if report.error:
+            warnings.append(f"round {t}: client {client} is left out: {report.error}")
+        if not finite:
+            not_finite.append(client)
+            warnings.append(
+                f"round {t}: the update of client {client} is not finite (norm {report.norm:g}); "
+                "it is left out of the merge, and a client that keeps its row starts anew"
+            )
+    return Verdict(usable, bad, not_finite, warnings)

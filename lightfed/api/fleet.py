@@ -1,0 +1,525 @@
+"""The clients of a federation as an algorithm sees them: participants, send, train, merge.
+
+Every rank runs the same algorithm on its own Fleet and holds its share of the clients; the words
+below hide which.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from lightfed_kernels import FIXED_LIMIT
+from torch import Tensor
+
+from lightfed.aggregation.coverage import Accumulate
+from lightfed.aggregation.coverage_cache import Nesting, Parts
+from lightfed.aggregation.gossip import Exchange, Over
+from lightfed.aggregation.group_mean import Group, Sharing
+from lightfed.api.clients import Clients, Message
+from lightfed.api.failures import judge
+from lightfed.distributed.collectives import Ranks
+from lightfed.distributed.placement import Rates, place
+from lightfed.local.client_group import Cohort, CohortState, cohort_names
+from lightfed.local.hooks import Hooks, Moment
+from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.local.session import Report, weighted_means
+from lightfed.local.session_runner import Training
+from lightfed.state.costs import Ledger
+from lightfed.state.parts import integers_of, part_of, with_prefix
+from lightfed.state.rows import Row
+from lightfed.state.server_model import ServerModel
+from lightfed.utils.counts import rounded_up
+from lightfed.utils.rng import numpy_generator
+
+T = TypeVar("T")
+Weights = Literal["samples", "uniform"]
+
+
+class Fleet(Clients):
+    """The clients, numbered 0 .. N-1 in the order of the cohorts.
+
+    Args:
+        cohorts: one architecture each.
+        algorithm: for its declarations; its `setup` is called at the end of construction.
+        data: the clients' samples.
+        ranks: of the run.
+        work: local work and sampling.
+        seed: of the whole run.
+        accumulate: how sums over clients are held.
+        host_rows: keep client rows in host memory.
+        exchange_buffer: bytes of a rank for rows that clients exchange.
+        rounds: of the run, where that is known.
+        max_failed: sessions of a round that may fail; all but one that raise, by default.
+        rates: seconds of sessions that the run has measured before.
+
+    Attributes:
+        fruitless_rounds: the last ones, in a row, without a single usable update.
+    """
+
+    def __init__(
+        self,
+        cohorts: Sequence[Cohort],
+        algorithm: Hooks,
+        data: ClientData,
+        *,
+        ranks: Ranks,
+        work: LocalWork | None = None,
+        seed: int = 0,
+        accumulate: Accumulate = "float64",
+        host_rows: bool = False,
+        exchange_buffer: int = 2**28,
+        rounds: int | None = None,
+        max_failed: int | None = None,
+        rates: Rates | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.rounds = rounds
+        self.max_failed = max_failed
+        self.fruitless_rounds = 0
+        self.rates = Rates() if rates is None else rates
+        self.data = data
+        data.reserve(algorithm.hold_out)
+        self.ranks = ranks
+        self.device = ranks.device
+        self.work = work or LocalWork()
+        self.seed = seed
+        self.accumulate = accumulate
+        self.clients = sum(cohort.count for cohort in cohorts)
+        self.ledger = Ledger(self.clients)
+        self.cohorts = [
+            CohortState.build(
+                cohort,
+                data,
+                name=name,
+                position=position,
+                seed=seed,
+                device=self.device,
+                host_rows=host_rows,
+                prepare=algorithm.prepare_module,
+            )
+            for position, (cohort, name) in enumerate(
+                zip(cohorts, cohort_names(cohorts), strict=True)
+            )
+        ]
+        self._home_cohort = np.repeat(np.arange(len(cohorts)), [c.count for c in cohorts])
+        self._assigned: dict[int, int] = {}
+        self._owner: dict[int, int] = {}
+        self._usable: dict[int, bool] = {}
+        self._silent: set[int] = set()  # whose sessions raised: they send nothing
+        self._inbox: dict[int, Message] = {}
+        output = self.cohorts[0].output_layer(data.num_classes) if algorithm.label_rows else None
+        self._nesting = Nesting(
+            [state.layout for state in self.cohorts],
+            [state.name for state in self.cohorts],
+            label_rows=output,
+            method=type(algorithm).__name__,
+            device=self.device,
+        )
+        self._exchange_buffer = exchange_buffer
+        self._exchange: Exchange | None = None
+        self.metrics: dict[str, float] = {}
+        self.tests: dict[Moment, list[Report]] = {}  # in sessions of the round, of all ranks
+        self.training = Training(self)
+        if algorithm.stateful:
+            self._settle()
+        algorithm.setup(self)
+
+    def _settle(self) -> None:
+        """Stateful clients: a home rank for all, and their rows, once."""
+        self._owner = place(self._costs(range(self.clients)), ranks=self.ranks.world)
+        for index, state in enumerate(self.cohorts):
+            mine = [k for k in self.mine(range(self.clients)) if self._home_cohort[k] == index]
+            state.open(mine, keep=True)
+            for client in mine:
+                state.store.row(client).copy_(state.initial)
+
+    # What an algorithm says.
+
+    def participants(self, t: int) -> list[int]:
+        """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
+        count = self.work.clients_per_round or rounded_up(self.work.fraction * self.clients)
+        if count >= self.clients:
+            return list(range(self.clients))
+        rng = numpy_generator(self.seed, "participants", t)
+        return sorted(rng.choice(self.clients, count, replace=False, shuffle=False).tolist())
+
+    def assign(self, cohorts: Mapping[int, int]) -> None:
+        """Put clients into other cohorts for this round (HeteroFL's dynamic levels).
+
+        Stateless algorithms only.
+        """
+        assert not self.algorithm.stateful, "a client that keeps its row cannot change its shape"
+        self._assigned = dict(cohorts)
+
+    def new_model(self, cohort: int = 0) -> ServerModel:
+        """A server model in the layout of a cohort, with its initial values."""
+        state = self.cohorts[cohort]
+        row = Row(state.initial.floats.clone(), state.initial.integers.clone())
+        return ServerModel(state.layout, row).to(self.device)
+
+    def new_part(self, prefix: str) -> ServerModel:
+        """A server model of those tensors of the first cohort whose names begin so.
+
+        Initial values are that cohort's; cohorts may have other tensors beside these.
+
+        Raises:
+            UserError: a cohort lacks one of them, or has it in another shape.
+        """
+        names = with_prefix(self.cohorts[0].layout, prefix)
+        return self.new_common([names] * len(self.cohorts))
+
+    def new_common(self, names: Sequence[Sequence[str]]) -> ServerModel:
+        """A server model of tensors that cohorts have by different names.
+
+        Initial values are those of the first cohort.
+
+        Args:
+            names: of every cohort; the i-th of each stand for the same tensor.
+
+        Raises:
+            UserError: a cohort lacks one of them, or has it in another shape.
+        """
+        state = self.cohorts[0]
+        model = part_of(state.layout, state.initial, names).to(self.device)
+        for cohort in range(len(self.cohorts)):
+            self.check_nested(model, cohort)
+        return model
+
+    def send(
+        self,
+        model: ServerModel,
+        clients: Sequence[int],
+        *,
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Copy the covered part of a server model into the clients' rows.
+
+        A row on the device is written when its session begins, or somebody looks at it: what has
+        just been written is in the cache when it is trained.
+
+        Args:
+            model: of the server.
+            clients: receivers.
+            buffers: send BatchNorm statistics and other buffers too.
+            tensors: names of the only tensors to send; all by default.
+            size: bytes on the wire, where the model travels in another form.
+        """
+        self._open(clients)
+        parts = Parts.of(buffers=buffers, tensors=tensors)
+        for client in clients:
+            state = self.state(client)
+            covered = self._nesting.bytes(model, self.cohort_of(client), parts)
+            self.ledger.sent_down(client, covered if size is None else size)
+            if self._owner[client] == self.ranks.rank:
+                self._deliver(client)  # what was sent before, and may cover more
+                self._inbox[client] = Message(model, parts, model.floats._version)
+                if state.staging is not None:
+                    self._deliver(client)
+
+    def train(
+        self, clients: Sequence[int], t: int, *, steps: Mapping[int, int] | None = None
+    ) -> None:
+        """Local training of every client, in waves; metrics are their means, weighted by samples.
+
+        A client whose session raises, or whose update is not finite, is named in the log and left
+        out of this round's merges.
+
+        Args:
+            clients: whose session it is.
+            t: the round.
+            steps: batches of their sessions; as configured by default.
+
+        Raises:
+            Suspended: a signal asks for an end, and some sessions are not finished.
+            UserError: more clients failed than may, or all.
+        """
+        self._open(clients)
+        waves = (
+            len(clients)
+            if self.ranks.world == 1
+            else max(sum(self._owner[k] == r for k in clients) for r in range(self.ranks.world))
+        )
+        training = self.training
+        training.steps = steps or {}
+        reports = training.sessions(clients, waves, t)
+        for report in reports:
+            self.ledger.computed(report.client, 3 * report.flops * report.samples)
+            self.rates.add(
+                self.cohort_of(report.client), samples=report.samples, seconds=report.seconds
+            )
+        self._usable |= self._judge(reports, t)
+        self._silent |= {report.client for report in reports if report.error}
+        good = [r for r in reports if self._usable[r.client]]
+        self.metrics |= weighted_means(good)
+        self.metrics["participants"] = float(len(reports))
+        self.metrics["excluded"] = float(len(reports) - len(good))
+        for moment, tests in training.tests.items():
+            self.tests.setdefault(moment, []).extend(self.ranks.gather(tests))
+
+    def _judge(self, reports: Sequence[Report], t: int) -> dict[int, bool]:
+        """Whose update can be used; called by every rank.
+
+        The others are named in the log. A client that keeps a row that is not finite starts again.
+        """
+        limit = FIXED_LIMIT if self.accumulate == "fixed" else math.inf
+        verdict = judge(reports, t, limit=limit)
+        if self.algorithm.stateful:
+            for client in self.mine(verdict.not_finite):
+                self.algorithm.start_anew(self, client)
+        for warning in verdict.warnings:
+            self.warn(warning)
+        self.fruitless_rounds = verdict.check(
+            t, allowed=self.max_failed, fruitless=self.fruitless_rounds
+        )
+        return verdict.usable
+
+    def merge(
+        self,
+        clients: Sequence[int],
+        *,
+        into: ServerModel,
+        weights: Weights | Mapping[int, int] = "samples",
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+        sent: Collection[int] | None = None,
+        sizes: Mapping[int, int] | None = None,
+    ) -> list[int]:
+        """Coverage-weighted mean of the clients' rows; elements nobody covers keep their old value.
+
+        Args:
+            clients: whose rows.
+            into: the server model that is replaced by the mean.
+            weights: n_k, or 1 for all, or of every client (integers: their sums are exact).
+            buffers: merge buffers too; integer ones become the largest of the clients'.
+            tensors: names of the only tensors to merge; all by default.
+            sent: clients whose rows travel; the others' lie at the server. All by default.
+            sizes: bytes on the wire of all clients, where rows travel in another form.
+
+        Returns:
+            those whose rows are in the mean: the others' updates were not finite.
+        """
+        parts = Parts.of(buffers=buffers, tensors=tensors)
+        for client in list(self._inbox):
+            self._deliver(client)
+        valid = [k for k in clients if self._usable.get(k, True)]
+        self._count_up(into, clients if sent is None else sorted(sent), parts, sizes)
+        if not valid:
+            return []
+        coverage = self._nesting.coverage(into, parts)
+        rows_of_labels = coverage.table.num_labels
+        labels = [self._labels(k, rows_of_labels) for k in valid] if rows_of_labels else None
+        rows = {
+            i: self.state(k).store.row(k)
+            for i, k in enumerate(valid)
+            if self._owner[k] == self.ranks.rank
+        }
+        coverage.merge_(
+            into.floats,
+            [self.cohort_of(k) for k in valid],
+            {i: row.floats for i, row in rows.items()},
+            weights=[self._weight(weights, k) for k in valid],
+            labels=labels,
+            accumulate=self.accumulate,
+            sum_over_ranks=self.ranks.sum_ if self.ranks.world > 1 else None,
+        )
+        if parts.integers and into.integers.numel():
+            largest = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
+            for i, row in rows.items():
+                cohort = self.cohort_of(valid[i])
+                theirs = integers_of(into, cohort, self.cohorts[cohort].layout, row)
+                torch.maximum(largest, theirs.to(self.device), out=largest)
+            into.integers.copy_(self.ranks.max_(largest))
+        return valid
+
+    def show(self, model: ServerModel, clients: Sequence[int]) -> None:
+        """Clients read a server's model, and keep their rows: bytes for the ledger."""
+        for client in clients:
+            size = self._nesting.bytes(model, self.cohort_of(client), Parts())
+            self.ledger.sent_down(client, size)
+
+    def relay(self, model: ServerModel, times: int) -> None:
+        """Servers send a model so often, to a coordinator, from it or to each other: bytes."""
+        layout = model.layout
+        size = 4 * layout.floats.numel + 8 * layout.integers.numel
+        self.ledger.sent_between_servers(times * size)
+
+    def exchange(
+        self,
+        hears: Mapping[int, Sequence[int]],
+        *,
+        masks: Mapping[int, Tensor] | None = None,
+        keep: Mapping[int, Tensor] | None = None,
+        over: Over = "covered",
+    ) -> None:
+        """Every listed client's row becomes the mean of its own and of those that it hears.
+
+        All read what was there before; sums are in ascending order of the clients. Stateful
+        algorithms only, of one architecture.
+
+        Args:
+            hears: receiver -> whom it hears, itself left out; the same on every rank.
+            masks: of this rank's clients: packed words (P / 32,), what a row covers; None for all.
+            keep: of this rank's receivers: what they keep of the mean; None for all.
+            over: divide by the number that cover an element, or by all that are heard.
+        """
+        assert self.algorithm.stateful, "clients that hear each other keep rows"
+        if self._exchange is None:
+            layout = self.cohorts[0].layout
+            assert all(state.layout == layout for state in self.cohorts), "one architecture"
+            self._exchange = Exchange(
+                layout, self.ranks, owner=self._owner, buffer=self._exchange_buffer
+            )
+        rows = {k: self.row(k) for k in self.mine(range(self.clients))}
+        sizes = self._exchange.mean_(rows, hears, masks=masks, keep=keep, over=over)
+        for receiver in sorted(hears):
+            for sender in hears[receiver]:
+                self.ledger.sent_up(sender, sizes[sender])
+                self.ledger.sent_down(receiver, sizes[sender])
+
+    def share(
+        self, clients: Sequence[int], groups: Sequence[Group], *, weights: Weights = "uniform"
+    ) -> None:
+        """Every group's tensors become their mean over those of the clients that have them.
+
+        Stateful algorithms only. Who is left out of a merge gives nothing, but receives.
+
+        Args:
+            clients: whose rows.
+            groups: what they share.
+            weights: of the clients in the means: 1 for all, or n_k.
+        """
+        sharing = self._count_sharing(clients, groups)
+        several = self.ranks.world > 1
+        sharing.mean_(
+            {k: self.row(k) for k in self.mine(clients)},
+            weights={k: self._weight(weights, k) for k in clients if self._usable.get(k, True)},
+            accumulate=self.accumulate,
+            device=self.device,
+            sum_over_ranks=self.ranks.sum_ if several else None,
+            max_over_ranks=self.ranks.max_ if several else None,
+        )
+
+    def gradient(self, client: int, t: int) -> Tensor:
+        """(P,) on the device: the gradient of one training batch at the client's row, in eval mode.
+
+        Drawn by (seed, "gradient", t, client); the client lies on this rank.
+        """
+        return self.training.gradient(client, self._row_here(client), t)
+
+    def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
+        """What every rank's clients say of themselves, on all ranks, by client."""
+        return dict(sorted(self.ranks.gather(list(mine.items()))))
+
+    def usable(self, client: int) -> bool:
+        """Whether the client's session of this round gave a finite update."""
+        return self._usable.get(client, True)
+
+    def tally(self, name: str, values: Iterable[Tensor]) -> None:
+        """A metric of the round: a sum of integers over clients; every rank gives its own."""
+        total = torch.zeros((), dtype=torch.int64, device=self.device)
+        for value in values:
+            total += value
+        self.metrics[name] = float(self.ranks.sum_(total))
+
+    def states(self) -> dict[int, dict[str, Tensor]] | None:
+        """What this rank's stateful clients keep, for a checkpoint; None if they keep nothing."""
+        if not self.algorithm.stateful:
+            return None
+        states = {k: self.algorithm.client_state(self, k) for k in self.mine(range(self.clients))}
+        # Cloned: a view would be saved with the whole matrix behind it.
+        return {k: {n: t.cpu().clone() for n, t in s.items()} for k, s in states.items()}
+
+    def load_states(self, shards: Sequence[Mapping[int, dict[str, Tensor]]]) -> None:
+        """Take this rank's clients from the shards of a checkpoint, whatever ranks wrote them."""
+        if not self.algorithm.stateful:
+            return
+        for shard in shards:
+            for client in self.mine(sorted(shard)):
+                self.algorithm.load_client_state(self, client, shard[client])
+
+    def open_round(self) -> None:
+        """Forget the participants of the last round.
+
+        The rows of stateless clients are free again.
+        """
+        self.metrics, self.tests, self._assigned, self._usable = {}, {}, {}, {}
+        self._silent, self.training.calls = set(), 0
+        if not self.algorithm.stateful:
+            self._owner = {}
+            self._inbox.clear()
+
+    def close_round(self) -> dict[str, float]:
+        """The round's metrics and sums, the same on every rank."""
+        return self.metrics | self.ledger.close_round()
+
+    def _open(self, clients: Sequence[int]) -> None:
+        """Stateless clients: ranks and slots for the participants of a round."""
+        if self.algorithm.stateful or all(k in self._owner for k in clients):
+            return
+        self._owner = place(self._costs(clients), ranks=self.ranks.world)
+        mine = self.mine(clients)
+        for index, state in enumerate(self.cohorts):
+            state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
+
+    def _speaking(self, clients: Iterable[int]) -> list[int]:
+        """Those whose sessions of this round did not raise."""
+        return [client for client in clients if client not in self._silent]
+
+    def _count_up(
+        self,
+        into: ServerModel,
+        clients: Iterable[int],
+        parts: Parts,
+        sizes: Mapping[int, int] | None,
+    ) -> None:
+        """What clients send to a server model: what they cover of it, or so many bytes."""
+        for client in self._speaking(clients):
+            covered = self._nesting.bytes(into, self.cohort_of(client), parts)
+            self.ledger.sent_up(client, covered if sizes is None else sizes[client])
+
+    def _count_sharing(self, clients: Sequence[int], groups: Sequence[Group]) -> Sharing:
+        """What groups share, with the bytes that it takes."""
+        layouts = [state.layout for state in self.cohorts]
+        sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
+        for client in self._speaking(clients):
+            self.ledger.sent_up(client, sharing.bytes(client))
+        for client in clients:
+            self.ledger.sent_down(client, sharing.bytes(client))
+        return sharing
+
+    def _costs(
+        self, clients: Iterable[int], steps: Mapping[int, int] | None = None
+    ) -> dict[int, float]:
+        """What sessions cost: seconds, if all the clients' cohorts have been timed, or else FLOPs.
+
+        Args:
+            clients: whose sessions.
+            steps: batches of their sessions; as configured by default.
+        """
+        cohorts = {k: self.cohort_of(k) for k in clients}
+        rates = self.rates.of(cohorts.values())
+        if rates is None:  # samples of a module whose FLOPs are not known
+            rates = {c: max(self.cohorts[c].flops, 1.0) for c in cohorts.values()}
+        given = steps or {}
+        return {k: rates[c] * self._samples(k, given.get(k)) for k, c in cohorts.items()}
+
+    def _samples(self, client: int, steps: int | None) -> float:
+        """Samples of a session; of a client in chunks those of all its chunks, for each of them."""
+        per_epoch = self.data.num_batches(client)
+        batches = self.work.batches(per_epoch) if steps is None else self.work.limited(steps)
+        return self.data.num_samples(client) * batches / per_epoch
+
+    def _weight(self, weights: Weights | Mapping[int, int], client: int) -> float:
+        if isinstance(weights, Mapping):
+            return float(weights[client])
+        return float(self.data.num_samples(client)) if weights == "samples" else 1.0
+
+    def _labels(self, client: int, rows: int) -> list[int]:
+        """The label rows that a client gives: of its labels, and of those that stand for none."""
+        held: list[int] = self.data.labels(client).tolist()
+        surplus = range(self.data.num_classes, rows) if self.algorithm.surplus_rows else ()
+        return [*held, *surplus]

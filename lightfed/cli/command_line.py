@@ -1,0 +1,217 @@
+"""The command `lightfed`.
+
+LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from typing_extensions import override
+
+from lightfed.utils.errors import UserError
+from lightfed.utils.signals import listen
+
+USAGE_ERROR = UserError.status
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; never returns a traceback for what a user can cause."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if argv is None and arguments[:1] == ["fit"]:
+        listen()  # the import of torch alone takes seconds
+    try:
+        if arguments[:1] == ["report"]:
+            from lightfed.report.command import main as report
+
+            sys.exit(report(arguments[1:]))
+        if arguments[:1] == ["control"]:
+            from lightfed.studies.heterofl.control import main as control
+
+            sys.exit(control(arguments[1:]))
+        if arguments[:1] == ["latency"]:
+            from lightfed.cli.latency_command import main as latency
+
+            sys.exit(latency(arguments[1:]))
+        _run(arguments, from_python=argv is not None)
+    except UserError as error:
+        _leave()
+        _fail(error)
+    _leave()
+
+
+def _run(arguments: list[str], *, from_python: bool) -> None:
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from lightfed.studies.heterofl.control import written_out
+
+    try:
+        words = written_out(arguments)
+        if words[:1] == ["plan"]:
+            words = [word.replace("--world-size", "--world_size", 1) for word in words]
+        _command_line(words if from_python or words != arguments else None)
+    except UserError:
+        raise
+    except (MisconfigurationException, RuntimeError, ValueError) as error:
+        from lightfed.cli.messages import lightning_error
+
+        told = lightning_error(error, arguments)
+        if told is None:
+            raise  # an error of the program
+        raise told from error
+
+
+def _command_line(arguments: list[str] | None) -> None:
+    import logging
+    import warnings
+
+    from jsonargparse import ArgumentError, Namespace
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+    import lightfed.cli.catalog  # noqa: F401 - short class names in a configuration are those of imported classes
+    from lightfed.data.datamodule import FederatedDataModule
+    from lightfed.engine.federation import Federation
+    from lightfed.previews.trainer import PreviewTrainer
+    from lightfed.runs.identity import config_digest
+
+    # Tips, and advice for runs that are not federations.
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="jsonargparse")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=".*srun.*|.*treespec.*")
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
+    warnings.filterwarnings("ignore", message="Initializing zero-element tensors.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+
+    class SaveConfig(SaveConfigCallback):
+        """The whole configuration, into the run folder."""
+
+        @override
+        def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+            """Nothing yet: a refused checkpoint must leave its run's configuration alone."""
+
+        @override
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            if trainer.is_global_zero:
+                self.save_config(trainer, pl_module, "fit")
+
+        @override
+        def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+            logger = getattr(trainer, "run_logger", None)
+            if logger is not None:
+                self.parser.save(
+                    self.config, logger.folder / "config.yaml", skip_none=False, overwrite=True
+                )
+
+    class FederationCLI(LightningCLI):
+        @staticmethod
+        @override
+        def subcommands() -> dict[str, set[str]]:
+            return {
+                "fit": {
+                    "model",
+                    "train_dataloaders",
+                    "val_dataloaders",
+                    "datamodule",
+                    "weights_only",
+                },
+                "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
+                "test": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
+                "partition": {"model", "datamodule"},
+                "groups": {"model", "datamodule"},
+                "plan": {"model", "datamodule"},
+            }
+
+        @override
+        def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            """Nothing: model.seed is the only seed."""
+
+        @override
+        def _set_seed(self) -> None:
+            """Nothing is drawn from global random state."""
+
+        @override
+        def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+            try:
+                super().parse_arguments(parser, args)
+            except (ArgumentError, UnicodeDecodeError) as error:
+                from lightfed.cli.messages import explain
+
+                raise explain(str(error), sys.argv[1:] if args is None else args) from error
+
+        @override
+        def _parse_ckpt_path(self) -> None:
+            """Nothing: a checkpoint holds no configuration."""
+
+        @override
+        def before_instantiate_classes(self) -> None:
+            options = self.config[self.subcommand]
+            if not isinstance(options.trainer, Namespace):
+                found = f"{options.trainer} in place of keys"
+                raise UserError("trainer", found, "write keys below it, or leave it out")
+            if self.subcommand == "plan":  # of any cluster, made on any machine
+                here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
+                options.trainer.update(Namespace(here))
+            if options.trainer.name is None and options.config:
+                options.trainer.name = Path(str(options.config[-1])).stem
+
+        @override
+        def instantiate_classes(self) -> None:
+            digest = config_digest(self.config[self.subcommand].as_dict())
+            super().instantiate_classes()
+            logger = getattr(self.trainer, "run_logger", None)
+            if logger is not None:
+                logger.place.config = digest
+
+        def after_fit(self) -> None:
+            logger = self.trainer.run_logger  # type: ignore[attr-defined]
+            if logger is not None and self.trainer.is_global_zero:
+                from lightfed.report import build, print_summary
+
+                with logger.writing():
+                    build(logger.folder)
+                    print_summary(logger.folder)
+
+    FederationCLI(
+        Federation,
+        FederatedDataModule,
+        trainer_class=PreviewTrainer,
+        save_config_callback=SaveConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        parser_kwargs=_parser_kwargs(FederationCLI.subcommands()),
+        args=arguments,
+    )
+
+
+def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
+    description = (
+        "Train federations of heterogeneous clients. `lightfed report RUN [RUN ...]` makes the "
+        "page of a run folder or compares several; `lightfed control STRING` explains a control "
+        "string of HeteroFL, and `--config control:DATA:STRING` stands for its configuration; "
+        "`lightfed latency --delay CLASS` says what it saves to wait for the first servers alone."
+    )
+    options = {"exit_on_error": False}
+    return {"prog": "lightfed", "description": description, **options} | dict.fromkeys(
+        subcommands, options
+    )
+
+
+def _leave() -> None:
+    """What all ranks have come to, an end or the same error: no collective is under way."""
+    if "torch" in sys.modules:
+        from lightfed.distributed.collectives import leave
+
+        leave()
+
+
+def _fail(error: UserError) -> NoReturn:
+    """One line from the first rank; every rank leaves with the same status."""
+    names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
+    if all(os.environ.get(name, "0") == "0" for name in names):
+        print(f"lightfed: error: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(error.status)

@@ -1,0 +1,157 @@
+"""`lightfed latency`: what it would save to wait for the first B of N servers alone."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+
+from lightfed.results.units import NOTHING, seconds_text
+from lightfed.simulation.clock import check_waits
+from lightfed.simulation.delays import Delay
+from lightfed.studies.fedbcd.latency import Cloud, Estimate, Latency, latencies
+from lightfed.utils.errors import UserError
+
+
+def latency(
+    delay: Delay,
+    servers: int = 10,
+    devices: int = 1,
+    waits: list[int] | None = None,
+    samples: int = 20_000,
+    seed: int = 0,
+    plot: Path | None = None,
+) -> None:
+    """Durations of rounds that wait for the first B of N servers, relative to waiting for all.
+
+    A server is done when the slowest of its active devices is (Wu et al., AAAI 2021, eq. (7), (8)).
+
+    Args:
+        delay: distribution of the delay of a device, in virtual seconds.
+        servers: N.
+        devices: active devices of a server in a round.
+        waits: the B to analyse, as [3,5,7,10]; by default every tenth of N.
+        samples: rounds of the simulation.
+        seed: of the simulation.
+        plot: a .png file for the curves.
+    """
+    for name, value, least in (
+        ("servers", servers, 1),
+        ("devices", devices, 1),
+        ("samples", samples, 2),
+    ):
+        if value < least:
+            raise UserError(f"--{name}", f"{value}", f"give at least {least}")
+    if waits is None:
+        waits = sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
+    if not waits:
+        raise UserError("--waits", "an empty list", f"give numbers from 1 to {servers}")
+    check_waits("--waits", waits, servers)
+    if plot is not None and plot.suffix != ".png":
+        raise UserError("--plot", f"{plot}", "name a file that ends in .png")
+    cloud = Cloud(delay, servers, devices)
+    found = latencies(cloud, waits, samples=samples, seed=seed)
+    _print(cloud, found)
+    if plot is not None:
+        _draw(cloud, found, plot)
+
+
+def _print(cloud: Cloud, found: Sequence[Latency]) -> None:
+    from lightfed.drawing.summary import new_console, print_line, print_table
+    from lightfed.results.tables import TextTable
+
+    rows = tuple(
+        (
+            str(line.wait),
+            seconds_text(line.expected.value),
+            f"{line.ratio:.4f}",
+            _text(line.simulated),
+            NOTHING if np.isnan(line.asymptotic) else f"{line.asymptotic:.4f}",
+            _text(line.in_a_run),
+        )
+        for line in found
+    )
+    headers = ("B", "round lasts", "exact", "simulated", "asymptotic (8)", "in a run")
+    error = max(line.expected.error / line.expected.value for line in found)
+    console = new_console()
+    print_line(console, _title(cloud))
+    print_table(console, TextTable(headers, rows), spare=("round lasts", "asymptotic (8)"))
+    print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers start anew")
+    print_line(console, "in a run: late servers go on; mean round / E[tau_(N)]; +- standard error")
+    print_line(console, f"integration: relative error below {max(error, 1e-12):.0e}")
+
+
+def _draw(cloud: Cloud, found: Sequence[Latency], path: Path) -> None:
+    from lightfed.drawing.style import LIGHT, png_bytes
+    from lightfed.studies.fedbcd.latency_plot import LatencyCurves, latency_figure
+
+    ordered = sorted(found, key=lambda line: line.wait)
+    curves = LatencyCurves(
+        title=_title(cloud),
+        share=np.array([line.wait / cloud.servers for line in ordered]),
+        exact=np.array([line.ratio for line in ordered]),
+        simulated=np.array([line.simulated.value for line in ordered]),
+        simulated_error=np.array([line.simulated.error for line in ordered]),
+        asymptotic=np.array([line.asymptotic for line in ordered]),
+        in_a_run=np.array([line.in_a_run.value for line in ordered]),
+        in_a_run_error=np.array([line.in_a_run.error for line in ordered]),
+    )
+    picture = png_bytes(latency_figure(curves, LIGHT))
+    try:
+        path.write_bytes(picture)
+    except OSError as error:
+        raise UserError("--plot", str(error), "name a file that can be written") from error
+
+
+def _title(cloud: Cloud) -> str:
+    devices = "device" if cloud.devices == 1 else "devices"
+    return f"{cloud.delay}, {cloud.servers} servers of {cloud.devices} active {devices}"
+
+
+def _text(estimate: Estimate) -> str:
+    return f"{estimate.value:.4f} +- {estimate.error:.4f}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `lightfed latency`; `argv` are the words after it.
+
+    Raises:
+        UserError: what was asked for cannot be analysed.
+    """
+    from jsonargparse import ArgumentError, auto_cli
+
+    words = list(argv)
+    try:
+        auto_cli(
+            latency, args=words, as_positional=False, prog="lightfed latency", exit_on_error=False
+        )
+    except ArgumentError as error:
+        raise _explained(str(error), words) from error
+    return 0
+
+
+def _explained(message: str, argv: Sequence[str]) -> UserError:
+    """What jsonargparse refused, as the one error that a user is told."""
+    from lightfed.cli.messages import explain
+    from lightfed.cli.vocabulary import described
+    from lightfed.cli.written import Written
+
+    known = f"name one of {', '.join(sorted(c.__name__ for c in Delay.__subclasses__()))}"
+    if lacking := re.search(r"the following arguments are required: ([\w., ]+)", message):
+        if lacking[1] == "delay":
+            return UserError("--delay", "is not given", known)
+        name = lacking[1].split(", ")[0]
+        return UserError(f"--delay.{name}", "is not given", "give a value")
+    if unknown := re.match(r"unrecognized arguments: (\S+)", message):
+        return UserError(unknown[1], "no such option", "see lightfed latency --help")
+    named = re.match(r'Parser key "(\w+)":', message)
+    key = named[1] if named else ""
+    given = Written(argv).get(key)
+    if key == "delay" and "Problem with given class_path" not in message:
+        return UserError("--delay", f"{given} is no distribution", known)
+    if key == "waits":
+        return UserError("--waits", f"{given}", "write whole numbers in brackets, as [3,5,7]")
+    if key != "delay" and (wanted := get_type_hints(latency).get(key)) is not None:
+        return UserError(f"--{key}", f"{given}", f"give {described(wanted)}")
+    return explain(message, argv)

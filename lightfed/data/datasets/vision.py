@@ -1,0 +1,266 @@
+"""Images: the digits of scikit-learn, and MNIST, Fashion-MNIST and CIFAR from official files.
+
+Normalisation constants and augmentation differ from paper to paper; a preset names the paper. Only
+`load` imports scikit-learn and torchvision, which take seconds.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from typing_extensions import override
+
+from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.datasets.official import CIFARFiles, MNISTFiles
+from lightfed.utils.counts import largest_remainder
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import numpy_generator
+
+_DIGIT_NAMES = tuple("0123456789")
+_FASHION_NAMES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100_NAMES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange
+orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit
+raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel
+streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+turtle wardrobe whale willow_tree wolf woman worm
+"""
+_CIFAR10_HETEROFL = Transform((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), 4, True)
+
+
+class Digits(Dataset):
+    """1,797 real handwritten digits of 8x8 pixels (UCI, by scikit-learn): 1,437 train, 360 test.
+
+    The 17 grey levels 0..16 are stored as level / 16, exact in float32. The split is stratified and
+    always the same.
+    """
+
+    classes = _DIGIT_NAMES
+
+    def __init__(self, *, image_size: int = 8) -> None:
+        """Take the digits as they are or enlarged.
+
+        Args:
+            image_size: height and width in pixels; 8 is the real size, any other one is reached by
+                bilinear interpolation.
+        """
+        if image_size < 1:
+            raise UserError(
+                "data.dataset.init_args.image_size", f"{image_size} pixels", "give at least 1"
+            )
+        self.image_size = image_size
+        self.input_shape = (1, image_size, image_size)
+
+    @property
+    @override
+    def transform(self) -> Transform:
+        return Transform(mean=(0.3055,), std=(0.3762,))  # of the training split
+
+    @override
+    def load(self, split: Split) -> Samples:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        y = np.asarray(digits.target, dtype=np.int64)
+        chosen = _digits_in_training(y) if split == "train" else ~_digits_in_training(y)
+        x = torch.from_numpy((digits.images[chosen] / 16.0).astype(np.float32)).unsqueeze(1)
+        if self.image_size != 8:
+            x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear")
+        return Samples(x=x, y=torch.from_numpy(y[chosen]))
+
+
+def _digits_in_training(y: np.ndarray) -> np.ndarray:
+    """A mask over the 1,797 digits: four fifths of each class, named by a constant."""
+    rng = numpy_generator(0, "digits/split")
+    sizes = np.bincount(y)
+    wanted = largest_remainder(sizes, len(y) * 4 // 5)
+    mask = np.zeros(len(y), dtype=bool)
+    for label, count in enumerate(wanted):
+        mask[rng.permutation(np.flatnonzero(y == label))[:count]] = True
+    return mask
+
+
+class MNIST(MNISTFiles):
+    """70,000 handwritten digits of 28x28 pixels, from ROOT/MNIST/raw/*-ubyte."""
+
+    classes = _DIGIT_NAMES
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        download: bool = False,
+        verify_checksums: bool = True,
+        preset: Literal["heterofl", "fedbcd", "fedapen"] = "heterofl",
+    ) -> None:
+        """Read MNIST.
+
+        Args:
+            root: the folder that holds MNIST/raw.
+            download: fetch the files first if they are not there.
+            verify_checksums: refuse files that do not hold the official number of images.
+            preset: the paper whose constants are used; these three agree and augment nothing.
+        """
+        super().__init__(root, download=download, verify_checksums=verify_checksums)
+        self.preset = preset
+
+    @property
+    @override
+    def transform(self) -> Transform:
+        return Transform(mean=(0.1307,), std=(0.3081,))
+
+    @override
+    def _reader(self) -> Any:
+        from torchvision.datasets import MNIST as Reader
+
+        return Reader
+
+
+class FashionMNIST(MNISTFiles):
+    """70,000 pictures of clothes of 28x28 pixels, from ROOT/FashionMNIST/raw/*-ubyte."""
+
+    classes = _FASHION_NAMES
+
+    def __init__(self, root: str, *, download: bool = False, verify_checksums: bool = True) -> None:
+        """Read Fashion-MNIST.
+
+        Args:
+            root: the folder that holds FashionMNIST/raw.
+            download: fetch the files first if they are not there.
+            verify_checksums: refuse files that do not hold the official number of images.
+        """
+        super().__init__(root, download=download, verify_checksums=verify_checksums)
+
+    @property
+    @override
+    def transform(self) -> Transform:
+        return Transform(mean=(0.2860,), std=(0.3530,))  # of the training set
+
+    @override
+    def _reader(self) -> Any:
+        from torchvision.datasets import FashionMNIST as Reader
+
+        return Reader
+
+
+class CIFAR10(CIFARFiles):
+    """60,000 pictures of ten things, from ROOT/cifar-10-batches-py."""
+
+    classes = tuple(_CIFAR10_NAMES.split())
+    _presets = {
+        "heterofl": _CIFAR10_HETEROFL,
+        "flexifed": _CIFAR10_HETEROFL,
+        "fedapen": _CIFAR10_HETEROFL,
+        "dispfl": Transform(
+            (0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768), 4, True
+        ),
+        "fedbcd": Transform((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 4, True),
+        "pfedmoe": Transform(  # the constants are those of ImageNet
+            (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 4, True, padding="mean", erase=0.5
+        ),
+    }
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        download: bool = False,
+        verify_checksums: bool = True,
+        preset: Literal[
+            "heterofl", "flexifed", "fedapen", "dispfl", "fedbcd", "pfedmoe"
+        ] = "heterofl",
+        augment: bool = True,
+        erase: float | None = None,
+    ) -> None:
+        """Read CIFAR-10.
+
+        Args:
+            root: the folder that holds cifar-10-batches-py.
+            download: fetch the files first if they are not there.
+            verify_checksums: refuse files whose md5 is not the official one.
+            preset: the paper whose constants and augmentation are used; pfedmoe is what its authors
+                do in their other repositories, random erasing included.
+            augment: crop, flip and erase at random while training, as the paper does.
+            erase: probability with which a rectangle of a training image gets the mean colour; the
+                preset's by default.
+        """
+        super().__init__(
+            root,
+            download=download,
+            verify_checksums=verify_checksums,
+            preset=preset,
+            augment=augment,
+            erase=erase,
+        )
+
+    @override
+    def _reader(self) -> Any:
+        from torchvision.datasets import CIFAR10 as Reader
+
+        return Reader
+
+
+class CIFAR100(CIFARFiles):
+    """60,000 pictures of a hundred things, from ROOT/cifar-100-python."""
+
+    classes = tuple(_CIFAR100_NAMES.split())
+    _presets = {
+        "dispfl": Transform((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 4, True),
+        "fedapen": _CIFAR10_HETEROFL,  # its code keeps the constants of CIFAR-10
+        "pfedmoe": Transform(
+            (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 4, True, padding="mean", erase=0.5
+        ),
+    }
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        download: bool = False,
+        verify_checksums: bool = True,
+        preset: Literal["dispfl", "fedapen", "pfedmoe"] = "dispfl",
+        augment: bool = True,
+        erase: float | None = None,
+    ) -> None:
+        """Read CIFAR-100 with its 100 fine labels.
+
+        Args:
+            root: the folder that holds cifar-100-python.
+            download: fetch the files first if they are not there.
+            verify_checksums: refuse files whose md5 is not the official one.
+            preset: the paper whose constants and augmentation are used; pfedmoe is what its authors
+                do in their other repositories, random erasing included.
+            augment: crop, flip and erase at random while training, as the paper does.
+            erase: probability with which a rectangle of a training image gets the mean colour; the
+                preset's by default.
+        """
+        super().__init__(
+            root,
+            download=download,
+            verify_checksums=verify_checksums,
+            preset=preset,
+            augment=augment,
+            erase=erase,
+        )
+
+    @override
+    def _reader(self) -> Any:
+        from torchvision.datasets import CIFAR100 as Reader
+
+        return Reader

@@ -1,0 +1,197 @@
+"""The few collectives a federation needs, and what they put on the wire.
+
+World size 1, with or without a process group, is the same code path without communication.
+
+Rows go over the process group. Flags and objects go over gloo, also beside NCCL, where they need
+not wait for the stream of the GPU.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightfed.distributed import liveness as watch
+from lightfed.utils.errors import UserError
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(minutes=30)  # torch's own
+
+_side: dist.ProcessGroup | None = None  # gloo, beside an NCCL group; made once for a process group
+
+
+def leave() -> None:
+    """Close the connections to other ranks, with no collective under way.
+
+    Lightning closes NCCL's at exit, but not gloo's, whose threads may then abort the process.
+    """
+    global _side
+    watch.leave()
+    _side = None
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Ranks:
+    """The ranks of a run, as one object that counts the bytes it moves.
+
+    A collective that breaks, or that a rank does not come to in time, ends the process with a line
+    that names the rank, where the ranks are watched; else it raises torch's RuntimeError.
+
+    Args:
+        device: of this rank.
+        timeout: of the process group.
+
+    Attributes:
+        wire_bytes: sent by this rank since the last `take_wire_bytes`, counting an all-reduce of b
+            bytes over W ranks as 2 (W - 1) / W b (ring or recursive halving).
+    """
+
+    def __init__(self, device: torch.device, *, timeout: timedelta = TIMEOUT) -> None:
+        self.device = device
+        self.timeout = timeout
+        up = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if up else 0
+        self.world = dist.get_world_size() if up else 1
+        self.wire_bytes = 0.0
+        nccl = self.world > 1 and dist.get_backend() == "nccl"
+        self.side = _side_group(timeout) if nccl else None
+        self.staged = device.type == "cuda" and not nccl  # gloo knows host memory
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """What ranks do as one: which of them is to blame if it breaks is told here."""
+        try:
+            yield
+        except RuntimeError as error:
+            watch.lost(what, error, _missing(error))
+            raise
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up over the ranks, in place."""
+        return self._all_reduce(tensor, dist.ReduceOp.SUM)
+
+    def max_(self, tensor: Tensor) -> Tensor:
+        """Largest value over the ranks, in place."""
+        return self._all_reduce(tensor, dist.ReduceOp.MAX)
+
+    def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
+        if self.world > 1 and tensor.numel():
+            sent = self._sendable(tensor)
+            with self.together("an all-reduce"):
+                dist.all_reduce(sent, op=op, group=self._group(sent))
+            if sent is not tensor:
+                tensor.copy_(sent)
+            payload = tensor.numel() * tensor.element_size()
+            self.wire_bytes += 2 * (self.world - 1) / self.world * payload
+        return tensor
+
+    def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Give every rank its part, and get one from each; one's own comes back as it is.
+
+        Args:
+            parts: (n,) of one dtype, by receiving rank.
+            sizes: elements that come, by sending rank; every rank knows what the others send.
+        """
+        if self.world == 1:
+            return list(parts)
+        own = parts[self.rank]
+        sent = [0 if r == self.rank else len(part) for r, part in enumerate(parts)]
+        coming = [0 if r == self.rank else size for r, size in enumerate(sizes)]
+        outgoing = self._sendable(
+            torch.cat([part for r, part in enumerate(parts) if r != self.rank])
+        )
+        received = outgoing.new_empty(sum(coming))
+        with self.together("an exchange of rows"):
+            dist.all_to_all_single(received, outgoing, coming, sent, group=self._group(outgoing))
+        self.wire_bytes += sum(sent) * outgoing.element_size()
+        found = list(received.to(own.device).split(coming))
+        found[self.rank] = own
+        return found
+
+    def _sendable(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu() if self.staged else tensor
+
+    def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
+        return self.side if tensor.device.type == "cpu" else None
+
+    def gather(self, objects: list[Any]) -> list[Any]:
+        """The concatenation of every rank's list, on every rank, in rank order."""
+        if self.world == 1:
+            return objects
+        lists: list[list[Any]] = [[] for _ in range(self.world)]
+        with self.together("a gather"):
+            dist.all_gather_object(lists, objects, group=self.side)
+        return [item for part in lists for item in part]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank."""
+        if self.world == 1:
+            return flag
+        return bool(self.max_(torch.tensor([int(flag)])).item())
+
+    def broadcast(self, obj: Any) -> Any:
+        """Rank 0's object, on every rank."""
+        if self.world == 1:
+            return obj
+        box = [obj]
+        with self.together("a broadcast"):
+            dist.broadcast_object_list(box, src=0, group=self.side)
+        return box[0]
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, or its UserError, on every rank: no rank waits for one that failed."""
+        made: T | None = None
+        refused: UserError | None = None
+        if self.rank == 0:
+            try:
+                made = make()
+            except UserError as error:
+                refused = error
+        made, refused = self.broadcast((made, refused))
+        if refused is not None:
+            raise refused
+        return cast(T, made)
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            with self.together("a barrier"):
+                dist.barrier(group=self.side)
+
+    def meet(self, what: str) -> None:
+        """Wait until every rank has come to `what`; those that do not within the timeout are named.
+
+        To be called where ranks may come at very different times, ahead of other collectives, whose
+        time-outs name nobody.
+        """
+        if self.world == 1:
+            return
+        minutes = self.timeout.total_seconds() / 60
+        # Rank 0 alone sees who is missing, and may be the last to come.
+        timeout = self.timeout if self.rank == 0 else 2 * self.timeout
+        with self.together(f"{what} within {minutes:g} minutes"):
+            dist.monitored_barrier(self.side, timeout, wait_all_ranks=True)
+
+    def take_wire_bytes(self) -> float:
+        """This rank's bytes since the last call."""
+        sent, self.wire_bytes = self.wire_bytes, 0.0
+        return sent
+
+
+def _side_group(timeout: timedelta) -> dist.ProcessGroup:
+    global _side
+    if _side is None:
+        _side = dist.new_group(backend="gloo", timeout=timeout)
+    return _side
+
+
+def _missing(error: RuntimeError) -> list[int]:
+    """Ranks that did not come to a monitored barrier, from the words of torch 2.11 and 2.12."""
+    found = re.search(r"Ranks? (\d+(?:, ?\d+)*),? failed to pass monitoredBarrier", str(error))
+    return [int(rank) for rank in found[1].split(",")] if found else []

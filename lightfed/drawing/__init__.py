@@ -1,0 +1,4 @@
+"""Charts, tables and pages, of whatever is in them.
+
+Imports `results` and `utils`.
+"""

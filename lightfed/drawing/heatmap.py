@@ -1,0 +1,142 @@
+"""The partition as a picture: training samples per class and client, and per client in all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightfed.drawing.style import (
+    Theme,
+    colour_of,
+    dress,
+    dress_colour_bar,
+    heat_map,
+    label_of,
+    new_figure,
+    title_and_legend,
+)
+from lightfed.results.runfiles import Integers, RunFiles, Split
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+CLIENTS_SHOWN = 200
+CLASSES_SHOWN = 100
+CLASSES_NAMED = 40
+CLIENTS_WITH_NUMBERS = 24
+CLASSES_WITH_NUMBERS = 20
+
+
+def partition_figure(run: RunFiles, theme: Theme) -> Figure | None:
+    """Classes x clients under a bar of each client's samples; None without a partition."""
+    split = run.split
+    if split is None or not split.counts.any():
+        return None
+    shown = evenly_spaced(len(split.counts), most=CLIENTS_SHOWN)
+    counts, names = _rows(split, shown)
+    heat_height = float(np.clip(0.26 * len(names), 1.2, 5.5))
+    width = float(np.clip(4.0 + 0.42 * len(shown), 6.5, 11.0))
+    figure = new_figure(width, heat_height + 2.3, theme)
+    bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=(0.9, heat_height))
+    dress(bars, theme, title="", x_label="", y_label="samples")
+    _draw_bars(bars, run, shown, theme=theme)
+    title_and_legend(bars, partition_title(run, split, shown=len(shown)), theme)
+    dress(heat, theme, title="", x_label="client", y_label="class")
+    image = _draw_heat(heat, counts, theme)
+    heat.set_yticks(*class_ticks(names))
+    _name_clients(heat, shown)
+    bar = figure.colorbar(
+        image, ax=[bars, heat], pad=0.012, fraction=0.03, aspect=(heat_height + 1.5) / 0.13
+    )
+    dress_colour_bar(bar, theme, label="training samples of one class")
+    return figure
+
+
+def partition_title(run: RunFiles, split: Split, *, shown: int) -> str:
+    """What is drawn, the rule that drew it, and whether anything was left out."""
+    origin = [str(split.meta[key]) for key in ("dataset", "scheme") if split.meta.get(key)]
+    title = "Who holds what" + (f": {', '.join(origin)}" if origin else "")
+    title += run.note
+    if shown < len(split.counts):
+        title += f"; {shown:,} of {len(split.counts):,} clients, evenly spaced by id"
+    if split.counts.shape[1] > CLASSES_SHOWN:
+        title += f"; {split.counts.shape[1]:,} classes, summed in {CLASSES_SHOWN} groups"
+    return title
+
+
+def evenly_spaced(total: int, *, most: int) -> Integers:
+    """At most `most` of 0..total-1, ascending, the first and the last among them."""
+    return np.unique(np.linspace(0, total - 1, min(total, most)).round().astype(np.int64))
+
+
+def class_groups(classes: int) -> Integers:
+    """Where the rows of a picture begin: each class, or groups of neighbours, 100 of them."""
+    return np.linspace(0, classes, min(classes, CLASSES_SHOWN), endpoint=False).astype(np.int64)
+
+
+def class_ticks(names: list[str]) -> tuple[list[int], list[str]]:
+    """At which places of an axis a name stands, some 40 at most, and the names."""
+    every = -(-len(names) // CLASSES_NAMED)
+    return [*range(0, len(names), every)], [label_of(name) for name in names[::every]]
+
+
+def _rows(split: Split, shown: Integers) -> tuple[Integers, list[str]]:
+    """Counts (rows, shown clients) and the rows' names; a row is a class or, of many, a group."""
+    counts = split.counts[shown].T
+    starts = class_groups(len(counts))
+    return np.add.reduceat(counts, starts, axis=0), [split.classes[i] for i in starts]
+
+
+def _draw_bars(axes: Axes, run: RunFiles, shown: Integers, *, theme: Theme) -> None:
+    """Samples per client, in the colour of its cohort where there are several."""
+    assert run.split is not None
+    samples = run.split.counts[shown].sum(axis=1)
+    axes.tick_params(bottom=False, labelbottom=False)
+    axes.grid(axis="x", visible=False)
+    axes.locator_params(axis="y", nbins=3)
+    width = 0.84 if len(shown) <= 60 else 1.0
+    cohort = run.cohorts_of(shown)
+    known = [name for name in run.cohorts if (cohort == name).any()]
+    if len(known) < 2:
+        axes.bar(np.arange(len(shown)), samples, width=width, color=theme.accent)
+        return
+    for name in known:
+        member = np.flatnonzero(cohort == name)
+        colour = colour_of(run.cohorts.index(name))
+        axes.bar(
+            member, samples[member], width=width, color=colour, label=label_of(f"cohort {name}")
+        )
+    unknown = np.flatnonzero(cohort == "")
+    axes.bar(unknown, samples[unknown], width=width, color=theme.muted)
+
+
+def _draw_heat(axes: Axes, counts: Integers, theme: Theme) -> AxesImage:
+    from matplotlib.colors import PowerNorm
+
+    # the square root keeps a class of five samples visible beside one of five hundred
+    norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))
+    image = heat_map(axes, counts, theme.ramp, norm=norm)
+    num_classes, num_clients = counts.shape
+    if num_clients <= CLIENTS_WITH_NUMBERS and num_classes <= CLASSES_WITH_NUMBERS:
+        for row, column in np.argwhere(counts):
+            dark = norm(counts[row, column]) > 0.5
+            colour = theme.ramp[0] if dark else theme.ink
+            text = f"{counts[row, column]}"
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+    return image
+
+
+def _name_clients(axes: Axes, shown: Integers) -> None:
+    """Round ids where those clients stand, or would stand among the ones shown."""
+    from matplotlib.ticker import MaxNLocator
+
+    ids = np.arange(len(shown))
+    if len(shown) > CLIENTS_WITH_NUMBERS:
+        ticks = MaxNLocator(10, integer=True).tick_values(0, int(shown[-1]))
+        ids = np.array(ticks, dtype=np.int64)
+        ids = ids[(ids >= 0) & (ids <= shown[-1])]
+    axes.set_xticks(np.searchsorted(shown, ids), [f"{client:,}" for client in ids])
+    axes.set_xlim(-0.5, len(shown) - 0.5)

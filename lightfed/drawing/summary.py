@@ -1,0 +1,107 @@
+"""The end of a run in the terminal: its key figures, its cohorts, and where the page is."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from lightfed.results.outcome import outcome_of
+from lightfed.results.runfiles import load
+from lightfed.results.tables import TextTable, cohort_table, headline, key_figures, measured
+
+WIDTH_OF_A_FILE = 240
+BORDER = 3  # blanks and rule of a column
+COHORT_SPARE = ("std", "down / client", "compute / client", "stored / client")
+
+
+def print_summary(run: Path) -> None:
+    """Prints the tables of a run folder, and the path of its page if it has one.
+
+    Raises:
+        UserError: the folder is not one of a run, or cannot be read.
+    """
+    files = load(run)
+    outcome = outcome_of(files)
+    rows = tuple((figure.label, figure.value, figure.note) for figure in key_figures(outcome))
+    console = new_console()
+    print_line(console, f"{files.name}: {headline(files, outcome)}")
+    if files.synthetic:
+        print_line(console, "synthetic data")
+    print_table(console, TextTable(("figure", "final", "note"), rows), left=(0, 2), spare=("note",))
+    if text := measured(files, outcome):
+        print_line(console, text)
+    if outcome.cohorts:
+        print_table(console, cohort_table(outcome), spare=COHORT_SPARE)
+    page = run / "index.html"
+    if page.is_file():
+        print_line(console, f"page: {page}")
+
+
+def new_console() -> Console:
+    """Standard output; a pipe or a file gets lines wide enough that no cell is broken."""
+    console = Console(highlight=False, markup=False)
+    return (
+        console
+        if console.is_terminal
+        else Console(highlight=False, markup=False, width=WIDTH_OF_A_FILE)
+    )
+
+
+def print_line(console: Console, text: str) -> None:
+    """One line as it is, however long: a path can be copied."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def print_table(
+    console: Console, content: TextTable, *, left: Sequence[int] = (0,), spare: Sequence[str] = ()
+) -> None:
+    """Prints a table; where it is too wide, wraps headers and leaves out columns named in `spare`.
+
+    Args:
+        console: where to.
+        content: cells of text; a bracket in a name is no markup.
+        left: places of the columns that stand to the left, the others to the right.
+        spare: headers in the order in which they go.
+    """
+    for header in spare:
+        if fits(console, content):
+            break
+        content = content.without((header,))
+    widths = _full_widths(content)
+    if _total(widths) > console.width:
+        widths = _least_widths(content)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for number, (header, width) in enumerate(zip(content.headers, widths, strict=True)):
+        justify: JustifyMethod = "left" if number in left else "right"
+        table.add_column(Text(header), justify=justify, overflow="fold", width=width)
+    for row in content.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def fits(console: Console, content: TextTable) -> bool:
+    """Whether the console is wide enough that no cell is broken."""
+    return _total(_least_widths(content)) <= console.width
+
+
+def _least_widths(content: TextTable) -> list[int]:
+    """Characters per column, so that no cell and no word of a header is broken."""
+    words = [header.split() or [""] for header in content.headers]
+    return [
+        max(cell_len(text) for text in (*words[i], *(row[i] for row in content.rows)))
+        for i in range(len(content.headers))
+    ]
+
+
+def _full_widths(content: TextTable) -> list[int]:
+    """Characters per column, so that no header is wrapped either."""
+    least = zip(_least_widths(content), content.headers, strict=True)
+    return [max(width, cell_len(header)) for width, header in least]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(width + BORDER for width in widths) + 1

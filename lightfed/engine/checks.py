@@ -1,0 +1,100 @@
+"""What can be checked only when the data is dealt and the models are built."""
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from lightfed.api.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.resident import batch_sizes
+from lightfed.local.client_group import CohortState, blank
+from lightfed.local.client_module import ClientModule
+from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
+    """Refuse batches of one sample for models that cannot train on one, before they stop a round.
+
+    BatchNorm, for one, cannot where its feature map is a single pixel.
+
+    Raises:
+        UserError: naming the client and what would help.
+    """
+    capable: dict[int, bool] = {}
+    for client in range(fleet.clients):
+        samples = _ending_on_one(fleet, data, client)
+        if samples is None:
+            continue
+        cohort = fleet.home_cohort(client)
+        if cohort not in capable:
+            capable[cohort] = _trains_on_one(fleet.cohorts[cohort], data)
+        if not capable[cohort]:
+            _refuse(client, samples, data, f"which a normalisation of cohort {cohort} cannot take")
+
+
+def check_global_test(kinds: Collection[str], data: FederatedDataModule) -> None:
+    """Refuse to test on samples that clients train on.
+
+    Raises:
+        UserError: naming what evaluates so.
+    """
+    if "global" in kinds and data.pool == "union":
+        found = "global, but data.pool: union deals the test samples to clients"
+        raise UserError("model.evaluate", found, "set it to [personal]")
+
+
+def warn_of_skipped(fleet: Fleet, data: FederatedDataModule) -> None:
+    """Say how much `last_batch: drop` leaves out."""
+    if data.skipped_samples and fleet.ranks.rank == 0:
+        log.warning(
+            "data.last_batch: drop skips %d of %d training samples a pass",
+            data.skipped_samples,
+            sum(data.num_samples(client) for client in range(fleet.clients)),
+        )
+
+
+def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
+    """Samples of an epoch of the client's whose last batch is a single one; None without such."""
+    for samples in data.epoch_sizes(client):
+        sizes = batch_sizes(samples, data.batch_size, data.last_batch)
+        if sizes[-1] == 1 and fleet.work.batches(len(sizes)) >= len(sizes):
+            return samples
+    return None
+
+
+def _trains_on_one(state: CohortState, data: FederatedDataModule) -> bool:
+    module = state.module
+    training = module.training
+    module.train()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            sample = blank(data, samples=1).to(state.store.device)
+            net: Any = module.net if isinstance(module, ClientModule) else module
+            if isinstance(module, ClientModule) and hasattr(net, "losses"):
+                # A network that is trained beside the one that is evaluated has to take it, too.
+                net.losses(sample, torch.zeros(1, dtype=torch.int64, device=sample.device))
+            else:
+                module(sample)
+    except NotImplementedError:
+        return True  # a user's module may have no forward, and then nobody knows
+    except ValueError:
+        return False
+    finally:
+        module.train(training)
+    return True
+
+
+def _refuse(client: int, samples: int, data: FederatedDataModule, why: str) -> None:
+    if data.batch_size == 1:
+        raise UserError("data.batch_size", f"single samples, {why}", "give at least 2")
+    if samples == 1:
+        found = f"client {client} trains on a single sample, {why}"
+        if data.chunks > 1:
+            raise UserError("data.chunks", f"{data.chunks}, and {found}", "lower it")
+        raise UserError("data.partition", found, "deal at least 2 samples to every client")
+    found = f"{data.last_batch}, and client {client} ends on a single sample, {why}"
+    raise UserError("data.last_batch", found, "set it to join")

@@ -1,0 +1,249 @@
+"""Evaluation, split over the ranks; one gather an evaluation.
+
+Four questions, which are never mixed under one name:
+
+    global      the server's model on the global test set
+    local       the server's model on a client's test split, where that is not what the client holds
+    personal    what a client holds on its own test split, after aggregation or as its session
+                left it: `evaluate_at`; at the other moment it is `trained` or `aggregated`
+    finetuned   what a client would have after a session from the server's model
+
+A job is one client's own test split, or a rank's share of the global test set. The global test set
+is cut into the same batches on any number of ranks, and means are taken over them in order, so the
+figures do not depend on it. Moments that have passed when the round is over are tested in the
+sessions (`Training.tested`); their reports join the others here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import lightning.pytorch as L
+import torch
+
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.engine.client_metrics import client_figures
+from lightfed.local.client_module import reported
+from lightfed.local.hooks import Moment
+from lightfed.local.local_work import ClientData
+from lightfed.local.session import Report, seed_default_generators, weighted_means
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import derive_seed, numpy_generator
+
+Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetuned"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+
+
+class EvaluationData(ClientData, Protocol):
+    """What an evaluation asks of a data module."""
+
+    def global_test_batches(self) -> int: ...
+    def global_test_batch(self, index: int) -> Any: ...
+
+
+# A job is a client, or one of these.
+GLOBAL = -1
+IDLE = -2
+
+
+class Jobs:
+    """The jobs of a rank, as Lightning wants a data loader.
+
+    A plain list would be a collection of loaders.
+    """
+
+    def __init__(self, jobs: list[int]) -> None:
+        self._jobs = jobs
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._jobs)
+
+
+class Evaluation:
+    """Jobs of this rank, their results, and the figures.
+
+    Args:
+        fleet: the clients.
+        data: their test splits.
+        kinds: which evaluations.
+        at: the moment of the personal figure; by default the first of the algorithm's `moments`.
+        clients: evaluate only so many clients, drawn once; None for all.
+
+    Attributes:
+        at: the moment of the personal figure.
+        in_sessions: what is tested in the sessions of a round, by moment.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        data: EvaluationData,
+        *,
+        kinds: Sequence[Kind],
+        at: Moment | None = None,
+        clients: int | None = None,
+    ) -> None:
+        self._fleet = fleet
+        self._data = data
+        self._reports: dict[Kind, list[Report]] = {}
+        self._kinds = frozenset(kinds)
+        if "finetuned" in kinds and fleet.algorithm.stateful:
+            found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
+            fix = "leave it out: it is for clients that start from what the server has"
+            raise UserError("model.evaluate", found, fix)
+        self.at: Moment = fleet.algorithm.moments[0] if at is None else at
+        moments = self._moments()
+        self._at_rest = {m: kind for m, kind in moments.items() if self._lasts(m)}
+        self.in_sessions = {m: kind for m, kind in moments.items() if not self._lasts(m)}
+        self.clients = self._choose(clients) if self._kinds - {"global"} else []
+        self.jobs = Jobs(self._spread(self.clients))
+
+    def _moments(self) -> dict[Moment, Kind]:
+        """The moments that are tested, and the kinds that their figures are."""
+        personal = "personal" in self._kinds
+        both = personal and self._fleet.algorithm.tests_both
+        found: dict[Moment, Kind] = {self.at: "personal"} if personal else {}
+        for moment in MOMENTS:
+            if moment in self._kinds or both:
+                found.setdefault(moment, moment)
+        return found
+
+    def _lasts(self, moment: Moment) -> bool:
+        """Whether what a client has at a moment is still there when its round is over."""
+        algorithm = self._fleet.algorithm
+        kept = type(algorithm).aggregated is not Algorithm.aggregated
+        return moment in algorithm.moments or (moment == "aggregated" and kept)
+
+    def _choose(self, count: int | None) -> list[int]:
+        if count is None or count >= self._fleet.clients:
+            return list(range(self._fleet.clients))
+        rng = numpy_generator(self._fleet.seed, "evaluated-clients")
+        return sorted(rng.choice(self._fleet.clients, count, replace=False, shuffle=False).tolist())
+
+    def _spread(self, clients: list[int]) -> list[int]:
+        """This rank's jobs, as many on every rank.
+
+        Lightning's loop steps must match, so short ranks idle at the end.
+        """
+        world, rank = self._fleet.ranks.world, self._fleet.ranks.rank
+        if self._fleet.algorithm.stateful:
+            shares = [[k for k in clients if self._fleet.home(k) == r] for r in range(world)]
+        else:
+            shares = [clients[r::world] for r in range(world)]
+        jobs: list[int] = list(shares[rank])
+        has_global = "global" in self._kinds
+        if has_global:
+            jobs.insert(0, GLOBAL)
+        length = max(1, max(len(share) for share in shares) + has_global)
+        return jobs + [IDLE] * (length - len(jobs))
+
+    def start(self) -> None:
+        """Before the first job, on every rank."""
+        self._reports = {kind: [] for kind in KINDS}
+        # `validate` and `test` run in inference mode, in which no module can be built to stay.
+        with torch.inference_mode(False), torch.no_grad():
+            self._fleet.algorithm.evaluation_start(self._fleet)
+
+    def run(self, job: int) -> None:
+        """Evaluate; the reports stay on this rank until `finish`."""
+        if job == IDLE:
+            return
+        if job == GLOBAL:
+            for server in range(self._fleet.algorithm.global_models):
+                self._run_global(server)
+            return
+        algorithm = self._fleet.algorithm
+        for moment, kind in self._at_rest.items():
+            kept = moment in algorithm.moments
+            module = (algorithm.evaluated if kept else algorithm.aggregated)(self._fleet, job)
+            if module is not None:
+                report = self._run_client(module, job)
+                report.stored = algorithm.stored_bytes(self._fleet, job)
+                self._reports[kind].append(report)
+        if "local" in self._kinds:
+            module = algorithm.local(self._fleet, job)
+            if module is not None:
+                self._reports["local"].append(self._run_client(module, job))
+        if "finetuned" in self._kinds:
+            self._reports["finetuned"].append(self._run_finetuned(job))
+
+    def _run_client(self, module: L.LightningModule, client: int) -> Report:
+        """A client's own test split."""
+        if module.training:
+            module.eval()
+        self._name_draws(client)
+        session = self._fleet.training.session_of(module)
+        report = session.evaluate(self._data.test_batches(client), client=client)
+        report.metrics = reported(report.metrics)
+        return report
+
+    def _run_finetuned(self, client: int) -> Report:
+        """The same after a session on the client's training split, which is not reported.
+
+        No sample is tested where it raises.
+        """
+        fleet, training = self._fleet, self._fleet.training
+        # Lightning evaluates in inference mode, which gradients could not leave.
+        with torch.inference_mode(False), torch.enable_grad():
+            _, row = fleet.algorithm.client_row(fleet, client)
+            try:
+                module = training.finetune(client, row)
+            except UserError:
+                raise
+            except Exception as error:  # as in a round
+                state = fleet.cohorts[fleet.home_cohort(client)]
+                return Report(client, 0, error=training.abandon(client, state, error))
+        return self._run_client(module, client)
+
+    def _run_global(self, server: int) -> None:
+        """A server's model on this rank's batches of the global test set."""
+        module = self._fleet.algorithm.evaluated_server(self._fleet, server)
+        if module is None:
+            return
+        if module.training:
+            module.eval()
+        session, ranks = self._fleet.training.session_of(module), self._fleet.ranks
+        batches = self._data.global_test_batches()
+        for index in range(ranks.rank, batches, ranks.world):
+            batch, number = self._data.global_test_batch(index), server * batches + index
+            self._name_draws(index, kind="global")
+            self._reports["global"].append(session.evaluate([batch], client=GLOBAL, batch=number))
+
+    def _name_draws(self, number: int, kind: str = "personal") -> None:
+        """What a module draws in evaluation (tokens to mask) is the same on any rank."""
+        seed = derive_seed(self._fleet.seed, f"{kind}-evaluation", client=number)
+        seed_default_generators(seed, self._fleet.device)
+
+    def finish(
+        self, tests: Mapping[Moment, Sequence[Report]] | None = None
+    ) -> tuple[dict[str, float], dict[Kind, list[Report]]]:
+        """The figures, the same on every rank, and the reports of the clients in order.
+
+        Args:
+            tests: of the sessions of this round, of all ranks.
+        """
+        gathered = self._fleet.ranks.gather([self._reports])
+        every: dict[Kind, list[Report]] = {}
+        for kind in KINDS:
+            reports = [report for part in gathered for report in part[kind]]
+            moments = (moment for moment, k in self.in_sessions.items() if k == kind)
+            reports += [r for moment in moments for r in (tests or {}).get(moment, ())]
+            reports.sort(key=lambda r: (r.client, r.batch))
+            every[kind] = [r for r in reports if r.samples]
+            for report in (r for r in reports if r.error):
+                found = f"client {report.client} is left out of the {kind} figures"
+                self._fleet.warn(f"{found}: {report.error}")
+        means = reported(weighted_means(every.pop("global")))
+        figures = {f"global/{name}": value for name, value in means.items()}
+        for kind, reports in every.items():
+            figures |= client_figures(
+                reports,
+                kind,
+                cohorts=[state.name for state in self._fleet.cohorts],
+                cohort_of=[self._fleet.home_cohort(r.client) for r in reports],
+            )
+        return figures, every

@@ -1,0 +1,329 @@
+"""The fit loop of a federation.
+
+An "epoch" is a round, a "batch" is a wave of sessions, one on every rank.
+
+A wave count follows from the participants, so it is the same on every rank without communication,
+and every stock callback that talks to other ranks from a batch hook stays in step. Firing batch
+hooks per local step would hang as soon as two ranks have different numbers of batches.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+from typing_extensions import override
+
+from lightfed.engine.federation import federation_of
+from lightfed.engine.run_trainer import RunTrainer
+from lightfed.local.finished import Suspended
+from lightfed.local.session_runner import Pending, RunClient
+from lightfed.runs import checkpoint, journal
+from lightfed.utils import signals
+from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.lightning_private import (
+    _call_callback_hooks,
+    _call_lightning_module_hook,
+    _FitLoop,
+    _TrainingEpochLoop,
+    is_overridden,
+)
+
+_WAVE_HOOKS = ("on_train_batch_start", "on_train_batch_end")
+
+
+class RoundLoop(_TrainingEpochLoop):
+    """One round: the algorithm's `round`, whose training runs in waves, then validation.
+
+    `global_step` counts server updates: it advances by one a round, on every rank alike.
+    """
+
+    trainer: RunTrainer
+
+    def __init__(
+        self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1
+    ) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self._server_steps = 0
+        self._evaluated = 0  # rounds that were finished at the last evaluation
+        self._first: int | None = None  # round of this process
+        self._journal: Path | None = None  # of this run, until its first round is over
+
+    @property
+    @override
+    def global_step(self) -> int:
+        return self._server_steps
+
+    @property
+    def round_index(self) -> int:
+        """T of the round under way."""
+        return self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+
+    @override
+    def run(self, data_fetcher: Any = None) -> None:
+        t = self.round_index
+        self._batches_that_stepped = t
+        federation = federation_of(self.trainer)
+        # A checkpoint written while round t was being validated comes back here with the server
+        # already updated.
+        if self._server_steps == t:
+            self._begin(t)
+            try:
+                federation.run_round(t, self._waves, validates=self._should_check_val_epoch())
+            except Suspended as suspended:
+                self._suspend(suspended, t)
+            self._server_steps += 1
+            self.trainer.in_round = False
+        if self._should_check_val_epoch():
+            self._validate()
+        # Only now: the loggers' x-axis of what validation logs is still this round.
+        self._batches_that_stepped = t + 1
+        self.trainer.save_deferred_checkpoints()
+
+    def _begin(self, t: int) -> None:
+        """Before a round: it may be suspended, and may go on where a suspended one ended."""
+        self.trainer.in_round = True
+        last = self.trainer.last_checkpoint
+        training = federation_of(self.trainer).fleet.training
+        training.suspends = last is not None
+        training.go_on(0, {})
+        if self._first is None:
+            self._first = t
+            self._unfinished(t)
+            if last is not None:  # of whatever round it is
+                self._journal = last.path.with_name(journal.FILE)
+
+    def _unfinished(self, t: int) -> None:
+        """Sessions of the round that the run before this one has finished."""
+        if self.trainer.ckpt_path is None:
+            return
+        path = Path(self.trainer.ckpt_path).with_name(journal.FILE)
+        federation = federation_of(self.trainer)
+        try:
+            found = journal.read(
+                path, federation.fleet.ranks, t=t, identity=federation.round_identity()
+            )
+        except UserError as error:
+            federation.fleet.warn(f"{error.found}: the sessions of round {t} are trained again")
+            return
+        if found is not None:
+            federation.fleet.training.go_on(*found)
+
+    def forget_journal(self) -> None:
+        """Of a round whose checkpoint is written, or of one of another course of the run."""
+        path, self._journal = self._journal, None
+        if path is not None and self.trainer.is_global_zero:
+            checkpoint.remove(path)
+
+    def _suspend(self, suspended: Suspended, t: int) -> None:
+        """Put the finished sessions beside the checkpoint that the round started from.
+
+        Raises:
+            Interrupted: always.
+        """
+        federation, last = federation_of(self.trainer), self.trainer.last_checkpoint
+        assert last is not None, "a round is suspended only if its start is on disk"
+        ranks, identity = federation.fleet.ranks, federation.round_identity()
+        path = last.path.with_name(journal.FILE)
+        journal.write(suspended, path, ranks, t=t, identity=identity)
+        raise Interrupted(
+            self.asked(),
+            f"{_rounds(t, self.trainer)} and {suspended} of the next",
+            resumable=True,
+            progressed=suspended.new > 0 or t != self._first,
+        )
+
+    def asked(self) -> int:
+        """The signal that has come to any rank; 0 for none."""
+        return max(federation_of(self.trainer).fleet.ranks.gather([signals.asked() or 0]))
+
+    def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
+        self.batch_progress.reset_on_run()
+        self.trainer.fit_loop.max_batches = max(1, waves)  # with none Lightning ends the run
+        hooked = any(any(self._hooks(name)) for name in _WAVE_HOOKS)
+        reports = []
+        for wave in range(waves):
+            client = mine[wave] if wave < len(mine) else None
+            self.batch_progress.is_last_batch = wave == waves - 1
+            report = self._wave(wave, client, run, hooked=hooked)
+            if report is not None:
+                reports.append(report)
+        return reports
+
+    def _wave(
+        self, wave: int, client: int | None, run: RunClient, *, hooked: bool
+    ) -> Pending | None:
+        """One session on this rank, or none, between the stock batch hooks."""
+        progress, connector = self.batch_progress, self.trainer._logger_connector
+        progress.increment_ready()
+        if hooked:
+            connector.on_batch_start(client)
+            self._call("on_train_batch_start", client, wave)
+        progress.increment_started()
+        report = None if client is None else run(client)
+        progress.increment_processed()
+        if hooked:
+            self._call("on_train_batch_end", report, client, wave)
+            connector.on_batch_end()
+        progress.increment_completed()
+        return report
+
+    def _hooks(self, name: str) -> tuple[bool, bool]:
+        """Whether a callback, and whether the root module, has more than the empty hook.
+
+        Lightning calls them all; with a thousand sessions a second the empty ones add up.
+        """
+        callbacks = any(is_overridden(name, c, L.Callback) for c in self.trainer.callbacks)
+        return callbacks, is_overridden(name, federation_of(self.trainer))
+
+    def _call(self, name: str, *args: Any) -> None:
+        callbacks, module = self._hooks(name)
+        if callbacks:
+            _call_callback_hooks(self.trainer, name, *args)
+        if module:
+            _call_lightning_module_hook(self.trainer, name, *args)
+
+    @override
+    def _should_check_val_epoch(self) -> bool:
+        last = self.round_index + 1 in (self.trainer.max_epochs, self.trainer.max_steps)
+        return super()._should_check_val_epoch() or (last and self.trainer.enable_validation)
+
+    def validate_last(self) -> None:
+        """At the end of a run that a callback has stopped between two evaluations."""
+        trainer = self.trainer
+        if self._evaluated == self._server_steps or not trainer.enable_validation:
+            return
+        self._batches_that_stepped -= 1  # still of the last round
+        self._validate()
+        self._batches_that_stepped += 1
+        if trainer.last_checkpoint is not None:
+            trainer.save_checkpoint(trainer.last_checkpoint.path)
+
+    def _validate(self) -> None:
+        trainer = self.trainer
+        trainer.validating = True
+        first_iter = trainer._logger_connector._first_loop_iter
+        self.val_loop.restarting = False
+        self.val_loop.run()
+        trainer.training = True
+        trainer._logger_connector._first_loop_iter = first_iter
+        self._evaluated = self._server_steps
+
+    @override
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Nothing: a round sets its own learning rate, so that a resumed run has the same."""
+
+    @override
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        counts = {"server_steps": self._server_steps, "evaluated": self._evaluated}
+        return super().on_save_checkpoint() | counts
+
+    @override
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        super().on_load_checkpoint(state_dict)
+        self._server_steps = state_dict["server_steps"]
+        # Checkpoints of before there was this count: nothing to make up for.
+        self._evaluated = state_dict.get("evaluated", self._server_steps)
+
+
+class FederatedLoop(_FitLoop):
+    """Rounds instead of epochs; no global train loader exists."""
+
+    trainer: RunTrainer
+    epoch_loop: RoundLoop
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        *,
+        min_epochs: int | None,
+        max_epochs: int | None,
+        min_steps: int | None,
+        max_steps: int,
+    ) -> None:
+        super().__init__(trainer, min_epochs, max_epochs)
+        self.epoch_loop = RoundLoop(trainer, min_steps, max_steps)
+
+    @override
+    def _iteration_based_training(self) -> bool:
+        # A step is a round: with max_steps, too, the epoch counter is the one to resume from.
+        return False
+
+    @property
+    @override
+    def skip(self) -> bool:
+        # A run that died between its last round and its end has that before it yet.
+        return self.trainer.limit_train_batches == 0
+
+    @override
+    def setup_data(self) -> None:
+        if self.trainer.limit_train_batches == 0:
+            return
+        if self.max_batches == float("inf"):
+            self.max_batches = (
+                1  # the waves of a round are known when it has drawn its participants
+            )
+        self.trainer.val_check_batch = float("inf")
+
+    @override
+    def run(self) -> None:
+        try:
+            super().run()
+        except BaseException as error:
+            # Ahead of callbacks: one that saves would wait for ranks that know of no error.
+            self.trainer.strategy.on_exception(error)
+            raise
+
+    @override
+    def on_advance_start(self) -> None:
+        if self.restarted_mid_epoch or self.restarted_on_epoch_end:
+            return
+        if not self.restarted_on_epoch_start:
+            self.epoch_progress.increment_ready()
+        federation_of(self.trainer).set_learning_rate(self.epoch_loop.round_index)
+        _call_callback_hooks(self.trainer, "on_train_epoch_start")
+        _call_lightning_module_hook(self.trainer, "on_train_epoch_start")
+        self.epoch_progress.increment_started()
+
+    @override
+    def advance(self) -> None:
+        with self.trainer.profiler.profile("run_training_epoch"):
+            try:
+                self.epoch_loop.run()
+            except StopIteration as error:  # to Lightning it is the end of a run
+                raise RuntimeError("a round raised StopIteration") from error
+
+    @override
+    def on_advance_end(self) -> None:
+        super().on_advance_end()
+        self.epoch_loop.forget_journal()
+        signal = self.epoch_loop.asked()
+        if signal and not self.done:
+            self._interrupt(signal)
+
+    def _interrupt(self, signal: int) -> None:
+        """After a round, with everything on disk.
+
+        Raises:
+            Interrupted: always.
+        """
+        trainer = self.trainer
+        finished = _rounds(trainer.current_epoch, trainer)
+        resumable = trainer.last_checkpoint is not None
+        if not resumable:
+            resumable = trainer.save_last()
+        raise Interrupted(signal, finished, resumable=resumable)
+
+    @override
+    def on_run_end(self) -> None:
+        self.epoch_loop.validate_last()
+        super().on_run_end()
+
+    @override
+    def _warn_if_modules_in_eval_mode(self) -> None:
+        """Nothing: the modules of clients are switched by their sessions."""
+
+
+def _rounds(finished: int, trainer: L.Trainer) -> str:
+    """How far a run has come, in words."""
+    limit = trainer.max_epochs or -1  # which is none: max_steps is one, too
+    return f"{finished} of {limit} rounds" if limit > 0 else f"{finished} rounds"

@@ -1,0 +1,143 @@
+"""Rounds, sessions, time left and figures: two lines of a terminal, or lines of a log file."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import lightning.pytorch as L
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+from typing_extensions import override
+
+from lightfed.engine.evaluation import KINDS
+
+
+class _Lines(Progress):
+    """The figures stand below the bar: beside it they would push the times out of the line."""
+
+    @override
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(task.fields["figures"]) for task in self.tasks if task.fields["figures"])
+
+
+class RoundProgressBar(ProgressBar):
+    """A bar over rounds with the sessions of the round and the newest figures.
+
+    Where the output is no terminal, a line is printed at most every `seconds`.
+
+    Args:
+        seconds: between lines of a log file.
+    """
+
+    def __init__(self, seconds: float = 30.0) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._console = Console(stderr=True)
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._enabled = True
+        self._printed = 0.0
+        self._tested = 0  # number of the round that was last evaluated
+
+    @override
+    def disable(self) -> None:
+        self._enabled = False
+
+    @override
+    def enable(self) -> None:
+        self._enabled = True
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._printed = time.monotonic()
+        if not self._enabled or not trainer.is_global_zero or not self._console.is_terminal:
+            return
+        total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
+        self._progress = _Lines(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[sessions]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task(
+            "", total=total, completed=trainer.current_epoch, sessions="", figures=""
+        )
+        self._progress.start()
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.update(
+                self._task, sessions=f"wave {batch_idx + 1}/{trainer.num_training_batches}"
+            )
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._tested = trainer.global_step
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, advance=1, figures=self._figures(trainer))
+        elif self._enabled and trainer.is_global_zero and self._due(trainer):
+            self._printed = time.monotonic()
+            self._console.print(
+                f"round {trainer.current_epoch + 1}/{trainer.max_epochs}  {self._figures(trainer)}",
+                highlight=False,
+            )
+
+    def _due(self, trainer: L.Trainer) -> bool:
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        return last or time.monotonic() - self._printed >= self._seconds
+
+    def _figures(self, trainer: L.Trainer) -> str:
+        """Of the round; those of an earlier evaluation with the number of its round."""
+        shown = self.get_metrics(trainer, trainer.lightning_module)
+        texts = {k: f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, float)}
+        tested = [texts.pop(k) for k in list(texts) if k.partition("/")[0] in KINDS]
+        if tested and self._tested != trainer.global_step:
+            tested.append(f"(round {self._tested})")
+        return "  ".join([*texts.values(), *tested])
+
+    @override
+    def get_metrics(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        return {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop()
+
+    @override
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

@@ -1,0 +1,107 @@
+"""A Trainer that has a run folder, and its checkpoints there."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.profilers import Profiler
+from typing_extensions import override
+
+from lightfed.engine.strategy import FederatedStrategy
+from lightfed.engine.trainer_checks import Clips
+from lightfed.runs.checkpoint import main_file
+from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
+from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.errors import UserError
+from lightfed.utils.lightning_private import _PATH
+
+
+class RunTrainer(L.Trainer):
+    """What the root module and the loop of a federation ask of its Trainer beside Lightning's.
+
+    Attributes:
+        goes_on_from: the checkpoint that this run was given, or found.
+        clipping: how gradients are clipped.
+        in_round: a round is under way; a checkpoint that is asked for waits for its end.
+    """
+
+    callbacks: list[Callback]
+    datamodule: Any
+    profiler: Profiler
+    goes_on_from: _PATH | None
+    clipping: Clips
+    in_round: bool
+    _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
+
+    @property
+    def run_logger(self) -> RunLogger | None:
+        """The logger that owns the run folder, if there is one."""
+        return next((x for x in self.loggers if isinstance(x, RunLogger)), None)
+
+    @property
+    def last_checkpoint(self) -> LastCheckpoint | None:
+        """The default checkpoint, written after every round, if the run has it."""
+        return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
+
+    @override
+    def save_checkpoint(
+        self, filepath: _PATH, weights_only: bool | None = None, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint; one asked for within a round is written when the round is over."""
+        if self.state.fn is not None and self.in_round:
+            self._deferred_checkpoints.append((filepath, weights_only, storage_options))
+            return
+        super().save_checkpoint(filepath, weights_only, storage_options)
+
+    def save_deferred_checkpoints(self) -> None:
+        """What callbacks asked for within the round that has just ended."""
+        deferred, self._deferred_checkpoints = self._deferred_checkpoints, []
+        for filepath, weights_only, storage_options in deferred:
+            self.save_checkpoint(filepath, weights_only, storage_options)
+
+    def save_last(self) -> bool:
+        """Write last.ckpt where a run is sought that goes on; False if it keeps no checkpoints."""
+        folders = [c.dirpath for c in self._model_checkpoints() if c.dirpath is not None]
+        if not folders:
+            return False
+        logger = self.run_logger
+        folder = Path(folders[0]) if logger is None else logger.folder / "checkpoints"
+        self.save_checkpoint(folder / NAME)
+        return True
+
+    def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
+        """The file of a checkpoint; `fresh` where `last` may mean a run that starts.
+
+        Raises:
+            UserError: there is no such checkpoint.
+        """
+        logger = self.run_logger
+        self._demand_readable(False)
+        if fresh and logger is not None:
+            own = logger.place.resume_job(requeued=ckpt_path not in (None, "last"))
+            if own is not None:
+                return own
+        if ckpt_path is None:
+            return None
+        if ckpt_path == "best" and any(c.best_model_path for c in self._model_checkpoints()):
+            return ckpt_path
+        if ckpt_path != "last":
+            main = main_file(ckpt_path)
+            self._demand_readable(True)  # a path is meant as it is written
+            return main if logger is None else logger.place.resume_from(main)
+        if logger is None:
+            return ckpt_path  # Lightning looks into the folders of the checkpoint callbacks
+        newest = logger.place.resume_newest(trains=fresh)
+        if newest is None and not fresh:
+            found = "`last`, but no run of this name has a checkpoint"
+            raise UserError("ckpt_path", found, "give the path of a .ckpt file")
+        return newest
+
+    def _demand_readable(self, strict: bool) -> None:
+        """Whether an unreadable checkpoint is an error, or the one before it will do."""
+        if isinstance(self.strategy, FederatedStrategy):
+            self.strategy.strict = strict
+
+    def _model_checkpoints(self) -> list[ModelCheckpoint]:
+        return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]

@@ -1,0 +1,260 @@
+"""Ranks for a federation.
+
+Lightning's launchers and process groups, no DDP wrap, sharded atomic checkpoints.
+"""
+
+import atexit
+import os
+import subprocess
+import time
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import lightning.pytorch as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed.distributed import liveness as watch
+from lightfed.distributed import requeue
+from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
+from lightfed.distributed.interface import interface_of, listen
+from lightfed.runs import checkpoint
+from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.errors import UserError
+from lightfed.utils.lightning_private import _PATH
+
+T = TypeVar("T")
+
+_LAST_WORDS = 2.0  # seconds for ranks that end by themselves, before they are killed
+
+
+@cache
+def _leave_at_exit() -> None:
+    atexit.register(leave)
+
+
+class FederatedStrategy(DDPStrategy):
+    """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; each trains clients of its own.
+
+    Server state is equal on all ranks because all compute it alike, so nothing is wrapped and
+    nothing broadcast.
+
+    Attributes:
+        ranks_per_device: ranks that share a GPU; set before the devices are known.
+    """
+
+    strategy_name = "federated"
+    ranks_per_device = 1
+    strict = False  # whether a checkpoint is the one to load, or the one before it will do
+    _came_from: Path | None = None  # the main file that was loaded
+    _loaded_step = 0  # rounds that were on disk when this process began
+    _saved_step = 0  # and that it has put there
+
+    def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
+        """Nothing of DDP is left to be set but how long ranks wait for each other.
+
+        Args:
+            timeout: Minutes that a rank waits for the others, be it at the start, for the last
+                session of a round or in a collective; then the run ends, and says whom it lacked.
+        """
+        if not timeout > 0:
+            key = "trainer.strategy.init_args.timeout"
+            raise UserError(key, f"{timeout:g} minutes", "give a time above 0")
+        super().__init__(timeout=timedelta(minutes=timeout))
+
+    @property
+    @override
+    def parallel_devices(self) -> list[torch.device] | None:
+        """Of the ranks of this node, in order."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        repeated = [d for d in devices or [] for _ in range(self.ranks_per_device)]
+        self._parallel_devices = repeated or None
+
+    @override
+    def _get_process_group_backend(self) -> str:
+        # NCCL refuses two ranks on a device.
+        return "gloo" if self.ranks_per_device > 1 else super()._get_process_group_backend()
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        # An injected sampler must not split what the federation has split.
+        return {"num_replicas": 1, "rank": 0}
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        assert self._timeout is not None
+        self.ranks = Ranks(self.root_device, timeout=self._timeout)
+        _leave_at_exit()
+        watch.start(
+            self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost
+        )
+        self._relieve_observer()
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn == TrainerFn.FITTING:
+            for logger in trainer.loggers:
+                if isinstance(logger, RunLogger):
+                    logger.claim(self.ranks)
+
+    @override
+    def setup_distributed(self) -> None:
+        """Meet the other ranks.
+
+        Raises:
+            UserError: they do not come, or are not found.
+        """
+        try:
+            self._meet()
+            super().setup_distributed()
+        except (dist.DistError, OSError) as error:
+            self._kill_launched()  # the others look for this one for as long
+            assert self.cluster_environment is not None
+            place = f"{self._address}:{self.cluster_environment.main_port}"
+            found = f"the ranks do not meet at {place} ({str(error).splitlines()[0]})"
+            fix = "start all of them, at an address and a free port that all nodes reach"
+            raise UserError("MASTER_ADDR", found, fix) from error
+
+    def _meet(self) -> None:
+        """Make the process group over a store on one interface; torch's own listens on all."""
+        if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return  # torchrun has a store already
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        assert self._timeout is not None
+        port, first = self.cluster_environment.main_port, self.global_rank == 0
+        listener = listen(self._interface(), port, backlog=self.world_size) if first else None
+        store = dist.TCPStore(
+            self._address,
+            port,
+            self.world_size,
+            is_master=first,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach() if listener else None,
+        )
+        dist.init_process_group(
+            self._get_process_group_backend(),
+            store=store,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            timeout=self._timeout,
+            device_id=None if self.root_device.type == "cpu" else self.root_device,
+        )
+
+    @property
+    def _address(self) -> str:
+        """At which rank 0 is reached."""
+        assert self.cluster_environment is not None
+        return self.cluster_environment.main_address
+
+    def _interface(self) -> str:
+        """Of rank 0's node, that it listens on."""
+        return interface_of(self._address, nodes=self.num_nodes) if self.global_rank == 0 else ""
+
+    def _launched(self) -> list[subprocess.Popen[bytes]]:
+        """Processes of other ranks that this one has started."""
+        return getattr(self.launcher, "procs", [])
+
+    def _relieve_observer(self) -> None:
+        """Lightning's kills this process when a child ends; the watch first says why.
+
+        Until now it was needed: a rank may die before the ranks meet. It ends where no child is
+        left on its list.
+        """
+        launched = self._launched()
+        if launched:
+            self.launcher.procs = launched.copy()  # type: ignore[union-attr]
+            launched.clear()
+
+    def _kill_launched(self) -> None:
+        """The end of ranks that do not end by themselves: stopped ones."""
+        limit = time.monotonic() + _LAST_WORDS
+        for process in self._launched():
+            try:
+                process.wait(max(0.0, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _node_lost(self) -> str:
+        """What becomes of a run that has lost a node: its job goes on, if it trains and saves."""
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn != TrainerFn.FITTING or not trainer.checkpoint_callbacks:
+            return ""
+        return requeue.after_node_loss(progressed=self._saved_step > self._loaded_step)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        watch.fail(exception)
+
+    @override
+    def barrier(self, name: str | None = None) -> None:
+        self.ranks.barrier()
+
+    @override
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        assert src == 0, "what ranks agree on is what rank 0 has"
+        return cast(T, self.ranks.broadcast(obj))
+
+    @override
+    def reduce(
+        self, tensor: Tensor, group: Any | None = None, reduce_op: Any | None = "mean"
+    ) -> Tensor:
+        with self.ranks.together("a reduction"):
+            return super().reduce(tensor, group, reduce_op)
+
+    @override
+    def setup(self, trainer: L.Trainer) -> None:
+        """DDPStrategy.setup without the wrap and without the broadcast of module states."""
+        assert self.accelerator is not None
+        assert self.model is not None
+        self.accelerator.setup(trainer)
+        self.model = self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    @override
+    def save_checkpoint(
+        self, checkpoint_: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
+        # What the run came from stays until the run has a whole one of its own.
+        keep = self._came_from != checkpoint.previous_of(Path(filepath)).resolve()
+        checkpoint.save(checkpoint_, filepath, self.ranks, keep_previous=keep)
+        self._saved_step = checkpoint_["global_step"]
+        if not keep:
+            self._came_from = None
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: _PATH, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        path = Path(checkpoint_path)
+        if self.strict:
+            content = checkpoint.load(path, self.ranks)
+        else:
+            content, path = checkpoint.load_newest(path, self.ranks)
+        self._came_from = path.resolve()
+        self._loaded_step = content["global_step"]
+        return content
+
+    @override
+    def remove_checkpoint(self, filepath: _PATH) -> None:
+        if self.is_global_zero:
+            checkpoint.remove(filepath)
+
+
+StrategyRegistry.register(
+    "federated", FederatedStrategy, description="Ranks of a federation; no model is wrapped"
+)

@@ -1,0 +1,386 @@
+"""The one long-lived Trainer of a federation."""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, Literal
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.profilers import Profiler
+from typing_extensions import override
+
+from lightfed.distributed import requeue
+from lightfed.distributed.allocation import check_launch, check_tasks
+from lightfed.engine.federation import Federation, federation_of
+from lightfed.engine.loop import FederatedLoop
+from lightfed.engine.progress import RoundProgressBar
+from lightfed.engine.run_trainer import RunTrainer
+from lightfed.engine.strategy import FederatedStrategy
+from lightfed.engine.trainer_checks import (
+    Clips,
+    check_at_least_one,
+    check_clipping,
+    check_devices,
+    check_limit,
+    check_rounds,
+    check_strategy,
+)
+from lightfed.runs.last_checkpoint import LastCheckpoint
+from lightfed.runs.run_folder import check_name
+from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.errors import Interrupted
+from lightfed.utils.heap import keep_heap
+from lightfed.utils.lightning_private import _PATH, _SignalConnector
+from lightfed.utils.signals import listening
+
+Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
+
+
+class FederatedTrainer(RunTrainer):
+    """A Trainer whose epochs are rounds.
+
+    It has exactly those of Lightning's flags that mean something for a federation: a flag that
+    would silently do nothing does not exist here. One optimiser step a batch and one model under
+    DDP are what the others are about.
+    """
+
+    fit_loop: FederatedLoop
+    callbacks: list[Callback]
+    datamodule: Any
+    profiler: Profiler
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        max_epochs: int = 100,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        accelerator: str = "auto",
+        devices: int | str | list[int] = 1,
+        num_nodes: int = 1,
+        precision: Precision = "32",
+        strategy: FederatedStrategy | Literal["federated"] = "federated",
+        logger: Logger | Iterable[Logger] | bool = True,
+        callbacks: list[Callback] | Callback | None = None,
+        fast_dev_run: bool = False,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        check_val_every_n_epoch: int = 1,
+        enable_checkpointing: bool = True,
+        enable_progress_bar: bool = True,
+        enable_model_summary: bool = False,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Clips = "norm",
+        deterministic: bool | Literal["warn"] = False,
+        benchmark: bool | None = None,
+        profiler: Profiler | str | None = None,
+        detect_anomaly: bool = False,
+        plugins: Any = None,
+        default_root_dir: str = "runs",
+        num_threads: int = 1,
+        ranks_per_device: int = 1,
+    ) -> None:
+        """Flags of the run.
+
+        Args:
+            name: Of the run: its folder is <default_root_dir>/<name>, with a number where that is
+                taken. The command line takes the name of the configuration file.
+            max_epochs: Rounds.
+            min_epochs: Rounds before a callback may stop the run.
+            max_steps: Server updates; -1 for no limit.
+            max_time: Wall-clock limit, such as 00:12:00:00.
+            accelerator: cpu, gpu or auto.
+            devices: Ranks on this node, one a device.
+            num_nodes: Nodes.
+            precision: Of local training. With 16-mixed every session has a loss scaler of its own.
+            strategy: How ranks are started; only `federated` makes sense here.
+            logger: True for the run folder; Lightning's loggers; False for none.
+            callbacks: Lightning callbacks; a batch is a wave of sessions, an epoch a round.
+            fast_dev_run: One round of one batch a client, no files.
+            limit_train_batches: Batches (int) or share of the batches (float) of a session.
+            limit_val_batches: Evaluation jobs of a rank; 0 for no validation.
+            limit_test_batches: As limit_val_batches, for `test`.
+            check_val_every_n_epoch: Rounds between evaluations; the last round is always evaluated.
+            enable_checkpointing: Write checkpoints/last.ckpt after every round.
+            enable_progress_bar: Show rounds, sessions and time left.
+            enable_model_summary: Print the server state's modules.
+            gradient_clip_val: Limit on the gradients of a local step.
+            gradient_clip_algorithm: By norm of all parameters of a client; by value; or by norm of
+                each of its networks (PFedMoE, FML, FedKD, FedAPEN), as their authors' code does.
+            deterministic: Ask torch for deterministic operations.
+            benchmark: cudnn.benchmark.
+            profiler: Lightning profiler.
+            detect_anomaly: Check every backward for nan.
+            plugins: Lightning plugins.
+            default_root_dir: Where run folders are made.
+            num_threads: Torch threads of a rank on the CPU; more than one is slower when the cores
+            are shared.
+            ranks_per_device: Ranks that share each GPU, for clients too small to fill one. They
+                talk over gloo, since NCCL refuses two ranks on a GPU; under SLURM a node has so
+                many times more tasks than GPUs.
+        """
+        self.goes_on_from = None
+        self.in_round = False
+        self._deferred_checkpoints = []
+        self._limits = {
+            "max_epochs": max_epochs,
+            "max_steps": max_steps,
+            "max_time": None if max_time is None else str(max_time),
+        }
+        if name is not None:
+            check_name("trainer.name", name)
+        check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
+        check_at_least_one(
+            {
+                "num_threads": num_threads,
+                "num_nodes": num_nodes,
+                "ranks_per_device": ranks_per_device,
+                "check_val_every_n_epoch": check_val_every_n_epoch,
+            }
+        )
+        check_limit("limit_train_batches", limit_train_batches, least=1)
+        check_limit("limit_val_batches", limit_val_batches, least=0)
+        check_limit("limit_test_batches", limit_test_batches, least=0)
+        check_clipping(gradient_clip_val, gradient_clip_algorithm)
+        self.clipping = gradient_clip_algorithm
+        check_strategy(strategy)
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        check_tasks(
+            os.environ, accelerator=accelerator, gpus=gpus, ranks_per_device=ranks_per_device
+        )
+        check_devices(accelerator, devices, ranks_per_device=ranks_per_device)
+        if not isinstance(strategy, FederatedStrategy):
+            strategy = FederatedStrategy()
+        strategy.ranks_per_device = ranks_per_device
+        torch.set_num_threads(num_threads)
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", str(num_threads)
+        )  # or Lightning's launcher sets another
+        keep_heap()
+        loggers: list[Logger]
+        if isinstance(logger, bool):
+            made = logger and not fast_dev_run
+            loggers = [RunLogger(default_root_dir, name or "run")] if made else []
+        else:
+            loggers = [logger] if isinstance(logger, Logger) else list(logger)
+        super().__init__(
+            accelerator=accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            logger=loggers,
+            callbacks=_with_defaults(
+                callbacks,
+                loggers,
+                progress=enable_progress_bar,
+                checkpoint=enable_checkpointing and not fast_dev_run,
+                max_time=max_time,
+            ),
+            fast_dev_run=fast_dev_run,
+            max_epochs=max_epochs,
+            min_epochs=min_epochs,
+            max_steps=max_steps,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            check_val_every_n_epoch=check_val_every_n_epoch,
+            num_sanity_val_steps=0,
+            log_every_n_steps=1,
+            enable_checkpointing=enable_checkpointing and not fast_dev_run,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm="value" if gradient_clip_algorithm == "value" else "norm",
+            deterministic=deterministic or None,
+            benchmark=benchmark,
+            use_distributed_sampler=False,
+            profiler=profiler,
+            detect_anomaly=detect_anomaly,
+            plugins=plugins,
+            default_root_dir=default_root_dir,
+            enable_autolog_hparams=False,
+        )
+        self.fit_loop = FederatedLoop(
+            self,
+            min_epochs=self.fit_loop.min_epochs,
+            max_epochs=self.fit_loop.max_epochs,
+            min_steps=None,
+            max_steps=self.fit_loop.max_steps,
+        )
+        self._signal_connector = _FlagSignals(self)
+
+    @property
+    def federation(self) -> Federation:
+        """The root module."""
+        return federation_of(self)
+
+    @override
+    def fit(
+        self,
+        model: L.LightningModule,
+        train_dataloaders: L.LightningDataModule | None = None,
+        val_dataloaders: None = None,
+        datamodule: L.LightningDataModule | None = None,
+        ckpt_path: _PATH | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Run the rounds.
+
+        Args:
+            model: the Federation.
+            train_dataloaders: the data module, in Lightning's second position.
+            val_dataloaders: none: the data module knows the clients' test sets.
+            datamodule: the FederatedDataModule.
+            ckpt_path: a checkpoint to go on from; `last` for the newest run of this name and
+                configuration, or a fresh start if there is none yet. A SLURM job goes on in its
+                run without being told.
+            weights_only: checkpoints are always loaded as tensors and primitives.
+
+        Raises:
+            SystemExit: a signal has stopped the run, whose state is on disk.
+            UserError: what a user can cause.
+        """
+        self._check_launch()
+        path = self.goes_on_from = self._resolve(ckpt_path, fresh=True)
+        if self._is_finished():
+            return
+        logger = self.run_logger
+        with listening(), nullcontext() if logger is None else logger.writing():
+            try:
+                super().fit(model, datamodule=datamodule or train_dataloaders, ckpt_path=path)
+            except Interrupted as interrupted:
+                requeue.leave(interrupted, first=self.is_global_zero)
+            if logger is not None:
+                logger.finish(self.current_epoch, self._limits)
+
+    @override
+    def validate(  # type: ignore[override]
+        self,
+        model: L.LightningModule | None = None,
+        dataloaders: None = None,
+        ckpt_path: _PATH | None = None,
+        verbose: bool = True,
+        datamodule: L.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Evaluate the server's and the clients' models on their test splits.
+
+        Args:
+            model: the Federation.
+            dataloaders: none: the data module knows the test sets.
+            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
+            verbose: print the figures.
+            datamodule: the FederatedDataModule.
+            weights_only: checkpoints are always loaded as tensors and primitives.
+        """
+        self._check_launch()
+        return super().validate(
+            model, ckpt_path=self._resolve(ckpt_path), verbose=verbose, datamodule=datamodule
+        )
+
+    @override
+    def test(  # type: ignore[override]
+        self,
+        model: L.LightningModule | None = None,
+        dataloaders: None = None,
+        ckpt_path: _PATH | None = None,
+        verbose: bool = True,
+        datamodule: L.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Evaluate a checkpoint on the test splits; as validate, with Lightning's test hooks.
+
+        Args:
+            model: the Federation.
+            dataloaders: none: the data module knows the test sets.
+            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
+            verbose: print the figures.
+            datamodule: the FederatedDataModule.
+            weights_only: checkpoints are always loaded as tensors and primitives.
+        """
+        self._check_launch()
+        return super().test(
+            model, ckpt_path=self._resolve(ckpt_path), verbose=verbose, datamodule=datamodule
+        )
+
+    def _is_finished(self) -> bool:
+        """Whether this job has been at the end of the run before, and nothing is left to do.
+
+        A script may want the state of a finished run: it is loaded, and not a round is run.
+        """
+        logger = self.run_logger
+        rounds = None if logger is None else logger.place.finished_rounds(self._limits)
+        if logger is None or rounds is None:
+            return False
+        if logger.place.config is None:
+            self.fit_loop.max_epochs = rounds  # fewer than max_epochs, where a callback stopped it
+            return False
+        if self.is_global_zero:
+            print(f"{logger.folder} is finished after {rounds} rounds")
+        return True
+
+    def _check_launch(self) -> None:
+        strategy = self.strategy
+        if isinstance(strategy, FederatedStrategy) and isinstance(
+            strategy.cluster_environment, SLURMEnvironment | LightningEnvironment
+        ):
+            check_launch(
+                os.environ,
+                processes=strategy.num_processes,
+                nodes=self.num_nodes,
+                ranks_per_device=strategy.ranks_per_device,
+            )
+
+
+class _FlagSignals(_SignalConnector):
+    """Leaves signals to lightfed.utils.signals, which only takes them down.
+
+    Lightning's handlers save and broadcast inside the handler, which deadlocks as soon as a signal
+    meets a rank in a collective. Here the loop asks between sessions, all ranks stop at the same
+    one, save, and `fit` requeues the job.
+    """
+
+    @override
+    def register_signal_handlers(self) -> None:
+        self.received_sigterm = False
+
+    @override
+    def teardown(self) -> None:
+        pass
+
+
+def _with_defaults(
+    callbacks: list[Callback] | Callback | None,
+    loggers: Sequence[Logger],
+    *,
+    progress: bool,
+    checkpoint: bool,
+    max_time: str | timedelta | dict[str, int] | None,
+) -> list[Callback]:
+    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    if progress and not any(isinstance(c, ProgressBar) for c in given):
+        given.append(RoundProgressBar())
+    if checkpoint and not any(_is_found(c, loggers) for c in given):
+        given.append(LastCheckpoint())
+    if max_time is not None and not any(isinstance(c, Timer) for c in given):
+        # Lightning's own has the ranks agree after every wave, for which the quick ones would wait.
+        given.append(Timer(max_time, interval="epoch"))
+    return given
+
+
+def _is_found(callback: Callback, loggers: Sequence[Logger]) -> bool:
+    """Whether a user's callback keeps a last.ckpt where a run is sought that goes on."""
+    if not (isinstance(callback, ModelCheckpoint) and callback.save_last):
+        return False
+    if not any(isinstance(logger, RunLogger) for logger in loggers):
+        return True  # Lightning looks into the folders of callbacks
+    return callback.dirpath is None and isinstance(loggers[0], RunLogger)

@@ -1,0 +1,365 @@
+"""Cohorts: the clients that share one architecture, as configured and as they live on a rank."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.local.client_module import ClientModule, MaskedLanguageClient, NetworkClient
+from lightfed.local.session import LocalSession
+from lightfed.state.costs import forward_flops
+from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
+from lightfed.state.staging import Staging
+from lightfed.utils.errors import UserError
+from lightfed.utils.lightning_private import is_overridden
+from lightfed.utils.rng import derive_seed
+
+Task = Literal["classification", "masked_lm"]
+
+
+class DataSpec(Protocol):
+    """What a model has to know of the data.
+
+    Given to its constructor where it takes the argument.
+    """
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def task(self) -> Task: ...
+
+
+@dataclass
+class Cohort:
+    """The clients that share one architecture."""
+
+    count: int
+    """Number of clients in the cohort."""
+    model: Callable[[], nn.Module]
+    """Network, or LightningModule, of these clients.
+
+    `num_classes`, `input_shape` and `rate` are given to it where its
+    constructor takes them."""
+    rate: float | None = None
+    """Width of the model relative to the full one, in (0, 1].
+
+    Handed to the model, whose constructor takes `rate`. 1 if neither rate nor level is set.
+    """
+    level: Literal["a", "b", "c", "d", "e"] | None = None
+    """Short for the rates 1, 1/2, 1/4, 1/8, 1/16, and the cohort's name in reports."""
+    name: str | None = None
+    """Name in metrics and reports; the level, or else the position, by default."""
+
+    @property
+    def width(self) -> float:
+        """The rate, from `rate` or `level`."""
+        if self.rate is not None:
+            return self.rate
+        return 0.5 ** "abcde".index(self.level) if self.level else 1.0
+
+    def check(self, position: int) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            UserError: naming the key of this cohort.
+        """
+        key = f"model.cohorts.{position}"
+        if self.count < 1:
+            raise UserError(f"{key}.count", f"{self.count} clients", "give at least 1")
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise UserError(
+                f"{key}.rate", f"{self.rate} is outside (0, 1]", "give a width ratio such as 0.5"
+            )
+        if self.rate is not None and self.level is not None:
+            raise UserError(
+                f"{key}.rate", f"both rate {self.rate} and level {self.level} are given", "keep one"
+            )
+        if isinstance(self.model, nn.Module):
+            raise UserError(
+                f"{key}.model",
+                f"a built {type(self.model).__name__}",
+                "name a class (class_path and init_args), so that every rank builds its own; "
+                "for torchvision's models: class_path: Torchvision, init_args: {name: resnet18}",
+            )
+        if self.width != 1.0 and "rate" not in _parameters(self.model):
+            raise UserError(
+                f"{key}.{'rate' if self.level is None else 'level'}",
+                f"a width of {self.width:g}, and {_target(self.model).__name__} takes no rate",
+                "give its constructor the argument rate, or each cohort init_args of its own",
+            )
+
+    def build(self, data: DataSpec, *, position: int, seed: int) -> L.LightningModule:
+        """Build the cohort's module on the CPU.
+
+        Its initial values are a function of (seed, position).
+
+        Raises:
+            UserError: the model's constructor refuses its arguments.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(seed, "init", client=position))
+            key = f"model.cohorts.{position}.model"
+            module = build_network(self.model, data, rate=self.width, key=key)
+        if isinstance(module, L.LightningModule):
+            _check_user_module(module, position)
+            return module.float()
+        if data.task == "masked_lm":
+            return MaskedLanguageClient(module).float()
+        return ClientModule(module, num_classes=data.num_classes).float()
+
+
+def cohort_names(cohorts: Sequence[Cohort]) -> list[str]:
+    """Names, levels or else positions; a second cohort of one name gets its position too."""
+    names: list[str] = []
+    for position, cohort in enumerate(cohorts):
+        name = cohort.name or cohort.level or str(position)
+        names.append(f"{name}-{position}" if name in names else name)
+    return names
+
+
+def _target(factory: Callable[[], nn.Module]) -> Any:
+    """The class or function behind a partial, also behind the one that jsonargparse makes."""
+    if isinstance(factory, partial):
+        classes = [a for a in (*factory.args, factory.func) if inspect.isclass(a)]
+        return classes[0] if classes else _target(factory.func)
+    return factory
+
+
+def _parameters(factory: Callable[[], nn.Module]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(_target(factory)).parameters
+
+
+def build_network(
+    factory: Callable[[], nn.Module], data: DataSpec, *, key: str, rate: float = 1.0
+) -> nn.Module:
+    """A configured network; it draws from torch's default generator.
+
+    Args:
+        factory: as jsonargparse makes it, or any function.
+        data: number of classes and shape of a sample, given where they are taken.
+        key: of the configuration, for refusals.
+        rate: width, likewise.
+
+    Raises:
+        UserError: the constructor refuses its arguments, or they contradict the data.
+    """
+    given = {"num_classes": data.num_classes, "input_shape": data.input_shape, "rate": rate}
+    taken = _accepted(factory, given, key)
+    try:
+        return factory(**taken)
+    except UserError as error:
+        raise UserError(f"{key}.init_args.{error.key}", error.found, error.fix) from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(key, str(error), "correct its init_args") from error
+
+
+def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str) -> dict[str, Any]:
+    parameters = _parameters(factory)
+    taken = {name: value for name, value in given.items() if name in parameters}
+    written = factory.keywords if isinstance(factory, partial) else {}
+    for name, value in taken.items():
+        if name not in written or _same(written[name], parameters[name].default):
+            continue
+        if not _same(written[name], value):
+            raise UserError(
+                f"{key}.init_args.{name}",
+                f"{written[name]}, where the run has {value}",
+                "leave it out: it is linked from the data (rate: from the cohort)",
+            )
+    return taken
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, where a configuration's list stands for a tuple."""
+    return (tuple(one) if isinstance(one, list) else one) == other
+
+
+def _check_user_module(module: L.LightningModule, position: int) -> None:
+    if not is_overridden("training_step", module):
+        raise UserError(
+            f"model.cohorts.{position}.model",
+            f"{type(module).__name__} has no training_step",
+            "define one that returns the loss of a batch",
+        )
+    if not module.automatic_optimization:
+        raise UserError(
+            f"model.cohorts.{position}.model",
+            f"{type(module).__name__} optimises manually",
+            "set automatic_optimization = True and return the loss from training_step",
+        )
+
+
+def blank(data: DataSpec, *, samples: int) -> Tensor:
+    """A batch of zeros that a model of these data takes: (samples, *input_shape)."""
+    dtype = torch.int64 if data.task == "masked_lm" else torch.float32
+    return torch.zeros(samples, *data.input_shape, dtype=dtype)
+
+
+def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
+    """Forward FLOPs of a sample; refuses a model that cannot take one or misses the classes."""
+    if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
+        return 0.0  # Lightning asks for none; what its steps cost is not known
+    key, shape = f"model.cohorts.{position}.model", tuple(data.input_shape)
+    outputs: list[Any] = []
+    handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
+    try:
+        flops = forward_flops(module, blank(data, samples=2))
+        if isinstance(module, ClientModule) and hasattr(module.net, "losses"):
+            # Networks that are trained and not evaluated cost as well.
+            flops = forward_flops(_Objective(module.net), blank(data, samples=2))
+    except NotImplementedError:
+        return 0.0
+    except (RuntimeError, ValueError) as error:
+        found = f"it cannot take samples of shape {shape} ({error})"
+        raise UserError(key, found, "use a model, or init_args, that can") from error
+    finally:
+        handle.remove()
+    positions = shape if data.task == "masked_lm" else ()
+    expected = (2, *positions, data.num_classes)
+    if isinstance(module, NetworkClient) and tuple(outputs[0].shape) != expected:
+        found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
+        raise UserError(key, found, f"it must be {expected}, a number for each class")
+    return flops
+
+
+class _Objective(nn.Module):
+    """A network's own losses as a forward pass."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net: Any = net
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        labels = torch.zeros(len(x), dtype=torch.int64)
+        return torch.stack(list(self.net.losses(x, labels).values()))
+
+
+@dataclass(eq=False)
+class CohortState:
+    """A cohort on this rank.
+
+    Attributes:
+        cohort: as configured.
+        name: in metrics and reports.
+        layout: of its rows.
+        live: the one module, bound to a row at a time.
+        initial: the values that the module was built with.
+        store: rows of the cohort's clients that lie on this rank.
+        staging: on their way to the device, where rows are kept on the host.
+        flops: forward FLOPs of a sample.
+        session: trains and evaluates; attached by `Fleet.attach`.
+        takes_lr: its optimiser takes the round's learning rate.
+    """
+
+    cohort: Cohort
+    name: str
+    layout: ModelLayout
+    live: LiveModule
+    initial: Row
+    store: RowStore
+    staging: Staging | None
+    flops: float
+    session: LocalSession | None = None
+    takes_lr: bool = True
+    _borrowed: Row | None = None
+
+    @classmethod
+    def build(
+        cls,
+        cohort: Cohort,
+        data: DataSpec,
+        *,
+        name: str,
+        position: int,
+        seed: int,
+        device: torch.device,
+        host_rows: bool,
+        prepare: Callable[[L.LightningModule, DataSpec], None],
+    ) -> "CohortState":
+        """Build the cohort's module on the CPU, where its values are the same for all, and move it.
+
+        Args:
+            cohort: as configured.
+            data: number of classes and shape of a sample.
+            name: in metrics and reports.
+            position: among the cohorts; names the initial values.
+            seed: of the run.
+            device: of the rank.
+            host_rows: keep the rows in host memory.
+            prepare: the algorithm's change to a fresh module.
+        """
+        module = cohort.build(data, position=position, seed=seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(seed, "prepare"))
+            prepare(module, data)
+        layout = ModelLayout.of(module)
+        initial = LiveModule(module, layout).row_of_module()
+        flops = _flops(module, data, position)
+        module.to(device)
+        store = RowStore(layout, device=device, host=host_rows)
+        return cls(
+            cohort=cohort,
+            name=name,
+            layout=layout,
+            live=LiveModule(module, layout),  # made after the move, which replaces buffers
+            initial=initial,
+            store=store,
+            staging=Staging(store) if host_rows else None,
+            flops=flops,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Width relative to the full model."""
+        return self.cohort.width
+
+    def open(self, clients: list[int], *, keep: bool) -> None:
+        """Slots for clients of this rank."""
+        if self.store.open(clients, keep=keep):
+            self.live.forget_views()
+
+    def borrow(self, row: Row) -> Row:
+        """A copy of a row on the device, until the next one is borrowed.
+
+        One for all clients: a live module keeps the rows that it has been bound to.
+        """
+        if self._borrowed is None:
+            device = self.store.device
+            with torch.inference_mode(False):  # a row that is evaluated first is trained later
+                self._borrowed = Row(
+                    self.layout.floats.new_row(device=device),
+                    torch.zeros(self.layout.integers.size, dtype=torch.int64, device=device),
+                )
+        return self._borrowed.copy_(row)
+
+    @property
+    def module(self) -> L.LightningModule:
+        """The live module."""
+        module = self.live.module
+        assert isinstance(module, L.LightningModule)
+        return module
+
+    def output_layer(self, num_classes: int) -> tuple[str, ...]:
+        """Names of the tensors whose rows are class labels.
+
+        Those of the last layer with `num_classes` rows.
+        """
+        found: tuple[str, ...] = ()
+        for name, module in self.module.named_modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, nn.Parameter) and len(weight) == num_classes and weight.dim() > 1:
+                found = tuple(
+                    f"{name}.{part}" for part, _ in module.named_parameters(recurse=False)
+                )
+        return found

@@ -1,0 +1,58 @@
+"""What sessions leave behind when their round is interrupted."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lightfed.local.hooks import Moment
+from lightfed.local.session import Report
+
+
+@dataclass
+class Finished:
+    """What a session has left.
+
+    Attributes:
+        report: of the session.
+        tests: of the client in its session, by moment (`lightfed.local.hooks.Moment`).
+        tensors: its row, as "floats" (P,) and "integers" (Q,).
+        result: what its algorithm has of it besides (`Algorithm.session_result`).
+    """
+
+    report: Report
+    tests: dict[Moment, Report]
+    tensors: dict[str, Tensor]
+    result: dict[str, Tensor]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and primitives."""
+        return {
+            "report": asdict(self.report),
+            "tests": {moment: asdict(report) for moment, report in self.tests.items()},
+            "tensors": self.tensors,
+            "result": self.result,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "Finished":
+        tests = {moment: Report(**report) for moment, report in state["tests"].items()}
+        return cls(Report(**state["report"]), tests, state["tensors"], state["result"])
+
+
+class Suspended(Exception):
+    """A round ends amid its sessions; raised by `Fleet.train` on all ranks alike.
+
+    Args:
+        call: of `train` in this round, from 0.
+        finished: sessions of this rank.
+        total: finished sessions of all ranks.
+        new: those of them that were not known from a journal.
+    """
+
+    def __init__(
+        self, call: int, finished: Mapping[int, Finished], *, total: int, new: int
+    ) -> None:
+        super().__init__(f"{total} session{'' if total == 1 else 's'}")
+        self.call, self.finished, self.total, self.new = call, finished, total, new

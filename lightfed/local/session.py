@@ -1,0 +1,319 @@
+"""A session: one client's local training in one round, without a Trainer of its own.
+
+Lightning's inner loops cost three to four times a bare torch loop on small models; this one is a
+bare loop with precision, clipping, schedulers and `self.log` around it.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightfed_kernels import apply_mask_
+from torch import Tensor
+
+from lightfed.local.logbook import LogBook, on_this_rank, reset_metrics
+from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
+from lightfed.state.rows import LiveModule, Row
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass
+class Report:
+    """What a session (or an evaluation) says of itself; crosses ranks.
+
+    Attributes:
+        client: who; -1 for the global model.
+        samples: samples processed (a sample counts once per epoch).
+        steps: optimiser steps.
+        flops: forward FLOPs of a sample.
+        stored: bytes that the client keeps.
+        error: why the session failed, in a line; empty if it did not.
+        seconds: that it took; 0 if nobody has timed it.
+        metrics: sample-weighted means by name.
+        norm: of the trained row; nan or inf where the update is not finite.
+        batch: position among the batches of the global test set.
+    """
+
+    client: int
+    samples: int
+    steps: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    norm: float = 0.0
+    batch: int = -1
+    flops: float = 0.0
+    stored: int = 0
+    error: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one session has to do.
+
+    Attributes:
+        client: whose session this is.
+        batches: of the whole session, on the device.
+        epoch_batches: batches of one local epoch.
+        lr: learning rate of the round; None keeps the optimiser's own.
+        seed: of dropout and whatever else draws from the device's default generator.
+        hook: the algorithm's change to the gradients.
+        mask: packed words (P / 32,); what they do not cover is 0 after every step.
+        proximal: a pull towards another model; the session leaves its optimiser's state there.
+    """
+
+    client: int
+    batches: Iterable[Any]
+    epoch_batches: int
+    lr: float | None
+    seed: int
+    hook: GradientHook | None
+    mask: Tensor | None = None
+    proximal: Proximal | None = None
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What the Trainer gives to every session.
+
+    Attributes:
+        trainer: reachable as `self.trainer` in a client's module.
+        forward_context: of the Trainer's precision; None in full precision.
+        clipping: of local gradients.
+        scaler: makes a loss scaler, for 16-mixed.
+    """
+
+    trainer: L.Trainer | None = None
+    forward_context: Autocast | None = None
+    clipping: Clipping | None = None
+    scaler: Callable[[], torch.amp.GradScaler] | None = None
+
+
+class Stopwatch:
+    """Times what happens on a device; on CUDA by two events in its stream, and nobody waits.
+
+    Args:
+        device: where it happens; the time begins.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._times: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+        self._mark()
+
+    def stop(self) -> None:
+        """The time is over, as soon as the device has come so far."""
+        self._mark()
+
+    def _mark(self) -> None:
+        if self._stream is None:
+            self._times.append(time.perf_counter())
+        else:
+            self._events.append(self._stream.record_event(torch.cuda.Event(enable_timing=True)))
+
+    def seconds(self) -> float:
+        """Between the two; to be read when the device has done something that came later."""
+        if self._stream is None:
+            begin, over = self._times
+            return over - begin
+        start, end = self._events
+        return start.elapsed_time(end) / 1000
+
+
+class LocalSession:
+    """Trains and evaluates, one client after the other, in one module.
+
+    Args:
+        module: of a cohort, or of an algorithm's own for evaluation.
+        runtime: of the run.
+        live: the module's binding to rows, where it is trained.
+        stepper: of the live module's parameters.
+    """
+
+    def __init__(
+        self,
+        module: L.LightningModule,
+        runtime: Runtime,
+        *,
+        live: LiveModule | None = None,
+        stepper: Stepper | None = None,
+    ) -> None:
+        self.module = module
+        self._live = live
+        self._stepper = stepper
+        self._context: Autocast = runtime.forward_context or nullcontext
+        self._log = LogBook()
+        module.log = self._log.log  # type: ignore[method-assign]
+        module.log_dict = self._log.log_dict  # type: ignore[method-assign, assignment]
+        if runtime.trainer is not None:
+            module.trainer = runtime.trainer
+
+    @property
+    def box(self) -> tuple[float, float] | None:
+        """Bounds that the optimiser projects parameters on."""
+        return None if self._stepper is None else self._stepper.box
+
+    @on_this_rank()
+    def train(self, row: Row, work: Work) -> "PendingReport":
+        """Train `row` in place."""
+        assert self._live is not None, "this session only evaluates"
+        assert self._stepper is not None, "this session only evaluates"
+        stopwatch = Stopwatch(row.floats.device)
+        module, stepper, book, context = self.module, self._stepper, self._log, self._context
+        if not self._live.is_bound_to(row):
+            self._live.bind(row)
+        if not module.training:
+            module.train()
+        reset_metrics(module)
+        seed_default_generators(work.seed, row.floats.device)
+        layout = self._live.layout
+        parameters = row.floats[: layout.floats.span(layout.parameters)]
+        views = self._live.trainable_views(row.floats)
+        stepper.reset(work.lr, views, parameters, work.proximal)
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        try:
+            for index, batch in enumerate(work.batches):
+                book.batch_size = size = batch_size(batch)
+                with context():
+                    loss = _loss(module.training_step(batch, index))
+                if loss is not None:
+                    stepper.step(loss, work.hook)
+                    if work.mask is not None:
+                        apply_mask_(row.floats, work.mask)
+                    losses.append(loss.detach())
+                    sizes.append(size)
+                if (index + 1) % work.epoch_batches == 0:
+                    stepper.epoch_end()
+        finally:
+            stepper.finish()  # a row that is kept holds a model after a session that raised, too
+        self._live.unbind()
+        stopwatch.stop()
+        # A dot product: ten times as fast as a maximum, and as good a test for what is not finite.
+        square = torch.dot(row.floats, row.floats)
+        return PendingReport(work.client, losses, sizes, book.close(), square, stopwatch)
+
+    def abandon(self) -> None:
+        """After a session that raised, wherever: nothing of it is left for the next."""
+        assert self._live is not None, "this session only evaluates"
+        self._log.clear()
+        self.module.zero_grad()  # of half a backward pass
+        if self._live.is_bound:
+            self._live.unbind()
+
+    @on_this_rank()
+    def gradient(self, row: Row, batch: Any) -> Tensor:
+        """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is left as it is.
+
+        In full precision: without a scaler, 16-mixed would lose the small ones.
+        """
+        assert self._live is not None, "this session only evaluates"
+        self._live.bind(row)
+        self.module.eval()
+        self._log.batch_size = batch_size(batch)
+        loss = _loss(self.module.training_step(batch, 0))
+        gradient = torch.zeros_like(row.floats)
+        if loss is not None:
+            parameters = self._live.trainable
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            views = self._live.layout.floats.views(gradient)
+            names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+            for name, grad in zip(names, found, strict=True):
+                if grad is not None:
+                    views[name].copy_(grad)
+        self._log.clear()
+        self._live.unbind()
+        return gradient
+
+    @on_this_rank()
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
+        """Metrics of the module, as it is bound now, by its `validation_step`."""
+        reset_metrics(self.module)
+        samples = 0
+        for index, data in enumerate(batches):
+            self._log.batch_size = size = batch_size(data)
+            with self._context():
+                self.module.validation_step(data, index)
+            samples += size
+        metrics = {name: float(value) for name, value in self._log.close().items()}
+        return Report(client, samples, metrics=metrics, batch=batch)
+
+
+@dataclass
+class PendingReport:
+    """A report whose numbers may still be on the device.
+
+    `resolve` waits for them, once for a whole round.
+    """
+
+    client: int
+    losses: list[Tensor]
+    sizes: list[int]
+    logged: dict[str, Tensor | float]
+    square: Tensor
+    stopwatch: Stopwatch
+    flops: float = 0.0
+
+    def resolve(self) -> Report:
+        samples = sum(self.sizes)
+        metrics = {name: float(value) for name, value in self.logged.items()}
+        if samples:
+            # On a GPU one transfer for all; on a CPU a stack costs more than it saves.
+            on_gpu = self.losses[0].is_cuda
+            losses = (
+                torch.stack(self.losses).tolist() if on_gpu else [x.item() for x in self.losses]
+            )
+            weighted = sum(x * n for x, n in zip(losses, self.sizes, strict=True))
+            metrics.setdefault("train_loss", weighted / samples)
+        norm = float(self.square) ** 0.5
+        seconds = self.stopwatch.seconds()  # the norm was computed later, so they are there
+        return Report(
+            self.client, samples, len(self.losses), metrics, norm, flops=self.flops, seconds=seconds
+        )
+
+
+def seed_default_generators(seed: int, device: torch.device) -> None:
+    """Seed what dropout draws from. Not torch.manual_seed, which costs a hundred times as much.
+
+    Modules may draw on the CPU wherever they compute, for the same draws everywhere.
+    """
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+def batch_size(batch: Any) -> int:
+    """Length of the first tensor in a batch of tensors, lists and dicts."""
+    if isinstance(batch, tuple):
+        batch = batch[0]
+    if isinstance(batch, Tensor):
+        return batch.size(0)
+    parts: Iterator[Any] = iter(batch.values() if isinstance(batch, dict) else batch)
+    return batch_size(next(parts))
+
+
+def _loss(output: Any) -> Tensor | None:
+    """What Lightning allows a `training_step` to return.
+
+    A loss, {"loss": ...}, or None to skip the batch.
+    """
+    if isinstance(output, dict):
+        return output["loss"]
+    return output
+
+
+def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
+    """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            sums[name] = sums.get(name, 0.0) + value * report.samples
+            counts[name] = counts.get(name, 0) + report.samples
+    return {name: total / counts[name] for name, total in sums.items() if counts[name]}

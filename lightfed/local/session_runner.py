@@ -1,0 +1,392 @@
+"""What happens to a client between "send" and "merge", on the rank it lies on."""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import lightning.pytorch as L
+import torch
+from lightfed_kernels import Segments, apply_mask_, count_per_tensor
+from torch import Tensor
+
+from lightfed.distributed import liveness as watch
+from lightfed.distributed.collectives import Ranks
+from lightfed.local.client_group import CohortState, blank
+from lightfed.local.client_module import reported
+from lightfed.local.finished import Finished, Suspended
+from lightfed.local.hooks import Hooks, Moment
+from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.local.optimizer import Proximal, Stepper
+from lightfed.local.session import (
+    LocalSession,
+    PendingReport,
+    Report,
+    Runtime,
+    Work,
+    seed_default_generators,
+)
+from lightfed.state.costs import masked_flops, weight_uses
+from lightfed.state.rows import Row
+from lightfed.utils import signals
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import derive_seed, torch_generator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A report that waits for nothing: of a session that failed, or was run before a restart."""
+
+    report: Report
+
+    def resolve(self) -> Report:
+        return self.report
+
+
+Pending = PendingReport | Known
+RunClient = Callable[[int], Pending | None]
+Waves = Callable[[list[int], int, RunClient], list[Pending]]
+
+
+class Clients(Protocol):
+    """What a session needs to know of the federation; `lightfed.api.fleet.Fleet` gives it."""
+
+    algorithm: Hooks
+    cohorts: list[CohortState]
+    data: ClientData
+    device: torch.device
+    ranks: Ranks
+    seed: int
+    work: LocalWork
+
+    def mine(self, clients: Sequence[int]) -> list[int]: ...
+    def row(self, client: int) -> Row: ...
+    def state(self, client: int) -> CohortState: ...
+    def cohort_of(self, client: int) -> int: ...
+    def home_cohort(self, client: int) -> int: ...
+
+
+class Training:
+    """Runs the sessions of this rank's clients.
+
+    Attributes:
+        waves: calls `run` for the clients of this rank; the loop puts batch hooks around.
+        lr: learning rate of the round, for optimisers that take it.
+        tested: clients that are tested in their sessions of this round: before they train, with
+            what aggregation gave them, or when they have trained.
+        suspends: a round may end amid its sessions: the state it began with is on disk.
+        calls: of `sessions` in this round.
+        tests: reports of those tests, of this rank's sessions.
+        steps: batches of a client's session of the round, where they are not those of the
+            configuration.
+    """
+
+    def __init__(self, fleet: Clients) -> None:
+        self._fleet = fleet
+        self._runtime = Runtime()
+        self._sessions: dict[int, LocalSession] = {}
+        self._uses: dict[int, dict[str, float]] = {}  # by cohort, of weights
+        self._segments: dict[int, Segments] = {}
+        algorithm = fleet.algorithm
+        has_hook = type(algorithm).local_gradient is not Hooks.local_gradient
+        self._hook = algorithm.local_gradient if has_hook else None
+        self.waves: Waves = _one_after_the_other
+        self.lr: float | None = None
+        self.tested: Mapping[Moment, Collection[int]] = {}
+        self.tests: dict[Moment, list[Report]] = {}
+        self.steps: Mapping[int, int] = {}
+        self.suspends = False
+        self.calls = 0
+        self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions that need not be run again
+        self._known_call = 0
+        self._refusals: list[UserError] = []
+        self._explained = False
+
+    def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
+        """Give the cohorts their sessions.
+
+        Args:
+            runtime: of the Trainer.
+            steppers: one a cohort, and whether it takes the round's learning rate.
+        """
+        self._runtime = runtime
+        self._sessions = {}
+        for state, (stepper, takes_lr) in zip(self._fleet.cohorts, steppers, strict=True):
+            state.takes_lr = takes_lr
+            state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
+            self._sessions[id(state.module)] = state.session
+
+    def session_of(self, module: L.LightningModule) -> LocalSession:
+        """The session that evaluates a module: a cohort's, or one for an algorithm's own module."""
+        session = self._sessions.get(id(module))
+        if session is None:
+            session = self._sessions[id(module)] = LocalSession(module, self._runtime)
+        return session
+
+    def go_on(self, call: int, sessions: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take the sessions of a call of `sessions` from a journal, in the round that follows."""
+        self._known_call, self._known = call, sessions
+
+    def sessions(self, clients: Sequence[int], waves: int, t: int) -> list[Report]:
+        """Local training of every client.
+
+        Args:
+            clients: of all ranks.
+            waves: largest number of them on a rank.
+            t: the round.
+
+        Returns:
+            of all of them, ascending, on every rank.
+
+        Raises:
+            Suspended: a signal asks for an end, and some are not finished.
+            UserError: a session refuses what a user asks for.
+        """
+        fleet = self._fleet
+        mine = fleet.mine(clients)
+        self.tests, self._refusals = {moment: [] for moment in self.tested}, []
+        watch.forget_signal()
+        pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
+        here = [report.resolve() for report in pending]
+        fleet.ranks.meet(f"the end of the sessions of round {t}")
+        gathered = fleet.ranks.gather([*here, *self._refusals])
+        for refusal in gathered:
+            if isinstance(refusal, UserError):
+                raise refusal
+        if len(gathered) < len(clients):
+            done = [report.client for report in gathered if not report.error]
+            new = sum(not self._is_known(client) for client in done)
+            raise Suspended(self.calls, self._finished(here), total=len(done), new=new)
+        self.calls += 1
+        return sorted(gathered, key=lambda report: report.client)
+
+    def run(self, client: int, mine: list[int], t: int) -> Pending | None:
+        """One session, or what is known of it; None if a signal asks for an end.
+
+        Args:
+            client: whose session it is.
+            mine: says whose row is to be fetched next.
+            t: the round.
+        """
+        if self._is_known(client):
+            return Known(self._put_in_place(client))
+        if self.suspends and _asked():
+            return None
+        try:
+            return self._session(client, mine, t)
+        except UserError as refusal:
+            self._refusals.append(refusal)
+            return None
+        except Exception as error:  # a client that fails is no reason for the others to fail
+            return Known(self._failed(client, error))
+
+    def _is_known(self, client: int) -> bool:
+        return self.calls == self._known_call and client in self._known
+
+    def _session(self, client: int, mine: list[int], t: int) -> PendingReport:
+        fleet, state = self._fleet, self._fleet.state(client)
+        assert state.session is not None, "sessions are attached before the first round"
+        row = self._fetch(client, mine)
+        module = state.live.bind(row)
+        assert isinstance(module, L.LightningModule)
+        fleet.algorithm.session_start(fleet, client, module, row)
+        self._test("aggregated", client, row)
+        mask = fleet.algorithm.trained_mask(fleet, client)
+        proximal = fleet.algorithm.proximal(fleet, client)
+        report = state.session.train(row, self._work(client, state, t, "", mask, proximal))
+        report.flops = state.flops if mask is None else self._masked_flops(client, mask)
+        if proximal is not None and proximal.gap is not None:
+            report.logged["stationarity"] = proximal.gap
+        if type(fleet.algorithm).session_end is not Hooks.session_end:
+            fleet.algorithm.session_end(fleet, client, row)
+        self._test("trained", client, row)
+        if state.staging is not None:
+            state.staging.put_back(client)
+        return report
+
+    def _failed(self, client: int, error: Exception) -> Report:
+        """Of a session that raised: its row stays as far as it came, within the client's mask."""
+        fleet, state = self._fleet, self._fleet.state(client)
+        reason = self.abandon(client, state, error)
+        if state.staging is not None and state.staging.holds(client):
+            state.staging.put_back(client)
+        row = fleet.row(client).floats
+        mask = fleet.algorithm.trained_mask(fleet, client)
+        if mask is not None:
+            apply_mask_(row, mask.to(row.device))
+        return Report(client, 0, norm=float(row.norm()), error=reason)
+
+    def abandon(self, client: int, state: CohortState, error: Exception) -> str:
+        """Leave nothing of a session that raised, in a cohort's module; why it did, in a line."""
+        assert state.session is not None, "sessions are attached before the first round"
+        if not self._explained:
+            log.warning("the session of client %d failed", client, exc_info=error)
+            self._explained = True  # the others' reasons are a line each
+        state.session.abandon()
+        return " ".join(f"{type(error).__name__}: {error}".split())
+
+    def _finished(self, reports: Sequence[Report]) -> dict[int, Finished]:
+        """What the sessions of this rank have left, for a journal."""
+        fleet = self._fleet
+        tests = {
+            moment: {report.client: report for report in found}
+            for moment, found in self.tests.items()
+        }
+        finished = {}
+        for report in reports:
+            if report.error:
+                continue  # may go well when the round goes on
+            client = report.client
+            row, result = fleet.row(client), fleet.algorithm.session_result(fleet, client)
+            # Cloned: a view would be saved with the whole matrix behind it.
+            tensors = {"floats": row.floats, "integers": row.integers}
+            finished[client] = Finished(
+                report,
+                {moment: found[client] for moment, found in tests.items() if client in found},
+                {name: x.cpu().clone() for name, x in tensors.items()},
+                {name: x.cpu().clone() for name, x in result.items()},
+            )  # fmt: skip
+        return finished
+
+    def _put_in_place(self, client: int) -> Report:
+        """What a session has left before the restart; as if it had just been run."""
+        fleet, done = self._fleet, Finished.of(self._known[client])
+        row = fleet.row(client)
+        row.copy_(Row(done.tensors["floats"], done.tensors["integers"]))
+        fleet.algorithm.load_session_result(fleet, client, done.result)
+        for moment, report in done.tests.items():
+            self.tests[moment].append(report)
+        return done.report
+
+    def finetune(self, client: int, row: Row) -> L.LightningModule:
+        """The client's module, bound to a copy of a row after a session that is not reported."""
+        fleet, state = self._fleet, self._fleet.cohorts[self._fleet.home_cohort(client)]
+        assert state.session is not None, "sessions are attached before the first round"
+        own = state.borrow(row)
+        module = state.live.bind(own)
+        assert isinstance(module, L.LightningModule)
+        fleet.algorithm.session_start(fleet, client, module, own)
+        # The same draws in every evaluation: figures of two rounds differ by their models alone.
+        state.session.train(own, self._work(client, state, -1, "finetune-"))
+        return fleet.algorithm.tested(fleet, client, fleet.home_cohort(client), own)
+
+    def gradient(self, client: int, row: Row, t: int) -> Tensor:
+        """(P,) the gradient of one training batch at a row, in eval mode; 0 where there is none.
+
+        Drawn by (seed, "gradient", t, client).
+        """
+        state = self._fleet.state(client)
+        assert state.session is not None, "sessions are attached before the first round"
+        self._seed("gradient", t, client)
+        batch = next(self._batches(client, t, 1, "gradient-"))
+        return state.session.gradient(row, batch)
+
+    def box(self, client: int) -> tuple[float, float] | None:
+        """Bounds of a client's parameters, if its optimiser projects on them."""
+        session = self._fleet.state(client).session
+        assert session is not None, "sessions are attached before the first round"
+        return session.box
+
+    def _masked_flops(self, client: int, mask: Tensor) -> float:
+        """Forward FLOPs of a sample under a client's mask."""
+        fleet, state = self._fleet, self._fleet.state(client)
+        cohort = fleet.cohort_of(client)
+        if not state.flops:
+            return 0.0  # of a module without a forward they are not known
+        if cohort not in self._uses:
+            sample = blank(fleet.data, samples=2).to(fleet.device)
+            self._uses[cohort] = weight_uses(state.module, sample)
+            self._segments[cohort] = Segments.build(state.layout.floats, device=fleet.device)
+        counts = count_per_tensor(mask, self._segments[cohort]).tolist()
+        missing = {
+            entry.name: entry.numel - count
+            for entry, count in zip(state.layout.floats, counts, strict=True)
+        }
+        return masked_flops(state.flops, self._uses[cohort], missing)
+
+    def _work(
+        self,
+        client: int,
+        state: CohortState,
+        t: int,
+        purpose: str,
+        mask: Tensor | None = None,
+        proximal: Proximal | None = None,
+    ) -> Work:
+        """A session's work; what it draws has names that begin with `purpose`."""
+        fleet = self._fleet
+        per_epoch = fleet.data.num_batches(client, t)
+        given = None if purpose else self.steps.get(client)
+        left = fleet.work.batches(per_epoch) if given is None else fleet.work.limited(given)
+        return Work(
+            client,
+            self._batches(client, t, left, purpose),
+            epoch_batches=per_epoch,
+            lr=self.lr if state.takes_lr else None,
+            seed=derive_seed(fleet.seed, f"{purpose}session", t, client),
+            hook=self._hook,
+            mask=mask,
+            proximal=proximal,
+        )
+
+    def _fetch(self, client: int, mine: list[int]) -> Row:
+        """The client's row on the device, and the next client's on its way."""
+        fleet, state = self._fleet, self._fleet.state(client)
+        if state.staging is None:
+            return fleet.row(client)
+        row = state.staging.get(client)
+        after = islice(mine, mine.index(client) + 1, None)
+        coming = next((k for k in after if not self._is_known(k)), None)
+        if coming is not None and (ahead := fleet.state(coming).staging) is not None:
+            ahead.prefetch(coming)
+        return row
+
+    def _batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
+        """So many training batches; their order is named (seed, purpose + "order", t, client)."""
+        fleet, data = self._fleet, self._fleet.data
+        order = torch_generator(fleet.seed, f"{purpose}order", t, client)
+        augment = None
+        if data.augments:
+            augment = torch_generator(fleet.seed, f"{purpose}augment", t, client)
+        while left > 0:
+            before = left
+            epoch = data.train_epoch(client, order=order, augment=augment, limit=left, t=t)
+            for batch in epoch:
+                left -= 1
+                yield batch
+            assert left < before, f"client {client} has no batch"
+
+    def _test(self, moment: Moment, client: int, row: Row) -> None:
+        """A client on its own test split, if it is tested at that moment of its session."""
+        if client not in self.tested.get(moment, ()):
+            return
+        fleet = self._fleet
+        module = fleet.algorithm.tested(fleet, client, fleet.cohort_of(client), row)
+        if module.training:
+            module.eval()
+        self._seed(f"{moment}-evaluation", -1, client)
+        report = self.session_of(module).evaluate(fleet.data.test_batches(client), client=client)
+        report.metrics = reported(report.metrics)
+        report.stored = fleet.algorithm.stored_bytes(fleet, client)
+        self.tests[moment].append(report)
+
+    def _seed(self, purpose: str, t: int, client: int) -> None:
+        seed = derive_seed(self._fleet.seed, purpose, t, client)
+        seed_default_generators(seed, self._fleet.device)
+
+
+def _asked() -> bool:
+    """Whether a signal has come, to this rank or, as far as is known, to another."""
+    if signals.asked() is not None:
+        watch.spread_signal()
+        return True
+    return watch.signalled()
+
+
+def _one_after_the_other(mine: list[int], _: int, run: RunClient) -> list[Pending]:
+    """Sessions without a loop's hooks around them."""
+    reports = [run(client) for client in mine]
+    return [report for report in reports if report is not None]

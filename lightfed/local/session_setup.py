@@ -1,0 +1,221 @@
+"""What the Trainer and the configuration give to local sessions.
+
+Precision, clipping, optimisers.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from lightfed.local.client_group import CohortState
+from lightfed.local.optimizer import Clipping, Stepper, make_stepper
+from lightfed.local.session import Runtime
+from lightfed.utils.errors import UserError
+from lightfed.utils.lightning_private import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    is_overridden,
+)
+
+log = logging.getLogger(__name__)
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+ScheduleFactory = Callable[[Optimizer], LRScheduler]
+
+
+def runtime_of(trainer: L.Trainer, *, clips: str) -> Runtime:
+    """Precision and clipping of local steps, as the Trainer's flags say.
+
+    Args:
+        trainer: of the run.
+        clips: how gradients are clipped; see `Clipping`.
+    """
+    plugin: Any = trainer.precision_plugin
+    mixed = isinstance(plugin, MixedPrecision)
+    limit = trainer.gradient_clip_val
+    scaled = mixed and plugin.scaler is not None
+    return Runtime(
+        trainer=trainer,
+        forward_context=plugin.forward_context if mixed else None,
+        clipping=Clipping(float(limit), clips) if limit else None,
+        scaler=partial(torch.amp.GradScaler, trainer.strategy.root_device.type) if scaled else None,
+    )
+
+
+def client_stepper(
+    state: CohortState,
+    position: int,
+    factory: OptimizerFactory | None,
+    runtime: Runtime,
+    *,
+    evaluated: bool,
+    lr_factors: Mapping[str, float] | None = None,
+) -> tuple[Stepper, bool]:
+    """A cohort's optimiser: its module's own, if it defines one, or the configuration's.
+
+    Args:
+        state: the cohort.
+        position: of the cohort, for messages.
+        factory: the configuration's optimiser.
+        runtime: of the Trainer.
+        evaluated: clients are evaluated, so that the module needs a `validation_step`.
+        lr_factors: of parts of the module, by their prefix.
+
+    Returns:
+        the stepper, and whether it takes the round's learning rate.
+    """
+    module, key = state.module, f"model.cohorts.{position}.model"
+    if evaluated and not is_overridden("validation_step", module):
+        found = f"{type(module).__name__} has no validation_step"
+        raise UserError(key, found, "define one, or set model.evaluate: []")
+    _warn_of_hooks(module)
+    if is_overridden("configure_optimizers", module):
+        return _own_stepper(state, key, runtime), False
+    if factory is None:
+        raise UserError("model.optimizer", "nothing", "name one: class_path: torch.optim.SGD")
+    if not state.live.trainable:
+        raise UserError(key, "it has no parameters to train", "use another model")
+    optimizer = make_optimizer(factory, state.live.trainable)
+    stepper = make_stepper(
+        optimizer,
+        schedulers=[],
+        clipping=runtime.clipping and runtime.clipping.of(module, optimizer),
+        scaler=runtime.scaler,
+        factors=_factors(state, lr_factors or {}),
+    )
+    return stepper, True
+
+
+def _factors(state: CohortState, given: Mapping[str, float]) -> list[float] | None:
+    """Of every trainable parameter; None where all have the configured learning rate."""
+    if not given:
+        return None
+    names = [name for name, p in state.module.named_parameters() if p.requires_grad]
+    return [
+        next((factor for prefix, factor in given.items() if name.startswith(prefix)), 1.0)
+        for name in names
+    ]
+
+
+def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The configuration's optimiser.
+
+    Raises:
+        UserError: it refuses its arguments, or one is not finite.
+    """
+    written = factory.keywords if isinstance(factory, partial) else {}
+    for name, value in _not_finite(written).items():
+        raise UserError(f"model.optimizer.init_args.{name}", str(value), "give a finite number")
+    try:
+        return factory(parameters)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UserError("model.optimizer", str(error), "correct its init_args") from error
+
+
+def _not_finite(arguments: Mapping[str, Any]) -> dict[str, float | Tensor]:
+    """Those of an optimiser's that are single numbers but not finite ones."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if isinstance(value, float | Tensor) and not torch.as_tensor(value).isfinite().all()
+    }
+
+
+def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler:
+    """The configuration's learning rate over rounds.
+
+    Raises:
+        UserError: it refuses its arguments, or is no function of the round.
+    """
+    try:
+        schedule = factory(optimizer)
+    except (TypeError, ValueError) as error:
+        raise UserError("model.lr_schedule", str(error), "correct its init_args") from error
+    if isinstance(schedule, ReduceLROnPlateau):
+        fix = "use a schedule that is a function of the round"
+        raise UserError("model.lr_schedule", "ReduceLROnPlateau", fix)
+    return schedule
+
+
+def step_schedule(schedule: Any) -> None:
+    """One round on.
+
+    Raises:
+        UserError: the schedule ends before the run, or cannot count its rounds.
+    """
+    try:
+        schedule.step()
+    except (ValueError, ZeroDivisionError) as error:
+        found = f"round {schedule.last_epoch + 1}: {error}"
+        raise UserError("model.lr_schedule", found, "correct its init_args") from error
+
+
+# Lightning calls them in its own loops; a session does not.
+_UNCALLED = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+    "on_validation_epoch_end",
+)
+
+
+def _warn_of_hooks(module: L.LightningModule) -> None:
+    """Say which of a module's hooks a client does not have."""
+    uncalled = [name for name in _UNCALLED if is_overridden(name, module)]
+    if uncalled:
+        log.warning(
+            "%s: a session calls training_step, validation_step, configure_optimizers and "
+            "self.log, but not %s", type(module).__name__, ", ".join(uncalled),
+        )  # fmt: skip
+
+
+def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:
+    module = state.module
+    if runtime.trainer is not None:
+        module.trainer = runtime.trainer
+    configured: Any = module.configure_optimizers()
+    try:
+        optimizers, schedulers, monitor = _configure_optimizers(configured)
+    except MisconfigurationException as error:
+        found = f"a {type(configured).__name__} from configure_optimizers"
+        raise UserError(key, found, "return an optimizer, and with it a scheduler") from error
+    if len(optimizers) != 1:
+        found = f"{len(optimizers)} optimizers from configure_optimizers"
+        raise UserError(key, found, "return exactly one")
+    for group in optimizers[0].param_groups:
+        for name, value in _not_finite(group).items():
+            found = f"{name} {value} from configure_optimizers"
+            raise UserError(key, found, "give a finite number")
+    configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+    if any(config.reduce_on_plateau for config in configs):
+        found = "a ReduceLROnPlateau scheduler"
+        raise UserError(key, found, "a session has no metric to monitor; use a schedule of steps")
+    return make_stepper(
+        optimizers[0],
+        schedulers=configs,
+        clipping=runtime.clipping and runtime.clipping.of(module, optimizers[0]),
+        scaler=runtime.scaler,
+        trainable=state.live.trainable,
+    )

@@ -1,0 +1,4 @@
+"""Clients of several networks: mixtures of experts, mutual learning, prototypes, body and head.
+
+Imports `utils` and the networks.
+"""

@@ -1,0 +1,175 @@
+"""The client of pFedMoE: two experts, a gate that weighs them for each sample, one head.
+
+Yi, Yu, Ren, Zhang, Wang, Liu, Li: pFedMoE: Data-Level Personalization with Mixture of Experts for
+Model-Heterogeneous Personalized Federated Learning. 2024. https://arxiv.org/abs/2402.01350
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.models.composites.class_means import ClassSums
+from lightfed.models.composites.split import feature_dim
+from lightfed.models.composites.switch_norm import SwitchNorm1d
+from lightfed.utils.errors import UserError
+
+
+class Gate(nn.Module):
+    """The gating network of section 4.3.
+
+    Flatten, switchable normalisation, linear, batch normalisation, sigmoid, linear, batch
+    normalisation, softmax. The paper leaves the units of the first linear layer open.
+
+    Args:
+        input_shape: of one sample.
+        hidden: units of the first linear layer, m.
+        debias: see SwitchNorm1d.
+        last_norm: whether the second batch normalisation is there.
+
+    Raises:
+        UserError: key "input_shape"; a sample is a single number.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        *,
+        hidden: int = 128,
+        debias: bool = True,
+        last_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        inputs = prod(input_shape)
+        if inputs < 2:
+            found = f"samples of {inputs} number, which the gate cannot normalise"
+            raise UserError("input_shape", found, "use data of at least two")
+        self.layers = nn.Sequential(
+            nn.Flatten(),
+            SwitchNorm1d(inputs, debias=debias),
+            nn.Linear(inputs, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.Sigmoid(),
+            nn.Linear(hidden, 2),
+            nn.BatchNorm1d(2) if last_norm else nn.Identity(),
+            nn.Softmax(dim=1),
+        )
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, 2) weights of the shared and the private expert; their sum is 1.
+
+        Raises:
+            ValueError: a single sample in training.
+        """
+        return self.layers(x)
+
+
+class FixedGate(nn.Module):
+    """The same weights for all samples, and nothing to learn.
+
+    Args:
+        general: weight of the shared expert; the private one has the rest.
+    """
+
+    def __init__(self, general: float) -> None:
+        super().__init__()
+        self.general = general
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, 2)."""
+        return x.new_tensor((self.general, 1 - self.general)).expand(len(x), 2)
+
+
+class MixtureClient(nn.Module):
+    """A client of pFedMoE, section 4.1.
+
+        (a_G, a_F) = H(x),  z = a_G G(x) + a_F F_ex(x),  logits = F_hd(z)
+
+    One backward pass of the cross-entropy updates everything; `parameter_groups` tells the
+    parts with learning rates of their own: shared (eta_theta), extractor and head (eta_omega, which
+    the paper sets to eta_theta), gate (eta_phi).
+
+    Args:
+        extractor: F_ex, private: (B, ...) -> (B, d).
+        head: F_hd, private: (B, d) -> (B, C) logits.
+        shared: G, the small extractor that travels: (B, ...) -> (B, d).
+        gate: H, private: (B, ...) -> (B, 2), the weights of the shared and the private expert.
+        batch: (B, ...) inputs of any values, to see the features.
+
+    Attributes:
+        gate_sums: gathers the gate's weights by class, of what `figures` is asked of; None for no
+            gathering.
+
+    Raises:
+        UserError: key "shared"; the extractors give different numbers of features.
+    """
+
+    clipped_apart = ("shared", "gate")
+    gate_sums: ClassSums | None = None
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        head: nn.Module,
+        shared: nn.Module,
+        gate: nn.Module,
+        *,
+        batch: Tensor,
+    ) -> None:
+        super().__init__()
+        own, common = feature_dim(extractor, batch), feature_dim(shared, batch)
+        if own != common:
+            found = f"its extractor gives {common} features, where the client's gives {own}"
+            raise UserError("shared", found, "take extractors with the same number of features")
+        self.extractor = extractor
+        self.head = head
+        self.shared = shared
+        self.gate = gate
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits of the full mixture."""
+        return self.head(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, d) mixed representations."""
+        general, personal = self.gate(x).unsqueeze(-1).unbind(1)  # (B, 1) each
+        # z = a_G z_G + a_F z_F
+        return general * self.shared(x) + personal * self.extractor(x)
+
+    def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Of a batch: "gate_general", the mean weight of the shared expert.
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+        """
+        weights = self.gate(x)
+        if self.gate_sums is not None:
+            self.gate_sums.add(y, weights)
+        return {"gate_general": weights[:, 0].mean()}
+
+    def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The cross-entropy of a batch, "mixture".
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+
+        Raises:
+            ValueError: a single sample in training, see `least_batch`.
+        """
+        return {"mixture": F.cross_entropy(self(x), y)}
+
+
+def least_batch(client: nn.Module) -> int:
+    """Samples that a batch must have for a module to train: the most that a part of it declares.
+
+    Torch's own batch normalisation declares nothing: on vectors it refuses a single sample with a
+    ValueError, as these modules do.
+    """
+    return max(getattr(part, "least_batch", 1) for part in client.modules())

@@ -1,0 +1,250 @@
+"""Clients that train a private and a shared network side by side and teach each other.
+
+FML: Shen et al., Federated Mutual Learning, 2020, https://arxiv.org/abs/2006.16765
+FedKD: Wu et al., Communication-efficient federated learning via knowledge distillation, 2022,
+https://arxiv.org/abs/2108.13323
+FedAPEN: Qin et al., FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to
+Statistical Heterogeneity, 2023, https://doi.org/10.1145/3580305.3599344
+
+`losses` gives one loss a network. One backward pass of their sum updates both: in the form
+"separate" what a network learns from is a constant, so that the sum's gradient is each loss's own.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.models.composites.split import SplitNetwork, evaluating
+from lightfed.utils.errors import UserError
+
+Form = Literal["separate", "htfllib"]
+"""Of mutual learning. separate: the other network's outputs are constants, and the divergence is
+the mean over samples. htfllib (that library's code): every loss moves both networks, and the
+divergence is the mean over samples and classes."""
+
+
+def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """Mean over the samples of KL(softmax(target) || softmax(logits)), in nats.
+
+    Args:
+        target: (B, C) logits of the one that teaches.
+        logits: (B, C) of the one that learns.
+    """
+    wanted, found = target.log_softmax(1), logits.log_softmax(1)
+    return (wanted.exp() * (wanted - found)).sum(1).mean()
+
+
+def _divergence(target: Tensor, logits: Tensor, form: Form) -> Tensor:
+    if form == "htfllib":
+        return kl_divergence(target, logits) / logits.shape[1]
+    return kl_divergence(target.detach(), logits)
+
+
+class FML(nn.Module):
+    """Federated mutual learning.
+
+        L_F = alpha CE(F) + (1 - alpha) KL(G || F)
+        L_G = beta CE(G) + (1 - beta) KL(F || G)
+
+    Args:
+        private: F: (B, ...) -> (B, C) logits; the one that is evaluated.
+        shared: G, the one that travels: (B, ...) -> (B, C) logits.
+        alpha: share of the labels in what the private network learns, in [0, 1].
+        beta: share of the labels in what the shared network learns, in [0, 1].
+        form: of mutual learning.
+
+    Raises:
+        UserError: key "alpha" or "beta"; outside [0, 1].
+    """
+
+    clipped_apart = ("shared",)
+
+    def __init__(
+        self,
+        private: nn.Module,
+        shared: nn.Module,
+        *,
+        alpha: float = 0.5,
+        beta: float = 0.5,
+        form: Form = "separate",
+    ) -> None:
+        super().__init__()
+        for key, share in (("alpha", alpha), ("beta", beta)):
+            if not 0 <= share <= 1:
+                raise UserError(key, f"{share} is outside [0, 1]", "give a share such as 0.5")
+        self.private = private
+        self.shared = shared
+        self.alpha = alpha
+        self.beta = beta
+        self.form: Form = form
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits of the private network."""
+        return self.private(x)
+
+    def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Of a batch: "private", L_F, and "shared", L_G.
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+        """
+        own, common = self.private(x), self.shared(x)
+        return {
+            "private": self.alpha * F.cross_entropy(own, y)
+            + (1 - self.alpha) * _divergence(common, own, self.form),
+            "shared": self.beta * F.cross_entropy(common, y)
+            + (1 - self.beta) * _divergence(own, common, self.form),
+        }
+
+
+class FedKD(nn.Module):
+    """Adaptive mutual distillation of a private teacher and a shared student.
+
+        D = CE(F) + CE(G),  M = MSE(z_F, W_h z_G)
+        L_F = CE(F) + (KL(G || F) + M) / D,  L_G = CE(G) + (KL(F || G) + M) / D
+
+    In the form "separate" D is a weight without a gradient (its gradient reverses that of the
+    labels where D^2 is less than what it divides) and W_h learns by L_G.
+
+    Args:
+        private: F, the teacher, which is evaluated.
+        shared: G, the student, which travels.
+        form: of mutual learning.
+
+    Attributes:
+        projection: W_h without bias, private: (B, features of G) -> (B, features of F).
+    """
+
+    clipped_apart = ("shared", "projection")
+
+    def __init__(
+        self, private: SplitNetwork, shared: SplitNetwork, *, form: Form = "separate"
+    ) -> None:
+        super().__init__()
+        self.private = private
+        self.shared = shared
+        self.projection = nn.Linear(shared.feature_dim, private.feature_dim, bias=False)
+        self.form: Form = form
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits of the private network."""
+        return self.private(x)
+
+    def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Of a batch: "private", L_F, and "shared", L_G.
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+        """
+        own_features, common_features = self.private.extractor(x), self.shared.extractor(x)
+        own, common = self.private.head(own_features), self.shared.head(common_features)
+        hard_own, hard_common = F.cross_entropy(own, y), F.cross_entropy(common, y)
+        scale = self._constant(hard_own + hard_common)
+        projected = self.projection(common_features)
+        soft_own = _divergence(common, own, self.form) + F.mse_loss(
+            own_features, self._constant(projected)
+        )
+        soft_common = _divergence(own, common, self.form) + F.mse_loss(
+            self._constant(own_features), projected
+        )
+        return {"private": hard_own + soft_own / scale, "shared": hard_common + soft_common / scale}
+
+    def _constant(self, value: Tensor) -> Tensor:
+        """What a loss takes as given."""
+        return value if self.form == "htfllib" else value.detach()
+
+
+class FedAPEN(nn.Module):
+    """An ensemble of a private and a shared network with a learned weight.
+
+        e = lambda p + (1 - lambda) s, of logits; lambda is the private network's share
+        L_p = CE(p) + KL(s || p) + CE(lambda p + (1 - lambda) s'), L_s likewise
+
+    where ' and the first argument of KL are constants. The share is 0.5 until it is learned
+    (`learn_share`), between sessions; one that is never learned is the released code's "equal"
+    training.
+
+    Args:
+        private: p: (B, ...) -> (B, C) logits.
+        shared: s, the one that travels: (B, ...) -> (B, C) logits.
+
+    Attributes:
+        share: () lambda, a buffer that stays with the client.
+    """
+
+    clipped_apart = ("shared",)
+    share: Tensor
+
+    def __init__(self, private: nn.Module, shared: nn.Module) -> None:
+        super().__init__()
+        self.private = private
+        self.shared = shared
+        self.register_buffer("share", torch.tensor(0.5))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits of the ensemble."""
+        return _ensemble(self.private(x), self.shared(x), self.share)
+
+    def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Of a batch: "private", L_p, and "shared", L_s.
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+        """
+        own, common = self.private(x), self.shared(x)
+        taught_own = _ensemble(own, common.detach(), self.share)
+        taught_common = _ensemble(own.detach(), common, self.share)
+        return {
+            "private": F.cross_entropy(own, y)
+            + _divergence(common, own, "separate")
+            + F.cross_entropy(taught_own, y),
+            "shared": F.cross_entropy(common, y)
+            + _divergence(own, common, "separate")
+            + F.cross_entropy(taught_common, y),
+        }
+
+    def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The private network's share, as "private_share", of any batch."""
+        return {"private_share": self.share}
+
+    @torch.no_grad()
+    def learn_share(
+        self, batches: Iterable[tuple[Tensor, Tensor]], *, lr: float = 1e-3, passes: int = 10
+    ) -> None:
+        """Learning for adaptability: SGD on the share alone, kept within [0, 1].
+
+        The networks do not change, so that their logits are computed once for all passes.
+
+        Args:
+            batches: (x, y) of the hold-out, in the order of every pass.
+            lr: learning rate.
+            passes: over the hold-out.
+
+        Raises:
+            UserError: key "hold_out"; there is no batch.
+        """
+        with evaluating(self):
+            logits = [(self.private(x), self.shared(x), y) for x, y in batches]
+        if not logits:
+            raise UserError("hold_out", "no sample to learn the share from", "give a larger one")
+        for _ in range(passes):
+            for own, common, y in logits:
+                # d CE(e) / d lambda = mean over samples of (softmax(e) - onehot(y)) . (p - s)
+                error = _ensemble(own, common, self.share).softmax(1)
+                error[torch.arange(len(y), device=y.device), y] -= 1
+                slope = (error * (own - common)).sum(1).mean()
+                self.share.sub_(lr * slope).clamp_(0, 1)
+
+
+def _ensemble(own: Tensor, common: Tensor, share: Tensor) -> Tensor:
+    return share * own + (1 - share) * common

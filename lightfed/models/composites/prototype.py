@@ -1,0 +1,188 @@
+"""Clients that share a vector for each class in place of weights: FD and FedProto.
+
+FD: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and
+Augmentation under Non-IID Private Data, 2018, https://arxiv.org/abs/1811.11479
+FedProto: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, 2022,
+https://arxiv.org/abs/2105.00243
+
+In a session a client gathers the outputs of all its batches and epochs, each as it was before the
+step on its batch.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.models.composites.class_means import ClassMeans, ClassSums
+from lightfed.models.composites.split import SplitNetwork
+
+Target = Literal["softmax", "raw"]
+Inference = Literal["prototypes", "head"]
+
+
+class ClassClient(nn.Module):
+    """What both methods do with the vectors of classes.
+
+    Args:
+        num_classes: C.
+        size: D, of a vector.
+    """
+
+    def __init__(self, num_classes: int, size: int) -> None:
+        super().__init__()
+        self._shape = num_classes, size
+        self._sums: ClassSums | None = None
+        self.receive(ClassMeans.none(num_classes, size))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(C, D) of what is exchanged."""
+        return self._shape
+
+    def receive(self, common: ClassMeans) -> None:
+        """Take the server's vectors, on the device of the network, and forget all gathered ones.
+
+        Called at the start of a session, and before an evaluation that uses them.
+        """
+        assert common.values.shape == self._shape, f"{tuple(common.values.shape)}"
+        self._common = common
+        self._has_common = bool(common.seen.any())
+        self._sums = None
+
+    def upload(self) -> ClassMeans:
+        """The means by class of what the session has gathered.
+
+        On the device of the network.
+        """
+        return ClassMeans.none(*self._shape) if self._sums is None else self._sums.means()
+
+    def _gather(self, y: Tensor, values: Tensor) -> None:
+        if self._sums is None:
+            self._sums = ClassSums(*self._shape, device=values.device)
+        self._sums.add(y, values.detach())
+
+
+class FDClient(ClassClient):
+    """Federated distillation: the mean logits of a class teach the clients.
+
+        L = CE(logits, y) + weight CE(logits, softmax(common logits of y))
+
+    A sample whose class has no common logits has the first term alone.
+
+    Args:
+        net: (B, ...) -> (B, C) logits.
+        num_classes: C.
+        weight: of distillation, lambda.
+        target: raw: the logits themselves are the target, without softmax, and where there are
+            none the sample's own; as HtFLlib has it.
+    """
+
+    def __init__(
+        self, net: nn.Module, num_classes: int, *, weight: float = 1.0, target: Target = "softmax"
+    ) -> None:
+        super().__init__(num_classes, num_classes)
+        self.net = net
+        self.weight = weight
+        self.target: Target = target
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits."""
+        return self.net(x)
+
+    def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Of a batch, which is gathered: "hard", by the labels, and "soft", weighted.
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+        """
+        logits = self.net(x)
+        self._gather(y, logits)
+        losses = {"hard": F.cross_entropy(logits, y)}
+        if self._has_common:
+            losses["soft"] = self.weight * F.cross_entropy(logits, self._targets(logits, y))
+        return losses
+
+    def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
+        """(B, C) what the logits of every sample shall be like."""
+        common, seen = self._common.values[y], self._common.seen[y, None]
+        if self.target == "raw":
+            return torch.where(seen, common, logits.detach().float())
+        return torch.where(seen, common.softmax(1), 0)  # of zeros the loss is 0
+
+
+class FedProtoClient(ClassClient):
+    """Prototypes: the mean features of a class attract the clients' features.
+
+        L = CE(logits, y) + weight MSE(z, prototype of y)
+
+    A sample whose class has no prototype has the first term alone.
+
+    Args:
+        private: extractor and head.
+        num_classes: C.
+        weight: of the prototypes, lambda.
+        inference: prototypes: the nearest one, by the mean square of the differences, among the
+            classes that have one; before there is any, and with "head", the head.
+    """
+
+    def __init__(
+        self,
+        private: SplitNetwork,
+        num_classes: int,
+        *,
+        weight: float = 1.0,
+        inference: Inference = "prototypes",
+    ) -> None:
+        super().__init__(num_classes, private.feature_dim)
+        self.private = private
+        self.weight = weight
+        self.inference: Inference = inference
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits, or the negative distances to the prototypes.
+
+        The distance to a prototype that is not there is infinite, and so is the cross-entropy of a
+        sample of its class.
+        """
+        return self._scores(self.private.extractor(x), self.inference)
+
+    def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Accuracy of a batch by the rule that `forward` does not use.
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+        """
+        other: Inference = "head" if self.inference == "prototypes" else "prototypes"
+        scores = self._scores(self.private.extractor(x), other)
+        return {f"accuracy_{other}": (scores.argmax(1) == y).float().mean()}
+
+    def _scores(self, features: Tensor, rule: Inference) -> Tensor:
+        if rule == "head" or not self._has_common:
+            return self.private.head(features)
+        # Not by a product of matrices, which cancels where distances are small.
+        mode = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(features.float(), self._common.values, compute_mode=mode)
+        return torch.where(self._common.seen, -distances.square() / features.shape[1], -torch.inf)
+
+    def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Of a batch, which is gathered: "hard", by the labels, and "prototypes", weighted.
+
+        Args:
+            x: (B, ...) inputs.
+            y: (B,) labels.
+        """
+        features = self.private.extractor(x)
+        self._gather(y, features)
+        losses = {"hard": F.cross_entropy(self.private.head(features), y)}
+        if self._has_common:
+            own = features.detach().float()
+            wanted = torch.where(self._common.seen[y, None], self._common.values[y], own)
+            losses["prototypes"] = self.weight * F.mse_loss(features, wanted)
+        return losses

@@ -1,0 +1,192 @@
+"""HeteroFL's masked language model."""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.models.networks.scaler import Scaler
+from lightfed.utils.counts import rounded_up
+from lightfed.utils.errors import UserError
+
+
+class Transformer(nn.Module):
+    """Token and position embedding, post-LN encoder layers, a decoder of two linear layers.
+
+    It masks its input itself, in training and evaluation alike: every position is replaced by the
+    mask token with probability `mask_rate`, afresh in every forward pass. Diao et al. 2021,
+    released code; 19,263,486 parameters on WikiText-2 (33,278 tokens, windows of 64) at rate 1.
+    There all encoder layers start from one draw of weights, here every layer from its own.
+
+    A narrow model has as many heads as the full one, each of fewer channels.
+
+    Args:
+        num_classes: V, tokens of the vocabulary.
+        input_shape: (T,), the longest window.
+        embedding: D, channels of a token at rate 1.
+        heads: of the attention.
+        hidden: units of the feed-forward layers at rate 1.
+        layers: number of encoder layers.
+        dropout: after the embedding, the attention, and both feed-forward layers.
+        mask_rate: probability that a position is masked.
+        rate: width ratio; also what the Scalers divide by in training.
+
+    Attributes:
+        masked: (B, T) bool, the positions that the last forward pass masked.
+        label_rows: parameters whose rows are tokens, beside the last layer's.
+
+    Raises:
+        UserError: an argument that cannot be; names it.
+        ValueError: the rate leaves no whole channels to the heads; names the layer.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 33278,
+        input_shape: Sequence[int] = (64,),
+        *,
+        embedding: int = 256,
+        heads: int = 8,
+        hidden: int = 512,
+        layers: int = 4,
+        dropout: float = 0.2,
+        mask_rate: float = 0.15,
+        rate: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 1:
+            found = f"{tuple(input_shape)}, where a window of tokens has one dimension"
+            raise UserError("input_shape", found, "use data whose samples are windows of tokens")
+        if not 0.0 <= mask_rate <= 1.0:
+            raise UserError("mask_rate", f"{mask_rate} is outside [0, 1]", "give a probability")
+        if heads < 1:
+            raise UserError("heads", str(heads), "give at least 1")
+        width = rounded_up(embedding * rate)
+        if layers:
+            check_heads(embedding, heads, rate, layer="layers.0.attention")
+        self.mask_token = num_classes  # row V of the embedding
+        self.mask_rate = mask_rate
+        self.masked = torch.zeros(0, *input_shape, dtype=torch.bool)
+        self.label_rows = ("token.weight",)
+        self.position = nn.Embedding(input_shape[0], width)
+        self.token = nn.Embedding(num_classes + 1, width)
+        self.scaler = Scaler(rate)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.Sequential(
+            *(
+                EncoderLayer(width, heads, rounded_up(hidden * rate), dropout, rate)
+                for _ in range(layers)
+            )
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(width, width),
+            Scaler(rate),
+            nn.GELU(),
+            nn.LayerNorm(width),
+            nn.Linear(width, num_classes),
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) int64 tokens -> (B, T, V) logits."""
+        # Drawn on the CPU wherever the model is, so that every device masks the same positions; its
+        # default generator is seeded for every session and every evaluated batch.
+        drawn = torch.rand(tokens.shape, generator=torch.default_generator, device="cpu")
+        self.masked = (drawn < self.mask_rate).to(tokens.device)
+        kept = tokens.masked_fill(self.masked, self.mask_token)
+        # The Scaler of the sum is the sum of both embeddings' Scalers.
+        embedded = self.scaler(self.token(kept) + self.position.weight[: tokens.shape[1]])
+        return self.decoder(self.layers(self.dropout(self.norm(embedded))))
+
+
+class EncoderLayer(nn.Module):
+    """Attention, then two linear layers with GELU; each added to its input and normalised.
+
+    Args:
+        width: local D.
+        heads: of the attention.
+        hidden: units between the linear layers.
+        dropout: of the attention's output, the hidden units and the output.
+        rate: what the Scalers divide by.
+    """
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float, rate: float) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, rate)
+        self.norm1 = nn.LayerNorm(width)
+        self.linear1 = nn.Linear(width, hidden)
+        self.linear2 = nn.Linear(hidden, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.scaler = Scaler(rate)
+        self.dropout = nn.Dropout(dropout)
+        for linear in (self.linear1, self.linear2):
+            nn.init.normal_(linear.weight, std=0.02)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        x = self.norm1(x + self.dropout(self.attention(x)))
+        hidden = self.dropout(F.gelu(self.scaler(self.linear1(x))))
+        return self.norm2(x + self.dropout(self.scaler(self.linear2(hidden))))
+
+
+class Attention(nn.Module):
+    """Self-attention of every position to every position, with a Scaler behind each linear layer.
+
+    Four linear layers and no packed one: a narrow client owns the leading channels of every head.
+
+    Args:
+        width: local D, a multiple of heads.
+        heads: H.
+        rate: what the Scaler divides by.
+
+    Attributes:
+        slice_groups: of each parameter, the groups of every dimension that narrow models slice.
+    """
+
+    def __init__(self, width: int, heads: int, rate: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.o = nn.Linear(width, width)
+        self.scaler = Scaler(rate)
+        self.slice_groups: Mapping[str, tuple[int, ...]] = {
+            **{f"{name}.weight": (heads, 1) for name in "qkv"},
+            **{f"{name}.bias": (heads,) for name in "qkv"},
+            "o.weight": (1, heads),
+        }
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        # (B, H, T, D / H)
+        q, k, v = (
+            self.scaler(linear(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for linear in (self.q, self.k, self.v)
+        )
+        # The temperature is that of the local heads, which are narrower than the full model's.
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=1 / sqrt(q.shape[-1]))
+        return self.scaler(self.o(mixed.transpose(1, 2).flatten(-2)))
+
+
+def check_heads(embedding: int, heads: int, rate: float, *, layer: str) -> None:
+    """Refuse a width that is not made of whole heads.
+
+    Raises:
+        ValueError: naming the layer.
+    """
+    width, channels = rounded_up(embedding * rate), rounded_up(embedding / heads * rate)
+    if heads * channels != width:
+        raise ValueError(
+            f"{layer}: {heads} heads of ceil({embedding} / {heads} * {rate}) = {channels} channels "
+            f"are {heads * channels}, where the width ceil({embedding} * {rate}) is {width}"
+        )

@@ -1,0 +1,103 @@
+"""Who shares which layers, as text: the trie of a federation (`lightfed groups`)."""
+
+from collections.abc import Callable, Sequence
+
+import lightning.pytorch as L
+
+from lightfed.algorithms._shared.prefix_trie import Node, Trie
+from lightfed.algorithms._shared.signature import layers_of
+from lightfed.local.client_group import Cohort, DataSpec, blank, cohort_names
+
+_HEAD = ("layers", "clients", "parameters", "cohorts", "first layer", "last layer")
+
+
+def groups_table(
+    cohorts: Sequence[Cohort],
+    data: DataSpec,
+    *,
+    seed: int,
+    prepare: Callable[[L.LightningModule, DataSpec], None] = lambda module, data: None,
+) -> str:
+    """The trie of a federation, a line for each stretch of layers that the same cohorts share.
+
+    Args:
+        cohorts: of the federation.
+        data: number of classes and shape of a sample.
+        seed: of the run.
+        prepare: the algorithm's change to a fresh module.
+
+    Raises:
+        UserError: a model that cannot be built, or whose layers cannot be ordered.
+    """
+    batch = blank(data, samples=2)
+    models = {}
+    for position, cohort in enumerate(cohorts):
+        module = cohort.build(data, position=position, seed=seed)
+        prepare(module, data)
+        models[position] = layers_of(module, batch, key=f"model.cohorts.{position}.model")
+    return trie_table(
+        Trie.build(models), names=cohort_names(cohorts), counts=[c.count for c in cohorts]
+    )
+
+
+def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> str:
+    """A trie as indented text.
+
+    Args:
+        trie: of cohorts 0, 1, ...
+        names: of the cohorts.
+        counts: their clients.
+    """
+    lines = [_HEAD]
+    for level, chain in _in_order(_chains(trie)):
+        layers = trie.models[chain[0].cohorts[0]]
+        depths = [node.depth for node in chain]
+        lines.append(
+            (
+                "  " * level + _span(depths[0] + 1, depths[-1] + 1),
+                str(sum(counts[c] for c in chain[0].cohorts)),
+                f"{sum(layers[depth].parameters for depth in depths):,}",
+                ", ".join(names[c] for c in chain[0].cohorts),
+                layers[depths[0]].text,
+                layers[depths[-1]].text if len(chain) > 1 else "",
+            )
+        )
+    clients = sum(counts[c] for c in trie.cohorts)
+    title = (
+        f"{clients} clients of {len(trie.cohorts)} cohorts, {len(trie.clusters())} architectures"
+    )
+    return "\n".join([title, *_aligned(lines)])
+
+
+def _chains(trie: Trie) -> list[list[Node]]:
+    """The nodes, those that the same cohorts pass through one after the other in one list."""
+    chains: dict[tuple[int, ...], list[Node]] = {}
+    for node in trie.nodes:
+        chains.setdefault(node.cohorts, []).append(node)
+    return list(chains.values())
+
+
+def _in_order(chains: list[list[Node]]) -> list[tuple[int, list[Node]]]:
+    """Chains depth first, with how many others each continues."""
+    chains = sorted(chains, key=lambda chain: (chain[0].cohorts[0], chain[0].depth))
+    return [(sum(_continues(chain, other) for other in chains), chain) for chain in chains]
+
+
+def _continues(chain: list[Node], other: list[Node]) -> bool:
+    return other[0].depth < chain[0].depth and set(chain[0].cohorts) <= set(other[0].cohorts)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns of equal width; numbers, which are the second and third, to the right."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return [
+        "  ".join(
+            f"{text:>{width}}" if i in (1, 2) else f"{text:<{width}}"
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]

@@ -1,0 +1,4 @@
+"""The files of a run folder, and figures over several runs.
+
+Imports `utils`.
+"""

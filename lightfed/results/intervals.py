@@ -1,0 +1,205 @@
+"""What one experiment is better by than another, seed by seed, and how far that can be trusted.
+
+Two runs of one seed have the same clients, data and draws, so experiments are compared within
+seeds. The interval is that of the paired t-test over the seeds; one seed has none. Times to a
+target are known to the rounds between two evaluations, which is their resolution.
+"""
+
+import itertools
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightfed.results.groups import Group
+from lightfed.results.outcome import last
+from lightfed.results.runfiles import RunFiles, whole_number
+from lightfed.results.tables import readable
+from lightfed.results.units import direction, is_share, metric_text
+
+INTERVAL = "95 % paired t interval"
+LEVEL = 0.95
+CHOSEN = (
+    "The best other is chosen by the same runs, and each interval speaks for its own pair alone."
+)
+BETTER, WORSE, UNDECIDED = "better", "worse", "no difference shown"
+ALONE, APART = "one seed shows no interval", "no seed in common"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A final figure of one experiment against that of a rival.
+
+    Attributes:
+        metric: what was measured, without `personal/` and the like.
+        seeds: for which both have a final figure, ascending.
+        own_only: seeds for which the rival has none; rival_only: those for which it alone has one.
+        difference: mean over the seeds, above zero where the experiment is better, also of a
+            metric of which less is better; NaN without a common seed.
+        low: end of the interval, NaN below two seeds; high likewise.
+    """
+
+    metric: str
+    seeds: tuple[int, ...]
+    own_only: tuple[int, ...]
+    rival_only: tuple[int, ...]
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        if not self.seeds:
+            return APART
+        if math.isnan(self.low):
+            return ALONE
+        return BETTER if self.low > 0 else WORSE if self.high < 0 else UNDECIDED
+
+    @property
+    def mirrored(self) -> "Paired":
+        """As the rival sees it."""
+        return replace(
+            self,
+            own_only=self.rival_only,
+            rival_only=self.own_only,
+            difference=-self.difference,
+            low=-self.high,
+            high=-self.low,
+        )
+
+    @property
+    def interval(self) -> str:
+        """`1.20 to 3.80`, empty below two seeds."""
+        if math.isnan(self.low):
+            return ""
+        low, high = (_signed(self.metric, end).removeprefix("+") for end in (self.low, self.high))
+        return f"{low} to {high}"
+
+    @property
+    def gain(self) -> str:
+        """The difference in percentage points, or in the metric's own unit."""
+        return _signed(self.metric, self.difference)
+
+    @property
+    def told_seeds(self) -> str:
+        """`3 seeds (0-2)`; seeds that are not the first ones are said not to be."""
+        count = len(self.seeds)
+        first = seeds_text(range(count))
+        others = "" if self.seeds == tuple(range(count)) else f", not {first}"
+        return f"{count} seed{'s' * (count != 1)} ({seeds_text(self.seeds)}{others})"
+
+    def lacking(self, own: str, rival: str) -> str:
+        """`FML lacks seed 2`, empty where both have all seeds."""
+        pairs = ((own, self.rival_only), (rival, self.own_only))
+        return ", ".join(
+            f"{name} lacks seed{'s' * (len(seeds) > 1)} {seeds_text(seeds)}"
+            for name, seeds in pairs
+            if seeds
+        )
+
+    def sentence(self, own: str, rival: str, *, role: str = "") -> str:
+        """`+2.50 points over FML, 95 % paired t interval 1.20 to 3.80, 3 seeds (0-2): better`.
+
+        Args:
+            own: name of the experiment.
+            rival: that of the other.
+            role: what the rival is, as `the best baseline`.
+        """
+        over = f"over {rival}{f', {role}' if role else ''}"
+        if not self.seeds:
+            return f"{over}: {APART}"
+        unit = " points" if is_share(self.metric) else ""
+        interval = f"{INTERVAL} {self.interval}" if self.interval else ""
+        parts = (f"{self.gain}{unit} {over}", interval, self.told_seeds, self.lacking(own, rival))
+        return f"{', '.join(part for part in parts if part)}: {self.verdict}"
+
+
+def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> Paired:
+    """Two experiments, each by its own column of metrics.csv."""
+    mine, theirs = (_final(g, c) for g, c in zip((own, rival), columns, strict=True))
+    seeds = sorted(mine.keys() & theirs.keys())
+    sign = direction(metric)
+    values = np.array([[sign * found[seed] for seed in seeds] for found in (mine, theirs)])
+    low, high = _t_interval(values) if len(seeds) > 1 else (math.nan, math.nan)
+    return Paired(
+        metric=metric,
+        seeds=tuple(seeds),
+        own_only=tuple(sorted(mine.keys() - theirs.keys())),
+        rival_only=tuple(sorted(theirs.keys() - mine.keys())),
+        difference=float((values[0] - values[1]).mean()) if seeds else math.nan,
+        low=low,
+        high=high,
+    )
+
+
+def each_seed_once(runs: Iterable[RunFiles]) -> list[RunFiles]:
+    """The longest run of each seed: two would be the same bits twice, and hide the deviation.
+
+    Lists of several studies have some experiments in common.
+    """
+    longest: dict[object, RunFiles] = {}
+    every = tuple(runs)
+    for run in sorted(every, key=lambda run: len(run.rounds)):
+        longest[run.environment.get("seed", run.folder)] = run
+    return [run for run in every if run in longest.values()]
+
+
+def goal_text(column: str, target: float) -> str:
+    """`79.76 % personal accuracy`."""
+    return f"{metric_text(column, target)} {readable(column)}"
+
+
+def resolution_text(runs: Iterable[RunFiles], column: str) -> str:
+    """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty where none was."""
+    found = sorted({steps for run in runs if (steps := resolution(run, column))})
+    if not found:
+        return ""
+    ends = " to ".join(str(steps) for steps in dict.fromkeys((found[0], found[-1])))
+    return f"{ends} round{'s' * (found[-1] != 1)}"
+
+
+def resolution(run: RunFiles, column: str) -> int:
+    """The most rounds between two evaluations of a column; 0 where there was none."""
+    measured = run.rounds[np.isfinite(run.series(column))]
+    return int(np.diff(measured, prepend=0).max(initial=0))
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """`0-2 13-25`."""
+    # in a stretch of successive seeds, a seed less its place is constant
+    stretches = itertools.groupby(enumerate(seeds), key=lambda pair: pair[1] - pair[0])
+    found = [[seed for _, seed in stretch] for _, stretch in stretches]
+    return " ".join("-".join(str(s) for s in dict.fromkeys((own[0], own[-1]))) for own in found)
+
+
+def _t_interval(values: np.ndarray) -> tuple[float, float]:
+    """Of the mean difference of two rows of values, (2, seeds)."""
+    from scipy import stats  # takes a second, and most reports have no use for it
+
+    with warnings.catch_warnings():
+        # of seeds that all differ alike, which have an interval without width
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interval = stats.ttest_rel(values[0], values[1]).confidence_interval(LEVEL)
+    return float(interval.low), float(interval.high)
+
+
+def _final(group: Group, column: str) -> dict[int, float]:
+    """The last value of each seed's run; a run that is not over has no final figure."""
+    return {
+        seed: value
+        for run in each_seed_once(group.runs)
+        if (seed := whole_number(run.environment.get("seed"))) is not None
+        and not _going_on(run)
+        and math.isfinite(value := last(run.series(column)))
+    }
+
+
+def _going_on(run: RunFiles) -> bool:
+    planned = whole_number(run.environment.get("rounds")) or 0
+    return "finished" not in run.environment and int(run.rounds[-1]) < planned
+
+
+def _signed(metric: str, value: float) -> str:
+    return f"{100 * value:+.2f}" if is_share(metric) else f"{value:+.3g}"

@@ -1,0 +1,295 @@
+"""What came out of a run: its primary metric, the final figures, and the same for each cohort.
+
+Every number on a page, in a table or in a comparison is computed here, once.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lightfed.results.columns import KINDS, OF_CLIENTS, base_name, is_metric, is_spread, kind_of
+from lightfed.results.runfiles import Evaluation, Floats, RunFiles
+from lightfed.results.units import direction, is_share, lower_is_better
+
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class CohortOutcome:
+    """One cohort at the last personalised evaluation; NaN where a figure is not known.
+
+    Attributes:
+        name: of the cohort.
+        clients: how many were evaluated, NaN where only their mean is known.
+        mean: of the metric over the clients, each with what it holds.
+        local: the same of the global model on the clients' samples.
+        std: population standard deviation over the clients.
+        worst10: mean over the worst tenth of the clients.
+        bytes_up: mean over the clients, since the start of the run; bytes_down and flops likewise.
+        stored_bytes: that a client keeps, mean over the clients.
+    """
+
+    name: str
+    clients: float
+    mean: float
+    std: float = NAN
+    worst10: float = NAN
+    local: float = NAN
+    bytes_up: float = NAN
+    bytes_down: float = NAN
+    flops: float = NAN
+    stored_bytes: float = NAN
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The final figures of a run: the last value that was measured; NaN where none was.
+
+    Attributes:
+        primary: the column of metrics.csv that stands for the run.
+        metric: its name without `global/` or `personal/`.
+        rounds: finished rounds.
+        planned: rounds the run was set up for, None where that is not known.
+        finished: whether the run has come to its end.
+        clients: in the federation, None where that is not known.
+        overall: the metric of the global model.
+        personal: mean over the clients of what each holds, on its own test samples.
+        personal_std: its standard deviation over the clients.
+        worst10: mean over the worst tenth of the clients.
+        of_clients: mean and standard deviation over the clients by kind, of `OF_CLIENTS`.
+        best: the best value of the primary column, reached in round `best_round`.
+        train_loss: the last finite one, of round `train_loss_round`.
+        bytes_up: of all clients and rounds; bytes_down and flops likewise.
+        server_bytes: between servers and their coordinator, of all rounds.
+        stored_bytes: that a client keeps, mean over the clients of the last evaluation.
+        seconds: of all rounds.
+        seconds_per_round: mean over the rounds that were timed.
+        client_metric: the metric of the cohorts' figures, None if clients.csv has none.
+        cohorts: in the order of their colours.
+    """
+
+    primary: str
+    metric: str
+    rounds: int
+    planned: int | None
+    finished: bool
+    clients: int | None
+    overall: float
+    personal: float
+    personal_std: float
+    worst10: float
+    of_clients: dict[str, tuple[float, float]]
+    best: float
+    best_round: int
+    train_loss: float
+    train_loss_round: int
+    bytes_up: float
+    bytes_down: float
+    server_bytes: float
+    flops: float
+    stored_bytes: float
+    seconds: float
+    seconds_per_round: float
+    client_metric: str | None
+    cohorts: tuple[CohortOutcome, ...]
+
+    @property
+    def sent(self) -> float:
+        """Bytes up and down together, NaN where neither was counted."""
+        return total(np.array([self.bytes_up, self.bytes_down]))
+
+    def per_client(self, total: float) -> float:
+        return total / self.clients if self.clients else NAN
+
+
+def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
+    """The final figures of `primary`, a column of metrics.csv; None: the run's own primary."""
+    primary = primary or primary_metric(run)
+    metric = base_name(primary)
+    best, best_round = _best(run, primary)
+    seconds = run.series("seconds")
+    return Outcome(
+        primary=primary,
+        metric=metric,
+        rounds=int(run.rounds[-1]),
+        planned=run.planned,
+        finished=run.finished,
+        clients=run.num_clients,
+        overall=last(run.series(f"global/{metric}")),
+        personal=last(run.series(f"personal/{metric}")),
+        personal_std=_personal_std(run, metric),
+        worst10=_personal_worst10(run, metric),
+        of_clients={
+            kind: (last(mean), last(run.series(f"{kind}/{metric}_std")))
+            for kind in OF_CLIENTS
+            if np.isfinite(mean := run.series(f"{kind}/{metric}")).any()
+        },
+        best=best,
+        best_round=best_round,
+        train_loss=last(run.series("train_loss")),
+        train_loss_round=int(run.rounds[np.isfinite(run.series("train_loss"))].max(initial=0)),
+        bytes_up=total(run.series("bytes_up")),
+        bytes_down=total(run.series("bytes_down")),
+        server_bytes=total(run.series("server_bytes")),
+        flops=total(run.series("flops")),
+        stored_bytes=_mean(_client_values(run, "stored_bytes")),
+        seconds=total(seconds),
+        seconds_per_round=total(seconds) / max(1, int(np.isfinite(seconds).sum())),
+        client_metric=client_metric(run.evaluation, metric) if run.evaluation else metric,
+        cohorts=_cohorts(run, metric),
+    )
+
+
+def primary_metric(run: RunFiles) -> str:
+    """The column that stands for the run: accuracy, else the first metric, else training loss."""
+    measured = [name for name, values in run.metrics.items() if np.isfinite(values).any()]
+    own = [n for n in measured if _is_mean(n, run) and "loss" not in n.lower()]
+    return min(own, key=_rank, default="train_loss")
+
+
+def _rank(column: str) -> tuple[bool, bool, int]:
+    """What stands for a run before others: accuracy by this name, then by another; then by kind."""
+    metric = base_name(column)
+    return metric != "accuracy", not is_share(metric), KINDS.index(kind_of(column))
+
+
+def base_names(run: RunFiles) -> list[str]:
+    """The metrics of a run, losses among them, each once, in the order of the columns."""
+    return list(dict.fromkeys(base_name(name) for name in run.metrics if _is_mean(name, run)))
+
+
+def client_metric(evaluation: Evaluation, metric: str) -> str | None:
+    """The column of clients.csv that goes with `metric`, or a stand-in; None if there is none."""
+    if metric in evaluation.metrics:
+        return metric
+    names = sorted(evaluation.metrics, key=lower_is_better)
+    return names[0] if names else None
+
+
+def last(values: Floats) -> float:
+    """The last value that was measured."""
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else NAN
+
+
+def total(values: Floats) -> float:
+    """The sum over the rounds that were measured, NaN if none was."""
+    finite = values[np.isfinite(values)]
+    return float(finite.sum()) if len(finite) else NAN
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Over the values that are known; the sample deviation is NaN below two of them."""
+    known = np.array([value for value in values if math.isfinite(value)])
+    mean = float(known.mean()) if len(known) else math.nan
+    return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
+
+
+def as_good(values: Floats, target: float, metric: str) -> npt.NDArray[np.bool_]:
+    """Where a metric is as good as a target or better."""
+    return direction(metric) * (values - target) >= 0
+
+
+def reached_by_all(runs: Iterable[RunFiles], column: str) -> float:
+    """The worst of the best values of those runs that measured a column; NaN without any."""
+    best = [value for run in runs if math.isfinite(value := _best(run, column)[0])]
+    return min(best, key=lambda value: direction(column) * value, default=NAN)
+
+
+def traffic(run: RunFiles) -> Floats:
+    """Bytes up and down of all clients since the start of the run, after each round, (R,)."""
+    both = np.stack([run.series("bytes_up"), run.series("bytes_down")])
+    known = np.isfinite(both).any(axis=0)
+    return np.where(known, np.nansum(both, axis=0).cumsum(), np.nan)
+
+
+def worst_tenth(values: Floats, metric: str) -> float:
+    """The mean over the worst tenth, rounded up, of the finite values."""
+    finite = np.sort(values[np.isfinite(values)])
+    if not len(finite):
+        return NAN
+    few = math.ceil(len(finite) / 10)
+    return float((finite[-few:] if lower_is_better(metric) else finite[:few]).mean())
+
+
+def _is_mean(column: str, run: RunFiles) -> bool:
+    """Whether a column is a metric of the whole run: no cohort's, no spread of another column."""
+    if not is_metric(column) or column in run.cohort_columns:
+        return False
+    return not is_spread(column, run.metrics)
+
+
+def _best(run: RunFiles, column: str) -> tuple[float, int]:
+    values = run.series(column)
+    if not np.isfinite(values).any():
+        return NAN, 0
+    known = np.where(np.isfinite(values), values, np.nan)
+    place = int(np.nanargmin(known) if lower_is_better(column) else np.nanargmax(known))
+    return float(values[place]), int(run.rounds[place])
+
+
+def _personal_std(run: RunFiles, metric: str) -> float:
+    known = last(run.series(f"personal/{metric}_std"))
+    values = _client_values(run, metric)
+    return float(np.nanstd(values)) if math.isnan(known) and len(values) else known
+
+
+def _personal_worst10(run: RunFiles, metric: str) -> float:
+    known = last(run.series(f"personal/{metric}_worst10"))
+    return worst_tenth(_client_values(run, metric), metric) if math.isnan(known) else known
+
+
+def _client_values(run: RunFiles, metric: str) -> Floats:
+    """The finite values of the last evaluation under the very name of the metric."""
+    values = run.evaluation.values.get(metric) if run.evaluation else None
+    return np.empty(0) if values is None else values[np.isfinite(values)]
+
+
+def _cohorts(run: RunFiles, metric: str) -> tuple[CohortOutcome, ...]:
+    if run.evaluation is None:
+        means = {name: last(run.series(f"personal/{metric}/{name}")) for name in run.cohorts}
+        return tuple(
+            CohortOutcome(name=name, clients=NAN, mean=mean)
+            for name, mean in means.items()
+            if math.isfinite(mean)
+        )
+    members = np.array(run.evaluation.cohort)
+    column = client_metric(run.evaluation, metric)
+    return tuple(
+        _cohort(name, run.evaluation, members == name, column)
+        for name in run.cohorts
+        if (members == name).any()
+    )
+
+
+def _cohort(
+    name: str, evaluation: Evaluation, member: np.ndarray, metric: str | None
+) -> CohortOutcome:
+    def mean(column: str | None) -> float:
+        return _mean(_finite(evaluation, column, member))
+
+    scores = _finite(evaluation, metric, member)
+    return CohortOutcome(
+        name=name,
+        clients=float(member.sum()),
+        mean=mean(metric),
+        std=float(scores.std()) if len(scores) else NAN,
+        worst10=worst_tenth(scores, metric or ""),
+        local=mean(f"local/{metric}"),
+        bytes_up=mean("bytes_up"),
+        bytes_down=mean("bytes_down"),
+        flops=mean("flops"),
+        stored_bytes=mean("stored_bytes"),
+    )
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else NAN
+
+
+def _finite(evaluation: Evaluation, column: str | None, member: np.ndarray) -> Floats:
+    values = evaluation.values.get(column or "")
+    return np.empty(0) if values is None else values[member & np.isfinite(values)]

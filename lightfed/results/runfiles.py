@@ -1,0 +1,328 @@
+"""What a run folder holds, as arrays.
+
+Its files are metrics.csv, clients.csv, partition.npz, gate.npz, environment.json and config.yaml;
+only the first has to be there. (`masks` reads those of sparse clients, which are large.) A run may
+still be going on: a last line without its line end is being written and is not read, and an
+evaluation of which it is a part counts only if there is no earlier one.
+"""
+
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from lightfed.results.columns import of_cohorts
+from lightfed.results.csvrows import CsvRows, damaged
+from lightfed.results.settings import settings
+from lightfed.utils.errors import UserError
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+# what numpy raises over a file that is not, or only half, one of arrays
+UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
+CLIENT_KEYS = ("round", "client", "cohort")
+CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The last personalised evaluation: K clients in the order of their ids.
+
+    Attributes:
+        round: finished rounds at that time.
+        client: ids, (K,).
+        cohort: the cohort of each client, length K.
+        values: the other columns of clients.csv, (K,) each; bytes and FLOPs since the start,
+            bytes that a client keeps at that time.
+    """
+
+    round: int
+    client: Integers
+    cohort: tuple[str, ...]
+    values: dict[str, Floats]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(name for name in self.values if name not in CLIENT_COSTS)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Who holds how many training samples of which class.
+
+    Attributes:
+        counts: (clients, classes).
+        classes: their names, as many as there are columns.
+        meta: scheme, seed, data set and what else was written beside the counts.
+    """
+
+    counts: Integers
+    classes: tuple[str, ...]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What the gates of pFedMoE's clients did at the last evaluation.
+
+    Attributes:
+        round: finished rounds at that time.
+        personal: mean weight of a client's private expert over its test samples of a class, that
+            of the shared one being the rest, (clients, classes); NaN where it has no such sample.
+    """
+
+    round: int
+    personal: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class RunFiles:
+    """One run folder.
+
+    Attributes:
+        folder: where it lies.
+        rounds: numbers of the finished rounds, ascending, (R,).
+        metrics: the other columns of metrics.csv, (R,) each, NaN where nothing was measured.
+        evaluation: None where no client was evaluated by itself.
+        split: None where there is no partition.npz.
+        gates: None where there is no gate.npz.
+        environment: empty where there is no environment.json.
+        config: the text of config.yaml, None where there is none.
+    """
+
+    folder: Path
+    rounds: Integers
+    metrics: dict[str, Floats]
+    evaluation: Evaluation | None
+    split: Split | None
+    gates: Gates | None
+    environment: dict[str, Any]
+    config: str | None
+
+    @property
+    def name(self) -> str:
+        return str(self.environment.get("name") or self.folder.absolute().name)
+
+    @cached_property
+    def cohorts(self) -> tuple[str, ...]:
+        """As the run recorded them, in natural order: the place of a cohort is its colour."""
+        found = set(self.evaluation.cohort) if self.evaluation else set()
+        stated = self.environment.get("cohorts")
+        found |= set(stated) if isinstance(stated, dict) else set()
+        return tuple(sorted(found, key=natural_order))
+
+    @cached_property
+    def cohort_columns(self) -> frozenset[str]:
+        """What means over single cohorts are called in metrics.csv."""
+        return of_cohorts(self.metrics, self.cohorts)
+
+    @property
+    def holds(self) -> str:
+        """What a client tests as its own, and when, as its algorithm says."""
+        holds = str(self.environment.get("personal") or "what a client holds")
+        moments = {"aggregated": ", after aggregation", "trained": ", as its session left it"}
+        return holds + moments.get(str(self.environment.get("evaluate_at")), "")
+
+    @property
+    def num_clients(self) -> int | None:
+        """From the partition, else from the environment, else from the last evaluation."""
+        if self.split is not None:
+            return len(self.split.counts)
+        stated = whole_number(self.environment.get("clients"))
+        if stated is None and self.evaluation is not None:
+            return len(self.evaluation.client)
+        return stated
+
+    @property
+    def planned(self) -> int | None:
+        """Rounds the run was set up for; None where that is not known, or without a limit."""
+        stated = whole_number(self.environment.get("rounds"))
+        return stated if stated is not None and stated > 0 else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end, perhaps before its last round; if nothing tells, it has.
+
+        A run says so when it ends; one that dies after its last round has all figures, too.
+        """
+        told = self.environment
+        if "finished" in told or "rounds" not in told:
+            return True
+        return self.planned is not None and self.planned <= int(self.rounds[-1])
+
+    @property
+    def synthetic(self) -> bool:
+        meta = self.split.meta if self.split else {}
+        return self.environment.get("synthetic") is True or meta.get("synthetic") is True
+
+    @property
+    def note(self) -> str:
+        """For the end of a title."""
+        return " (synthetic data)" if self.synthetic else ""
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.environment.get("algorithm"))
+
+    @property
+    def data(self) -> str:
+        return str(self.environment.get("dataset", "data not known"))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those of config.yaml by their dotted keys."""
+        return settings(self.config or "")
+
+    def cohorts_of(self, clients: Integers) -> np.ndarray:
+        """The cohort of each of some clients, empty where no evaluation names it, (clients,)."""
+        known: dict[int, str] = {}
+        if self.evaluation is not None:
+            names = self.evaluation.cohort
+            known = dict(zip(self.evaluation.client.tolist(), names, strict=True))
+        return np.array([known.get(client, "") for client in clients.tolist()], dtype=np.str_)
+
+    def series(self, name: str) -> Floats:
+        """A column of metrics.csv, all NaN (R,) if there is no such column."""
+        return self.metrics.get(name, np.full(len(self.rounds), np.nan))
+
+
+def load(folder: Path) -> RunFiles:
+    """Reads a run folder.
+
+    Raises:
+        UserError: there is no such folder, it holds no metrics.csv or no finished round, or a file
+            is damaged.
+    """
+    if not folder.is_dir():
+        raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
+    if not (folder / "metrics.csv").is_file():
+        fix = "name the folder of a run, such as runs/NAME"
+        raise UserError("report", f"{folder} holds no metrics.csv", fix)
+    try:
+        return _load(folder)
+    except OSError as error:
+        raise damaged(Path(str(error.filename)), str(error.strerror)) from error
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """A sort key that puts client10 after client9."""
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
+
+
+def whole_number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _load(folder: Path) -> RunFiles:
+    rounds, metrics = _read_metrics(folder / "metrics.csv")
+    config = folder / "config.yaml"
+    return RunFiles(
+        folder=folder,
+        rounds=rounds,
+        metrics=metrics,
+        evaluation=_read_evaluation(folder / "clients.csv"),
+        split=_read_split(folder / "partition.npz"),
+        gates=_read_gates(folder / "gate.npz"),
+        environment=_read_environment(folder / "environment.json"),
+        config=config.read_text("utf-8", "replace") if config.is_file() else None,
+    )
+
+
+def _read_metrics(path: Path) -> tuple[Integers, dict[str, Floats]]:
+    rows: dict[int, list[float]] = {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = CsvRows(path, file)
+        reader.require(("round",))
+        columns = [name for name in reader.header if name != "round"]
+        for row in reader:
+            # a run that was killed and went on may have written a round twice: the later row holds
+            rows[reader.whole(row, "round")] = [reader.number(row, name) for name in columns]
+    if not rows:
+        fix = "wait for the first round to end"
+        raise UserError("report", f"{path} holds no finished round yet", fix)
+    order = sorted(rows)
+    return np.array(order, dtype=np.int64), _by_column(columns, [rows[i] for i in order])
+
+
+def _read_evaluation(path: Path) -> Evaluation | None:
+    """The last evaluation in the file; earlier ones are not kept, there may be millions of rows."""
+    if not path.is_file():
+        return None
+    number, rows = -1, dict[int, tuple[str, list[float]]]()
+    earlier = number, rows
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = CsvRows(path, file)
+        reader.require(CLIENT_KEYS)
+        columns = [name for name in reader.header if name not in CLIENT_KEYS]
+        for row in reader:
+            if (found := reader.whole(row, "round")) != number:
+                earlier, number, rows = (number, rows), found, {}
+            values = [reader.number(row, name) for name in columns]
+            rows[reader.whole(row, "client")] = row["cohort"], values
+    if reader.cut and earlier[1]:
+        number, rows = earlier
+    if not rows:
+        return None
+    order = sorted(rows)
+    return Evaluation(
+        round=number,
+        client=np.array(order, dtype=np.int64),
+        cohort=tuple(rows[client][0] for client in order),
+        values=_by_column(columns, [rows[client][1] for client in order]),
+    )
+
+
+def _by_column(columns: list[str], rows: list[list[float]]) -> dict[str, Floats]:
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), -1)
+    return {name: table[:, i] for i, name in enumerate(columns)}
+
+
+def _read_split(path: Path) -> Split | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            counts = file["train_counts"].astype(np.int64)
+            meta = json.loads(str(file["meta"])) if "meta" in file else {}
+        classes = tuple(str(name) for name in meta.get("classes", ()))
+        _, num_classes = counts.shape
+    except UNREADABLE as error:
+        raise damaged(path, str(error)) from error
+    if len(classes) != num_classes:
+        classes = tuple(str(i) for i in range(num_classes))
+    return Split(counts=counts, classes=classes, meta=meta)
+
+
+def _read_gates(path: Path) -> Gates | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            personal = file["personal"].astype(np.float64)
+            number = int(file["round"])
+        _clients, _classes = personal.shape
+    except UNREADABLE as error:
+        raise damaged(path, str(error)) from error
+    return Gates(number, personal)
+
+
+def _read_environment(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        environment = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(environment, dict):
+        raise damaged(path, f"a {type(environment).__name__} in place of a mapping")
+    return environment

@@ -1,0 +1,226 @@
+"""The tables of a run as text, made once for the terminal and the page."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightfed.results.columns import OF_CLIENTS
+from lightfed.results.outcome import Outcome
+from lightfed.results.runfiles import RunFiles, whole_number
+from lightfed.results.units import (
+    NOTHING,
+    bytes_text,
+    count_text,
+    flops_text,
+    metric_text,
+    seconds_text,
+    spread_text,
+)
+
+COSTS = {
+    "bytes_up": bytes_text,
+    "bytes_down": bytes_text,
+    "server_bytes": bytes_text,
+    "wire_bytes": bytes_text,
+    "flops": flops_text,
+    "participants": count_text,
+    "excluded": count_text,
+    "seconds": seconds_text,
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One key figure: what it is, its value, and a few words to place it (may be empty)."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Cells of text; the first column is the name of the row, the others are numbers."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def without_shared_columns(self, names: tuple[str, ...]) -> tuple["TextTable", str]:
+        """The table without those of the named columns that say one thing, and what they say."""
+        said = {
+            header: self.rows[0][i]
+            for i, header in enumerate(self.headers)
+            if header in names and len({row[i] for row in self.rows}) == 1
+        }
+        shared = ", ".join(f"{name} {text}" for name, text in said.items())
+        return self.without(tuple(said)), shared
+
+    def without(self, names: Sequence[str]) -> "TextTable":
+        return self._of_columns([i for i, header in enumerate(self.headers) if header not in names])
+
+    def without_empty_columns(self) -> "TextTable":
+        kept = [
+            i
+            for i in range(len(self.headers))
+            if i == 0 or any(row[i] != NOTHING for row in self.rows)
+        ]
+        return self._of_columns(kept)
+
+    def _of_columns(self, kept: Sequence[int]) -> "TextTable":
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return TextTable(tuple(self.headers[i] for i in kept), rows)
+
+
+def headline(run: RunFiles, outcome: Outcome) -> str:
+    """One line: `HeteroFL on Digits, 20 clients in 5 cohorts, 30 rounds, seed 0, 4 ranks`."""
+    told = run.environment
+    method, data = told.get("algorithm"), told.get("dataset")
+    parts = [" on ".join(str(word) for word in (method, data) if word)]
+    if outcome.clients is not None:
+        among = f" in {len(run.cohorts)} cohorts" if len(run.cohorts) > 1 else ""
+        parts.append(f"{outcome.clients:,} {_plural(outcome.clients, 'client')}{among}")
+    parts.append(f"{rounds_text(outcome)} {_plural(outcome.rounds, 'round')}")
+    if told.get("seed") is not None:
+        parts.append(f"seed {told['seed']}")
+    ranks = whole_number(told.get("ranks"))
+    if ranks is not None:
+        parts.append(f"{ranks} {_plural(ranks, 'rank')}")
+    return ", ".join(part for part in parts if part)
+
+
+def measured(run: RunFiles, outcome: Outcome) -> str:
+    """What the clients' own figures are of, in a sentence; empty if there are none."""
+    if math.isnan(outcome.personal):
+        return ""
+    return f"Personal: {run.holds}, on the client's own test samples."
+
+
+def key_figures(outcome: Outcome) -> list[Figure]:
+    """The final figures, those that were measured."""
+    metric, name = outcome.metric, readable(outcome.metric)
+    spread = "mean over clients" if math.isnan(outcome.personal_std) else "mean +- std over clients"
+    best = f"best {metric_text(metric, outcome.best)} in round {outcome.best_round}"
+    figures = [
+        Figure("rounds", rounds_text(outcome)),
+        Figure(
+            f"global {name}",
+            metric_text(metric, outcome.overall),
+            best if outcome.primary.startswith("global/") else "",
+        ),
+        Figure(
+            f"personal {name}",
+            spread_text(metric, outcome.personal, outcome.personal_std),
+            best if outcome.primary.startswith("personal/") else spread,
+        ),
+        Figure(f"worst 10 % {name}", metric_text(metric, outcome.worst10), "mean of that tenth"),
+        *(
+            Figure(
+                f"{OF_CLIENTS[kind][0]} {name}", spread_text(metric, *values), OF_CLIENTS[kind][1]
+            )
+            for kind, values in outcome.of_clients.items()
+        ),
+        Figure(
+            "train loss",
+            metric_text("loss", outcome.train_loss),
+            ""
+            if outcome.train_loss_round == outcome.rounds
+            else f"of round {outcome.train_loss_round}",
+        ),
+        _cost("sent up", outcome, outcome.bytes_up),
+        _cost("sent down", outcome, outcome.bytes_down),
+        Figure("between servers", bytes_text(outcome.server_bytes), "beside what clients send"),
+        Figure(
+            "compute",
+            flops_text(outcome.flops),
+            _each(flops_text(outcome.per_client(outcome.flops))),
+        ),
+        Figure("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
+        Figure(
+            "time per round",
+            seconds_text(outcome.seconds_per_round),
+            f"{seconds_text(outcome.seconds)} in all",
+        ),
+    ]
+    return [figure for figure in figures if figure.value != NOTHING]
+
+
+def rounds_text(outcome: Outcome) -> str:
+    """`60`, or `38 of 60` of a run that is not finished."""
+    if outcome.finished:
+        return str(outcome.rounds)
+    return f"{outcome.rounds} of {outcome.planned or 'any number of'}"
+
+
+def cohort_table(outcome: Outcome) -> TextTable:
+    """One row per cohort: what its clients hold, and where that differs, the global model.
+
+    Bytes and FLOPs are means over its clients; those sent and spent count from the start of the
+    run.
+    """
+    metric = outcome.client_metric or ""
+    name = readable(metric) or "metric"
+    headers = ("cohort", "clients", name, "std", "worst 10 %", "of the global model")
+    rows = tuple(
+        (
+            cohort.name,
+            count_text(cohort.clients),
+            metric_text(metric, cohort.mean),
+            metric_text(metric, cohort.std),
+            metric_text(metric, cohort.worst10),
+            metric_text(metric, cohort.local),
+            bytes_text(cohort.bytes_up),
+            bytes_text(cohort.bytes_down),
+            flops_text(cohort.flops),
+            _stored(cohort.stored_bytes),
+        )
+        for cohort in outcome.cohorts
+    )
+    costs = ("up / client", "down / client", "compute / client", "stored / client")
+    return TextTable((*headers, *costs), rows).without_empty_columns()
+
+
+def rounds_table(run: RunFiles, newest: int) -> TextTable:
+    """The last `newest` rounds, the last one first; no learning rates and no cohorts' means."""
+    names = [n for n in run.metrics if n not in run.cohort_columns and not n.startswith("lr-")]
+    picked = range(len(run.rounds) - 1, max(-1, len(run.rounds) - 1 - newest), -1)
+    rows = tuple(
+        (str(run.rounds[i]), *(_cell(name, float(run.metrics[name][i])) for name in names))
+        for i in picked
+    )
+    table = TextTable(("round", *(readable(name) for name in names)), rows)
+    return table.without_empty_columns()
+
+
+def readable(name: str) -> str:
+    """`personal/accuracy_worst10` -> `personal accuracy worst 10 %`."""
+    return name.replace("_worst10", " worst 10 %").replace("/", " ").replace("_", " ")
+
+
+def sentence(name: str) -> str:
+    """The readable name with a capital, as a title; the other letters stay (`mIoU`)."""
+    text = readable(name)
+    return text[:1].upper() + text[1:]
+
+
+def _plural(number: int, word: str) -> str:
+    return word if number == 1 else f"{word}s"
+
+
+def _cell(column: str, value: float) -> str:
+    text = COSTS.get(column)
+    if text is None:
+        return metric_text(column, value)
+    return text(value) if math.isfinite(value) else NOTHING
+
+
+def _cost(label: str, outcome: Outcome, value: float) -> Figure:
+    return Figure(label, bytes_text(value), _each(bytes_text(outcome.per_client(value))))
+
+
+def _stored(value: float) -> str:
+    """Clients of most methods keep nothing, which needs no figure."""
+    return bytes_text(value) if value else NOTHING
+
+
+def _each(text: str) -> str:
+    return "" if text == NOTHING else f"{text} per client"

@@ -1,0 +1,283 @@
+"""Checkpoints: one main file, one shard of client rows a rank, committed by one `os.replace`.
+
+    last.ckpt                      server state, counters, callbacks: tensors and primitives only
+    last.previous.ckpt             the one before it, in case a disk spoils the newest
+    last.ckpt.shards/<tag>/rank0.pt   the rows of the stateful clients that lie on rank 0, keyed by
+    client; one tag for each of the two
+
+A reader sees the old checkpoint or the new one, never a mixture: shards of a new tag and the main
+file that names the tag are written and flushed under names that no reader knows, then the old main
+file is renamed to be the previous one, and the new one takes its place; shards of other tags are
+removed after that. Whenever the writer dies, at least one of the two main files is there, and
+`load_newest` finds it.
+"""
+
+import errno
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs import run_lock as fence
+from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
+from lightfed.utils.errors import DiskError, UserError
+
+SHARDS = "lightfed_shards"  # key in the main file: tag of the shards and their number
+CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
+_PREVIOUS = ".previous"
+_NOT_STATE = (
+    "hyper_parameters",
+    "hparams_name",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_name",
+)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+log = logging.getLogger(__name__)
+
+
+def save(
+    checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, *, keep_previous: bool = True
+) -> None:
+    """Write a checkpoint; called by every rank.
+
+    Args:
+        checkpoint: as dumped by Lightning; the rows of this rank's clients under `CLIENTS`, on
+            stateful runs.
+        path: of the main file; rank 0's is used.
+        ranks: of the run.
+        keep_previous: whether the checkpoint that this one replaces becomes the previous one; if
+            not, or if it is no whole one, a previous one that there is stays.
+
+    Raises:
+        DiskError: on every rank, where one of them could not write. What is new is removed, and
+            what was there is as it was.
+        TakenOver: on every rank, where the run goes on in another process; nothing is left.
+    """
+    main = Path(ranks.broadcast(str(path)))
+    tag = ranks.broadcast(uuid4().hex[:12])
+    rows = checkpoint.pop(CLIENTS, None)
+    for key in _NOT_STATE:  # the configuration is in config.yaml; only primitives load safely
+        checkpoint.pop(key, None)
+    checkpoint[SHARDS] = {"tag": tag, "ranks": 0 if rows is None else ranks.world}
+    if rows is not None:
+        shard = shard_folder(main) / tag / f"rank{ranks.rank}.pt"
+        _together(lambda: _write(rows, shard), main, tag, ranks)
+
+    def commit() -> None:
+        if ranks.rank == 0:
+            _commit(checkpoint, main, tag, keep_previous=keep_previous)
+
+    _together(commit, main, tag, ranks)
+
+
+def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
+    """Read a checkpoint with all its shards, whatever number of ranks wrote it.
+
+    Every byte is held to its checksum.
+
+    Args:
+        path: of the main file.
+        ranks: that read it together: all call, each checks a share of the shards, and they come to
+            the same end. None for a reader who is alone.
+
+    Returns:
+        the main file's content, and under `CLIENTS` a list of the shards, their tensors mapped, not
+        read.
+
+    Raises:
+        UserError: there is no such file, or it is no complete checkpoint.
+    """
+    if ranks is None:
+        return _load(path, share=0, shares=1)
+    checkpoint: dict[str, Any] = {}
+    failures: list[UserError] = []
+    try:
+        checkpoint = _load(path, share=ranks.rank, shares=ranks.world)
+    except UserError as error:
+        failures = [error]
+    failures = ranks.gather(failures)
+    if failures:
+        raise failures[0]
+    return checkpoint
+
+
+def load_newest(path: str | Path, ranks: Ranks) -> tuple[dict[str, Any], Path]:
+    """Read a checkpoint, or the one before it where it is unreadable; called by every rank.
+
+    Returns:
+        the checkpoint as from `load`, and the main file that it came from: on every rank the same.
+
+    Raises:
+        UserError: neither can be read.
+    """
+    main = Path(path)
+    previous = previous_of(main)
+    if not ranks.any(previous.is_file()):
+        return load(main, ranks), main
+    if not ranks.any(main.is_file()):  # the writer died between two renames: nothing is lost
+        return load(previous, ranks), previous
+    try:
+        return load(main, ranks), main
+    except UserError as error:
+        newest = error
+    try:
+        checkpoint = load(previous, ranks)
+    except UserError as error:
+        found = f"{newest.found}, and {error.found}"
+        raise UserError("ckpt_path", found, "give another checkpoint") from error
+    if ranks.rank == 0:
+        log.warning("%s; going on from %s instead", newest.found, previous)
+    return checkpoint, previous
+
+
+def newest_file(path: str | Path) -> Path | None:
+    """The main file, or the previous one where a killed writer left that alone; None of neither."""
+    main = Path(path)
+    return next((file for file in (main, previous_of(main)) if file.is_file()), None)
+
+
+def main_file(path: str | Path) -> Path:
+    """The main file of a checkpoint.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    main = Path(path)
+    if not main.is_file():
+        other = newest_file(main) or "the path of a .ckpt file, or `last`"
+        raise UserError("ckpt_path", f"no file {main}", f"give {other}")
+    return main
+
+
+def previous_of(main: Path) -> Path:
+    """Where the checkpoint that `main` has replaced lies."""
+    return main.with_name(f"{main.stem}{_PREVIOUS}{main.suffix}")
+
+
+def remove(path: str | Path) -> None:
+    """Remove a checkpoint, the one before it, and their shards."""
+    main = Path(path)
+    previous_of(main).unlink(missing_ok=True)
+    main.unlink(missing_ok=True)
+    shutil.rmtree(main.with_name(main.name + ".shards"), ignore_errors=True)
+
+
+def shard_folder(main: Path) -> Path:
+    """The folder of the shards of a main file, which it has in common with the previous one."""
+    return main.with_name(main.stem.removesuffix(_PREVIOUS) + main.suffix + ".shards")
+
+
+def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> None:
+    """A step of writing on every rank; if it fails on one, no rank is left waiting for it."""
+    failures: list[tuple[int, str, OSError | fence.TakenOver]] = []
+    try:
+        step()
+    except (OSError, fence.TakenOver) as error:
+        failures = [(ranks.rank, socket.gethostname(), error)]
+    failures = ranks.gather(failures)
+    if not failures:
+        return
+    if ranks.rank == 0:
+        _remove_new(main, tag)
+    rank, host, failure = failures[0]
+    if isinstance(failure, fence.TakenOver):
+        raise failure
+    raise ranks.broadcast(_unwritable(main, rank, host, failure)) from failure
+
+
+def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
+    reason = error.strerror or str(error)
+    found = f"checkpoint {main} cannot be written ({reason}) on rank {rank} ({host})"
+    mend = "free space" if error.errno in _FULL else "see to the file system"
+    whole = newest_file(main)
+    kept = "" if whole is None else f"; {whole} is whole"
+    return DiskError(
+        "trainer.default_root_dir", found, f"{mend} and run the same command again{kept}"
+    )
+
+
+def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: bool) -> None:
+    """Write the main file and let it take the place of the old one; rank 0 alone does."""
+    main.parent.mkdir(parents=True, exist_ok=True)
+    folder = shard_folder(main)
+    if checkpoint[SHARDS]["ranks"]:
+        flush_folder(folder)  # the tag's own name
+    new = main.with_name(f"{main.name}.{tag}.part")
+    write_atomically(new, lambda file: torch.save(checkpoint, file))
+    fence.check(main)  # at the last moment
+    previous = previous_of(main)
+    old = _tag(main) if keep_previous else None
+    if old is not None:
+        os.replace(main, previous)
+    os.replace(new, main)
+    flush_folder(main.parent)
+    with suppress(OSError):  # what is left over now is removed by the next checkpoint
+        _remove_shards(folder, keep=(tag, old or _tag(previous)))
+        _remove_leftovers(main)
+
+
+def _write(rows: Any, shard: Path) -> None:
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(shard, lambda file: torch.save(rows, file))
+
+
+def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
+    """Main file and shards; of these every `shares`-th is held to its checksum, from `share`."""
+    main = main_file(path).resolve()  # ModelCheckpoint(save_last="link") makes links
+    check(main)
+    checkpoint = _read_main(main)
+    shards = checkpoint[SHARDS]
+    files = [shard_folder(main) / shards["tag"] / f"rank{r}.pt" for r in range(shards["ranks"])]
+    for file in files[share::shares]:
+        check(file)
+    checkpoint[CLIENTS] = [read(file) for file in files]
+    return checkpoint
+
+
+def _read_main(path: Path) -> dict[str, Any]:
+    checkpoint = read(path)
+    if not isinstance(checkpoint, dict) or SHARDS not in checkpoint:
+        fix = "give a checkpoint of a lightfed run"
+        raise UserError("ckpt_path", f"{path} was not written by lightfed", fix)
+    return checkpoint
+
+
+def _tag(main: Path) -> str | None:
+    """Of the shards of a main file; None if it cannot be read."""
+    try:
+        return str(_read_main(main)[SHARDS]["tag"])
+    except UserError:
+        return None
+
+
+def _remove_new(main: Path, tag: str) -> None:
+    """What was written of a checkpoint that failed, unless it has its place already."""
+    if _tag(main) == tag:
+        return
+    shutil.rmtree(shard_folder(main) / tag, ignore_errors=True)
+    with suppress(OSError):  # there is none of it
+        main.with_name(f"{main.name}.{tag}.part").unlink()
+    with suppress(OSError):  # there are shards of others in it
+        shard_folder(main).rmdir()
+
+
+def _remove_shards(folder: Path, *, keep: tuple[str | None, ...]) -> None:
+    if not folder.is_dir():
+        return
+    for old in folder.iterdir():
+        if old.name not in keep:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_leftovers(main: Path) -> None:
+    """What a killed writer left beside the checkpoint."""
+    for part in main.parent.glob(f"{main.name}.*.part"):
+        part.unlink(missing_ok=True)

@@ -1,0 +1,49 @@
+"""The checkpoint that a run always has: what a requeued job, or a killed run, goes on from."""
+
+from pathlib import Path
+
+import lightning.pytorch as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from typing_extensions import override
+
+from lightfed.runs.run_logger import RunLogger
+
+NAME = "last.ckpt"
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Writes `last.ckpt` before the first round and after every one.
+
+    A type of its own, so that its state is not that of a user's checkpoints.
+    """
+
+    def __init__(self) -> None:
+        # A file of that name after every round; save_last would write it only beside another one.
+        super().__init__(
+            filename=Path(NAME).stem,
+            every_n_epochs=1,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """In the run folder, where a run is sought that goes on, whatever loggers there are."""
+        logger = next((x for x in trainer.loggers if isinstance(x, RunLogger)), None)
+        if logger is not None and logger.claimed:
+            self.dirpath = str(logger.folder / "checkpoints")
+        super().setup(trainer, pl_module, stage)
+
+    @property
+    def path(self) -> Path:
+        """Of the checkpoint, once the run has its folder."""
+        assert self.dirpath is not None, "setup has settled on a folder"
+        return Path(self.dirpath) / NAME
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Have the state on disk that the coming round starts from, so that it may be suspended."""
+        super().on_train_start(trainer, pl_module)
+        resumed = trainer.ckpt_path
+        if resumed is None or Path(resumed).resolve() != self.path.resolve():
+            trainer.save_checkpoint(self.path)

@@ -1,0 +1,283 @@
+"""Which folder a run writes to, and which run a command goes on with."""
+
+import glob
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from lightfed.distributed.collectives import Ranks
+from lightfed.runs import run_lock as fence
+from lightfed.runs import journal
+from lightfed.utils.atomic_io import write_atomically
+from lightfed.runs.checkpoint import newest_file
+from lightfed.utils.errors import UserError
+from lightfed.distributed.slurm import Job
+
+_ENVIRONMENT = "environment.json"
+_in_this_process: set[Path] = set()  # folders that runs of this process have written to
+log = logging.getLogger(__name__)
+
+
+class RunFolder:
+    """`<save_dir>/<base>`, with a number behind where that is taken: nothing is ever overwritten.
+
+    In a SLURM job it is `<base>-<job>`, and the same job with the same configuration goes on in it;
+    anywhere else a run begins anew unless it is told a checkpoint.
+
+    Args:
+        save_dir: folder of all runs.
+        base: the name of the run.
+        job: that this process is in, if any.
+
+    Attributes:
+        name: of the folder; None until the ranks have settled on one, or a checkpoint names it.
+        resumed: whether the run goes on from a checkpoint in it.
+        config: digest of the configuration, which tells this run from others of its name; None in
+            a script, whose runs of one name in one job are told apart by their order.
+    """
+
+    def __init__(self, save_dir: Path, base: str, *, job: Job | None = None) -> None:
+        self.save_dir, self.base = save_dir, base
+        self.name: str | None = None
+        self.resumed = False
+        self.config: str | None = None
+        self._job = job
+        self._own = False  # whether this job has begun the run before
+        self._created = False
+        self._missing: list[Path] = []  # folders above the run's that this run made, from inside
+        self._ranks: Ranks | None = None  # that have settled on the folder
+        self._owned = False
+
+    @property
+    def path(self) -> Path:
+        assert self.name is not None, "the folder is claimed when the ranks are up"
+        return self.save_dir / self.name
+
+    # A folder of one's own.
+
+    def claim(self, ranks: Ranks) -> None:
+        """Settle on a folder, the same on every rank; idempotent.
+
+        Raises:
+            UserError: it cannot be made, or not all ranks find the same run to go on with.
+        """
+        first = ranks.broadcast(self.name)
+        if ranks.any(first != self.name):
+            found = f"the ranks do not find the same runs in {self.save_dir}"
+            raise UserError("trainer.default_root_dir", found, "name a folder that all nodes share")
+        if self.name is None:
+            self.name = ranks.first(self._create)
+        _in_this_process.add(self.path)
+        if ranks.rank == 0:
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._ranks = ranks
+
+    def own(self) -> None:
+        """Write here from now on, and nobody else; called by every rank; idempotent.
+
+        Not before it is known that the run can go on from what is here: another may be at it, and
+        is not to end for a mistake.
+
+        Raises:
+            TakenOver: it belongs to a later start of this job.
+        """
+        assert self._ranks is not None, "the folder is claimed"
+        if not self._owned:
+            self._ranks.first(lambda: fence.take(self.path, self._job))
+        self._owned = True
+
+    def check_owner(self) -> None:
+        """Before rank 0 writes to the folder; called by every rank.
+
+        Raises:
+            TakenOver: on every rank, where another process has taken the folder since.
+        """
+        assert self._ranks is not None, "the folder is claimed"
+        self._ranks.first(lambda: fence.check(self.path))
+
+    def _create(self) -> str:
+        """Mkdir fails where another run has just made the folder."""
+        self._missing = [p for p in (self.save_dir, *self.save_dir.parents) if not p.exists()]
+        base = self.base if self._job is None else f"{self.base}-{self._job.name}"
+        number = 1
+        while not self._make(folder := self.save_dir / (base + f"-{number}" * (number > 1))):
+            number += 1
+        self._created = True
+        if self._job is not None:
+            _write(folder, self._identity())
+        return folder.name
+
+    def _make(self, folder: Path) -> bool:
+        """Whether the folder is ours now."""
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            # This job may have died in it before there was a checkpoint.
+            return self._is_own(folder) and not _resumable(folder)
+        except OSError as error:
+            found = f"{folder} cannot be made ({error.strerror})"
+            fix = "name a folder that can be written to"
+            raise UserError("trainer.default_root_dir", found, fix) from error
+        return True
+
+    def give_up(self) -> None:
+        """Remove the folder that this run made, unless sessions of its first round lie there."""
+        if not self._created or _last(self.path).with_name(journal.FILE).is_file():
+            return
+        try:
+            fence.check(self.path)
+        except fence.TakenOver:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # another run may have begun in it
+            for folder in self._missing:
+                folder.rmdir()
+
+    # A run to go on with.
+
+    def resume_job(self, *, requeued: bool = False) -> Path | None:
+        """The checkpoint that this job has of this run, in whose folder the run then goes on.
+
+        None if there is none, outside a job, and where the run has its folder already.
+
+        Args:
+            requeued: look only if the job has been requeued: the command line says where its first
+                start went on from.
+        """
+        if self.name is not None or self._job is None or (requeued and not self._job.restarts):
+            return None
+        own = [folder for folder in self._candidates() if self._is_own(folder)]
+        first = min(own, key=lambda folder: (len(folder.name), folder.name), default=None)
+        if first is None:
+            return None
+        self._own = True
+        return self.resume_from(_last(first))
+
+    def resume_newest(self, *, trains: bool) -> Path | None:
+        """The checkpoint of the newest run of this name and configuration; goes on in its folder.
+
+        None if there is none.
+
+        Args:
+            trains: the run is to go on. To be evaluated, one of another configuration will do: what
+                must agree is in the checkpoint.
+        """
+        candidates = self._candidates()
+        alike = [f for f in candidates if told_of(f).get("config") == self.config]
+        chosen = alike or ([] if trains else candidates)
+        if chosen:
+            return self.resume_from(_last(max(chosen, key=_age)))
+        if candidates:
+            _warn("%s is of this name, but of another configuration", max(candidates, key=_age))
+        return None
+
+    def resume_from(self, ckpt_path: Any) -> Path:
+        """Go on in the folder of a checkpoint, if it lies in one of `save_dir`."""
+        path = Path(ckpt_path)
+        folder = path.parent.parent
+        here = folder.parent.resolve() == self.save_dir.resolve()
+        if here and path.parent.name == "checkpoints":
+            self.name = folder.name
+            self.resumed = True
+        return path
+
+    def _candidates(self) -> list[Path]:
+        """Folders of this name that hold a checkpoint."""
+        folders = self.save_dir.glob(f"{glob.escape(self.base)}*")
+        return [f for f in folders if self._is_of_this_name(f) and _resumable(f)]
+
+    def _is_of_this_name(self, folder: Path) -> bool:
+        name = told_of(folder).get("name")
+        rest = folder.name.removeprefix(self.base)
+        return re.fullmatch(r"(-\d+)?", rest) is not None if name is None else name == self.base
+
+    def _is_own(self, folder: Path) -> bool:
+        """Whether this job has made it, or gone on in it, with this configuration."""
+        told = told_of(folder)
+        if self._job is None or told.get("job") != self._job.key:
+            return False
+        ours = told.get("name") == self.base and told.get("config") == self.config
+        return ours and (self.config is not None or folder not in _in_this_process)
+
+    # What the folder says of its run.
+
+    def tell(self, environment: Mapping[str, Any]) -> None:
+        """Write environment.json: which run this is, and the environment.
+
+        Raises:
+            TakenOver: another process has taken the folder.
+        """
+        fence.check(self.path)
+        _write(self.path, self._identity() | dict(environment))
+
+    def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
+        """Take down that the run has come to its end; see `finished_rounds`."""
+        finished = {"rounds": rounds, "limits": dict(limits)}
+        _write(self.path, told_of(self.path) | {"finished": finished})
+
+    def finished_rounds(self, limits: Mapping[str, Any]) -> int | None:
+        """After how many rounds this job has finished the run before; None if it has not.
+
+        Args:
+            limits: of this run, as primitives; with others than it had it is not finished.
+        """
+        told = told_of(self.path).get("finished") if self._own else None
+        if told is None or told["limits"] != dict(limits):
+            return None
+        return int(told["rounds"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What tells this run from others."""
+        job = None if self._job is None else self._job.key
+        told = {"name": self.base, "config": self.config, "job": job}
+        return {key: value for key, value in told.items() if value is not None}
+
+
+def told_of(folder: Path) -> dict[str, Any]:
+    """What a run folder's environment.json says; empty where there is none that can be read."""
+    try:
+        told = json.loads((folder / _ENVIRONMENT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def check_name(key: str, name: str) -> None:
+    """Refuse a name that is no plain folder name.
+
+    Raises:
+        UserError: naming the key.
+    """
+    if name in ("", "..") or Path(name).name != name or "\0" in name:
+        raise UserError(key, repr(name), "give a plain folder name")
+
+
+def _last(folder: Path) -> Path:
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def _resumable(folder: Path) -> bool:
+    return newest_file(_last(folder)) is not None
+
+
+def _age(folder: Path) -> int:
+    """When its newest checkpoint was written, in nanoseconds."""
+    newest = newest_file(_last(folder))
+    return newest.stat().st_mtime_ns if newest is not None else 0
+
+
+@rank_zero_only
+def _warn(message: str, *args: Any) -> None:
+    log.warning(message, *args)
+
+
+def _write(folder: Path, told: Mapping[str, Any]) -> None:
+    content = json.dumps(told, indent=1, default=str) + "\n"
+    write_atomically(folder / _ENVIRONMENT, lambda file: file.write(content.encode()))

@@ -1,0 +1,149 @@
+"""Two levels: cloud servers, and the devices (clients) of each; who is active, and for how long."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lightfed.local.local_work import LocalWork
+from lightfed.simulation.clock import device_delays, first_awake
+from lightfed.simulation.delays import Delay
+from lightfed.utils.errors import UserError
+from lightfed.utils.rng import numpy_generator
+
+Activation = Literal["uniform", "first"]
+Unit = Literal["step", "epoch"]
+
+_KEY = "model.algorithm.init_args"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A server's response phase: from the round it starts in to the one it is waited for.
+
+    Attributes:
+        active: devices that hear the server, ascending.
+        available: devices that train, the active ones among them; ascending.
+        units: device -> K, steps or epochs of its session.
+        busy: virtual seconds.
+    """
+
+    active: list[int]
+    available: list[int]
+    units: dict[int, int]
+    busy: float
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Servers 0 .. N-1; server n has the devices n D .. (n + 1) D - 1.
+
+    Attributes:
+        servers: N.
+        active: how many devices of a server hear it in a phase.
+        available: how many train, the active ones among them.
+        steps: bounds of K, which is uniform between them.
+        unit: what K counts.
+        delay: of a device.
+        step_delay: of each of its K units; nothing by default.
+        activation: devices by chance, or those whose delays end first, as in the released code.
+    """
+
+    servers: int
+    active: int
+    available: int
+    steps: tuple[int, int]
+    unit: Unit
+    delay: Delay
+    step_delay: Delay | None = None
+    activation: Activation = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.servers < 1:
+            raise UserError(f"{_KEY}.servers", str(self.servers), "give at least 1")
+        if self.active < 1:
+            raise UserError(f"{_KEY}.active", str(self.active), "give at least 1")
+        if self.available < self.active:
+            found = f"{self.available}, with {self.active} active"
+            raise UserError(f"{_KEY}.available", found, "give at least as many")
+        low, high = self.steps
+        if not 1 <= low <= high:
+            raise UserError(f"{_KEY}.steps", f"[{low}, {high}]", "give 1 <= low <= high")
+
+    def check(self, clients: int, work: LocalWork) -> None:
+        """Refuse what does not fit, and settings of the work that nobody would look at.
+
+        Raises:
+            UserError: naming the key.
+        """
+        self._check_work(work)
+        if clients % self.servers:
+            found = f"{self.servers} servers for {clients} clients"
+            raise UserError(f"{_KEY}.servers", found, "give a divisor of the number of clients")
+        devices = clients // self.servers
+        for name, count in (("active", self.active), ("available", self.available)):
+            if count > devices:
+                found = f"{count} of the {devices} devices of a server"
+                raise UserError(f"{_KEY}.{name}", found, f"give at most {devices}")
+
+    def _check_work(self, work: LocalWork) -> None:
+        many, long = "says how many devices of a server train", "says how long their sessions are"
+        for name, given, argument, what in (
+            ("fraction", work.fraction != 1.0, "active", many),
+            ("clients_per_round", work.clients_per_round is not None, "active", many),
+            ("local_epochs", work.epochs != 1, "steps", long),
+            ("local_steps", work.steps is not None, "steps", long),
+        ):
+            if given:
+                raise UserError(f"model.{name}", "given", f"leave it out: {_KEY}.{argument} {what}")
+
+    def devices(self, server: int, clients: int) -> range:
+        """The devices of a server."""
+        each = clients // self.servers
+        return range(server * each, (server + 1) * each)
+
+    def server_of(self, client: int, clients: int) -> int:
+        return client * self.servers // clients
+
+    def messages(self, first: Sequence[int]) -> int:
+        """Models between a coordinator and servers that it waits for: one up, one down.
+
+        A server that is alone has no coordinator.
+        """
+        return 2 * len(first) if self.servers > 1 else 0
+
+    def phase(self, server: int, t: int, *, clients: int, seed: int) -> Phase:
+        """What a server starts in round t; draws are named by (seed, purpose, t, device)."""
+        devices = self.devices(server, clients)
+        awake = np.array([])
+        if self.activation == "first":
+            awake = device_delays(self.delay, devices, seed=seed, t=t, purpose="wake")
+            order = np.argsort(awake, kind="stable")
+            active = [devices[i] for i in first_awake(awake, self.active)]
+            available = sorted(devices[i] for i in order[: self.available])
+        else:
+            rng = numpy_generator(seed, "active", t, server)
+            order = rng.permutation(len(devices))
+            active = sorted(devices[i] for i in order[: self.active])
+            available = sorted(devices[i] for i in order[: self.available])
+        low, high = self.steps
+        units = {
+            i: int(numpy_generator(seed, "steps", t, i).integers(low, high + 1)) for i in available
+        }
+        delays = self._delays(active, units, t, seed=seed)
+        if self.activation == "first":
+            delays = delays + awake[[i - devices[0] for i in active]]
+        return Phase(active, available, units, float(delays.max()))
+
+    def _delays(
+        self, active: Sequence[int], units: dict[int, int], t: int, *, seed: int
+    ) -> np.ndarray:
+        """(active,) virtual seconds from a device's start to its end."""
+        delays = np.zeros(len(active))
+        if self.activation == "uniform":
+            delays = device_delays(self.delay, active, seed=seed, t=t)
+        if self.step_delay is not None:
+            each = device_delays(self.step_delay, active, seed=seed, t=t, purpose="step-delay")
+            delays = delays + each * np.array([units[i] for i in active])
+        return delays

@@ -1,0 +1,39 @@
+"""A model that the server holds."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from lightfed.state.rows import ModelLayout, Row
+
+
+class ServerModel(nn.Module):
+    """A model that the server holds: a row, replicated on every rank, checkpointed as buffers.
+
+    Attributes:
+        layout: of the row.
+        aliases: of a model of tensors that clients have beside others of their own: by cohort, the
+            name of a tensor here and there. Empty for a whole model.
+    """
+
+    floats: Tensor
+    integers: Tensor
+
+    def __init__(
+        self, layout: ModelLayout, row: Row, *, aliases: Sequence[Mapping[str, str]] = ()
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        self.aliases = tuple(aliases)
+        self.register_buffer("floats", row.floats)
+        self.register_buffer("integers", row.integers)
+
+    @property
+    def part(self) -> bool:
+        """Whether clients have other tensors beside these."""
+        return bool(self.aliases)
+
+    @property
+    def row(self) -> Row:
+        """(P,) parameters and float buffers, (Q,) integer buffers."""
+        return Row(self.floats, self.integers)

@@ -1,0 +1,60 @@
+"""Rows that do not fit on the device: kept in pinned host memory and moved a wave ahead."""
+
+import torch
+
+from lightfed.state.rows import Row, RowStore
+
+
+class Staging:
+    """Two device rows through which a cohort's host rows pass.
+
+    One trains while the next is on its way.
+
+    On CUDA the copies run on a stream of their own; elsewhere they are plain copies, the same path.
+    """
+
+    def __init__(self, store: RowStore) -> None:
+        self._store = store
+        layout, device = store.layout, store.device
+        self._buffers = [
+            Row(
+                layout.floats.new_row(device=device),
+                torch.zeros(layout.integers.size, dtype=torch.int64, device=device),
+            )
+            for _ in range(2)
+        ]
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._held: dict[int, Row] = {}
+        self._next = 0
+
+    def prefetch(self, client: int) -> None:
+        """Start moving a client's row to the device; two clients can be there at a time."""
+        if client in self._held:
+            return
+        assert len(self._held) < 2, "a row is prefetched before the one before last was put back"
+        buffer = self._buffers[self._next]
+        self._next = 1 - self._next
+        self._held[client] = buffer
+        with torch.cuda.stream(self._stream):
+            if self._stream is not None:
+                # The buffer's last user has been put back on the compute stream.
+                self._stream.wait_stream(torch.cuda.current_stream(self._store.device))
+            buffer.copy_(self._store.row(client))
+
+    def get(self, client: int) -> Row:
+        """The client's row on the device, ready for the compute stream."""
+        self.prefetch(client)
+        if self._stream is not None:
+            torch.cuda.current_stream(self._store.device).wait_stream(self._stream)
+        return self._held[client]
+
+    def holds(self, client: int) -> bool:
+        """Whether the client's row is on the device."""
+        return client in self._held
+
+    def put_back(self, client: int) -> None:
+        """Move the trained row home and free its buffer."""
+        self._store.row(client).copy_(self._held.pop(client))
+        if self._stream is not None:
+            # The host reads the row next (merge, checkpoint): it must have arrived.
+            torch.cuda.current_stream(self._store.device).synchronize()

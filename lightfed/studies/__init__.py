@@ -1,0 +1,1 @@
+"""What belongs to one paper's evaluation: its figures, tables and names of experiments."""

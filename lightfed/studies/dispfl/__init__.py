@@ -1,0 +1,4 @@
+"""Masks: how near those of clients are, and their labels.
+
+Imports `drawing`, `results` and `utils`.
+"""

@@ -1,0 +1,128 @@
+"""The masks of sparse clients: how many elements each two of them treat differently.
+
+A run of sparse clients leaves masks/client<k>.safetensors, one tensor `mask` of packed words a
+file: bit i of word w is element 32 w + i of the client's row, 1 where the client keeps it. Tensors
+of a row begin at multiples of 32, and bits of the padding between them are 0 in every mask.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lightfed.drawing.heatmap import evenly_spaced
+from lightfed.results.csvrows import damaged
+from lightfed.results.runfiles import Floats, Integers, RunFiles, whole_number
+
+CLIENTS_READ = 100
+BLOCK = 1024  # bytes of every mask whose bits are unpacked at a time: they stay in cache
+FILE = re.compile(r"client(\d+)\.safetensors")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class MaskPairs:
+    """K clients whose masks have one length, and how far these are apart.
+
+    Attributes:
+        client: ids, ascending, (K,).
+        differing: elements that one of two clients keeps and the other does not, (K, K).
+        sparse: elements that at least one of the K clients does not keep.
+        total: clients of the run that have a mask.
+    """
+
+    client: Integers
+    differing: Integers
+    sparse: int
+    total: int
+
+    @property
+    def distance(self) -> Floats:
+        """The Hamming distance as a share of the elements that may differ, (K, K)."""
+        return self.differing / max(1, self.sparse)
+
+
+def mask_pairs(run: RunFiles) -> MaskPairs | None:
+    """Reads the masks of a run; None where it has none.
+
+    Of very many clients 100, evenly spaced by id, are read. Where models have several sizes, those
+    clients whose size is the most frequent are compared.
+
+    Raises:
+        UserError: a file of masks/ is damaged.
+    """
+    paths = _paths(run.folder / "masks")
+    ids = sorted(paths)
+    read = {ids[place]: _read(paths[ids[place]]) for place in _places(len(ids))}
+    if not read:
+        return None
+    ((length, _),) = Counter(len(mask) for mask in read.values()).most_common(1)
+    alike = {client: mask for client, mask in read.items() if len(mask) == length}
+    masks = np.stack(list(alike.values()))
+    return MaskPairs(
+        client=np.array(list(alike), dtype=np.int64),
+        differing=_differing(masks),
+        sparse=_sparse(masks, elements=_parameters(run)),
+        total=len(ids),
+    )
+
+
+def _paths(folder: Path) -> dict[int, Path]:
+    """The files of the clients by their ids."""
+    names = {path: FILE.fullmatch(path.name) for path in folder.glob("client*.safetensors")}
+    return {int(name.group(1)): path for path, name in names.items() if name}
+
+
+def _places(total: int) -> Sequence[int]:
+    return evenly_spaced(total, most=CLIENTS_READ).tolist() if total else []
+
+
+def _read(path: Path) -> Bytes:
+    """The words of one mask as bytes, (4 W,); their order does not matter for counts of bits."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        words = load_file(path)["mask"]
+    except KeyError as error:
+        raise damaged(path, "it holds no tensor mask") from error
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, str(error)) from error
+    if words.dtype != np.int32 or words.ndim != 1:
+        raise damaged(path, f"a mask of type {words.dtype} and shape {words.shape}")
+    return words.view(np.uint8)
+
+
+def _differing(masks: Bytes) -> Integers:
+    """The Hamming distance of each two masks (K, B), (K, K), by |x xor y| = |x| + |y| - 2 |x y|."""
+    both = np.zeros((len(masks), len(masks)), dtype=np.int64)
+    for start in range(0, masks.shape[1], BLOCK):
+        bits = np.unpackbits(masks[:, start : start + BLOCK], axis=1).astype(np.float32)
+        both += (bits @ bits.T).astype(np.int64)  # exact: float32 holds counts below 2^24
+    kept = np.diag(both)
+    return kept[:, None] + kept[None, :] - 2 * both
+
+
+def _sparse(masks: Bytes, *, elements: int | None) -> int:
+    """Elements that at least one mask (K, B) leaves out; bits beyond `elements` are padding."""
+    kept_by_all = _ones(np.bitwise_and.reduce(masks))
+    kept_by_some = _ones(np.bitwise_or.reduce(masks))
+    bits = 8 * masks.shape[1]
+    padding = bits - elements if elements is not None else 0
+    return kept_by_some - kept_by_all + max(0, bits - kept_by_some - padding)
+
+
+def _ones(mask: Bytes) -> int:
+    return int(np.unpackbits(mask).sum(dtype=np.int64))
+
+
+def _parameters(run: RunFiles) -> int | None:
+    """Of one client's model; None unless the run tells one number for all cohorts."""
+    stated = run.environment.get("parameters")
+    found = set(stated.values()) if isinstance(stated, dict) else set()
+    return whole_number(found.pop()) if len(found) == 1 else None

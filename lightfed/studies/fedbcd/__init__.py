@@ -1,0 +1,4 @@
+"""Clouds of servers: accuracy over virtual time, and the analysis of latency.
+
+Imports `drawing`, `results`, `simulation` and `utils`.
+"""

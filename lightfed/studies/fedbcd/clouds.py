@@ -1,0 +1,308 @@
+"""Clouds of servers: accuracy against rounds, virtual time and bytes, and the time to a target.
+
+The pictures of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and
+Personalized Models", AAAI 2021, arXiv:2012.13900: in figure 3 sync clouds of all methods against
+rounds, in figure 4 clouds that wait for B of N servers against virtual time. Runs that measured the
+virtual time of their rounds have them; what was set is read from config.yaml. Beside them, the same
+against bytes between the servers and their coordinator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightfed.drawing.axes import metric_axis
+from lightfed.drawing.style import (
+    Theme,
+    colour_of,
+    dress,
+    label_of,
+    legend_of_all,
+    new_figure,
+    whole_ticks,
+)
+from lightfed.drawing.versus import draw_course
+from lightfed.results.groups import Course, Group, grouped, synthetic_note, usual_metric
+from lightfed.results.outcome import as_good, mean_and_std, reached_by_all
+from lightfed.results.runfiles import Floats, RunFiles
+from lightfed.results.tables import readable
+from lightfed.results.units import unit_of
+from lightfed.studies.heterofl.panels import KINDS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TIME = "virtual_time"
+BYTES = "server_bytes"
+NAMES = {"FedBCD": "FedBCD", "FedBCDI": "FedBCD-I", "CloudFedAvg": "FedAvg"}
+PROXIMAL = "FedProx"  # CloudFedAvg with mu > 0
+ALONE = "Standalone"  # FedBCD or FedBCD-I with gamma = 0: the same devices, and nothing is sent
+PLACES = {name: i for i, name in enumerate((*NAMES.values(), PROXIMAL, ALONE))}  # of their colours
+SHARE_PLACES = {0.3: 0, 0.5: 1, 0.7: 2, 1.0: 3}  # of B/N in the paper, their colours
+DASHES = ("-", "--", ":", "-.")
+QUIET = (colour_of(8), colour_of(5))  # of what does not wait for B
+_INIT = "model.algorithm.init_args"
+Along = Callable[[RunFiles], Floats]  # (R,) what a run's rounds stand at
+
+
+@dataclass(frozen=True, eq=False)
+class Cloud:
+    """One experiment, whose runs differ in the seed alone.
+
+    Attributes:
+        group: its runs.
+        method: as the paper calls it.
+        servers: N.
+        wait: B, servers that the coordinator waits for.
+    """
+
+    group: Group
+    method: str
+    servers: int
+    wait: int
+
+    @property
+    def sync(self) -> bool:
+        return self.wait == self.servers
+
+    @property
+    def share(self) -> float:
+        """B/N."""
+        return self.wait / self.servers
+
+    @property
+    def waits(self) -> bool:
+        """Whether B is a choice: not for one model for all, which is sync, and for none."""
+        return self.method in ("FedBCD", "FedBCD-I")
+
+    def course(self, column: str, along: Along) -> tuple[Course, Floats]:
+        """A metric, and where its rounds stand, in the mean over the runs, (M,)."""
+        course = self.group.course(column)
+        places = [along(run)[np.isin(run.rounds, course.rounds)] for run in self.group.runs]
+        return course, np.stack(places).mean(axis=0)
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """What shares a picture: data, its division, and how many devices are active.
+
+    Attributes:
+        name: of all that.
+        metric: without `global/` or `personal/`.
+        members: in the order of the methods, then of B.
+    """
+
+    name: str
+    metric: str
+    members: tuple[Cloud, ...]
+
+    @property
+    def title(self) -> str:
+        """The first line over a panel."""
+        return f"{self.name}{synthetic_note(self.members)}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """How an experiment is drawn in all panels of a picture."""
+
+    member: Cloud
+    colour: str
+    dashes: str
+    label: str
+
+
+def timed(run: RunFiles) -> bool:
+    """Whether a run measured virtual time."""
+    return bool(np.isfinite(run.series(TIME)).any())
+
+
+def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
+    """The settings of all runs that have virtual time, in the order of the first run of each."""
+    found: dict[str, list[Cloud]] = {}
+    for group in grouped([run for run in runs if timed(run)]):
+        told = group.runs[0].settings
+        member = _cloud(group, told)
+        if member is not None:
+            found.setdefault(_setting(group, told), []).append(member)
+    return [_clouds(name, members) for name, members in found.items()]
+
+
+def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
+    """Figure 3: methods with sync clouds against rounds; None unless two have two rounds."""
+    members, columns = _measured(found, [m for m in found.members if m.sync])
+    columns = columns[::-1]  # personal to the left
+    lines = _lines(members, by_share=False)
+    if len(lines) < 2:
+        return None
+    figure = new_figure(6.2 * len(columns), 5.0, theme, pad=0.1)
+    grid = figure.subplots(1, len(columns), sharey=True, squeeze=False)
+    for axes, column in zip(grid[0], columns, strict=True):
+        title = f"{found.title}\n{readable(column)}, sync clouds"
+        dress(axes, theme, title=title, x_label="round", y_label=readable(found.metric))
+        for line in lines:
+            course = line.member.group.course(column)
+            _draw(axes, course.rounds, course, line)
+        whole_ticks(axes)
+    _finish(figure, grid, found.metric, lines, theme)
+    return figure
+
+
+def times_figure(found: Clouds, theme: Theme) -> Figure | None:
+    """Figure 4: the metric against virtual time; None unless there is something async."""
+    return _waiting_figure(
+        found, found.members, theme, lambda run: run.series(TIME), "virtual seconds"
+    )
+
+
+def traffic_figure(found: Clouds, theme: Theme) -> Figure | None:
+    """The same against bytes between servers, of those whose servers send some."""
+    members = [m for m in found.members if all(_sent(run)[-1] > 0 for run in m.group.runs)]
+    most = max((_sent(run)[-1] for m in members for run in m.group.runs), default=0.0)
+    factor, unit = unit_of(most, "B")
+    label = f"between servers and coordinator so far ({unit})"
+    return _waiting_figure(found, members, theme, lambda run: _sent(run) / factor, label)
+
+
+def _sent(run: RunFiles) -> Floats:
+    """Bytes between servers since the start, (R,)."""
+    return np.nancumsum(run.series(BYTES))
+
+
+def _waiting_figure(
+    found: Clouds, of: Sequence[Cloud], theme: Theme, along: Along, x_label: str
+) -> Figure | None:
+    """A column of panels for each method that waits for B servers, a colour for B/N.
+
+    The other methods, which are sync, stand in each column. None unless there is something async.
+    """
+    members, columns = _measured(found, of)
+    lines = _lines(members, by_share=True)
+    methods = list(dict.fromkeys(line.member.method for line in lines if line.member.waits))
+    if all(line.member.sync for line in lines):
+        return None
+    figure = new_figure(max(8.0, 6.2 * len(methods)), 0.8 + 4.0 * len(columns), theme, pad=0.1)
+    grid = figure.subplots(len(columns), len(methods), sharex=True, sharey="row", squeeze=False)
+    for row, column in zip(grid, columns, strict=True):
+        for axes, method in zip(row, methods, strict=True):
+            title = f"{found.title}\n{method}: {readable(column)}"
+            label = readable(found.metric)
+            dress(axes, theme, title=title, x_label=x_label, y_label=label)
+            for line in lines:
+                if line.member.method == method or not line.member.waits:
+                    course, places = line.member.course(column, along)
+                    _draw(axes, places, course, line)
+            axes.set_xlim(left=0)
+    _finish(figure, grid, found.metric, lines, theme)
+    return figure
+
+
+def common_target(rows: Sequence[Group], column: str) -> float:
+    """The best that all rows reached that have virtual time: the worst of their best values."""
+    return reached_by_all((run for row in rows for run in row.runs if timed(run)), column)
+
+
+def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
+    """Virtual seconds until a metric was first measured to be as good as a target.
+
+    Returns:
+        Mean and sample deviation over the seeds; NaN unless all of them got there.
+    """
+    times = [_time_to(run, column, target) for run in row.runs]
+    return mean_and_std(times) if all(map(math.isfinite, times)) else (math.nan, math.nan)
+
+
+def _time_to(run: RunFiles, column: str, target: float) -> float:
+    there = run.series(TIME)[as_good(run.series(column), target, column)]
+    return float(there[0]) if len(there) else math.nan
+
+
+def _cloud(group: Group, told: Mapping[str, str]) -> Cloud | None:
+    """None for another algorithm, or where the configuration does not tell its servers."""
+    method = NAMES.get(group.runs[0].algorithm)
+    servers = _number(told.get(f"{_INIT}.servers"))
+    if method is None or not servers:
+        return None
+    if method == "FedAvg" and float(told.get(f"{_INIT}.mu", 0)) > 0:
+        method = PROXIMAL
+    if told.get(f"{_INIT}.gamma") in ("0", "0.0"):
+        method = ALONE
+    return Cloud(group, method, servers, _number(told.get(f"{_INIT}.wait")) or servers)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _setting(group: Group, told: Mapping[str, str]) -> str:
+    """As `MNIST, diversity 3, |Q_n| = 3`."""
+    parts = [group.runs[0].data]
+    if told.get("data.partition.class_path", "").endswith("Diversity"):
+        parts.append(f"diversity {told.get('data.partition.init_args.classes')}")
+    parts.append(f"|Q_n| = {told.get(f'{_INIT}.active')}")
+    return ", ".join(parts)
+
+
+def _clouds(name: str, members: Sequence[Cloud]) -> Clouds:
+    ordered = sorted(members, key=lambda m: (PLACES[m.method], m.share))
+    return Clouds(name, usual_metric(m.group for m in members), tuple(ordered))
+
+
+def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:
+    """Those of the members that measured the metric in two rounds, and in which columns."""
+    by_column = {
+        column: [m for m in members if len(m.group.course(column).rounds) > 1]
+        for column in (f"{kind}/{found.metric}" for kind in KINDS)
+    }
+    having = [m for m in members if any(m in own for own in by_column.values())]
+    return having, [column for column, own in by_column.items() if own]
+
+
+def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:
+    """A colour for the method, or for B/N; of two that are alike in it, the runs' name tells."""
+    colours = _share_colours([member.share for member in members if member.waits])
+    quiet = [member for member in members if by_share and not member.waits]
+    found = []
+    for member in members:
+        twins = [m for m in members if (m.method, m.share) == (member.method, member.share)]
+        dashes, label = DASHES[twins.index(member) % len(DASHES)], member.method
+        colour = colour_of(PLACES[member.method])
+        if member in quiet:
+            place = quiet.index(member)
+            colour, dashes = QUIET[place % len(QUIET)], DASHES[1 + place % 3]
+        elif by_share:
+            colour, label = colours[member.share], f"B/N = {member.share:g}"
+        if len(twins) > 1:
+            label = f"{label} ({member.group.label})"
+        found.append(Line(member, colour, dashes, label))
+    return found
+
+
+def _share_colours(shares: Sequence[float]) -> dict[float, str]:
+    """Those of the paper have colours of their own, others the next ones."""
+    places = {share: place for share, place in SHARE_PLACES.items() if share in shares}
+    further = sorted({share for share in shares if share not in places})
+    places |= {share: len(SHARE_PLACES) + i for i, share in enumerate(further)}
+    return {share: colour_of(place) for share, place in places.items()}
+
+
+def _draw(axes: Axes, x: Floats, course: Course, line: Line) -> None:
+    draw_course(axes, x, course, colour=line.colour, line=line.dashes, label="_")
+
+
+def _finish(
+    figure: Figure, grid: np.ndarray, metric: str, lines: Sequence[Line], theme: Theme
+) -> None:
+    """Axes of the metric, and a legend in which each label stands once."""
+    for axes in grid.ravel():
+        drawn = [np.asarray(line.get_ydata()) for line in axes.get_lines()]
+        metric_axis(axes, metric, np.concatenate(drawn))
+    for label, line in {line.label: line for line in lines}.items():
+        grid[0, 0].plot([], [], line.dashes, color=line.colour, label=label_of(label))
+    legend_of_all(figure, grid[0, 0], theme)

@@ -1,0 +1,154 @@
+"""How long a round of a cloud lasts when it waits for the first B of N servers.
+
+Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models",
+AAAI 2021, arXiv:2012.13900, "latency analysis": the ratio r_{B,N} = E[tau_(B)] / E[tau_(N)] of the
+order statistics of the servers' delays tau_n, independent and alike (eq. (7)), and its limit for
+many servers (eq. (8)). The paper takes any law for tau_n; here tau_n is the largest of the delays
+of a server's active devices.
+
+Eq. (7) lets every server start anew with every round. In a run the late ones go on: with delays
+that are nearly constant a round is shorter than (7) says, with heavy tails longer, as the cloud
+fills up with stragglers, and alike for exponential delays of one device. `in_a_run` measures it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightfed.simulation.clock import VirtualClock
+from lightfed.simulation.delays import Delay
+from lightfed.simulation.quadrature import Integral
+from lightfed.utils.rng import numpy_generator
+
+_DRAWS_AT_ONCE = 1 << 20
+_BATCHES = 20  # of consecutive rounds, whose means are nearly independent
+_ROUNDS = 100  # in a batch
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A simulated number and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Servers that respond to as many devices each.
+
+    Attributes:
+        delay: of a device, in virtual seconds.
+        servers: N.
+        devices: active ones of a server in a round.
+    """
+
+    delay: Delay
+    servers: int
+    devices: int
+
+    def expected(self, wait: int) -> Integral:
+        """E[tau_(B)] in virtual seconds, by integration of the survival function of tau_(B)."""
+        return self.delay.integral(lambda survival: self._exceeds(wait, survival))
+
+    def _exceeds(self, wait: int, survival: np.ndarray) -> np.ndarray:
+        """P(tau_(B) > t): of N servers more than N - B are still out; from P(a device is out)."""
+        with np.errstate(divide="ignore"):
+            in_time = self.devices * np.log1p(-survival)  # log P(tau_n <= t)
+            late = np.log(-np.expm1(in_time))
+        total = np.zeros_like(survival)
+        for out in range(self.servers - wait + 1, self.servers + 1):
+            on_time = (self.servers - out) * in_time if out < self.servers else 0.0
+            total += np.exp(_log_binomial(self.servers, out) + out * late + on_time)
+        return np.minimum(total, 1.0)
+
+    def asymptotic(self, wait: int) -> float:
+        """Eq. (8): r_{B,N} <~ F^-1(B/N) / F^-1(1 - 1/N), F that of tau_n; NaN for B = N."""
+        if wait == self.servers:
+            return math.nan
+        last = self._quantile(1 - 1 / self.servers)
+        return self._quantile(wait / self.servers) / last if last > 0 else math.nan
+
+    def _quantile(self, p: float) -> float:
+        """F^-1(p) of tau_n: the largest of m delays is below t with probability P(T <= t) ** m."""
+        return self.delay.quantile(p ** (1 / self.devices))
+
+    def simulated(
+        self, waits: Sequence[int], *, samples: int, rng: np.random.Generator
+    ) -> list[Estimate]:
+        """r_{B,N} for each B, from `samples` independent rounds in which all servers start anew."""
+        rows = max(1, _DRAWS_AT_ONCE // (self.servers * self.devices))
+        columns = [wait - 1 for wait in (*waits, self.servers)]
+        parts = []
+        for first in range(0, samples, rows):
+            shape = (min(rows, samples - first), self.servers, self.devices)
+            order = np.sort(self.delay.draw(rng, shape).max(axis=2), axis=1)
+            parts.append(order[:, columns])
+        drawn = np.concatenate(parts)
+        return [_ratio(drawn[:, place], drawn[:, -1]) for place in range(len(waits))]
+
+    def in_a_run(self, wait: int, *, rng: np.random.Generator) -> Estimate:
+        """Mean virtual seconds of a round on the virtual clock, where late servers go on.
+
+        The rounds are consecutive; the error is from the means of batches of them, after one batch
+        that is left out.
+        """
+        clock = VirtualClock(self.servers, wait)
+        ends = []
+        for _ in range(_BATCHES + 1):
+            for _ in range(_ROUNDS):
+                shape = (len(clock.idle), self.devices)
+                clock.advance(self.delay.draw(rng, shape).max(axis=1))
+            ends.append(clock.now)
+        means = np.diff(ends) / _ROUNDS
+        return Estimate(float(means.mean()), float(means.std(ddof=1)) / math.sqrt(_BATCHES))
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What is known of waiting for B servers.
+
+    Attributes:
+        wait: B.
+        expected: E[tau_(B)] in virtual seconds.
+        ratio: r_{B,N}.
+        simulated: r_{B,N} again.
+        asymptotic: eq. (8); NaN where it says nothing.
+        in_a_run: mean duration of a round in a run, relative to E[tau_(N)].
+    """
+
+    wait: int
+    expected: Integral
+    ratio: float
+    simulated: Estimate
+    asymptotic: float
+    in_a_run: Estimate
+
+
+def latencies(cloud: Cloud, waits: Sequence[int], *, samples: int, seed: int) -> list[Latency]:
+    """For each B, whose number names its draws."""
+    full = cloud.expected(cloud.servers).value
+    simulated = cloud.simulated(
+        waits, samples=samples, rng=numpy_generator(seed, "latency/independent")
+    )
+    found = []
+    for wait, ratio in zip(waits, simulated, strict=True):
+        expected = cloud.expected(wait)
+        run = cloud.in_a_run(wait, rng=numpy_generator(seed, "latency/run", round=wait))
+        relative = Estimate(run.value / full, run.error / full)
+        exact = expected.value / full
+        found.append(Latency(wait, expected, exact, ratio, cloud.asymptotic(wait), relative))
+    return found
+
+
+def _log_binomial(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray) -> Estimate:
+    """Ratio of the means of pairs (S,), its error to first order (the delta method)."""
+    ratio = float(top.mean() / bottom.mean())
+    error = (top - ratio * bottom).std(ddof=1) / (math.sqrt(len(top)) * bottom.mean())
+    return Estimate(ratio, float(error))

@@ -1,0 +1,206 @@
+"""FlexiFed's studies: strategies side by side in each setting, and how soon they got there.
+
+Experiments belong to one study if they have one data set and one family of models. Those that
+differ in nothing but the strategy are one setting: a row of the paper's Table 1, or the same with
+other clients, other versions, a limit of common layers, or whatever else was set.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lightfed.results.groups import Group, grouped, usual_metric
+from lightfed.results.intervals import each_seed_once
+from lightfed.results.outcome import as_good
+from lightfed.results.runfiles import RunFiles, natural_order
+from lightfed.results.units import direction
+from lightfed.results.variants import difference, usual
+from lightfed.studies.flexifed.trials import ALONE, BASELINE, PLACES, Trial, trial_of
+
+LIMIT, START, NO_LIMIT = "max_common_layers", "initial", "null"
+# what only Max-Common has; told wherever it is set to anything else
+PLAIN = {LIMIT: NO_LIMIT, "share_classifier": "false"}
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What the experiments of a study have in common.
+
+    Attributes:
+        data: as the runs name it.
+        family: the class of the clients' models.
+        metric: what is told, without `personal/`.
+        versions: of the family in all runs given, in natural order: V1, V2 and so on.
+    """
+
+    data: str
+    family: str
+    metric: str
+    versions: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}, {self.family}"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How soon a strategy reached a target, NaN where it did not.
+
+    Attributes:
+        rounds: the first in which the mean over the seeds was as good as the target.
+        speed: the rounds of Clustered-FL over these.
+    """
+
+    rounds: float
+    speed: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Experiments that differ in the strategy alone.
+
+    Attributes:
+        topic: of the study.
+        variant: in which options it differs from most of the study.
+        trials: by strategy, in the paper's order.
+        baseline: Clustered-FL with the same options, except those that only Max-Common has.
+    """
+
+    topic: Topic
+    variant: str
+    trials: Mapping[str, Trial]
+    baseline: Trial | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic.name}; {self.variant}" if self.variant else self.topic.name
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Those that some strategy has."""
+        having = {version for trial in self.trials.values() for version in trial.cohorts}
+        return tuple(version for version in self.topic.versions if version in having)
+
+    def best(self, version: str | None) -> set[str]:
+        """The strategies with the best final value; none where fewer than two have one."""
+        scores = {n: trial.score(self.topic.metric, version)[0] for n, trial in self.trials.items()}
+        known = {name: score for name, score in scores.items() if math.isfinite(score)}
+        if len(known) < 2:
+            return set()
+        top = max(known.values(), key=lambda score: direction(self.topic.metric) * score)
+        return {name for name, score in known.items() if score == top}
+
+    def target(self, asked: float | None) -> float:
+        """What was asked for, else what Clustered-FL reached in the end; NaN without it."""
+        if asked is not None:
+            return asked
+        if self.baseline is None:
+            return math.nan
+        reached = self.baseline.course(self.topic.metric).mean
+        return float(reached[-1]) if len(reached) else math.nan
+
+    def pace(self, strategy: str, asked: float | None) -> Pace:
+        target = self.target(asked)
+        rounds = self._rounds(self.trials[strategy], target)
+        return Pace(rounds, self._rounds(self.baseline, target) / rounds)
+
+    def _rounds(self, trial: Trial | None, target: float) -> float:
+        if trial is None:
+            return math.nan
+        course = trial.course(self.topic.metric)
+        there = course.rounds[as_good(course.mean, target, self.topic.metric)]
+        return float(there[0]) if len(there) else math.nan
+
+
+@dataclass(frozen=True)
+class Study:
+    """All experiments with one data set and one family of models.
+
+    Attributes:
+        topic: data set, family, metric and versions.
+        trials: in the order in which their runs were named.
+        usual: the most frequent value of each option.
+        settings: the one that has all of these first.
+    """
+
+    topic: Topic
+    trials: tuple[Trial, ...]
+    usual: Mapping[str, str]
+    settings: tuple[Setting, ...]
+
+
+def studies(runs: Sequence[RunFiles]) -> list[Study]:
+    """What can be told of strategies; a data set that only Standalone was run on is no study."""
+    members: dict[tuple[str, str], list[Trial]] = {}
+    versions: dict[str, set[str]] = {}
+    for trial in filter(None, (trial_of(_once(group)) for group in grouped(runs))):
+        members.setdefault((trial.data, trial.family), []).append(trial)
+        versions.setdefault(trial.family, set()).update(trial.cohorts)
+    return [
+        _study(
+            Topic(data, family, usual_metric(t.group for t in own), _ordered(versions[family])), own
+        )
+        for (data, family), own in members.items()
+        if any(trial.strategy != ALONE for trial in own)
+    ]
+
+
+def _once(group: Group) -> Group:
+    return replace(group, runs=tuple(each_seed_once(group.runs)))
+
+
+def _ordered(versions: set[str]) -> tuple[str, ...]:
+    return tuple(sorted(versions, key=natural_order))
+
+
+def _study(topic: Topic, trials: Sequence[Trial]) -> Study:
+    complete = _completed(trials)
+    most = usual([trial.options for trial in complete]) | PLAIN
+    return Study(topic, complete, most, _settings(topic, complete, most))
+
+
+def _completed(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """With the options that a strategy has not got as most of the others set them.
+
+    Standalone, which has none, would share a setting with nobody otherwise.
+    """
+    starts = Counter(t.options[START] for t in trials if START in t.options).most_common(1)
+    lent = PLAIN | ({START: starts[0][0]} if starts else {})
+    return tuple(
+        replace(
+            trial,
+            options=dict(trial.options) | {k: v for k, v in lent.items() if k not in trial.options},
+        )
+        for trial in trials
+    )
+
+
+def _settings(
+    topic: Topic, trials: Sequence[Trial], most: Mapping[str, str]
+) -> tuple[Setting, ...]:
+    """Trials of equal options together.
+
+    Two of one strategy, which differ in what is no option, such as devices, are in two settings.
+    """
+    rows: dict[tuple[frozenset[tuple[str, str]], int], dict[str, Trial]] = {}
+    for trial in trials:
+        key, again = frozenset(trial.options.items()), 0
+        while trial.strategy in rows.get((key, again), ()):
+            again += 1
+        rows.setdefault((key, again), {})[trial.strategy] = trial
+    found = []
+    for (_, again), row in rows.items():
+        options = next(iter(row.values())).options
+        parts = (difference(options, most), f"#{again + 1}" if again else "")
+        ordered = {name: row[name] for name in sorted(row, key=PLACES.__getitem__)}
+        baseline = row.get(BASELINE) or _baseline(options, trials)
+        variant = " ".join(part for part in parts if part)
+        found.append(Setting(topic, variant, ordered, baseline))
+    return tuple(sorted(found, key=lambda setting: bool(setting.variant)))
+
+
+def _baseline(options: Mapping[str, str], trials: Sequence[Trial]) -> Trial | None:
+    own = {**options, **PLAIN}
+    return next((t for t in trials if t.strategy == BASELINE and t.options == own), None)

@@ -1,0 +1,171 @@
+"""Pictures of FlexiFed's strategies: courses of one setting, and what the federation changes.
+
+The second kind has up to three panels: the final metric against the number of versions (N), of
+clients (K) and of layers that may be common (L), as in the in-depth experiments of Wang et al.,
+WWW 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightfed.drawing.axes import metric_axis
+from lightfed.drawing.style import (
+    LINES,
+    Theme,
+    colour_of,
+    dress,
+    label_of,
+    legend_below,
+    legend_of_all,
+    new_figure,
+    title_over_all,
+    whole_ticks,
+)
+from lightfed.drawing.versus import draw_course
+from lightfed.results.groups import synthetic_note
+from lightfed.results.tables import readable
+from lightfed.results.variants import difference
+from lightfed.studies.flexifed.strategies import LIMIT, NO_LIMIT, Setting, Study
+from lightfed.studies.flexifed.trials import CLIENTS, PLACES, VERSIONS, Trial
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 3
+# of the palette: the quiet grey for the floor, the strongest for the paper's best
+COLOURS = {name: colour_of(place) for name, place in zip(PLACES, (4, 0, 1, 3, 2), strict=True)}
+ENDLESS = "no limit"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What is along the x-axis of a panel.
+
+    Attributes:
+        option: of the trials, the only one in which those of a line differ.
+        label: of the axis.
+        value: where a trial stands, infinite for no limit.
+    """
+
+    option: str
+    label: str
+    value: Callable[[Trial], float]
+
+
+def _limit(trial: Trial) -> float:
+    text = trial.options[LIMIT]
+    return math.inf if text == NO_LIMIT else float(text)
+
+
+FACTORS = (
+    Factor(VERSIONS, "number of versions, N", lambda trial: len(trial.cohorts)),
+    Factor(CLIENTS, "number of clients, K", lambda trial: float(trial.options[CLIENTS])),
+    Factor(LIMIT, "most layers in common, L", _limit),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One strategy at two values of a factor or more, all else alike."""
+
+    strategy: str
+    label: str
+    trials: tuple[Trial, ...]
+
+
+def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figure | None:
+    """The mean over all clients, and each version; None unless two strategies have two rounds."""
+    metric = setting.topic.metric
+    shown = {n: t for n, t in setting.trials.items() if len(t.course(metric).rounds) > 1}
+    if len(shown) < 2:
+        return None
+    panels: list[str | None] = [None, *(setting.versions if len(setting.versions) > 1 else ())]
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(max(8.0, 4.3 * columns), 0.8 + 3.4 * rows, theme, pad=0.1)
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    note = synthetic_note(shown.values())
+    for place, (axes, version) in enumerate(zip(grid, panels, strict=False)):
+        title = "all clients" if version is None else f"{setting.topic.family} {version}"
+        label = "" if place % columns else f"{readable(metric)} on own test samples"
+        dress(axes, theme, title=title, x_label="round", y_label=label)
+        for name, trial in shown.items():
+            course = trial.course(metric, version)
+            colour = COLOURS[name]
+            draw_course(axes, course.rounds, course, colour=colour, line="-", label=name)
+        whole_ticks(axes)
+    _target(grid[0], setting.target(asked), theme)
+    metric_axis(grid[0], metric, np.concatenate([t.course(metric).mean for t in shown.values()]))
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    title_over_all(figure, f"{setting.name}: personal {readable(metric)}{note}", theme)
+    legend_of_all(figure, grid[0], theme)
+    return figure
+
+
+def factors_figure(study: Study, theme: Theme) -> Figure | None:
+    """A panel for each factor of which some strategy was run with two values; None without any."""
+    metric = study.topic.metric
+    panels = [(factor, own) for factor in FACTORS if (own := lines_of(study, factor))]
+    if not panels:
+        return None
+    figure = new_figure(max(6.4, 4.6 * len(panels)), 4.4, theme, pad=0.1)
+    grid = figure.subplots(1, len(panels), squeeze=False).ravel()
+    note = synthetic_note(study.trials)
+    for axes, (factor, own) in zip(grid, panels, strict=True):
+        label = "" if axes is not grid[0] else f"final {readable(metric)}, mean over clients"
+        dress(axes, theme, title="", x_label=factor.label, y_label=label)
+        _draw_lines(axes, factor, own, metric)
+        every = [trial.score(metric)[0] for line in own for trial in line.trials]
+        metric_axis(axes, metric, np.array(every))
+        legend_below(axes, theme)
+    title_over_all(figure, f"{study.topic.name}: personal {readable(metric)}{note}", theme)
+    return figure
+
+
+def lines_of(study: Study, factor: Factor) -> list[Line]:
+    """What can be drawn of a factor."""
+    members: dict[tuple[str, frozenset[tuple[str, str]]], list[Trial]] = {}
+    for trial in study.trials:
+        rest = frozenset(item for item in trial.options.items() if item[0] != factor.option)
+        if np.isfinite(trial.score(study.topic.metric)[0]):
+            members.setdefault((trial.strategy, rest), []).append(trial)
+    usual = {name: value for name, value in study.usual.items() if name != factor.option}
+    found = []
+    for (strategy, _), trials in sorted(members.items(), key=lambda item: PLACES[item[0][0]]):
+        if len({factor.value(trial) for trial in trials}) > 1:
+            other = difference(trials[0].options, usual)
+            label = f"{strategy}, {other}" if other else strategy
+            found.append(Line(strategy, label, tuple(trials)))
+    return found
+
+
+def _draw_lines(axes: Axes, factor: Factor, lines: Sequence[Line], metric: str) -> None:
+    """A mark with its deviation for each trial, a line through the means; values evenly spaced."""
+    every = [t for line in lines for t in line.trials]
+    values = sorted({factor.value(trial) for trial in every})
+    for number, line in enumerate(lines):
+        at = np.array([values.index(factor.value(t)) for t in line.trials])
+        scores = np.array([trial.score(metric) for trial in line.trials])  # (T, 2): mean, std
+        x = np.unique(at)
+        means = [scores[at == place, 0].mean() for place in x]
+        colour = COLOURS[line.strategy]
+        again = sum(other.strategy == line.strategy for other in lines[:number])
+        dashes = LINES[again % len(LINES)]
+        axes.plot(x, means, dashes, color=colour, linewidth=1.6, label=label_of(line.label))
+        axes.errorbar(at, scores[:, 0], yerr=np.nan_to_num(scores[:, 1]), fmt="o", color=colour)
+    texts = [ENDLESS if np.isinf(value) else f"{value:g}" for value in values]
+    axes.set_xticks(range(len(values)), texts)
+    axes.margins(x=0.12)
+
+
+def _target(axes: Axes, target: float, theme: Theme) -> None:
+    if np.isfinite(target):
+        axes.axhline(target, color=theme.muted, linestyle=":", linewidth=1.0, label="target")

@@ -1,0 +1,4 @@
+"""Model size against accuracy, and control strings.
+
+Imports `drawing`, `results` and `utils`.
+"""

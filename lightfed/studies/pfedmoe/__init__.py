@@ -1,0 +1,4 @@
+"""Mixtures of experts beside other methods, and the weights of their gates.
+
+Imports `drawing`, `results` and `utils`.
+"""

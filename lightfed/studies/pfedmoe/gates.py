@@ -1,0 +1,181 @@
+"""The gates of a pFedMoE run as a picture: how far each client leans on its private expert.
+
+In Yi et al., "pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous
+Personalized Federated Learning", 2024, arXiv:2402.01350, a gate weighs two experts for every
+sample: a shared one, for what is general, and the client's own. Of a client and class the run
+leaves the mean of both weights, whose sum is 1, over the client's test samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightfed.drawing.heatmap import class_groups, class_ticks
+from lightfed.drawing.style import (
+    PALETTE,
+    Theme,
+    colour_of,
+    dress,
+    dress_colour_bar,
+    heat_map,
+    label_of,
+    legend_of_all,
+    new_figure,
+)
+from lightfed.results.runfiles import Floats, Gates, Integers, RunFiles
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+MOST_ROWS = 50
+ROWS_WITH_NUMBERS, CLASSES_WITH_NUMBERS = 24, 20
+STRONG = 0.33  # distance from 1/2 from which a cell is so dark, or bright, that its text turns
+
+
+@dataclass(frozen=True)
+class GateRows:
+    """What stands in a row of the picture: a client or, of many, a group of them.
+
+    Attributes:
+        weights: mean of the private expert, (rows, classes); NaN where nobody has the class.
+        means: over the classes of each client, then over the clients of the row, (rows,).
+        cohorts: of each row, empty where it is not told.
+        names: of the rows.
+        clients: those that were evaluated.
+        grouped: whether rows are groups.
+    """
+
+    weights: Floats
+    means: Floats
+    cohorts: tuple[str, ...]
+    names: tuple[str, ...]
+    clients: int
+    grouped: bool
+
+
+def gate_rows(run: RunFiles, gates: Gates) -> GateRows:
+    """A row per client in the order of the ids, up to 50 of them.
+
+    More are put together by cohort and, within one, with those of like mean weight, the most
+    personal ones first: a group holds as good as the same number of clients in all cohorts.
+    """
+    client = np.flatnonzero(np.isfinite(gates.personal).any(axis=1))
+    values = gates.personal[client]
+    means = _mean_of_known(values, np.zeros(1, np.int64), axis=1)[:, 0]
+    cohort = _cohorts(run, client)
+    if len(client) <= MOST_ROWS:
+        names = tuple(str(number) for number in client)
+        return GateRows(values, means, tuple(cohort), names, len(client), grouped=False)
+    groups = [group for name in dict.fromkeys(cohort) for group in _groups(means, cohort == name)]
+    order = np.concatenate(groups)
+    starts = np.cumsum([0, *map(len, groups[:-1])])
+    kinds = tuple(str(cohort[group[0]]) for group in groups)
+    return GateRows(
+        weights=_mean_of_known(values[order], starts, axis=0),
+        means=_mean_of_known(means[order], starts, axis=0),
+        cohorts=kinds,
+        names=tuple(
+            f"{kind} \u00d7 {len(g)}".lstrip() for kind, g in zip(kinds, groups, strict=True)
+        ),
+        clients=len(client),
+        grouped=True,
+    )
+
+
+def gates_figure(run: RunFiles, theme: Theme) -> Figure | None:
+    """Rows x classes beside the mean of each row; None for a run without weights of gates."""
+    if run.gates is None or not np.isfinite(run.gates.personal).any():
+        return None
+    rows = gate_rows(run, run.gates)
+    starts = class_groups(rows.weights.shape[1])
+    weights = _mean_of_known(rows.weights, starts, axis=1)
+    names = [_class_names(run, run.gates)[start] for start in starts]
+    height = float(np.clip(0.26 * len(weights), 1.6, 8.0)) + 1.5
+    width = float(np.clip(4.4 + 0.42 * len(names), 7.0, 11.0))
+    figure = new_figure(width, height, theme)
+    heat, side = figure.subplots(1, 2, sharey=True, width_ratios=(width - 3.6, 1.5))
+    label = f"groups of clients of like mean, {rows.clients:,} in all" * rows.grouped or "client"
+    title = _title(run, run.gates, len(names))
+    dress(heat, theme, title=title, x_label="class", y_label=label)
+    image = _draw_heat(heat, weights, theme)
+    heat.set_yticks(range(len(weights)), [label_of(name) for name in rows.names])
+    places, texts = class_ticks(names)
+    heat.set_xticks(places, texts, rotation=90 if max(map(len, texts)) > 3 else 0)
+    dress(side, theme, title="", x_label="mean over its classes", y_label="")
+    _draw_means(side, rows, run, theme)
+    bar = figure.colorbar(image, ax=[heat, side], pad=0.015, fraction=0.03, aspect=30)
+    dress_colour_bar(bar, theme, label="0: all shared     weight     1: all private")
+    if side.get_legend_handles_labels()[1]:
+        legend_of_all(figure, side, theme)
+    return figure
+
+
+def _cohorts(run: RunFiles, client: Integers) -> np.ndarray:
+    """The cohort of each client; empty where these are not told, or more than there are colours."""
+    found = run.cohorts_of(client)
+    return found if len(set(found)) <= len(PALETTE) else np.full(len(client), "")
+
+
+def _groups(means: Floats, member: np.ndarray) -> list[Integers]:
+    """The members as groups of like mean, the highest first."""
+    ordered = np.flatnonzero(member)[np.argsort(-means[member], kind="stable")]
+    return np.array_split(ordered, max(1, MOST_ROWS * len(ordered) // len(means)))
+
+
+def _mean_of_known(values: Floats, starts: Integers, *, axis: int) -> Floats:
+    """Means of runs of values that begin at `starts`, without the NaN; NaN where all are."""
+    known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=axis)
+    counts = np.add.reduceat(known, starts, axis=axis, dtype=np.int64)
+    return np.where(counts > 0, sums / np.maximum(1, counts), np.nan)
+
+
+def _class_names(run: RunFiles, gates: Gates) -> tuple[str, ...]:
+    known = run.split.classes if run.split else ()
+    number = gates.personal.shape[1]
+    return known if len(known) == number else tuple(str(i) for i in range(number))
+
+
+def _title(run: RunFiles, gates: Gates, columns: int) -> str:
+    title = f"Mean weight of the private expert after round {gates.round}{run.note}"
+    classes = gates.personal.shape[1]
+    return title + (f"; {classes:,} classes in {columns} groups" if columns < classes else "")
+
+
+def _draw_heat(axes: Axes, weights: Floats, theme: Theme) -> AxesImage:
+    from matplotlib.colors import Normalize
+
+    # where there is no weight the hatched ground shows
+    axes.patch.set(hatch="/////", edgecolor=theme.grid)
+    image = heat_map(axes, weights, theme.diverging, norm=Normalize(0.0, 1.0))
+    rows, classes = weights.shape
+    if rows <= ROWS_WITH_NUMBERS and classes <= CLASSES_WITH_NUMBERS:
+        for row, column in np.argwhere(np.isfinite(weights)):
+            value = weights[row, column]
+            colour = theme.face if abs(value - 0.5) > STRONG else theme.ink
+            text = f"{value:.2f}"
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+    return image
+
+
+def _draw_means(axes: Axes, rows: GateRows, run: RunFiles, theme: Theme) -> None:
+    """A bar from 1/2 to the mean of each row, in the colour of its cohort if there are several."""
+    axes.tick_params(left=False, labelleft=False)
+    axes.grid(axis="y", visible=False)
+    several = len(set(rows.cohorts)) > 1
+    for name in dict.fromkeys(rows.cohorts):
+        own = np.array([cohort == name for cohort in rows.cohorts])
+        colour = colour_of(run.cohorts.index(name)) if several and name else theme.accent
+        label = label_of(f"cohort {name}") if several and name else None
+        axes.barh(
+            np.flatnonzero(own), rows.means[own] - 0.5, left=0.5, height=0.7, color=colour,
+            label=label,
+        )  # fmt: skip
+    axes.axvline(0.5, color=theme.muted, linewidth=0.8)
+    axes.set_xlim(0.0, 1.0)
+    axes.set_xticks((0.0, 0.5, 1.0), ("0", "0.5", "1"))

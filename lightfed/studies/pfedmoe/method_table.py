@@ -1,0 +1,104 @@
+"""The methods of a protocol as a table: final metric, gains, and what a target cost."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from lightfed.drawing.markup import heading, paragraph, table
+from lightfed.drawing.summary import print_line, print_table
+from lightfed.results.intervals import CHOSEN, INTERVAL, goal_text, resolution_text
+from lightfed.results.tables import TextTable, readable
+from lightfed.results.units import NOTHING, bytes_text, flops_text, is_share, spread_text
+from lightfed.studies.pfedmoe.methods import Method, Protocol
+
+
+def method_table(protocol: Protocol, asked: float | None) -> TextTable:
+    """A row per method, a star before the best.
+
+    Args:
+        protocol: whose methods.
+        asked: the target of the costs, None for what all methods reached.
+    """
+    metric = protocol.metric
+    target = protocol.target(asked)
+    goal = goal_text(protocol.column, target)
+    resolution = resolution_text(protocol.runs, protocol.column)
+    headers = (
+        *("method", "kind", f"personal {readable(metric)}"),
+        *("over the best other", "over the best of its kind"),
+        *(f"rounds to {goal}, resolution {resolution}", "bytes until then", "FLOPs until then"),
+    )
+    return TextTable(headers, tuple(_row(protocol, m, target) for m in protocol.methods))
+
+
+def notes(protocol: Protocol, asked: float | None) -> list[str]:
+    """How to read the table."""
+    points = "percentage points" if is_share(protocol.metric) else "the metric's own unit"
+    source = "what all methods reached in every seed" if asked is None else "as asked"
+    return [
+        f"Final {readable(protocol.metric)}: what each client holds on its own test samples, mean "
+        "over the clients (+- sample standard deviation over seeds); the best has a star. Gains in "
+        f"{points}, seed by seed; in brackets their {INTERVAL}, which one seed has not. {CHOSEN}",
+        "Kinds as in section 2.1 of the paper of pFedMoE. Rounds, bytes (up and down) and FLOPs of "
+        f"all clients until the target, {source}, was first measured: mean over the seeds, a dash "
+        "unless all got there.",
+    ]
+
+
+def verdict(protocol: Protocol) -> str:
+    """What pFedMoE gains, and over whom."""
+    ours = protocol.ours
+    best = protocol.best_other(ours)
+    if best is None:
+        return f"{ours.label}: no baseline was measured."
+    gain = protocol.gain(ours, best)
+    first = gain.sentence(ours.label, best.label, role="the best baseline")
+    text = f"{ours.label}, final personal {readable(protocol.metric)}: {first}"
+    alike = protocol.best_other(ours, kind=ours.kind)
+    if alike is None:
+        return f"{text}; no other of its kind ({ours.kind})."
+    gain = protocol.gain(ours, alike)
+    role = f"the best of its kind ({ours.kind})"
+    return f"{text}; {gain.sentence(ours.label, alike.label, role=role)}."
+
+
+def markup(protocol: Protocol, asked: float | None) -> list[str]:
+    """For the page of a comparison."""
+    parts = [heading(f"{protocol.name}: methods{protocol.note}")]
+    parts.append(paragraph(verdict(protocol), kind="lead"))
+    parts.append(table(method_table(protocol, asked)))
+    return [*parts, *(paragraph(text, kind="small") for text in notes(protocol, asked))]
+
+
+def print_methods(console: Console, protocols: Sequence[Protocol], asked: float | None) -> None:
+    """All tables, and the notes once."""
+    for protocol in protocols:
+        print_line(console, f"{protocol.name}{protocol.note}")
+        content = method_table(protocol, asked)
+        print_table(console, content, left=(0, 1), spare=("kind", content.headers[5]))
+        print_line(console, verdict(protocol))
+    for text in notes(protocols[0], asked) if protocols else ():
+        print_line(console, text)
+
+
+def _row(protocol: Protocol, method: Method, target: float) -> tuple[str, ...]:
+    metric = protocol.metric
+    cost = method.cost(metric, target)
+    alike = protocol.best_other(method, kind=method.kind) if method.kind else None
+    return (
+        method.label,
+        method.kind or NOTHING,
+        "*" * protocol.is_best(method) + spread_text(metric, *method.score(metric)),
+        _gain_text(protocol, method, protocol.best_other(method)),
+        _gain_text(protocol, method, alike),
+        NOTHING if math.isnan(cost.rounds) else f"{cost.rounds:.3g}",
+        bytes_text(cost.bytes),
+        flops_text(cost.flops),
+    )
+
+
+def _gain_text(protocol: Protocol, method: Method, other: Method | None) -> str:
+    if other is None or not (gain := protocol.gain(method, other)).seeds:
+        return NOTHING
+    return f"{gain.gain} ({gain.interval})" if gain.interval else gain.gain

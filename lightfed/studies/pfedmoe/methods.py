@@ -1,0 +1,258 @@
+"""Methods for clients with models of their own, side by side: who gains how much, and at what cost.
+
+pFedMoE (Yi et al. 2024, https://arxiv.org/abs/2402.01350) is compared with seven methods in one
+protocol: equal data, division, models and work, at learning rates of their own. The paper divides
+them into three kinds, by how clients learn from each other, and tells a method's gain over the best
+of all and of its own kind.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.results.intervals import Paired, paired
+from lightfed.results.outcome import as_good, client_metric, reached_by_all, traffic
+from lightfed.results.runfiles import Floats, RunFiles
+from lightfed.results.settings import options
+from lightfed.results.units import direction
+from lightfed.results.variants import difference, usual
+
+OURS = "pFedMoE"
+DISTILLATION, MIXING, MUTUAL = "distillation", "model mixing", "mutual learning"
+# by class: as the paper calls it and, of its section 2.1, the kind; that of pFedMoE is the one of
+# private models beside a small shared one, with the last of which, FedAPEN, the section compares it
+METHODS: dict[str, tuple[str, str]] = {
+    "PFedMoE": (OURS, MUTUAL),
+    "FML": ("FML", MUTUAL),
+    "FedKD": ("FedKD", MUTUAL),
+    "FedAPEN": ("FedAPEN", MUTUAL),
+    "FD": ("FD", DISTILLATION),
+    "FedProto": ("FedProto", DISTILLATION),
+    "LGFedAvg": ("LG-FedAvg", MIXING),
+    "Standalone": ("Standalone", ""),
+}
+PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
+# options of which a protocol may hold several; a learning rate is chosen for each method
+FREE = re.compile(r"model\.(algorithm(\.|$)|cohorts\.\d+\.name$|optimizer\.init_args\.lr$)")
+# arguments of pFedMoE that the paper does not have: a run with another value is a part of it
+PARTS = {"gate": "paper", "federate": "true"}
+UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took until a metric was first measured to be as good as a target.
+
+    Attributes:
+        rounds: mean over the seeds; NaN unless all got there.
+        bytes: up and down, of all clients.
+        flops: of all clients.
+    """
+
+    rounds: float
+    bytes: float
+    flops: float
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """One experiment, whose runs differ in the seed alone.
+
+    Attributes:
+        group: its runs.
+        name: as the paper calls it.
+        label: the name, with that of its runs where a protocol has two of one method.
+        kind: distillation, model mixing, mutual learning, or none.
+        options: the protocol.
+    """
+
+    group: Group
+    name: str
+    label: str
+    kind: str
+    options: Mapping[str, str]
+
+    def score(self, metric: str) -> tuple[float, float]:
+        """The final value: mean and sample deviation over the seeds."""
+        return self.group.score(f"personal/{metric}")
+
+    def cost(self, metric: str, target: float) -> Cost:
+        """Until the metric, mean over the clients, was as good as a target."""
+        found = np.array([_cost(run, f"personal/{metric}", target) for run in self.group.runs])
+        rounds, sent, flops = found.mean(axis=0)  # NaN where a seed did not get there
+        return Cost(float(rounds), float(sent), float(flops))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Methods that were run on equal terms.
+
+    Attributes:
+        data: as the runs name it.
+        variant: in which options it differs from most of the protocols with that data.
+        metric: without `personal/`.
+        methods: in the order of METHODS: pFedMoE and at least one other.
+    """
+
+    data: str
+    variant: str
+    metric: str
+    methods: tuple[Method, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}; {self.variant}" if self.variant else self.data
+
+    @property
+    def column(self) -> str:
+        """Of metrics.csv."""
+        return f"personal/{self.metric}"
+
+    @property
+    def runs(self) -> list[RunFiles]:
+        return [run for method in self.methods for run in method.group.runs]
+
+    @property
+    def ours(self) -> Method:
+        return next(method for method in self.methods if method.name == OURS)
+
+    @property
+    def note(self) -> str:
+        return synthetic_note(self.methods)
+
+    def best_other(self, method: Method, *, kind: str | None = None) -> Method | None:
+        """The experiment with the best final mean among those of other methods; None without any.
+
+        Args:
+            method: that is held against it.
+            kind: to which it belongs; None: any.
+        """
+        others = [
+            other
+            for other in self.methods
+            if other.name != method.name
+            and kind in (None, other.kind)
+            and math.isfinite(other.score(self.metric)[0])
+        ]
+        sign = direction(self.metric)
+        return max(others, key=lambda other: sign * other.score(self.metric)[0], default=None)
+
+    def gain(self, method: Method, other: Method) -> Paired:
+        """What a method is better by than another, seed by seed."""
+        return paired(method.group, other.group, self.metric, (self.column, self.column))
+
+    def is_best(self, method: Method) -> bool:
+        """Whether its final mean is as good as that of the best other."""
+        other = self.best_other(method)
+        if other is None:
+            return False
+        more = method.score(self.metric)[0] - other.score(self.metric)[0]
+        return direction(self.metric) * more >= 0
+
+    def target(self, asked: float | None) -> float:
+        """What was asked for, else the best that all methods reached with every seed."""
+        if asked is not None:
+            return asked
+        return reached_by_all(self.runs, self.column)
+
+    def differences(self) -> dict[int, Floats]:
+        """By client: what pFedMoE's last evaluation is better by than the best baseline's, (S,).
+
+        Of each seed that both were run with, since clients of different seeds hold different data.
+        Empty where clients were not evaluated one by one.
+        """
+        baseline = self.best_other(self.ours)
+        if baseline is None:
+            return {}
+        sign = direction(self.metric)
+        own, other = _by_seed(self.ours, self.metric), _by_seed(baseline, self.metric)
+        found: dict[int, list[float]] = {}
+        for seed in own.keys() & other.keys():
+            for client in sorted(own[seed].keys() & other[seed].keys()):
+                more = sign * (own[seed][client] - other[seed][client])
+                found.setdefault(client, []).append(more)
+        return {client: np.array(found[client]) for client in sorted(found)}
+
+
+def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
+    """Where pFedMoE was run and at least one other method on equal terms."""
+    members: dict[tuple[str, frozenset[tuple[str, str]]], list[Method]] = {}
+    for method in filter(None, map(_method, grouped(runs))):
+        key = (method.group.runs[0].data, frozenset(method.options.items()))
+        members.setdefault(key, []).append(method)
+    complete = {
+        key: _told_apart(found)
+        for key, found in members.items()
+        if OURS in (names := {method.name for method in found}) and len(names) > 1
+    }
+    alike: dict[str, list[Mapping[str, str]]] = {}
+    for (data, _), found in complete.items():
+        alike.setdefault(data, []).append(found[0].options)
+    return [
+        Protocol(
+            data,
+            difference(own[0].options, usual(alike[data])),
+            usual_metric(m.group for m in own),
+            tuple(own),
+        )
+        for (data, _), own in complete.items()
+    ]
+
+
+def _method(group: Group) -> Method | None:
+    """None for another algorithm, or where there is no configuration."""
+    run = group.runs[0]
+    name, kind = METHODS.get(run.algorithm, ("", ""))
+    if not name or run.config is None:
+        return None
+    found = {
+        " ".join(UNSPOKEN.sub("", key).replace(".", " ").split()): value
+        for key, value in options(run.settings, but=FREE).items()
+    }
+    return Method(group, name, name, kind, found)
+
+
+def _told_apart(found: Sequence[Method]) -> list[Method]:
+    """In the order of METHODS, and a whole method before parts of it.
+
+    Two of one method have the names of their runs.
+    """
+    times = Counter(method.name for method in found)
+    ordered = sorted(found, key=lambda method: (PLACES[method.name], _is_part(method)))
+    return [
+        replace(m, label=f"{m.name} ({m.group.label})") if times[m.name] > 1 else m for m in ordered
+    ]
+
+
+def _is_part(method: Method) -> bool:
+    told = method.group.runs[0].settings
+    return any(
+        told.get(f"model.algorithm.init_args.{key}", whole) != whole for key, whole in PARTS.items()
+    )
+
+
+def _cost(run: RunFiles, column: str, target: float) -> tuple[float, float, float]:
+    there = np.flatnonzero(as_good(run.series(column), target, column))
+    if not len(there):
+        return math.nan, math.nan, math.nan
+    place = there[0]
+    flops = np.nancumsum(run.series("flops"))[place]
+    return float(run.rounds[place]), float(traffic(run)[place]), float(flops)
+
+
+def _by_seed(method: Method, metric: str) -> dict[object, dict[int, float]]:
+    """The last evaluation of each client, by the seed of the run."""
+    found: dict[object, dict[int, float]] = {}
+    for run in method.group.runs:
+        if run.evaluation is None or client_metric(run.evaluation, metric) != metric:
+            continue
+        clients = run.evaluation.client.tolist()
+        values = run.evaluation.values[metric].tolist()
+        seed = run.environment.get("seed")
+        found[seed] = {c: v for c, v in zip(clients, values, strict=True) if math.isfinite(v)}
+    return found

@@ -1,0 +1,4 @@
+"""Who talks to whom without a server: graphs, their mixing matrices and spectra.
+
+Imports `utils`.
+"""
