@@ -185,6 +185,8 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def _append_clients(self, rows: list[Row]) -> None:
+        if not rows:
+            return
         path = self.folder / "clients.csv"
         new = {key: None for row in rows for key in row if key not in self._client_columns}
         if new:  # in the first evaluation, and where nobody had such a figure before
