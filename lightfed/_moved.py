@@ -64,7 +64,7 @@ _ROOMS = {
         core.runfolder=run_folder core.fence=run_lock core.runlog=run_logger core.checkpoint
         core.lastcheckpoint=last_checkpoint core.journal core.export identity
     """,
-    "algorithms._shared": """
+    "algorithms.shared": """
         core.beside=personal_shared core.classes=prototypes core.aspg core.signature
         core.trie=prefix_trie core.sparsity core.logitmasks=logit_masks
         core.staticnorm=static_norm

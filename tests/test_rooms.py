@@ -29,7 +29,7 @@ ROOMS = (
     "api",
     "simulation",
     "runs",
-    "algorithms._shared",
+    "algorithms.shared",
     "algorithms",
     "engine",
     "previews",

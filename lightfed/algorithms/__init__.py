@@ -1,4 +1,4 @@
 """A paper a file; add one here.
 
-Imports everything that an algorithm is written in, and `_shared`, but not the engine.
+Imports everything that an algorithm is written in, and `shared`, but not the engine.
 """

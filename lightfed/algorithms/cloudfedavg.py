@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
+from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.simulation.delays import Delay, Exponential
 from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
@@ -84,7 +85,7 @@ class CloudFedAvg(FedAvg):
         return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
 
     @override
-    def proximal(self, fed: Fleet, client: int) -> Proximal | None:
+    def proximal(self, s: SessionContext) -> Proximal | None:
         layout = self.model.layout
         anchor = self.model.floats[: layout.floats.span(layout.parameters)]
         return Proximal(anchor, self.mu) if self.mu else None

@@ -15,19 +15,16 @@ that a client keeps one mask between rounds and not two; its draws do not depend
 number of weights to drop is computed in float64.
 """
 
+from collections.abc import Mapping
 from math import cos, pi
 from typing import Any, Literal
 
-import lightning.pytorch as L
 import torch
 from lightfed_kernels import (
     Layout,
     Segments,
     apply_mask_,
-    compress,
     count_per_tensor,
-    expand,
-    popcount,
     prune_counts,
     prune_regrow,
     select_random,
@@ -35,11 +32,12 @@ from lightfed_kernels import (
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms._shared.sparsity import active_counts, erk_densities
+from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import Moment
-from lightfed.state.rows import ModelLayout, Row
+from lightfed.local.hooks import Moment, SessionContext
+from lightfed.state.client_state import Kept
+from lightfed.state.rows import ModelLayout
 from lightfed.topology.graph_summary import graph_facts
 from lightfed.topology.topology import TimeVarying, Topology, hearing, warning_of_lonely
 from lightfed.utils.errors import UserError
@@ -104,10 +102,10 @@ class DisPFL(Algorithm):
         self.active = active
         self.statistics = buffers
         self.rounds = rounds
-        self.masks: dict[int, Tensor] = {}  # of this rank's clients: what they last trained
+        self.masks: Kept  # what clients last trained
         self._segments: Segments  # of the parameters, which lead a row
         self._buffer_words: Tensor  # of a row's mask, behind the parameters: all ones
-        self._counted: dict[int, Tensor] = {}  # of this round's sessions
+        self._counted: Kept  # of this round's sessions
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -122,6 +120,8 @@ class DisPFL(Algorithm):
         self._segments = Segments.build(Layout.build(shapes), device=fed.device)
         every = Segments.build(layout.floats).live_on(fed.device)
         self._buffer_words = every[len(self._segments.live) :]
+        self.masks = fed.keep_masks()
+        self._counted = fed.keep("counted", durable=False)
         for client in fed.mine(range(fed.clients)):
             self.masks[client] = self._first_mask(fed, client)
             row = fed.row(client).floats  # w_0, the same for all
@@ -168,12 +168,11 @@ class DisPFL(Algorithm):
         masks = self.next_masks(fed, t)  # m_{k,t}: line 15 of the round before
         # w_{k,t+1/2} = (sum_j w_{j,t} / sum_j m_j) * m_{k,t},   j in S_{k,t} and k: line 7
         fed.exchange(self.hears(fed, t), masks=self.masks, keep=masks)
-        self.masks = masks
+        self.masks.update(masks)
         self.sessions(fed, t)  # lines 8-14
 
     def sessions(self, fed: Fleet, t: int) -> None:
         """E local epochs of every client under its mask."""
-        self._counted = {}
         fed.train(range(fed.clients), t)
         # As the released code counts: weights that are not 0 before and after a session.
         fed.tally("counted_parameters", self._counted.values())
@@ -187,7 +186,7 @@ class DisPFL(Algorithm):
         lists = hearing(self.topology, t, clients=fed.clients, seed=fed.seed, active=active)
         return {k: lists.get(k, []) for k in range(fed.clients)}
 
-    def next_masks(self, fed: Fleet, t: int) -> dict[int, Tensor]:
+    def next_masks(self, fed: Fleet, t: int) -> Mapping[int, Tensor]:
         """Masks of round t, from what the clients have trained in the one before: algorithm 2."""
         if t == 0 or self.static:
             return self.masks
@@ -227,53 +226,17 @@ class DisPFL(Algorithm):
         return mask[: len(self._segments.live)]
 
     @override
-    def trained_mask(self, fed: Fleet, client: int) -> Tensor | None:
-        return self.masks[client]
+    def session_start(self, s: SessionContext) -> None:
+        self._counted[s.client] = self._weights(s.row.floats).count_nonzero()
 
     @override
-    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        self._counted[client] = self._weights(row.floats).count_nonzero()
-
-    @override
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        self._counted[client] += self._weights(row.floats).count_nonzero()
-
-    @override
-    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        return {"counted": self._counted[client]}
-
-    @override
-    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
-        self._counted[client] = result["counted"].to(fed.device)
+    def session_end(self, s: SessionContext) -> None:
+        after = self._weights(s.row.floats).count_nonzero()
+        self._counted[s.client] = self._counted[s.client] + after
 
     @override
     def facts(self, fed: Fleet) -> dict[str, Any]:
         return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}
-
-    @override
-    def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        """The covered values and the mask."""
-        row, mask = fed.row(client), self.masks[client].to(fed.row(client).floats.device)
-        values = compress(row.floats, mask, nnz=int(popcount(mask)))
-        return {"values": values, "mask": mask, "integers": row.integers}
-
-    @override
-    def load_client_state(self, fed: Fleet, client: int, state: dict[str, Tensor]) -> None:
-        row = fed.row(client)
-        mask = self.masks[client] = state["mask"].to(fed.device, copy=True)
-        expand(state["values"].to(row.floats.device), mask.to(row.floats.device), out=row.floats)
-        row.integers.copy_(state["integers"])
-
-    @override
-    def stored_bytes(self, fed: Fleet, client: int) -> int:
-        integers = 8 * fed.state(client).layout.integers.numel
-        return 4 * int(popcount(self.masks[client])) + 4 * len(self.masks[client]) + integers
-
-    @override
-    def start_anew(self, fed: Fleet, client: int) -> None:
-        super().start_anew(fed, client)
-        row = fed.row(client).floats
-        apply_mask_(row, self.masks[client].to(row.device))
 
 
 def _check_densities(densities: list[float]) -> None:

@@ -13,7 +13,7 @@ second part, is left out.
 from torch import nn
 from typing_extensions import override
 
-from lightfed.algorithms._shared.prototypes import Absent, ByClass
+from lightfed.algorithms.shared.prototypes import Absent, ByClass
 from lightfed.local.client_group import DataSpec
 from lightfed.models.composites.prototype import ClassClient, FDClient, Target
 

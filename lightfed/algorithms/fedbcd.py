@@ -5,7 +5,7 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 
     min  sum_n sum_{i in Q_n}  g_i(x_i) + gamma_i / 2 ||x_i - z_n||^2,   z_n = z_m              (2)
 
-Devices keep personal models x_i and take steps of ASPG (`lightfed.algorithms._shared.aspg`; eq. 4)
+Devices keep personal models x_i and take steps of ASPG (`lightfed.algorithms.shared.aspg`; eq. 4)
 on their own block of (2); servers keep z_n and step towards the devices' models, all together
 (sync, eq. 5) or the first B that are done (async, eq. 6). With `mixing`, servers do decentralised
 gradient descent over a graph of their own. A device that is not active keeps its model, and its
@@ -31,8 +31,6 @@ anew, and is left out of the step of a server that starts and ends its phase in 
 
 import logging
 from collections.abc import Sequence
-from fractions import Fraction
-from math import gcd, lcm
 from typing import Literal
 
 import lightning.pytorch as L
@@ -43,12 +41,11 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import Moment
+from lightfed.local.hooks import Moment, SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.delays import Delay, Exponential
 from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
-from lightfed.state.rows import Row
 from lightfed.state.server_model import ServerModel
 from lightfed.topology.mixing import read_mixing
 from lightfed.utils.errors import UserError
@@ -57,7 +54,6 @@ log = logging.getLogger(__name__)
 
 _KEY = "model.algorithm.init_args"
 DECAY = 1 - 1e-4  # of the released code's server rate, a round
-_WHOLE = 2**16  # largest weight of a device in a sum: small ones leave room for exact sums
 Momentum = Literal["device", "shared", "session"]
 
 
@@ -70,9 +66,6 @@ class FedBCD(Algorithm):
     holds = "the device's own model, x_i"
     models: nn.ModuleList  # z_n; of sync servers, which have the same, one
     queue: Tensor
-    now: Tensor
-    finish: Tensor
-    idle: Tensor
 
     def __init__(
         self,
@@ -137,9 +130,8 @@ class FedBCD(Algorithm):
         self.mixing = self._read(mixing)
         self.momentum = momentum
         self.compatibility = compatibility
-        self.momenta: dict[int, Tensor] = {}  # of this rank's devices, or of the one that has it
         self._phases: dict[int, Phase] = {}  # by server, those that start in this round
-        self._pulls: dict[int, Proximal] = {}  # of the sessions under way
+        self._proximal: Proximal  # of the session under way
         self._scratch: list[ServerModel] = []  # not state
 
     def _read(self, mixing: list[list[float]] | str | None) -> np.ndarray | None:
@@ -172,9 +164,8 @@ class FedBCD(Algorithm):
         self.global_models = len(self.models)
         self._scratch = [fed.new_model()]
         self.register_buffer("queue", torch.full((servers, self.hierarchy.active), -1))
-        self.register_buffer("now", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("finish", torch.zeros(servers, dtype=torch.float64))
-        self.register_buffer("idle", torch.ones(servers, dtype=torch.bool))
+        self.clock = VirtualClock(servers, self.wait)
+        self.momenta = fed.keep("momentum")  # of all devices, or of the one that has it
 
     def _check_step(self, fed: Fleet) -> None:
         """Refuse a server step that diverges."""
@@ -204,11 +195,11 @@ class FedBCD(Algorithm):
 
     def gamma(self, client: int) -> float:
         """gamma_i."""
-        return self.gammas[client % len(self.gammas)]
+        return float(self.gammas[client % len(self.gammas)])
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        clock = self._clock()
+        clock = self.clock
         for server in clock.idle:
             self._phases[server] = phase = self.phase(fed, server, t)
             self.queue[server] = torch.tensor(phase.active)
@@ -217,7 +208,6 @@ class FedBCD(Algorithm):
         first = clock.advance([self._phases[n].busy for n in clock.idle])  # V
         fed.relay(self._model(0), self._messages(first))
         self._servers(fed, first, t)  # eq. (5), or (6)
-        self._keep(clock)
         self._phases = {}
         fed.metrics["virtual_time"] = clock.now
 
@@ -296,7 +286,7 @@ class FedBCD(Algorithm):
         mean = self._scratch[0]
         mean.row.copy_(default.row)
         gammas = {i: self.gamma(i) for i in self._pulled(devices)}
-        pulling = fed.merge(list(gammas), into=mean, weights=_whole(gammas), sent=sent)
+        pulling = fed.merge(list(gammas), into=mean, weights=gammas, sent=sent)
         return {i: gammas[i] for i in pulling}
 
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
@@ -329,62 +319,29 @@ class FedBCD(Algorithm):
         assert isinstance(model, ServerModel)
         return model
 
-    def _clock(self) -> VirtualClock:
-        """The coordinator's event queue, as it was left."""
-        clock = VirtualClock(self.hierarchy.servers, self.wait)
-        state = {"now": float(self.now), "finish": self.finish.cpu(), "idle": self.idle.cpu()}
-        clock.load_state_dict(state)
-        return clock
-
-    def _keep(self, clock: VirtualClock) -> None:
-        state = clock.state_dict()
-        self.now.fill_(state["now"])
-        self.finish.copy_(state["finish"])
-        self.idle.copy_(state["idle"])
-
     def penalty(self, client: int) -> float:
         """Weight of a device's pull in its gradient."""
         return self.gamma(client) * (2 if self.compatibility else 1)
 
     @override
-    def proximal(self, fed: Fleet, client: int) -> Proximal | None:
-        model = self._model(self.hierarchy.server_of(client, fed.clients))
+    def proximal(self, s: SessionContext) -> Proximal | None:
+        model = self._model(self.hierarchy.server_of(s.client, s.fed.clients))
+        begin = self.momenta.get(s.client)
+        if self.momentum == "shared" and self.momenta:
+            begin = self.momenta[[*self.momenta][-1]]  # of the last session
         carries = self.momentum != "session"
-        pull = Proximal(parameters(model), self.penalty(client), carries, self._momentum_of(client))
-        if pull.momentum is not None:
-            pull.momentum = pull.momentum.to(fed.device)
-        self._pulls[client] = pull
-        return pull
-
-    def _momentum_of(self, client: int) -> Tensor | None:
-        """What a session begins with."""
-        if self.momentum == "shared":
-            return next(iter(self.momenta.values()), None)
-        return self.momenta.get(client)
+        self._proximal = Proximal(parameters(model), self.penalty(s.client), carries, begin)
+        return self._proximal
 
     @override
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        momentum = self._pulls.pop(client).momentum
-        if momentum is not None:  # lies where rows are kept, perhaps on the host
-            self._hand_over(client, momentum.to(fed.row(client).floats.device))
-
-    def _hand_over(self, client: int, momentum: Tensor) -> None:
-        """Keep what a session ended with; a shared one that is not finite is dropped."""
+    def session_end(self, s: SessionContext) -> None:
+        momentum = self._proximal.momentum
         if self.momentum == "shared":
             self.momenta.clear()
-            if not momentum.isfinite().all():  # the other devices' sessions would end so, too
-                return
-        self.momenta[client] = momentum
-
-    @override
-    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        return {"momentum": self.momenta[client]} if client in self.momenta else {}
-
-    @override
-    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
-        if "momentum" in result:
-            momentum = result["momentum"].to(fed.row(client).floats.device, copy=True)
-            self._hand_over(client, momentum)
+            if momentum is not None and not momentum.isfinite().all():
+                return  # the other devices' sessions would end so, too
+        if momentum is not None:
+            self.momenta[s.client] = momentum
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
@@ -398,40 +355,7 @@ class FedBCD(Algorithm):
     def evaluated_server(self, fed: Fleet, server: int) -> L.LightningModule | None:
         return fed.bind_model(self._model(server)) if any(self.gammas) else None
 
-    @override
-    def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        return super().client_state(fed, client) | self.session_result(fed, client)
-
-    @override
-    def load_client_state(self, fed: Fleet, client: int, state: dict[str, Tensor]) -> None:
-        super().load_client_state(fed, client, state)
-        self.load_session_result(fed, client, state)
-
-    @override
-    def stored_bytes(self, fed: Fleet, client: int) -> int:
-        momentum = self.momenta.get(client)
-        return super().stored_bytes(fed, client) + (0 if momentum is None else 4 * len(momentum))
-
-    @override
-    def start_anew(self, fed: Fleet, client: int) -> None:
-        super().start_anew(fed, client)
-        self.momenta.pop(client, None)
-
 
 def parameters(model: ServerModel) -> Tensor:
     """(P,) the leading part of a model's row, without statistics: z."""
     return model.floats[: model.layout.floats.span(model.layout.parameters)]
-
-
-def _whole(gammas: dict[int, float]) -> dict[int, int]:
-    """Whole numbers in the same proportions, so that sums over devices are exact.
-
-    Where that takes numbers above `_WHOLE`, they are rounded.
-    """
-    if not gammas:
-        return {}
-    shares = {i: Fraction(repr(float(g))) for i, g in gammas.items()}
-    denominator = lcm(*(share.denominator for share in shares.values()))
-    numerator = gcd(*(share.numerator for share in shares.values()))
-    scale = min(Fraction(denominator, numerator), _WHOLE / max(shares.values()))
-    return {i: max(1, round(share * scale)) for i, share in shares.items()}

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.algorithms._shared.personal_shared import PREFIX, Beside, NetworkFactory
+from lightfed.algorithms.shared.personal_shared import PREFIX, Beside, NetworkFactory
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import DataSpec, blank
+from lightfed.local.hooks import SessionContext
 from lightfed.models.composites import low_rank as svd
 from lightfed.models.composites import mutual
 from lightfed.models.composites.split import split
@@ -78,7 +79,6 @@ class FedKD(Beside):
         self.compress = compress
         self._sent: list[ServerModel] = []  # what the student is on the wire; not state
         self._held: dict[int, dict[str, Tensor]] = {}  # r_k of this rank's participants
-        self._bytes: dict[int, int] = {}  # of this rank's participants
         self._share = 1.0
 
     @override
@@ -93,6 +93,7 @@ class FedKD(Beside):
             found = "nothing, and trainer.max_epochs does not say how long the run is"
             raise UserError(f"{_KEY}.rounds", found, "give the number of rounds")
         self._sent = [fed.new_part(PREFIX)]
+        self._bytes = fed.keep("bytes", durable=False)  # that the participants send
         self.register_buffer("received", torch.zeros(fed.clients, dtype=torch.bool))
 
     @override
@@ -101,14 +102,19 @@ class FedKD(Beside):
         length = self.rounds or fed.rounds or 1
         start, end = self.energy
         self._share = svd.energy_of_round(min(t, length - 1), length, start=start, end=end)
-        self._held, self._bytes = {}, {}
+        self._held = {}
         if self.compress == "update":
             self._send_updates(fed, clients)
         else:
             self._send_parameters(fed, clients)
         fed.train(clients, t)
         # theta <- sum_k (r_k + C(w_k - r_k)) / K
-        fed.merge(clients, into=self.model, weights=self.weights, sizes=fed.collect(self._bytes))
+        fed.merge(
+            clients,
+            into=self.model,
+            weights=self.weights,
+            sizes=fed.collect({k: int(size) for k, size in self._bytes.items()}),
+        )
         for client, held in self._held.items():
             _put(self._student(fed, client, fed.row(client)), held)
 
@@ -139,19 +145,12 @@ class FedKD(Beside):
         fed.send(sent, clients, size=size)
 
     @override
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+    def session_end(self, s: SessionContext) -> None:
         """The student, as the server gets it."""
-        student = self._student(fed, client, row)
-        arrived, self._bytes[client] = self._travel(student, self._held.get(client, {}))
+        student = self._student(s.fed, s.client, s.row)
+        arrived, size = self._travel(student, self._held.get(s.client, {}))
+        self._bytes[s.client] = torch.tensor(size)
         _put(student, arrived)
-
-    @override
-    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        return {"bytes": torch.tensor(self._bytes[client])}
-
-    @override
-    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
-        self._bytes[client] = int(result["bytes"])
 
     def _travel(
         self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]

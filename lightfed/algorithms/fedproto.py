@@ -13,7 +13,7 @@ accuracy_prototypes.
 from torch import nn
 from typing_extensions import override
 
-from lightfed.algorithms._shared.prototypes import Absent, ByClass
+from lightfed.algorithms.shared.prototypes import Absent, ByClass
 from lightfed.local.client_group import DataSpec, blank
 from lightfed.models.composites.prototype import ClassClient, FedProtoClient, Inference
 from lightfed.models.composites.split import split

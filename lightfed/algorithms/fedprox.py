@@ -10,14 +10,12 @@ the local objective.
 
 import logging
 
-import lightning.pytorch as L
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.api.fleet import Fleet, Weights
-from lightfed.state.rows import Row
+from lightfed.api.fleet import Weights
+from lightfed.local.hooks import SessionContext
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -41,16 +39,8 @@ class FedProx(FedAvg):
         if mu == 0:
             log.warning("FedProx with mu = 0 is FedAvg")
         self.mu = mu
-        self._anchor: dict[int, Tensor] = {}  # address of a parameter -> its value in w_t
 
     @override
-    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        live = fed.state(client).live
-        received = live.trainable_views(self.model.floats)
-        self._anchor = {p.data_ptr(): w for p, w in zip(live.trainable, received, strict=True)}
-
-    @override
-    def local_gradient(self, params: list[Tensor], grads: list[Tensor]) -> None:
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
         # grad h_k = grad F_k + mu (w - w_t)
-        distance = torch._foreach_sub(params, [self._anchor[p.data_ptr()] for p in params])
-        torch._foreach_add_(grads, distance, alpha=self.mu)
+        gradient.add_(s.parameters - s.received, alpha=self.mu)

@@ -6,7 +6,7 @@ with Heterogeneous Model Architectures. WWW 2023. https://doi.org/10.1145/354350
 All strategies are choices of nodes of one prefix trie of the clients' layers: a node's tensors
 become their plain mean over the participants that pass through it. Layers are compared by what they
 are, not by name, and a convolution with its norm and activation is one layer
-(`lightfed.algorithms._shared.signature`). Basic-, Clustered- and Max-Common are the paper's
+(`lightfed.algorithms.shared.signature`). Basic-, Clustered- and Max-Common are the paper's
 strategies; Clustered-FL is its baseline, and Standalone (`lightfed.algorithms.standalone`) the
 choice of none.
 
@@ -25,8 +25,8 @@ from typing import Literal
 
 from typing_extensions import override
 
-from lightfed.algorithms._shared.prefix_trie import Node, Trie
-from lightfed.algorithms._shared.signature import layers_of
+from lightfed.algorithms.shared.prefix_trie import Node, Trie
+from lightfed.algorithms.shared.signature import layers_of
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import blank
@@ -75,7 +75,7 @@ class FlexiFed(Algorithm):
         )
         self._warn_of_strangers(fed)
         for client in fed.mine(range(fed.clients)):
-            self.start_anew(fed, client)  # w_u,0
+            self.reset_client(fed, client)  # w_u,0
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -86,7 +86,7 @@ class FlexiFed(Algorithm):
         fed.share(clients, trie.groups(self.choose(trie)), weights=self.weights)
 
     @override
-    def start_anew(self, fed: Fleet, client: int) -> None:
+    def reset_client(self, fed: Fleet, client: int) -> None:
         """The client's initial values, a function of (seed, client) where they are its own."""
         state = fed.state(client)
         row = state.initial

@@ -12,7 +12,7 @@ private network is the one that is evaluated.
 from torch import nn
 from typing_extensions import override
 
-from lightfed.algorithms._shared.personal_shared import Beside, NetworkFactory
+from lightfed.algorithms.shared.personal_shared import Beside, NetworkFactory
 from lightfed.api.fleet import Weights
 from lightfed.local.client_group import DataSpec
 from lightfed.models.composites import mutual

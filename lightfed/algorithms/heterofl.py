@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from lightfed.algorithms._shared.logit_masks import LogitMasks
-from lightfed.algorithms._shared.static_norm import StaticNorms, scale_to
 from lightfed.algorithms.fedavg import drop_statistics
+from lightfed.algorithms.shared.logit_masks import LogitMasks
+from lightfed.algorithms.shared.static_norm import StaticNorms, scale_to
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import DataSpec
+from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
@@ -137,14 +138,13 @@ class HeteroFL(Algorithm):
         return int(numpy_generator(fed.seed, "level", t, client).choice(len(shares), p=shares))
 
     @override
-    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        if self.mask:
-            self._hooks.hold(module, fed.data.labels(client), fed.data.num_classes, fed.device)
+    def session_start(self, s: SessionContext) -> None:
+        self._masked(s.fed, s.module, s.client)
 
     @override
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
+    def session_end(self, s: SessionContext) -> None:
         if self.mask:
-            self._hooks.check(fed.state(client).module)
+            self._hooks.check(s.module)
 
     @override
     def evaluation_start(self, fed: Fleet) -> None:
@@ -172,8 +172,8 @@ class HeteroFL(Algorithm):
         return self._masked(fed, self._static.module, client)
 
     @override
-    def tested(self, fed: Fleet, client: int, cohort: int, row: Row) -> L.LightningModule:
-        return self._slice(fed, client, cohort, row)
+    def tested(self, s: SessionContext) -> L.LightningModule:
+        return self._slice(s.fed, s.client, s.fed.cohorts.index(s.group), s.row)
 
     @torch.inference_mode(False)  # its statistics are estimated in one evaluation after the other
     def _slice(self, fed: Fleet, client: int, cohort: int, row: Row | None) -> L.LightningModule:

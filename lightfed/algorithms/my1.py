@@ -12,14 +12,14 @@ The document's sentence can also be read as growth by the magnitude of the conse
 
 from typing import Literal
 
-import lightning.pytorch as L
 from lightfed_kernels import apply_mask_, prune_regrow
 from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.api.fleet import Fleet
-from lightfed.state.rows import Row
+from lightfed.local.hooks import SessionContext
+from lightfed.state.client_state import Kept
 from lightfed.topology.topology import Topology
 
 
@@ -57,58 +57,36 @@ class My1(DisPFL):
             active=active, buffers=buffers, rounds=rounds,
         )  # fmt: skip
         self.regrow_signal = regrow_signal
-        self.next: dict[int, Tensor] = {}  # m_{k,t+1} of this rank's clients
+        self.next: Kept  # m_{k,t+1}: where it grows is known in the round only
         self._signal: Tensor  # of the session under way
-        self._t = 0
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        self.next = fed.keep("next")
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        masks = self.masks | self.next
         fed.exchange(self.hears(fed, t), masks=self.masks)  # the consensus, dense
-        self.masks, self.next, self._t = masks, {}, t
+        self.masks.update(self.next)
         self.sessions(fed, t)
 
     @override
-    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        consensus = row.floats
+    def session_start(self, s: SessionContext) -> None:
+        consensus = s.row.floats
         if self.regrow_signal == "gradient":
-            signal = fed.training.gradient(client, row, self._t)
+            signal = s.fed.training.gradient(s.client, s.row, s.round)
         else:
             signal = consensus.clone()
         self._signal = self._weights(signal)
-        apply_mask_(consensus, self.masks[client])  # w_{k,t+1/2}
-        super().session_start(fed, client, module, row)
+        apply_mask_(consensus, self.masks[s.client])  # w_{k,t+1/2}
+        super().session_start(s)
 
     @override
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        super().session_end(fed, client, row)
-        mask = self._words(self.masks[client])
-        counts = self.drops(fed, mask, self._t)
-        weights = self._weights(row.floats)
+    def session_end(self, s: SessionContext) -> None:
+        super().session_end(s)
+        mask = self._words(self.masks[s.client])
+        counts = self.drops(s.fed, mask, s.round)
+        weights = self._weights(s.row.floats)
         grown = prune_regrow(weights, mask, counts, self._segments, regrow=self._signal)
-        self.next[client] = self._whole(grown)
-
-    @override
-    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        return super().session_result(fed, client) | {"next": self.next[client]}
-
-    @override
-    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
-        super().load_session_result(fed, client, result)
-        self.next[client] = result["next"].to(fed.device, copy=True)
-
-    @override
-    def client_state(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        """Both masks: where the next one grows is known in the round only."""
-        return super().client_state(fed, client) | {
-            "next": self.next.get(client, self.masks[client])
-        }
-
-    @override
-    def load_client_state(self, fed: Fleet, client: int, state: dict[str, Tensor]) -> None:
-        super().load_client_state(fed, client, state)
-        self.next[client] = state["next"].to(fed.device, copy=True)
-
-    @override
-    def stored_bytes(self, fed: Fleet, client: int) -> int:
-        return super().stored_bytes(fed, client) + 4 * len(self.masks[client])
+        self.next[s.client] = self._whole(grown)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.algorithms._shared.personal_shared import Beside, NetworkFactory
+from lightfed.algorithms.shared.personal_shared import Beside, NetworkFactory
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import DataSpec, blank
 from lightfed.local.client_module import ClientModule

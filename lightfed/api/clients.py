@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import lightning.pytorch as L
 import numpy as np
 import torch
+from lightfed_kernels import popcount
+from torch import Tensor
 
 from lightfed.aggregation.coverage_cache import Nesting, Parts
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import CohortState
 from lightfed.local.hooks import Hooks
+from lightfed.state.client_state import Kept
 from lightfed.state.parts import put_integers
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
@@ -37,6 +40,8 @@ class Clients:
     device: torch.device
     clients: int
     cohorts: list[CohortState]
+    kept: dict[str, Kept]
+    masks: Kept | None
     _home_cohort: np.ndarray
     _assigned: dict[int, int]
     _owner: dict[int, int]
@@ -88,6 +93,19 @@ class Clients:
         """The client's own row, where it is kept; the client lies on this rank."""
         self._deliver(client)
         return self.state(client).store.row(client)
+
+    def mask(self, client: int) -> Tensor | None:
+        """(P / 32,) packed, on the device: what a client of this rank trains; None for all."""
+        return self.masks.get(client) if self.masks is not None else None
+
+    def stored_bytes(self, client: int) -> int:
+        """Bytes that a client of this rank keeps; a stateless one keeps nothing."""
+        if not self.algorithm.stateful:
+            return 0
+        layout, mask = self.state(client).layout, self.mask(client)
+        floats = layout.floats.numel if mask is None else int(popcount(mask))
+        kept = sum(kept.bytes(client) for kept in self.kept.values())
+        return 4 * floats + 8 * layout.integers.numel + kept
 
     def bind(self, client: int) -> L.LightningModule:
         """The client's live module, bound to its own row, or to a copy of a row on the host.

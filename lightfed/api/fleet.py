@@ -10,13 +10,14 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import torch
-from lightfed_kernels import FIXED_LIMIT
+from lightfed_kernels import FIXED_LIMIT, apply_mask_, compress, expand, popcount
 from torch import Tensor
 
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.aggregation.coverage_cache import Nesting, Parts
 from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import Group, Sharing
+from lightfed.aggregation.weights import whole
 from lightfed.api.clients import Clients, Message
 from lightfed.api.failures import judge
 from lightfed.distributed.collectives import Ranks
@@ -26,6 +27,7 @@ from lightfed.local.hooks import Hooks, Moment
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.local.session import Report, weighted_means
 from lightfed.local.session_runner import Training
+from lightfed.state.client_state import Kept
 from lightfed.state.costs import Ledger
 from lightfed.state.parts import integers_of, part_of, with_prefix
 from lightfed.state.rows import Row
@@ -79,6 +81,7 @@ class Fleet(Clients):
         self.max_failed = max_failed
         self.fruitless_rounds = 0
         self.rates = Rates() if rates is None else rates
+        self.host_rows = host_rows
         self.data = data
         data.reserve(algorithm.hold_out)
         self.ranks = ranks
@@ -121,6 +124,8 @@ class Fleet(Clients):
         self._exchange: Exchange | None = None
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}  # in sessions of the round, of all ranks
+        self.kept: dict[str, Kept] = {}
+        self.masks: Kept | None = None
         self.training = Training(self)
         if algorithm.stateful:
             self._settle()
@@ -186,6 +191,27 @@ class Fleet(Clients):
         for cohort in range(len(self.cohorts)):
             self.check_nested(model, cohort)
         return model
+
+    def keep(self, name: str, *, durable: bool = True) -> Kept:
+        """A tensor that clients keep besides their rows; for `setup`.
+
+        Args:
+            name: in checkpoints.
+            durable: it outlives its round; see `Kept`. Stateful algorithms only.
+        """
+        assert name not in self.kept, f"{name} is kept already"
+        assert self.algorithm.stateful or not durable, "clients that keep nothing"
+        place = torch.device("cpu") if self.host_rows else self.device
+        self.kept[name] = Kept(name, place=place, device=self.device, durable=durable)
+        return self.kept[name]
+
+    def keep_masks(self) -> Kept:
+        """A mask for each client: packed words (P / 32,) of what of its row it holds and trains.
+
+        The rest of the row stays 0. Only covered values are stored. A dense client has none.
+        """
+        self.masks = self.keep("mask")
+        return self.masks
 
     def send(
         self,
@@ -269,7 +295,7 @@ class Fleet(Clients):
         verdict = judge(reports, t, limit=limit)
         if self.algorithm.stateful:
             for client in self.mine(verdict.not_finite):
-                self.algorithm.start_anew(self, client)
+                self._reset(client)
         for warning in verdict.warnings:
             self.warn(warning)
         self.fruitless_rounds = verdict.check(
@@ -282,7 +308,7 @@ class Fleet(Clients):
         clients: Sequence[int],
         *,
         into: ServerModel,
-        weights: Weights | Mapping[int, int] = "samples",
+        weights: Weights | Mapping[int, float] = "samples",
         buffers: bool = True,
         tensors: Collection[str] | None = None,
         sent: Collection[int] | None = None,
@@ -293,7 +319,7 @@ class Fleet(Clients):
         Args:
             clients: whose rows.
             into: the server model that is replaced by the mean.
-            weights: n_k, or 1 for all, or of every client (integers: their sums are exact).
+            weights: n_k, or 1 for all, or of every client, 0 or more.
             buffers: merge buffers too; integer ones become the largest of the clients'.
             tensors: names of the only tensors to merge; all by default.
             sent: clients whose rows travel; the others' lie at the server. All by default.
@@ -321,7 +347,7 @@ class Fleet(Clients):
             into.floats,
             [self.cohort_of(k) for k in valid],
             {i: row.floats for i, row in rows.items()},
-            weights=[self._weight(weights, k) for k in valid],
+            weights=self._weights(weights, valid),
             labels=labels,
             accumulate=self.accumulate,
             sum_over_ranks=self.ranks.sum_ if self.ranks.world > 1 else None,
@@ -429,7 +455,7 @@ class Fleet(Clients):
         """What this rank's stateful clients keep, for a checkpoint; None if they keep nothing."""
         if not self.algorithm.stateful:
             return None
-        states = {k: self.algorithm.client_state(self, k) for k in self.mine(range(self.clients))}
+        states = {k: self._state_of(k) for k in self.mine(range(self.clients))}
         # Cloned: a view would be saved with the whole matrix behind it.
         return {k: {n: t.cpu().clone() for n, t in s.items()} for k, s in states.items()}
 
@@ -439,7 +465,41 @@ class Fleet(Clients):
             return
         for shard in shards:
             for client in self.mine(sorted(shard)):
-                self.algorithm.load_client_state(self, client, shard[client])
+                self._load_state(client, shard[client])
+
+    def _state_of(self, client: int) -> dict[str, Tensor]:
+        """What a client of this rank keeps."""
+        row, mask = self.row(client), self.mask(client)
+        kept = {name: k.saved(client) for name, k in self.kept.items() if k.durable}
+        state = {name: value for name, value in kept.items() if value is not None}
+        if mask is None:
+            return {"floats": row.floats, "integers": row.integers} | state
+        mask = mask.to(row.floats.device)
+        values = compress(row.floats, mask, nnz=int(popcount(mask)))
+        return {"values": values, "integers": row.integers} | state
+
+    def _load_state(self, client: int, state: Mapping[str, Tensor]) -> None:
+        for name, kept in self.kept.items():
+            if kept.durable:
+                kept.restore(client, state.get(name))
+        row, mask = self.row(client), self.mask(client)
+        if mask is None:
+            row.floats.copy_(state["floats"])
+        else:
+            place = row.floats.device
+            expand(state["values"].to(place), mask.to(place), out=row.floats)
+        row.integers.copy_(state["integers"])
+
+    def _reset(self, client: int) -> None:
+        """Back to the initial values, and nothing else kept but a mask."""
+        for kept in self.kept.values():
+            if kept is not self.masks and kept.durable:
+                kept.pop(client, None)
+        self.algorithm.reset_client(self, client)
+        mask = self.mask(client)
+        if mask is not None:
+            row = self.row(client).floats
+            apply_mask_(row, mask.to(row.device))
 
     def open_round(self) -> None:
         """Forget the participants of the last round.
@@ -448,6 +508,9 @@ class Fleet(Clients):
         """
         self.metrics, self.tests, self._assigned, self._usable = {}, {}, {}, {}
         self._silent, self.training.calls = set(), 0
+        for kept in self.kept.values():
+            if not kept.durable:
+                kept.clear()
         if not self.algorithm.stateful:
             self._owner = {}
             self._inbox.clear()
@@ -513,9 +576,17 @@ class Fleet(Clients):
         batches = self.work.batches(per_epoch) if steps is None else self.work.limited(steps)
         return self.data.num_samples(client) * batches / per_epoch
 
-    def _weight(self, weights: Weights | Mapping[int, int], client: int) -> float:
-        if isinstance(weights, Mapping):
-            return float(weights[client])
+    def _weights(
+        self, weights: Weights | Mapping[int, float], clients: Sequence[int]
+    ) -> list[float]:
+        """Of the clients in a sum: whole numbers."""
+        if not isinstance(weights, Mapping):
+            return [self._weight(weights, k) for k in clients]
+        if any(isinstance(weights[k], float) for k in clients):
+            weights = whole(weights)
+        return [float(weights[k]) for k in clients]
+
+    def _weight(self, weights: Weights, client: int) -> float:
         return float(self.data.num_samples(client)) if weights == "samples" else 1.0
 
     def _labels(self, client: int, rows: int) -> list[int]:

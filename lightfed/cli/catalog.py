@@ -1,6 +1,5 @@
 """All classes that a configuration can name by their short name."""
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
@@ -19,6 +18,7 @@ from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.data.datasets.cinic import CINIC10
 from lightfed.data.datasets.docstrings import Docstrings

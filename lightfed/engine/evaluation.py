@@ -162,7 +162,7 @@ class Evaluation:
             module = (algorithm.evaluated if kept else algorithm.aggregated)(self._fleet, job)
             if module is not None:
                 report = self._run_client(module, job)
-                report.stored = algorithm.stored_bytes(self._fleet, job)
+                report.stored = self._fleet.stored_bytes(job)
                 self._reports[kind].append(report)
         if "local" in self._kinds:
             module = algorithm.local(self._fleet, job)

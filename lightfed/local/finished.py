@@ -18,13 +18,13 @@ class Finished:
         report: of the session.
         tests: of the client in its session, by moment (`lightfed.local.hooks.Moment`).
         tensors: its row, as "floats" (P,) and "integers" (Q,).
-        result: what its algorithm has of it besides (`Algorithm.session_result`).
+        kept: what its algorithm keeps of the client, by name (`Fleet.keep`).
     """
 
     report: Report
     tests: dict[Moment, Report]
     tensors: dict[str, Tensor]
-    result: dict[str, Tensor]
+    kept: dict[str, Tensor]
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives."""
@@ -32,7 +32,7 @@ class Finished:
             "report": asdict(self.report),
             "tests": {moment: asdict(report) for moment, report in self.tests.items()},
             "tensors": self.tensors,
-            "result": self.result,
+            "result": self.kept,
         }
 
     @classmethod

@@ -1,18 +1,58 @@
-"""What a federation asks of its algorithm."""
+"""What a federation asks of its algorithm, and a session as the algorithm's hooks see it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import lightning.pytorch as L
+import torch
 from torch import Tensor, nn
 
-from lightfed.local.client_group import DataSpec
+from lightfed.local.client_group import CohortState, DataSpec
 from lightfed.local.optimizer import Proximal
 from lightfed.state.rows import ModelLayout, Row
 
 # When a client is tested: with what the last aggregation gave it, or as its last session left it.
 Moment = Literal["aggregated", "trained"]
+
+
+@dataclass(eq=False)
+class SessionContext:
+    """One client's local training in one round, on the rank it lies on.
+
+    Attributes:
+        fed: the `lightfed.api.fleet.Fleet`.
+        client: whose session it is.
+        round: t; -1 for one that only an evaluation asks for.
+        group: the client's group in this round.
+        row: of the client, on the device; the module is bound to it.
+        received: (P,) what the parameters were when the session began; only for algorithms with a
+            `local_gradient` or a `session_end`.
+        lr: learning rate of the round; None where the optimiser keeps its own.
+        step: batches that are done.
+    """
+
+    fed: Any
+    client: int
+    round: int
+    group: CohortState
+    row: Row
+    received: Tensor = field(default_factory=lambda: torch.empty(0))
+    lr: float | None = None
+    step: int = 0
+
+    @property
+    def module(self) -> L.LightningModule:
+        """The group's live module."""
+        return self.group.module
+
+    @cached_property
+    def parameters(self) -> Tensor:
+        """(P,) the leading part of the row, without buffers; a view."""
+        layout = self.group.layout
+        return self.row.floats[: layout.floats.span(layout.parameters)]
 
 
 class Hooks(nn.Module, ABC):
@@ -56,21 +96,11 @@ class Hooks(nn.Module, ABC):
         What it draws from torch's default generator is the same for all cohorts.
         """
 
-    def session_start(self, fed: Any, client: int, module: L.LightningModule, row: Row) -> None:
-        """Before a client's session, its row (on the device) bound to `module`."""
+    def session_start(self, s: SessionContext) -> None:
+        """Before a client's session, its module bound to its row."""
 
-    def session_end(self, fed: Any, client: int, row: Row) -> None:
+    def session_end(self, s: SessionContext) -> None:
         """After a client's session, on its trained row; called only if overridden."""
-
-    def session_result(self, fed: Any, client: int) -> dict[str, Tensor]:
-        """What a session has left that its round still reads, beside the client's row.
-
-        A round that goes on after a restart does not run it again. Of a client of this rank.
-        """
-        return {}
-
-    def load_session_result(self, fed: Any, client: int, result: dict[str, Tensor]) -> None:
-        """The inverse of `session_result`; in place of session_start and session_end."""
 
     def facts(self, fed: Any) -> dict[str, Any]:
         """What the run's environment.json says of the algorithm beside its name."""
@@ -80,16 +110,17 @@ class Hooks(nn.Module, ABC):
         """Learning rates of parts of a client, relative to the configured one, by their prefix."""
         return {}
 
-    def proximal(self, fed: Any, client: int) -> Proximal | None:
-        """What a session of a client of this rank is pulled to."""
+    def proximal(self, s: SessionContext) -> Proximal | None:
+        """What a session is pulled to."""
         return None
 
-    def trained_mask(self, fed: Any, client: int) -> Tensor | None:
-        """(P / 32,) packed: what a client of this rank trains; the rest of its row stays 0."""
-        return None
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        """Change the gradient of a batch in place; called only if overridden, before clipping.
 
-    def local_gradient(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """Change the gradients of a batch in place; called only if overridden."""
+        Args:
+            s: the session; `s.parameters` are the values that the gradient was taken at.
+            gradient: (P,) as the parameters lie in a row; 0 where the loss depends on none.
+        """
 
     def evaluation_start(self, fed: Any) -> None:
         """Before an evaluation, on every rank."""
@@ -125,16 +156,9 @@ class Hooks(nn.Module, ABC):
         """
         return None
 
-    def tested(self, fed: Any, client: int, cohort: int, row: Row) -> L.LightningModule:
-        """The module that tests a row that a session of the client has trained, or will.
-
-        Args:
-            fed: the clients.
-            client: on this rank.
-            cohort: whose layout the row has.
-            row: on the device.
-        """
-        module = fed.cohorts[cohort].live.bind(row)
+    def tested(self, s: SessionContext) -> L.LightningModule:
+        """The module that tests a row that a session has trained, or will train."""
+        module = s.group.live.bind(s.row)
         assert isinstance(module, L.LightningModule)
         return module
 
@@ -146,22 +170,6 @@ class Hooks(nn.Module, ABC):
         assert self.stateful, "a client that keeps nothing deploys what its algorithm says"
         return fed.state(client).layout, fed.row(client)
 
-    def client_state(self, fed: Any, client: int) -> dict[str, Tensor]:
-        """What a stateful client of this rank keeps from round to round, for checkpoints."""
-        row = fed.row(client)
-        return {"floats": row.floats, "integers": row.integers}
-
-    def load_client_state(self, fed: Any, client: int, state: dict[str, Tensor]) -> None:
-        """The inverse of `client_state`."""
-        fed.row(client).copy_(Row(state["floats"], state["integers"]))
-
-    def stored_bytes(self, fed: Any, client: int) -> int:
-        """Bytes that a client of this rank keeps; a stateless one keeps nothing."""
-        if not self.stateful:
-            return 0
-        layout = fed.state(client).layout
-        return 4 * layout.floats.numel + 8 * layout.integers.numel
-
-    def start_anew(self, fed: Any, client: int) -> None:
-        """A stateful client of this rank whose row is not finite: back to its initial values."""
+    def reset_client(self, fed: Any, client: int) -> None:
+        """A stateful client of this rank, back to its initial values: its row is not finite."""
         fed.row(client).copy_(fed.state(client).initial)

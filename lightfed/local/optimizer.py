@@ -25,7 +25,7 @@ from lightfed.utils.errors import UserError
 Params = list[Tensor]
 # What torch.autograd.grad calls; a private name, held by a test and by the pinned torch.
 _run_backward = Variable._execution_engine.run_backward
-GradientHook = Callable[[Params, Params], None]
+GradientHook = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class Stepper(ABC):
 
         Args:
             loss: scalar.
-            hook: may change the gradients in place, given (values, gradients) of the parameters
-                that the loss depends on; before clipping.
+            hook: may change the gradient in place, (P,) as the parameters lie in a row, before
+                clipping.
         """
 
     def epoch_end(self) -> None:  # noqa: B027 - few steppers care
@@ -166,6 +166,28 @@ class _Pull:
         values = [self._values[i] for i in used]
         distances = torch._foreach_sub(values, [self._anchors[i] for i in used])
         torch._foreach_add_(grads, distances, alpha=self._gamma)
+
+
+class FlatGradient:
+    """The gradients of a session's parameters as one row, for an algorithm's hook.
+
+    Args:
+        values: the parameters.
+        row: (P,) that they are views of.
+    """
+
+    def __init__(self, values: Params, row: Tensor) -> None:
+        self._flat = torch.zeros_like(row)
+        self._parts = beside(values, row, self._flat)
+
+    def changed(self, hook: GradientHook, grads: Params, used: Sequence[int]) -> Params:
+        """The gradients of the used parameters as the hook leaves them."""
+        if len(used) < len(self._parts):
+            self._flat.zero_()
+        parts = [self._parts[i] for i in used]
+        torch._foreach_copy_(parts, grads)
+        hook(self._flat)
+        return parts
 
 
 class SGDStepper(Stepper):
@@ -195,13 +217,14 @@ class SGDStepper(Stepper):
         self._buffers: list[Tensor | None] = []
         self._proximal: Proximal | None = None
         self._pull: _Pull | None = None
+        self._flat: FlatGradient | None = None
         self._one = torch.ones((), device=params[0].device)
 
     @override
     def reset(
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
     ) -> None:
-        self._values, self._row, self._proximal = values, row, proximal
+        self._values, self._row, self._proximal, self._flat = values, row, proximal, None
         self._pull = None if proximal is None else _Pull(values, row, proximal)
         self._buffers = [None] * len(values)
         if proximal is not None and proximal.momentum is not None:
@@ -232,7 +255,7 @@ class SGDStepper(Stepper):
         self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
     ) -> None:
         if hook is not None:
-            hook(values, grads)
+            grads = self._hooked(hook, grads, used)
         if self._pull is not None:
             self._pull(grads, used)
         if self._clipping is not None:
@@ -249,6 +272,11 @@ class SGDStepper(Stepper):
         if self._factors is not None:
             grads = list(torch._foreach_mul(grads, [self._factors[i] for i in used]))
         torch._foreach_add_(values, grads, alpha=-self._lr)
+
+    def _hooked(self, hook: GradientHook, grads: Params, used: list[int]) -> Params:
+        if self._flat is None:
+            self._flat = FlatGradient(self._values, self._row)
+        return self._flat.changed(hook, grads, used)
 
     def _accumulate(self, grads: Params, used: list[int]) -> Params:
         """B <- momentum b + (1 - dampening) g; a buffer begins as its first gradient."""
@@ -307,6 +335,8 @@ class OptimizerStepper(Stepper):
         self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
         self._scaler: torch.amp.GradScaler | None = None
         self._pull: _Pull | None = None
+        self._row = torch.empty(0)
+        self._flat: FlatGradient | None = None
         self._carries = False
 
     @override
@@ -314,6 +344,7 @@ class OptimizerStepper(Stepper):
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
     ) -> None:
         self._pull = None if proximal is None else _Pull(self._params, row, proximal)
+        self._row, self._flat = row, None
         self._carries = proximal is not None and proximal.carries
         self._optimizer.state.clear()
         for group, initial in zip(self._optimizer.param_groups, self._groups, strict=True):
@@ -363,10 +394,11 @@ class OptimizerStepper(Stepper):
     @torch.no_grad()
     def _adjust(self, hook: GradientHook | None) -> None:
         used = [i for i, p in enumerate(self._params) if p.grad is not None]
-        params = [self._params[i] for i in used]
-        grads = [p.grad for p in params if p.grad is not None]
+        grads = [g for i in used if (g := self._params[i].grad) is not None]
         if hook is not None:
-            hook(params, grads)
+            if self._flat is None:
+                self._flat = FlatGradient(self._params, self._row)
+            torch._foreach_copy_(grads, self._flat.changed(hook, grads, used))
         if self._pull is not None:
             self._pull(grads, used)
         if self._clipping is not None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import CohortState, blank
 from lightfed.local.client_module import reported
 from lightfed.local.finished import Finished, Suspended
-from lightfed.local.hooks import Hooks, Moment
+from lightfed.local.hooks import Hooks, Moment, SessionContext
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.local.optimizer import Proximal, Stepper
 from lightfed.local.session import (
@@ -27,6 +28,7 @@ from lightfed.local.session import (
     Work,
     seed_default_generators,
 )
+from lightfed.state.client_state import Kept
 from lightfed.state.costs import masked_flops, weight_uses
 from lightfed.state.rows import Row
 from lightfed.utils import signals
@@ -58,6 +60,7 @@ class Clients(Protocol):
     cohorts: list[CohortState]
     data: ClientData
     device: torch.device
+    kept: dict[str, Kept]
     ranks: Ranks
     seed: int
     work: LocalWork
@@ -67,6 +70,8 @@ class Clients(Protocol):
     def state(self, client: int) -> CohortState: ...
     def cohort_of(self, client: int) -> int: ...
     def home_cohort(self, client: int) -> int: ...
+    def mask(self, client: int) -> Tensor | None: ...
+    def stored_bytes(self, client: int) -> int: ...
 
 
 class Training:
@@ -90,9 +95,9 @@ class Training:
         self._sessions: dict[int, LocalSession] = {}
         self._uses: dict[int, dict[str, float]] = {}  # by cohort, of weights
         self._segments: dict[int, Segments] = {}
-        algorithm = fleet.algorithm
-        has_hook = type(algorithm).local_gradient is not Hooks.local_gradient
-        self._hook = algorithm.local_gradient if has_hook else None
+        method = type(fleet.algorithm)
+        self._has_gradient = method.local_gradient is not Hooks.local_gradient
+        self._has_end = method.session_end is not Hooks.session_end
         self.waves: Waves = _one_after_the_other
         self.lr: float | None = None
         self.tested: Mapping[Moment, Collection[int]] = {}
@@ -189,23 +194,30 @@ class Training:
     def _session(self, client: int, mine: list[int], t: int) -> PendingReport:
         fleet, state = self._fleet, self._fleet.state(client)
         assert state.session is not None, "sessions are attached before the first round"
-        row = self._fetch(client, mine)
-        module = state.live.bind(row)
-        assert isinstance(module, L.LightningModule)
-        fleet.algorithm.session_start(fleet, client, module, row)
-        self._test("aggregated", client, row)
-        mask = fleet.algorithm.trained_mask(fleet, client)
-        proximal = fleet.algorithm.proximal(fleet, client)
-        report = state.session.train(row, self._work(client, state, t, "", mask, proximal))
+        s = self._begin(client, state, self._fetch(client, mine), t)
+        self._test("aggregated", s)
+        mask = fleet.mask(client)
+        proximal = fleet.algorithm.proximal(s)
+        report = state.session.train(s.row, self._work(s, "", mask, proximal))
+        s.step = len(report.losses)
         report.flops = state.flops if mask is None else self._masked_flops(client, mask)
         if proximal is not None and proximal.gap is not None:
             report.logged["stationarity"] = proximal.gap
-        if type(fleet.algorithm).session_end is not Hooks.session_end:
-            fleet.algorithm.session_end(fleet, client, row)
-        self._test("trained", client, row)
+        if self._has_end:
+            fleet.algorithm.session_end(s)
+        self._test("trained", s)
         if state.staging is not None:
             state.staging.put_back(client)
         return report
+
+    def _begin(self, client: int, state: CohortState, row: Row, t: int) -> SessionContext:
+        """A session whose module is bound to its row."""
+        state.live.bind(row)
+        s = SessionContext(self._fleet, client, t, state, row, lr=self.lr)
+        if self._has_gradient or self._has_end:
+            s.received = s.parameters.clone()
+        self._fleet.algorithm.session_start(s)
+        return s
 
     def _failed(self, client: int, error: Exception) -> Report:
         """Of a session that raised: its row stays as far as it came, within the client's mask."""
@@ -214,7 +226,7 @@ class Training:
         if state.staging is not None and state.staging.holds(client):
             state.staging.put_back(client)
         row = fleet.row(client).floats
-        mask = fleet.algorithm.trained_mask(fleet, client)
+        mask = fleet.mask(client)
         if mask is not None:
             apply_mask_(row, mask.to(row.device))
         return Report(client, 0, norm=float(row.norm()), error=reason)
@@ -240,14 +252,18 @@ class Training:
             if report.error:
                 continue  # may go well when the round goes on
             client = report.client
-            row, result = fleet.row(client), fleet.algorithm.session_result(fleet, client)
+            row = fleet.row(client)
             # Cloned: a view would be saved with the whole matrix behind it.
             tensors = {"floats": row.floats, "integers": row.integers}
             finished[client] = Finished(
                 report,
                 {moment: found[client] for moment, found in tests.items() if client in found},
                 {name: x.cpu().clone() for name, x in tensors.items()},
-                {name: x.cpu().clone() for name, x in result.items()},
+                {
+                    name: x.cpu().clone()
+                    for name, kept in fleet.kept.items()
+                    if (x := kept.saved(client)) is not None
+                },
             )  # fmt: skip
         return finished
 
@@ -256,7 +272,8 @@ class Training:
         fleet, done = self._fleet, Finished.of(self._known[client])
         row = fleet.row(client)
         row.copy_(Row(done.tensors["floats"], done.tensors["integers"]))
-        fleet.algorithm.load_session_result(fleet, client, done.result)
+        for name, kept in fleet.kept.items():
+            kept.restore(client, done.kept.get(name))
         for moment, report in done.tests.items():
             self.tests[moment].append(report)
         return done.report
@@ -265,13 +282,10 @@ class Training:
         """The client's module, bound to a copy of a row after a session that is not reported."""
         fleet, state = self._fleet, self._fleet.cohorts[self._fleet.home_cohort(client)]
         assert state.session is not None, "sessions are attached before the first round"
-        own = state.borrow(row)
-        module = state.live.bind(own)
-        assert isinstance(module, L.LightningModule)
-        fleet.algorithm.session_start(fleet, client, module, own)
+        s = self._begin(client, state, state.borrow(row), -1)
         # The same draws in every evaluation: figures of two rounds differ by their models alone.
-        state.session.train(own, self._work(client, state, -1, "finetune-"))
-        return fleet.algorithm.tested(fleet, client, fleet.home_cohort(client), own)
+        state.session.train(s.row, self._work(s, "finetune-"))
+        return fleet.algorithm.tested(s)
 
     def gradient(self, client: int, row: Row, t: int) -> Tensor:
         """(P,) the gradient of one training batch at a row, in eval mode; 0 where there is none.
@@ -309,15 +323,13 @@ class Training:
 
     def _work(
         self,
-        client: int,
-        state: CohortState,
-        t: int,
+        s: SessionContext,
         purpose: str,
         mask: Tensor | None = None,
         proximal: Proximal | None = None,
     ) -> Work:
         """A session's work; what it draws has names that begin with `purpose`."""
-        fleet = self._fleet
+        fleet, client, t = self._fleet, s.client, s.round
         per_epoch = fleet.data.num_batches(client, t)
         given = None if purpose else self.steps.get(client)
         left = fleet.work.batches(per_epoch) if given is None else fleet.work.limited(given)
@@ -325,12 +337,17 @@ class Training:
             client,
             self._batches(client, t, left, purpose),
             epoch_batches=per_epoch,
-            lr=self.lr if state.takes_lr else None,
+            lr=self.lr if s.group.takes_lr else None,
             seed=derive_seed(fleet.seed, f"{purpose}session", t, client),
-            hook=self._hook,
+            hook=partial(self._gradient, s) if self._has_gradient else None,
             mask=mask,
             proximal=proximal,
         )
+
+    def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        """The gradient of a batch, on its way to the optimiser."""
+        self._fleet.algorithm.local_gradient(s, gradient)
+        s.step += 1
 
     def _fetch(self, client: int, mine: list[int]) -> Row:
         """The client's row on the device, and the next client's on its way."""
@@ -359,18 +376,19 @@ class Training:
                 yield batch
             assert left < before, f"client {client} has no batch"
 
-    def _test(self, moment: Moment, client: int, row: Row) -> None:
+    def _test(self, moment: Moment, s: SessionContext) -> None:
         """A client on its own test split, if it is tested at that moment of its session."""
+        client = s.client
         if client not in self.tested.get(moment, ()):
             return
         fleet = self._fleet
-        module = fleet.algorithm.tested(fleet, client, fleet.cohort_of(client), row)
+        module = fleet.algorithm.tested(s)
         if module.training:
             module.eval()
         self._seed(f"{moment}-evaluation", -1, client)
         report = self.session_of(module).evaluate(fleet.data.test_batches(client), client=client)
         report.metrics = reported(report.metrics)
-        report.stored = fleet.algorithm.stored_bytes(fleet, client)
+        report.stored = fleet.stored_bytes(client)
         self.tests[moment].append(report)
 
     def _seed(self, purpose: str, t: int, client: int) -> None:

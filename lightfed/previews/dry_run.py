@@ -130,7 +130,7 @@ class Rehearsal(Fleet):
         clients: Sequence[int],
         *,
         into: ServerModel,
-        weights: Weights | Mapping[int, int] = "samples",
+        weights: Weights | Mapping[int, float] = "samples",
         buffers: bool = True,
         tensors: Collection[str] | None = None,
         sent: Collection[int] | None = None,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import lightning.pytorch as L
 
-from lightfed.algorithms._shared.prefix_trie import Node, Trie
-from lightfed.algorithms._shared.signature import layers_of
+from lightfed.algorithms.shared.prefix_trie import Node, Trie
+from lightfed.algorithms.shared.signature import layers_of
 from lightfed.local.client_group import Cohort, DataSpec, blank, cohort_names
 
 _HEAD = ("layers", "clients", "parameters", "cohorts", "first layer", "last layer")

@@ -56,6 +56,6 @@ def export_masks(fleet: Fleet, folder: Path) -> None:
     if not fleet.algorithm.stateful:
         return
     for client in fleet.mine(range(fleet.clients)):
-        mask = fleet.algorithm.trained_mask(fleet, client)
+        mask = fleet.mask(client)
         if mask is not None:
             _save({"mask": mask.cpu()}, folder / f"client{client}.safetensors")

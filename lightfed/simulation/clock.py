@@ -7,41 +7,48 @@ them in the sync protocol, B = N. In the async one, B < N, the others go on acro
 whoever was waited for starts anew. Communication and aggregation take no time.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
 
-class VirtualClock:
-    """The event queue of the coordinator.
+class VirtualClock(nn.Module):
+    """The event queue of the coordinator; an algorithm that has one registers it as its state.
 
     A round reads `first = clock.advance([... for n in clock.idle])`.
 
     Args:
         servers: N.
         wait: B, in 1 .. N; `check_waits` tells a user so.
-
-    Attributes:
-        now: virtual seconds since the first round began.
     """
 
+    seconds: Tensor  # () float64
+    finish: Tensor  # (N,) float64, when each server is done
+    free: Tensor  # (N,) bool
+
     def __init__(self, servers: int, wait: int) -> None:
+        super().__init__()
         assert 1 <= wait <= servers
         self.wait = wait
-        self.now = 0.0
-        self._finish = np.zeros(servers)
-        self._idle = np.ones(servers, dtype=bool)
+        self.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("finish", torch.zeros(servers, dtype=torch.float64))
+        self.register_buffer("free", torch.ones(servers, dtype=torch.bool))
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the first round began."""
+        return float(self.seconds)
 
     @property
     def idle(self) -> list[int]:
         """Servers that start with the next round, ascending; the others are still busy."""
-        return np.flatnonzero(self._idle).tolist()
+        return self.free.nonzero().flatten().tolist()
 
     def advance(self, delays: Sequence[float] | np.ndarray) -> list[int]:
         """One round: the idle servers start, and time goes on until B servers are done.
@@ -54,33 +61,15 @@ class VirtualClock:
             The B servers that are done first, ascending; of those done at one time the ones with
             lower numbers. They are the idle ones now.
         """
-        busy = np.asarray(delays, dtype=np.float64)
-        assert busy.shape == (self._idle.sum(),)
-        assert ((busy >= 0) & (busy < np.inf)).all()
-        self._finish[self._idle] = self.now + busy
-        first = np.argsort(self._finish, kind="stable")[: self.wait]
-        self.now = float(self._finish[first[-1]])
-        self._idle[:] = False
-        self._idle[first] = True
+        busy = torch.as_tensor(np.asarray(delays, dtype=np.float64)).to(self.finish.device)
+        assert len(busy) == int(self.free.sum())
+        assert bool(((busy >= 0) & (busy < np.inf)).all())
+        self.finish[self.free] = self.seconds + busy
+        first = torch.argsort(self.finish, stable=True)[: self.wait]
+        self.seconds.copy_(self.finish[first[-1]])
+        self.free.fill_(False)
+        self.free[first] = True
         return self.idle
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: now, and of each server when it is done and whether it is idle."""
-        finish, idle = torch.from_numpy(self._finish.copy()), torch.from_numpy(self._idle.copy())
-        return {"now": self.now, "finish": finish, "idle": idle}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint.
-
-        Raises:
-            UserError: it is of another number of servers.
-        """
-        if len(state["finish"]) != len(self._finish):
-            found = f"a clock of {len(state['finish'])} servers, this run has {len(self._finish)}"
-            raise UserError("ckpt_path", found, "go on with the configuration of that run")
-        self.now = float(state["now"])
-        self._finish = state["finish"].double().numpy().copy()
-        self._idle = state["idle"].bool().numpy().copy()
 
 
 def check_waits(key: str, waits: Sequence[int], servers: int) -> None:

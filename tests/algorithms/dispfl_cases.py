@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import lightning.pytorch as L
 import torch
 import torch.nn.functional as F
 from lightfed_kernels import pack_mask
@@ -17,6 +16,7 @@ from lightfed.algorithms.dispfl import DisPFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import Cohort
+from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.topology.topology import Topology
 from tests.small import GOLDEN, data_of, fleet_of
@@ -114,9 +114,9 @@ class Starts:
         super().__init__(*args, **settings)
         self.starts: dict[int, Tensor] = {}
 
-    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        super().session_start(fed, client, module, row)  # type: ignore[misc]
-        self.starts[client] = row.floats.clone()
+    def session_start(self, s: SessionContext) -> None:
+        super().session_start(s)  # type: ignore[misc]
+        self.starts[s.client] = s.row.floats.clone()
 
 
 class Replayed(Starts):
@@ -126,6 +126,6 @@ class Replayed(Starts):
         super().__init__(*args, **settings)
         self.ends: dict[int, Row] = {}
 
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        super().session_end(fed, client, row)  # type: ignore[misc]
-        row.copy_(self.ends[client])
+    def session_end(self, s: SessionContext) -> None:
+        super().session_end(s)  # type: ignore[misc]
+        s.row.copy_(self.ends[s.client])

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import Cohort

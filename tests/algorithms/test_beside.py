@@ -22,11 +22,11 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import Cohort
+from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Clipping
 from lightfed.models.composites import low_rank as svd
 from lightfed.models.composites.prototype import Inference
 from lightfed.models.networks.mlp import MLP
-from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 
@@ -169,10 +169,10 @@ class SpiedFedKD(FedKD):
     """Keeps what the sessions of a round have trained."""
 
     @override
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        views = fed.state(client).layout.floats.views(row.floats)
-        self.trained[client] = {n: v.clone() for n, v in views.items() if "shared" in n}
-        super().session_end(fed, client, row)
+    def session_end(self, s: SessionContext) -> None:
+        views = s.group.layout.floats.views(s.row.floats)
+        self.trained[s.client] = {n: v.clone() for n, v in views.items() if "shared" in n}
+        super().session_end(s)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -306,7 +306,7 @@ def test_the_vector_of_a_class_without_a_participant_is_kept_or_forgotten(
         held = {HELD[k] for k in clients}
         assert metrics["bytes_down"] == down * (4 * algorithm.values.shape[1] + 8)
         for label in held:
-            both = [algorithm._uploads[k].values[label] for k in clients if HELD[k] == label]
+            both = [algorithm._values[k][label] for k in clients if HELD[k] == label]
             known[label] = torch.stack(both).double().mean(0).float()
         if absent == "forget":
             known = {label: known[label] for label in held}

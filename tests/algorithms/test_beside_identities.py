@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms._shared.personal_shared import Beside
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.shared.personal_shared import Beside
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet

@@ -8,10 +8,10 @@ import torch
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import Cohort
 from lightfed.simulation.delays import Constant

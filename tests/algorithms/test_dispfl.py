@@ -13,15 +13,16 @@ from lightfed_kernels import pack_mask, popcount, unpack_mask
 from torch import Tensor
 from torch.optim import SGD
 
-from lightfed.algorithms._shared.sparsity import active_counts, erk_densities
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import Cohort
+from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Adjacency, Full, Ring, Star, TimeVarying
 from lightfed.utils.errors import UserError
@@ -51,9 +52,9 @@ class Spied(DisPFL):
         super().__init__(*args, **settings)
         self.starts: dict[int, Tensor] = {}
 
-    def session_start(self, fed: Fleet, client: int, module: Any, row: Any) -> None:
-        super().session_start(fed, client, module, row)
-        self.starts[client] = row.floats.clone()
+    def session_start(self, s: SessionContext) -> None:
+        super().session_start(s)
+        self.starts[s.client] = s.row.floats.clone()
 
 
 def test_oracle_of_two_clients_and_two_weights() -> None:
@@ -67,7 +68,7 @@ def test_oracle_of_two_clients_and_two_weights() -> None:
     fed = fleet_of([Cohort(2, partial(Line, (8.0, 4.0)))], algorithm, data)
     bits = torch.zeros(2, 32, dtype=torch.bool)
     bits[0, 0] = bits[1, 0] = bits[1, 1] = True
-    algorithm.masks = dict(enumerate(pack_mask(bits)))
+    algorithm.masks.update(enumerate(pack_mask(bits)))
     fed.row(0).floats[:2] = torch.tensor([8.0, 0.0])
     fed.row(1).floats[:2] = torch.tensor([4.0, 4.0])
     run_round(fed, 0)
@@ -265,7 +266,7 @@ def test_a_client_keeps_its_values_and_masks(method: Any) -> None:
     dense = 4 * fed.cohorts[0].layout.floats.numel
     for client, state in states.items():
         kept = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-        assert kept == algorithm.stored_bytes(fed, client)
+        assert kept == fed.stored_bytes(client)
         # 0.5 of the values and a bit each; My-1 keeps two masks. Padding costs bits as well.
         assert kept / dense < (0.59 if method is My1 else 0.55)
     again = fleet(method(Ring(), 0.5, "uniform", rounds=2))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import Cohort
 from lightfed.models.networks.mlp import MLP

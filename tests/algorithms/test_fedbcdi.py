@@ -9,8 +9,8 @@ import torch
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
@@ -112,8 +112,7 @@ def test_momentum_is_that_of_training_and_not_of_the_pull() -> None:
         [Cohort(1, Line)], algorithm, nothing(1),
         optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None),
     )  # fmt: skip
-    algorithm.momenta[0] = torch.zeros(32)
-    algorithm.momenta[0][0] = 4.0
+    algorithm.momenta[0] = 4.0 * torch.eye(1, 32)[0]
     run_round(fed, 0)
     assert fed.row(0).floats[0].item() == 2.0  # 0 + 4, half of the way to z = 0
     assert algorithm.momenta[0][0].item() == 2.0  # zeta times the 4

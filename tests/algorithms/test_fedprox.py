@@ -18,6 +18,7 @@ from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import Cohort
+from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
@@ -129,7 +130,8 @@ def test_the_proximal_step_is_that_of_pfllib() -> None:
     for position, (name, w_t, w) in enumerate(zip(names, received, start, strict=True)):
         w_t.copy_(golden[f"fedprox/global/{position}"])
         w.copy_(golden[f"fedprox/before/{name}"])
-    algorithm.session_start(fleet, 0, fleet.bind(0), row)
+    fleet.bind(0)
+    s = SessionContext(fleet, 0, 0, state, row, received=algorithm.model.floats)
     batches = list(zip(x.split(settings["batch"]), y.split(settings["batch"]), strict=True))
     work = Work(
         0,
@@ -137,7 +139,7 @@ def test_the_proximal_step_is_that_of_pfllib() -> None:
         len(batches),
         lr=None,
         seed=0,
-        hook=algorithm.local_gradient,
+        hook=partial(algorithm.local_gradient, s),
     )
     assert state.session is not None
     state.session.train(row, work)

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms._shared.prefix_trie import Trie
-from lightfed.algorithms._shared.signature import Layer
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.flexifed import (
     BasicCommon,
@@ -25,6 +23,8 @@ from lightfed.algorithms.flexifed import (
     FlexiFed,
     MaxCommon,
 )
+from lightfed.algorithms.shared.prefix_trie import Trie
+from lightfed.algorithms.shared.signature import Layer
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet

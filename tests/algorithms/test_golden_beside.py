@@ -26,6 +26,7 @@ from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import Cohort
+from lightfed.local.hooks import SessionContext
 from lightfed.models.composites.class_means import ClassMeans
 from lightfed.models.composites.split import SplitNetwork
 from lightfed.state.rows import ModelLayout, Row
@@ -77,9 +78,9 @@ def planted(algorithm: Algorithm, values: Callable[[int], Values]) -> None:
     """Sessions begin with these values in the client's row, whatever was sent."""
     before = algorithm.session_start
 
-    def start(fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        plant(fed.state(client).layout, row, values(client))
-        before(fed, client, module, row)
+    def start(s: SessionContext) -> None:
+        plant(s.group.layout, s.row, values(s.client))
+        before(s)
 
     algorithm.session_start = start  # type: ignore[method-assign]
 
@@ -301,8 +302,9 @@ def test_htfllibs_mean_of_prototypes() -> None:
     data = random_data(SIZES, classes=4, features=7)
     fleet = fleet_of([Cohort(3, partial(network, 6))], algorithm, data, optimizer=frozen)
 
-    def send(fed: Fleet, client: int, row: Row) -> None:
-        algorithm._uploads[client] = uploads[client]
+    def send(s: SessionContext) -> None:
+        upload = uploads[s.client]
+        algorithm._values[s.client], algorithm._seen[s.client] = upload.values, upload.seen
 
     # The class's own method says whether there is a hook at all; the instance's is called.
     algorithm.session_end = send  # type: ignore[method-assign]

@@ -14,15 +14,15 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
-from lightfed.algorithms._shared.sparsity import active_counts, erk_densities
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import Cohort
+from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
-from lightfed.state.rows import Row
 from lightfed.topology.topology import Ring
 from tests.algorithms.dispfl_cases import (
     CLIENTS,
@@ -110,10 +110,10 @@ class Whole(ByGradient):
         self.kept = []
 
     @override
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        super().session_end(fed, client, row)
-        mask = unpack_mask(self.masks[client])
-        self.kept.append((client, mask, self.starts[client], row.floats.clone()))
+    def session_end(self, s: SessionContext) -> None:
+        super().session_end(s)
+        mask = unpack_mask(self.masks[s.client])
+        self.kept.append((s.client, mask, self.starts[s.client], s.row.floats.clone()))
 
 
 def test_golden_training_loop_through_fit(tmp_path: Path) -> None:

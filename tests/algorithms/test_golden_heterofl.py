@@ -14,6 +14,7 @@ from torch.optim import SGD
 
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.local.client_group import Cohort, CohortState
+from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.models.networks.cnn import Conv
 from tests.small import GOLDEN, data_of, fleet_of
@@ -59,7 +60,8 @@ class Local:
         module = self.fleet.bind(1)
         assert isinstance(self.fleet.algorithm, HeteroFL)
         if masked:
-            self.fleet.algorithm.session_start(self.fleet, 1, module, self.row)
+            s = SessionContext(self.fleet, 1, 0, self.fleet.state(1), self.row)
+            self.fleet.algorithm.session_start(s)
         return module.train()
 
 

@@ -26,7 +26,7 @@ from lightfed_kernels import Segments, apply_mask_, select_random, unpack_mask
 from torch import Tensor
 
 from lightfed.aggregation.gossip import Exchange
-from lightfed.algorithms._shared.sparsity import active_counts, erk_densities
+from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.distributed.collectives import Ranks
 from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.state.rows import ModelLayout, Row

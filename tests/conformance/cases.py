@@ -17,7 +17,6 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
 from typing_extensions import override
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
@@ -36,6 +35,7 @@ from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule

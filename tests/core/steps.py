@@ -41,10 +41,14 @@ def loss_of(net: Net, step: int, *, unused: bool = False) -> Tensor:
     return net(x, side=not unused or step % 2 == 1).square().sum()
 
 
-def reset(stepper: Stepper, net: nn.Module, lr: float | None = None) -> None:
-    """Begin a session, as with a module whose parameters alias a row."""
-    values = [p.detach() for p in net.parameters() if p.requires_grad]
-    stepper.reset(lr, values, values[0], None)
+def reset(stepper: Stepper, net: nn.Module, lr: float | None = None) -> Tensor:
+    """Begin a session, with a module whose parameters alias a row; returns the row."""
+    trained = [p for p in net.parameters() if p.requires_grad]
+    row = torch.cat([p.detach().flatten() for p in trained])
+    for p, part in zip(trained, row.split([p.numel() for p in trained]), strict=True):
+        p.data = part.view(p.shape)
+    stepper.reset(lr, [p.detach() for p in trained], row, None)
+    return row
 
 
 def run_stepper(net: Net, stepper: Stepper, steps: int, **options: Any) -> None:

@@ -10,10 +10,10 @@ from torch.optim import ASGD, SGD
 from torchmetrics import MeanMetric
 from typing_extensions import override
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import Cohort
 from lightfed.models.networks.mlp import MLP

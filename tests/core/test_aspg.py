@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
-from lightfed.algorithms._shared.aspg import ASPG, AspgStepper, _runs
+from lightfed.algorithms.shared.aspg import ASPG, AspgStepper, _runs
 from lightfed.local.optimizer import Clipping, Proximal, make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work
 from lightfed.local.session_setup import client_stepper
@@ -341,9 +341,9 @@ def test_the_hook_sees_the_gradient_before_the_pull() -> None:
     def loss(module: Any, _: int) -> Tensor:
         return 3 * module.x.sum()
 
-    def hook(params: list[Tensor], grads: list[Tensor]) -> None:
-        assert grads[0].tolist() == [3.0]
-        grads[0].mul_(2)
+    def hook(gradient: Tensor) -> None:
+        assert gradient.sum() == 3.0
+        gradient.mul_(2)
 
     aspg = partial(ASPG, lr=0.25, momentum=0.0, box=None)
     trained = Trained(Module(loss, x=torch.zeros(1)), aspg)

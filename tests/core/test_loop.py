@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.engine.strategy import FederatedStrategy

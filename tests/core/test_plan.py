@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.distributed.placement import Rates

@@ -21,6 +21,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.engine.client_metrics import client_figures
 from lightfed.local.client_group import Cohort
+from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Full, Ring, TimeVarying
 from tests.core.noisy import Noisy
@@ -84,9 +85,9 @@ def recording(method: type[DisPFL]) -> type[DisPFL]:
         """Keeps the rows that sessions start from."""
 
         @override
-        def session_start(self, fed: Fleet, client: int, module: Any, row: Any) -> None:
-            super().session_start(fed, client, module, row)
-            self.starts = {**getattr(self, "starts", {}), client: row.floats.clone()}
+        def session_start(self, s: SessionContext) -> None:
+            super().session_start(s)
+            self.starts = {**getattr(self, "starts", {}), s.client: s.row.floats.clone()}
 
     return Recording
 

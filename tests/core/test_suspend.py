@@ -14,13 +14,13 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.optim import SGD
 from typing_extensions import override
 
-from lightfed.algorithms._shared.aspg import ASPG
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fd import FD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import Cohort

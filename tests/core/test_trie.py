@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchvision.models.vgg import make_layers
 
 from lightfed.aggregation.group_mean import Group
-from lightfed.algorithms._shared.prefix_trie import Node, Trie
-from lightfed.algorithms._shared.signature import Layer, layers_of
+from lightfed.algorithms.shared.prefix_trie import Node, Trie
+from lightfed.algorithms.shared.signature import Layer, layers_of
 from lightfed.local.client_group import Cohort
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.models.networks.cifar_resnet import CIFARResNet

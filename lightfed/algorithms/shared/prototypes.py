@@ -12,9 +12,9 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import DataSpec
 from lightfed.local.client_module import ClientModule
+from lightfed.local.hooks import SessionContext
 from lightfed.models.composites.class_means import ClassMeans, mean_of_clients
 from lightfed.models.composites.prototype import ClassClient
-from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
 Absent = Literal["keep", "forget"]
@@ -43,7 +43,6 @@ class ByClass(Algorithm):
             raise UserError("model.algorithm.init_args.weight", str(weight), fix)
         self.weight = weight
         self.absent: Absent = absent
-        self._uploads: dict[int, ClassMeans] = {}  # of this rank's participants
 
     @abstractmethod
     def client(self, net: nn.Module, data: DataSpec) -> ClassClient:
@@ -69,15 +68,17 @@ class ByClass(Algorithm):
         _warn_of_absent_classes(fed)
         self.register_buffer("values", torch.zeros(classes, size))
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))
+        self._values = fed.keep("values", durable=False)  # uploads of the round
+        self._seen = fed.keep("seen", durable=False)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)
         for client in clients:
             fed.ledger.sent_down(client, self.common.bytes)
-        self._uploads = {}
         fed.train(clients, t)
-        packages = fed.collect({k: p.to(torch.device("cpu")) for k, p in self._uploads.items()})
+        uploads = {k: ClassMeans(self._values[k], self._seen[k]) for k in self._values}
+        packages = fed.collect({k: p.to(torch.device("cpu")) for k, p in uploads.items()})
         for client, package in packages.items():
             fed.ledger.sent_up(client, package.bytes)
         finite = [package for client, package in packages.items() if fed.usable(client)]
@@ -94,22 +95,13 @@ class ByClass(Algorithm):
         return ClassMeans(self.values, self.seen)
 
     @override
-    def session_start(self, fed: Fleet, client: int, module: L.LightningModule, row: Row) -> None:
-        self._client_of(module).receive(self.common.to(fed.device))
+    def session_start(self, s: SessionContext) -> None:
+        self._client_of(s.module).receive(self.common.to(s.row.floats.device))
 
     @override
-    def session_end(self, fed: Fleet, client: int, row: Row) -> None:
-        self._uploads[client] = self._client_of(fed.state(client).module).upload()
-
-    @override
-    def session_result(self, fed: Fleet, client: int) -> dict[str, Tensor]:
-        upload = self._uploads[client]
-        return {"values": upload.values, "seen": upload.seen}
-
-    @override
-    def load_session_result(self, fed: Fleet, client: int, result: dict[str, Tensor]) -> None:
-        upload = ClassMeans(result["values"], result["seen"])
-        self._uploads[client] = upload.to(fed.device)
+    def session_end(self, s: SessionContext) -> None:
+        upload = self._client_of(s.module).upload()
+        self._values[s.client], self._seen[s.client] = upload.values, upload.seen
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:

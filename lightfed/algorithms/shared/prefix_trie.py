@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from lightfed.aggregation.group_mean import Group
-from lightfed.algorithms._shared.signature import Layer
+from lightfed.algorithms.shared.signature import Layer
 
 
 @dataclass(frozen=True, order=True)

@@ -132,7 +132,7 @@ class AspgStepper(SGDStepper):
         self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
     ) -> None:
         if hook is not None:
-            hook(values, grads)
+            grads = self._hooked(hook, grads, used)
         if len(used) < len(self._parts):
             self._gradient.zero_()
         torch._foreach_copy_([self._parts[i] for i in used], grads)
