@@ -71,10 +71,8 @@ class CloudFedAvg(FedAvg):
         phases = [self.phase(fed, n, t) for n in range(self.hierarchy.servers)]
         units = {i: k for phase in phases for i, k in phase.units.items()}
         devices = sorted(units)  # Q_n of all n
-        if self.hierarchy.unit == "epoch":
-            units = {i: k * fed.data.num_batches(i, t) for i, k in units.items()}
         fed.send(self.model, devices)  # w_i <- w
-        fed.train(devices, t, steps=units)
+        fed.train(devices, t, steps=self.hierarchy.batches(units, fed.data, t))
         fed.merge(devices, into=self.model, weights=self.weights)
         fed.relay(self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
         self.now += max(phase.busy for phase in phases)  # all wait for the slowest
@@ -86,6 +84,4 @@ class CloudFedAvg(FedAvg):
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
-        layout = self.model.layout
-        anchor = self.model.floats[: layout.floats.span(layout.parameters)]
-        return Proximal(anchor, self.mu) if self.mu else None
+        return Proximal(self.model.parameters_row, self.mu) if self.mu else None

@@ -36,9 +36,11 @@ from typing import Literal
 import lightning.pytorch as L
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
+from lightfed.algorithms.shared.clouds import CloudModels, check_mean_step, check_sum_step
+from lightfed.algorithms.shared.momenta import Momenta, Momentum
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment, SessionContext
@@ -54,7 +56,6 @@ log = logging.getLogger(__name__)
 
 _KEY = "model.algorithm.init_args"
 DECAY = 1 - 1e-4  # of the released code's server rate, a round
-Momentum = Literal["device", "shared", "session"]
 
 
 class FedBCD(Algorithm):
@@ -64,7 +65,7 @@ class FedBCD(Algorithm):
     # Servers step towards the devices, which keep their models.
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     holds = "the device's own model, x_i"
-    models: nn.ModuleList  # z_n; of sync servers, which have the same, one
+    models: CloudModels  # z_n; of sync servers, which have the same, one
     queue: Tensor
 
     def __init__(
@@ -127,24 +128,14 @@ class FedBCD(Algorithm):
             raise UserError(f"{_KEY}.server_lr", str(server_lr), "give a number above 0")
         self.server_lr = server_lr
         self.server_step = server_step
-        self.mixing = self._read(mixing)
+        self.mixing = None
+        if mixing is not None:
+            self.mixing = read_mixing(mixing, servers, key=f"{_KEY}.mixing", wait=self.wait)
         self.momentum = momentum
         self.compatibility = compatibility
         self._phases: dict[int, Phase] = {}  # by server, those that start in this round
-        self._proximal: Proximal  # of the session under way
+        self._pull_of: Proximal  # of the session under way
         self._scratch: list[ServerModel] = []  # not state
-
-    def _read(self, mixing: list[list[float]] | str | None) -> np.ndarray | None:
-        """The servers' own weights, if there are any."""
-        if mixing is None:
-            return None
-        servers = self.hierarchy.servers
-        if self.wait != servers:
-            found = f"given, and wait: {self.wait} of {servers} servers"
-            raise UserError(
-                f"{_KEY}.mixing", found, "leave one out: such servers all take part in every round"
-            )
-        return read_mixing(mixing, servers, key=f"{_KEY}.mixing")
 
     @property
     def _global(self) -> bool:
@@ -156,38 +147,26 @@ class FedBCD(Algorithm):
         fed.one_layout(f"{type(self).__name__} needs one for all")
         self.hierarchy.check(fed.clients, fed.work)
         self._check_step(fed)
-        if self.momentum == "shared":
-            fix = "set trainer.devices: 1, or momentum: device"
-            fed.one_after_the_other(f"{_KEY}.momentum", "shared, by devices in turn", fix)
         servers = self.hierarchy.servers
-        self.models = nn.ModuleList(fed.new_model() for _ in range(1 if self._global else servers))
+        self.models = CloudModels(fed, 1 if self._global else servers)
         self.global_models = len(self.models)
         self._scratch = [fed.new_model()]
         self.register_buffer("queue", torch.full((servers, self.hierarchy.active), -1))
         self.clock = VirtualClock(servers, self.wait)
-        self.momenta = fed.keep("momentum")  # of all devices, or of the one that has it
+        self.momenta = Momenta(fed, self.momentum, key=f"{_KEY}.momentum")
 
     def _check_step(self, fed: Fleet) -> None:
         """Refuse a server step that diverges."""
+        key, rate = f"{_KEY}.server_lr", self.server_lr
         if self.server_step == "mean":
-            if self.server_lr >= 2:
-                fix = "give less than 2: z moves that far towards the devices' mean"
-                raise UserError(f"{_KEY}.server_lr", str(self.server_lr), fix)
+            check_mean_step(key, rate)
             return
-        sums = [
-            sum(sorted((self.gamma(i) for i in devices), reverse=True)[: self._stepped(devices)])
-            for n in range(self.hierarchy.servers)
-            for devices in [self.hierarchy.devices(n, fed.clients)]
-        ]
-        together = sum(sums) if self._global else max(sums)
-        product, bound = self.server_lr * together, "below 2" if self._global else "at most 1"
-        if product >= 2 or (not self._global and product > 1):
-            whose = "all devices" if self._global else "the largest server's devices"
-            found = (
-                f"{self.server_lr:g}, times the sum of gamma over {whose}, {together:g}, is "
-                f"{product:g}"
-            )
-            raise UserError(f"{_KEY}.server_lr", found, f"it must be {bound}; or server_step: mean")
+        clouds = [self.hierarchy.devices(n, fed.clients) for n in range(self.hierarchy.servers)]
+        sums = []
+        for devices in clouds:
+            gammas = sorted((self.gamma(i) for i in devices), reverse=True)
+            sums.append(sum(gammas[: self._stepped(devices)]))
+        check_sum_step(key, rate, sums, together=self._global)
 
     def _stepped(self, devices: Sequence[int]) -> int:
         """How many devices of a server are in its step: all, by their last models."""
@@ -203,10 +182,10 @@ class FedBCD(Algorithm):
         for server in clock.idle:
             self._phases[server] = phase = self.phase(fed, server, t)
             self.queue[server] = torch.tensor(phase.active)
-            fed.show(self._model(server), self._pulled(phase.active))  # z_n
+            fed.show(self.models.of(server), self._pulled(phase.active))  # z_n
         self._devices(fed, t)  # eq. (4)
         first = clock.advance([self._phases[n].busy for n in clock.idle])  # V
-        fed.relay(self._model(0), self._messages(first))
+        fed.relay(self.models.of(0), self._messages(first))
         self._servers(fed, first, t)  # eq. (5), or (6)
         self._phases = {}
         fed.metrics["virtual_time"] = clock.now
@@ -222,12 +201,7 @@ class FedBCD(Algorithm):
     def _devices(self, fed: Fleet, t: int) -> None:
         """Sessions of the devices whose servers start a phase."""
         units = {i: k for phase in self._phases.values() for i, k in phase.units.items()}
-        fed.train(sorted(units), t, steps=self._steps(fed, units, t))
-
-    def _steps(self, fed: Fleet, units: dict[int, int], t: int) -> dict[int, int]:
-        if self.hierarchy.unit == "step":
-            return units
-        return {i: k * fed.data.num_batches(i, t) for i, k in units.items()}
+        fed.train(sorted(units), t, steps=self.hierarchy.batches(units, fed.data, t))
 
     def _messages(self, first: list[int]) -> int:
         """Models that travel between the servers, or to a coordinator and back."""
@@ -241,24 +215,15 @@ class FedBCD(Algorithm):
         """z_n of the servers that were waited for."""
         rate = self.server_lr * (DECAY**t if self.compatibility else 1.0)
         if self._global:
-            gap = self._step(fed, list(range(self.hierarchy.servers)), self._model(0), rate)
+            gap = self._step(fed, list(range(self.hierarchy.servers)), self.models.of(0), rate)
         else:
             gap = self._gap(fed)
-            mixed = self._mixed(first)  # of what all had before any steps
+            mixed = self.models.mixed(first, self.mixing)  # of what all had before any steps
             for server, w in zip(first, mixed, strict=True):
-                self._model(server).floats.copy_(w)
-                self._step(fed, [server], self._model(server), rate)
+                self.models.of(server).floats.copy_(w)
+                self._step(fed, [server], self.models.of(server), rate)
         fed.metrics["server_gap"] = float(gap.norm())
-        fed.metrics["consensus"] = self._consensus()
-
-    def _mixed(self, first: list[int]) -> list[Tensor]:
-        """w_n = sum_m a_nm z_m (6a), a_nm = 1/B among those that were waited for, or as given."""
-        models = self._stacked()
-        if self.mixing is None:
-            mean = models[first].mean(0).float()
-            return [mean] * len(first)
-        weights = torch.from_numpy(self.mixing).to(models.device)
-        return list((weights @ models).float())
+        fed.metrics["consensus"] = self.models.consensus()
 
     def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:
         """Z <- w - eta_z sum_i gamma_i (w - x_i), divided by sum_i gamma_i or not; `model` holds w.
@@ -268,8 +233,8 @@ class FedBCD(Algorithm):
         """
         devices, sent = self._stored(fed, servers)
         total = sum(self._average(fed, devices, model, sent=sent).values())
-        mean, w = self._scratch[0], parameters(model)
-        away = w - parameters(mean)
+        mean, w = self._scratch[0], model.parameters_row
+        away = w - mean.parameters_row
         w.sub_(away, alpha=rate * (total if self.server_step == "sum" else 1.0))
         model.floats[len(w) :].copy_(mean.floats[len(w) :])  # statistics are averaged
         model.integers.copy_(mean.integers)
@@ -295,29 +260,14 @@ class FedBCD(Algorithm):
         return devices, self._pulled([i for n in servers for i in self.queue[n].tolist()])
 
     def _gap(self, fed: Fleet) -> Tensor:
-        """(P,) float64: sum_n sum_i gamma_i (z_n - x_i) of theorem 1, over all servers."""
+        """The gradient of (2) in z, of all servers."""
         devices, _ = self._stored(fed, list(range(self.hierarchy.servers)))
-        gammas = self._average(fed, devices, self._model(0), sent=[])
-        weights = torch.zeros(self.hierarchy.servers, dtype=torch.float64)
+        gammas = self._average(fed, devices, self.models.of(0), sent=[])
+        sums: dict[int, float] = {}
         for device, gamma in gammas.items():
-            weights[self.hierarchy.server_of(device, fed.clients)] += gamma
-        mean = parameters(self._scratch[0]).double()
-        models = self._stacked()[:, : len(mean)]
-        return weights.to(mean.device) @ models - weights.sum() * mean
-
-    def _consensus(self) -> float:
-        """mean_n ||z_n - mean z||."""
-        models = self._stacked()[:, : len(parameters(self._model(0)))]
-        return float((models - models.mean(0)).norm(dim=1).mean())
-
-    def _stacked(self) -> Tensor:
-        """(N, P) float64: the servers' rows, or the one of all."""
-        return torch.stack([self._model(n).floats.double() for n in range(len(self.models))])
-
-    def _model(self, server: int) -> ServerModel:
-        model = self.models[0 if self._global else server]
-        assert isinstance(model, ServerModel)
-        return model
+            server = self.hierarchy.server_of(device, fed.clients)
+            sums[server] = sums.get(server, 0.0) + gamma
+        return self.models.gap(sums, self._scratch[0])
 
     def penalty(self, client: int) -> float:
         """Weight of a device's pull in its gradient."""
@@ -325,23 +275,13 @@ class FedBCD(Algorithm):
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
-        model = self._model(self.hierarchy.server_of(s.client, s.fed.clients))
-        begin = self.momenta.get(s.client)
-        if self.momentum == "shared" and self.momenta:
-            begin = self.momenta[[*self.momenta][-1]]  # of the last session
-        carries = self.momentum != "session"
-        self._proximal = Proximal(parameters(model), self.penalty(s.client), carries, begin)
-        return self._proximal
+        model = self.models.of(self.hierarchy.server_of(s.client, s.fed.clients))
+        self._pull_of = self.momenta.pull(s, model.parameters_row, self.penalty(s.client))
+        return self._pull_of
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        momentum = self._proximal.momentum
-        if self.momentum == "shared":
-            self.momenta.clear()
-            if momentum is not None and not momentum.isfinite().all():
-                return  # the other devices' sessions would end so, too
-        if momentum is not None:
-            self.momenta[s.client] = momentum
+        self.momenta.keep(s.client, self._pull_of.momentum)
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
@@ -353,9 +293,4 @@ class FedBCD(Algorithm):
 
     @override
     def evaluated_server(self, fed: Fleet, server: int) -> L.LightningModule | None:
-        return fed.bind_model(self._model(server)) if any(self.gammas) else None
-
-
-def parameters(model: ServerModel) -> Tensor:
-    """(P,) the leading part of a model's row, without statistics: z."""
-    return model.floats[: model.layout.floats.span(model.layout.parameters)]
+        return fed.bind_model(self.models.of(server)) if any(self.gammas) else None

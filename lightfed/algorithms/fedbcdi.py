@@ -103,7 +103,9 @@ class FedBCDI(FedBCD):
         self._heard = {i: units[i] for phase in phases for i in phase.active}
         rounds = self.offline.tolist()
         training = [i for i in sorted(units) if rounds[i] < self.patience]
-        fed.train(training, t, steps=self._steps(fed, {i: units[i] for i in training}, t))
+        fed.train(
+            training, t, steps=self.hierarchy.batches({i: units[i] for i in training}, fed.data, t)
+        )
         self.offline[training] += 1
         self.offline[sorted(self._heard)] = 0
         for client in fed.mine(sorted(self._heard)):
@@ -112,7 +114,7 @@ class FedBCDI(FedBCD):
     def _pull(self, fed: Fleet, client: int, times: int) -> None:
         """X <- clamp(x - gamma (x - z), box), so many times."""
         floats = fed.row(client).floats
-        model = self._model(self.hierarchy.server_of(client, fed.clients))
+        model = self.models.of(self.hierarchy.server_of(client, fed.clients))
         views = model.layout.floats.views
         here, there = views(floats), views(model.floats.to(floats.device))
         box = fed.training.box(client)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from lightfed.local.local_work import LocalWork
+from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.simulation.clock import device_delays, first_awake
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import UserError
@@ -112,6 +112,12 @@ class Hierarchy:
         A server that is alone has no coordinator.
         """
         return 2 * len(first) if self.servers > 1 else 0
+
+    def batches(self, units: dict[int, int], data: ClientData, t: int) -> dict[int, int]:
+        """Lengths of sessions of round t in batches, by device."""
+        if self.unit == "step":
+            return units
+        return {i: k * data.num_batches(i, t) for i, k in units.items()}
 
     def phase(self, server: int, t: int, *, clients: int, seed: int) -> Phase:
         """What a server starts in round t; draws are named by (seed, purpose, t, device)."""

@@ -34,6 +34,11 @@ class ServerModel(nn.Module):
         return bool(self.aliases)
 
     @property
+    def parameters_row(self) -> Tensor:
+        """The leading part of `floats`, without buffers; a view."""
+        return self.floats[: self.layout.floats.span(self.layout.parameters)]
+
+    @property
     def row(self) -> Row:
         """(P,) parameters and float buffers, (Q,) integer buffers."""
         return Row(self.floats, self.integers)

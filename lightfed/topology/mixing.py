@@ -9,17 +9,25 @@ from lightfed.utils.errors import UserError
 _OFF = 1e-6  # from 1, of a sum of weights
 
 
-def read_mixing(mixing: list[list[float]] | str, servers: int, *, key: str) -> np.ndarray:
+def read_mixing(
+    mixing: list[list[float]] | str, servers: int, *, key: str, wait: int | None = None
+) -> np.ndarray:
     """(N, N) float64, doubly stochastic.
 
     Args:
         mixing: rows, or the path of a .npy or .csv file.
         servers: N.
         key: of the configuration.
+        wait: servers that a round waits for; all by default.
 
     Raises:
-        UserError: it cannot be read, or is no doubly stochastic matrix of so many servers.
+        UserError: it cannot be read, or is no doubly stochastic matrix of so many servers, or not
+            all of them take part in every round.
     """
+    if wait is not None and wait != servers:
+        found = f"given, and wait: {wait} of {servers} servers"
+        fix = "leave one out: such servers all take part in every round"
+        raise UserError(key, found, fix)
     try:
         if isinstance(mixing, str):
             path = Path(mixing)

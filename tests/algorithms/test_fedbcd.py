@@ -161,18 +161,18 @@ def test_an_inactive_device_keeps_its_model_and_momentum_bit_for_bit() -> None:
     fed = fleet(algorithm)
     for t in range(5):
         active = {algorithm.phase(fed, n, t).active[0] for n in range(3)}
-        before, ahead = rows(fed).clone(), {k: a.clone() for k, a in algorithm.momenta.items()}
+        before, ahead = rows(fed).clone(), {k: a.clone() for k, a in algorithm.momenta.kept.items()}
         run_round(fed, t)
         for device in range(fed.clients):
             kept = torch.equal(rows(fed)[device], before[device])
             assert kept == (device not in active)
             if device in active:
                 assert device not in ahead or not torch.equal(
-                    algorithm.momenta[device], ahead[device]
+                    algorithm.momenta.kept[device], ahead[device]
                 )
             elif device in ahead:
-                assert torch.equal(algorithm.momenta[device], ahead[device])
-        assert set(algorithm.momenta) == set(ahead) | active
+                assert torch.equal(algorithm.momenta.kept[device], ahead[device])
+        assert set(algorithm.momenta.kept) == set(ahead) | active
 
 
 def test_a_session_starts_ahead_by_the_last_step_of_its_own_device() -> None:
@@ -182,7 +182,7 @@ def test_a_session_starts_ahead_by_the_last_step_of_its_own_device() -> None:
     fed = fleet_of(
         [Cohort(2, Line)], algorithm, data, optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None)
     )
-    algorithm.momenta[1] = torch.eye(2, 32).T @ torch.tensor([1.0, 2.0])
+    algorithm.momenta.kept[1] = torch.eye(2, 32).T @ torch.tensor([1.0, 2.0])
     found = []
     for t in range(3):
         run_round(fed, t)
@@ -211,10 +211,10 @@ def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
         for device in range(4):
             found = layout.views(fed.row(device).floats)[key]
             torch.testing.assert_close(found, expected[device], rtol=1e-5, atol=1e-6)
-        mean = layout.views(algorithm._model(0).floats)[key]
+        mean = layout.views(algorithm.models.of(0).floats)[key]
         torch.testing.assert_close(mean, weights @ expected, rtol=1e-5, atol=1e-6)
     counts = [int(fed.row(k).integers[0]) for k in range(4)]
-    assert int(algorithm._model(0).integers[0]) == max(counts) > 2
+    assert int(algorithm.models.of(0).integers[0]) == max(counts) > 2
     trained = rows(fed)[:, : layout.span(6)]
     assert trained.abs().max() <= 0.01
 
@@ -224,7 +224,7 @@ def test_statistics_are_no_part_of_the_diagnostics() -> None:
     algorithm = FedBCD(3, 1, wait=1, server_lr=1.0, steps=(1, 1))
     fed = fleet(algorithm, model=Normed, optimizer=partial(SGD, lr=0.0))
     for n in range(3):
-        algorithm._model(n).floats[192:] = float(n)
+        algorithm.models.of(n).floats[192:] = float(n)
     metrics = run_round(fed, 0)
     assert fed.cohorts[0].layout.floats.span(6) == 192
     assert metrics["consensus"] == metrics["server_gap"] == 0.0
@@ -274,7 +274,7 @@ def test_the_first_servers_start_from_their_mean() -> None:
     algorithm = Scripted(script, servers=3, active=1, wait=2, gamma=1.0, server_lr=0.5)
     fed = fleet_of([Cohort(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-9))
     for n, z in enumerate([4.0, 100.0, 8.0]):
-        algorithm._model(n).floats[0] = z
+        algorithm.models.of(n).floats[0] = z
         fed.row(n).floats[0] = 2.0 * n
     metrics = run_round(fed, 0)
     # w = 6; z_0 = 6 - (6 - 0) / 2, z_2 = 6 - (6 - 4) / 2; the gap is over all three, before that.
@@ -293,7 +293,7 @@ def test_rounds_of_a_given_mixing_by_hand() -> None:
     fed = fleet_of([Cohort(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
     z, x = torch.tensor([4.0, 8.0, 16.0]), torch.tensor([1.0, 2.0, 3.0])
     for n in range(3):
-        algorithm._model(n).floats[0] = float(z[n])
+        algorithm.models.of(n).floats[0] = float(z[n])
         fed.row(n).floats[0] = float(x[n])
     for t in range(3):
         w = torch.tensor(ring) @ z
@@ -309,10 +309,10 @@ def test_the_server_rate_falls_in_the_compatibility_mode() -> None:
     for compatibility in (False, True):
         algorithm = FedBCD(1, 1, server_lr=0.5, compatibility=compatibility)
         fed = fleet_of([Cohort(1, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
-        algorithm._model(0).floats[0] = 1.0
+        algorithm.models.of(0).floats[0] = 1.0
         for t in (0, 5000):
             run_round(fed, t)
-        left[compatibility] = algorithm._model(0).floats[0].item()
+        left[compatibility] = algorithm.models.of(0).floats[0].item()
     assert left[False] == 0.25
     assert left[True] == pytest.approx(0.5 * (1 - 0.5 * 0.9999**5000), rel=1e-5)
 
@@ -343,13 +343,13 @@ def test_a_device_keeps_its_momentum_on_its_books() -> None:
     assert row == 4 * fed.cohorts[0].layout.floats.numel
     assert set((fed.states() or {})[0]) == {"floats", "integers"}
     run_round(fed, 0)
-    ahead = algorithm.momenta[0]
+    ahead = algorithm.momenta.kept[0]
     assert fed.stored_bytes(0) == row + 4 * len(ahead)
     states = {k: {n: v.clone() for n, v in s.items()} for k, s in (fed.states() or {}).items()}
     other = FedBCD(6, 1, steps=(1, 1))
     twin = fleet(other)
     twin.load_states([states])
-    assert torch.equal(other.momenta[0], ahead)
+    assert torch.equal(other.momenta.kept[0], ahead)
     assert torch.equal(rows(twin), rows(fed))
 
 
@@ -391,7 +391,7 @@ def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) 
     metrics = run_round(fed, 0)
     assert metrics["excluded"] == 1.0
     assert fed.row(1).floats[:2].tolist() == list(START)
-    assert sorted(algorithm.momenta) == [0, 2]
+    assert sorted(algorithm.momenta.kept) == [0, 2]
     pulls = 1.0 * (1 - 4) + 2.0 * (1 - 7)
     expected = 1 - 0.25 * pulls / (3 if step == "mean" else 1)
     assert servers(fed)[0, 0].item() == pytest.approx(expected, rel=1e-6)

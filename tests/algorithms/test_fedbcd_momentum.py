@@ -156,18 +156,18 @@ def test_a_device_hands_on_what_fedbcd_i_trains_with() -> None:
     assert isinstance(kept, FedBCDI)
     assert isinstance(restarted, FedBCDI)
     trained = {k for t in range(2) for n in range(3) for k in kept.phase(feds[0], n, t).available}
-    assert set(kept.momenta) == trained
-    assert not restarted.momenta
+    assert set(kept.momenta.kept) == trained
+    assert not restarted.momenta.kept
 
 
 def test_a_shared_buffer_lies_with_the_device_that_had_it_last() -> None:
     algorithm = FedBCD(1, 6, momentum="shared")
     fed = fleet(algorithm, optimizer=partial(SGD, lr=0.05, momentum=KEPT))
     run_round(fed, 0)
-    assert list(algorithm.momenta) == [5]
+    assert list(algorithm.momenta.kept) == [5]
     row = 4 * fed.cohorts[0].layout.floats.numel
     stored = [fed.stored_bytes(k) for k in range(6)]
-    assert stored == [row] * 5 + [row + 4 * len(algorithm.momenta[5])]
+    assert stored == [row] * 5 + [row + 4 * len(algorithm.momenta.kept[5])]
     states = fed.states()
     assert states is not None
     assert [k for k, state in states.items() if "momentum" in state] == [5]
@@ -183,8 +183,8 @@ def test_a_shared_buffer_that_is_no_number_is_dropped() -> None:
     fed = fleet_of([Cohort(3, mlp)], algorithm, data, optimizer=sgd)
     metrics = run_round(fed, 0)
     assert metrics["excluded"] == 1.0
-    assert list(algorithm.momenta) == [2]
-    assert algorithm.momenta[2].isfinite().all()
+    assert list(algorithm.momenta.kept) == [2]
+    assert algorithm.momenta.kept[2].isfinite().all()
 
 
 def test_a_shared_buffer_needs_one_rank() -> None:

@@ -1,0 +1,97 @@
+"""The servers of a cloud: their models, and the bounds of their steps (FedBCD)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightfed.api.fleet import Fleet
+from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import UserError
+
+
+class CloudModels(nn.ModuleList):
+    """z_n: a model for every server, or one where all have the same.
+
+    Args:
+        fed: the clients, of one layout.
+        count: of the models.
+    """
+
+    def __init__(self, fed: Fleet, count: int) -> None:
+        super().__init__(fed.new_model() for _ in range(count))
+
+    def of(self, server: int) -> ServerModel:
+        """The model of a server."""
+        model = self[server if len(self) > 1 else 0]
+        assert isinstance(model, ServerModel)
+        return model
+
+    def stacked(self) -> Tensor:
+        """(N, P) float64: the servers' rows, or the one of all."""
+        return torch.stack([self.of(n).floats.double() for n in range(len(self))])
+
+    def mixed(self, first: Sequence[int], mixing: np.ndarray | None) -> list[Tensor]:
+        """w_n = sum_m a_nm z_m of the servers `first` (Wu et al., eq. 6a).
+
+        Args:
+            first: the servers that were waited for.
+            mixing: (N, N) a_nm; None for 1 / B among those servers.
+        """
+        models = self.stacked()
+        if mixing is None:
+            mean = models[list(first)].mean(0).float()
+            return [mean] * len(first)
+        weights = torch.from_numpy(mixing).to(models.device)
+        return list((weights @ models).float())
+
+    def gap(self, gammas: Mapping[int, float], mean: ServerModel) -> Tensor:
+        """(P,) float64: sum_n sum_i gamma_i (z_n - x_i) of theorem 1.
+
+        Args:
+            gammas: sum of gamma_i over the devices of every server, by server.
+            mean: sum_i gamma_i x_i / sum_i gamma_i, over all devices.
+        """
+        weights = torch.zeros(len(self), dtype=torch.float64)
+        for server, gamma in gammas.items():
+            weights[server] += gamma
+        x = mean.parameters_row.double()
+        models = self.stacked()[:, : len(x)]
+        return weights.to(x.device) @ models - weights.sum() * x
+
+    def consensus(self) -> float:
+        """mean_n ||z_n - mean z||."""
+        models = self.stacked()[:, : len(self.of(0).parameters_row)]
+        return float((models - models.mean(0)).norm(dim=1).mean())
+
+
+def check_mean_step(key: str, rate: float) -> None:
+    """Refuse a step towards the devices' mean that diverges.
+
+    Raises:
+        UserError: naming the key.
+    """
+    if rate >= 2:
+        fix = "give less than 2: z moves that far towards the devices' mean"
+        raise UserError(key, str(rate), fix)
+
+
+def check_sum_step(key: str, rate: float, sums: Sequence[float], *, together: bool) -> None:
+    """Refuse a step along sum_i gamma_i (w - x_i) that diverges.
+
+    Args:
+        key: of the rate.
+        rate: eta_z.
+        sums: largest sum of gamma_i in a step, of every server.
+        together: the servers have one model and step as one.
+
+    Raises:
+        UserError: naming the key.
+    """
+    total = sum(sums) if together else max(sums)
+    product, bound = rate * total, "below 2" if together else "at most 1"
+    if product >= 2 or (not together and product > 1):
+        whose = "all devices" if together else "the largest server's devices"
+        found = f"{rate:g}, times the sum of gamma over {whose}, {total:g}, is {product:g}"
+        raise UserError(key, found, f"it must be {bound}; or server_step: mean")
