@@ -27,12 +27,11 @@ from lightfed_kernels import (
     count_per_tensor,
     prune_counts,
     prune_regrow,
-    select_random,
 )
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
+from lightfed.algorithms.shared.sparsity import check_share, check_shares, random_mask
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment, SessionContext
@@ -88,9 +87,9 @@ class DisPFL(Algorithm):
         super().__init__()
         self.topology = topology or TimeVarying()
         self.densities = [density] if isinstance(density, int | float) else list(density)
-        _check_densities(self.densities)
-        _check_share("prune_rate", prune_rate, least=0.0)
-        _check_share("active", active)
+        check_shares(f"{_KEY}.density", self.densities)
+        check_share(f"{_KEY}.prune_rate", prune_rate, zero=True)
+        check_share(f"{_KEY}.active", active)
         if rounds is not None and rounds < 1:
             fix = "give at least 1, or leave it out for the length of the run"
             raise UserError(f"{_KEY}.rounds", str(rounds), fix)
@@ -148,15 +147,10 @@ class DisPFL(Algorithm):
     def _first_mask(self, fed: Fleet, client: int) -> Tensor:
         """m_{k,0}: of every tensor so many weights at random."""
         density = self.densities[client % len(self.densities)]
-        layout = self._segments.layout
-        shapes = [entry.shape for entry in layout]
-        each = [density] * len(shapes)
-        if self.distribution == "erk":
-            each = erk_densities(shapes, density)
-        counts = active_counts(shapes, each)
         name = client if self.own_masks else -1
         seed = derive_seed(fed.seed, "first-mask", client=name)
-        drawn = select_random(self._segments.live_on(fed.device), counts, self._segments, seed=seed)
+        erk = self.distribution == "erk"
+        drawn = random_mask(self._segments, density, erk=erk, seed=seed, device=fed.device)
         return self._whole(drawn)
 
     def _whole(self, parameters: Tensor) -> Tensor:
@@ -237,19 +231,3 @@ class DisPFL(Algorithm):
     @override
     def facts(self, fed: Fleet) -> dict[str, Any]:
         return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}
-
-
-def _check_densities(densities: list[float]) -> None:
-    if not densities:
-        raise UserError(f"{_KEY}.density", "an empty list", "give at least one density")
-    for density in densities:
-        _check_share("density", density)
-
-
-def _check_share(name: str, share: float, *, least: float | None = None) -> None:
-    inside = 0 < share <= 1 if least is None else least <= share <= 1
-    if not inside:
-        bounds = "(0, 1]" if least is None else "[0, 1]"
-        raise UserError(
-            f"{_KEY}.{name}", f"{share} is outside {bounds}", f"give a share in {bounds}"
-        )

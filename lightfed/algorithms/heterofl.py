@@ -18,12 +18,12 @@ from typing import Literal
 
 import lightning.pytorch as L
 import numpy as np
-import torch
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.algorithms.shared.logit_masks import LogitMasks
-from lightfed.algorithms.shared.static_norm import StaticNorms, scale_to
+from lightfed.algorithms.shared.slice_tests import SliceTests
+from lightfed.algorithms.shared.static_norm import scale_to
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import DataSpec
@@ -31,7 +31,7 @@ from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
-from lightfed.utils.rng import derive_seed, numpy_generator
+from lightfed.utils.rng import numpy_generator
 
 _LEVEL_WEIGHTS = "model.algorithm.init_args.level_weights"
 
@@ -83,9 +83,7 @@ class HeteroFL(Algorithm):
         self.statistics_batch_size = statistics_batch_size
         self.surplus_rows = mask_token
         self._hooks = LogitMasks()
-        # Not registered: they share rows and carry statistics, neither of which is server state.
-        self._static: StaticNorms  # the global model
-        self._slices: list[StaticNorms] = []  # what a client holds, by cohort
+        self._tests: SliceTests
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
@@ -109,16 +107,8 @@ class HeteroFL(Algorithm):
         for cohort, state in enumerate(fed.cohorts):
             fed.check_nested(self.model, cohort)
             scale_to(widest, state.module)
-        self._slices = [self._evaluation_model(fed, c, widest) for c in range(len(fed.cohorts))]
-        self._static = self._evaluation_model(fed, 0, widest)
-
-    def _evaluation_model(self, fed: Fleet, cohort: int, widest: float) -> StaticNorms:
-        """A cohort's model for evaluations, its logits masked as in training."""
-        module = fed.cohorts[cohort].cohort.build(fed.data, position=cohort, seed=fed.seed)
-        scale_to(widest, module.to(fed.device))
-        if self.mask:
-            self._hooks.attach(module)
-        return StaticNorms(module)
+        size, masks = self.statistics_batch_size, self._hooks if self.mask else None
+        self._tests = SliceTests(fed, widest=widest, batch_size=size, masks=masks)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -139,7 +129,7 @@ class HeteroFL(Algorithm):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        self._masked(s.fed, s.module, s.client)
+        self._tests.masked(s.module, s.client)
 
     @override
     def session_end(self, s: SessionContext) -> None:
@@ -148,54 +138,24 @@ class HeteroFL(Algorithm):
 
     @override
     def evaluation_start(self, fed: Fleet) -> None:
-        """Static batch normalisation: the global model with statistics of all training data."""
-        size = self.statistics_batch_size
-        batches = fed.data.train_batches(size)
-        own = range(fed.ranks.rank, batches, fed.ranks.world)
-        self._static.load(self.model.layout, self.model.row)
-        self._static.estimate(
-            ((i, fed.data.train_batch(i, size)[0]) for i in own),
-            sum_=lambda total: fed.ranks.sum_(total) / batches,
-            seed=fed.seed,
-        )
+        self._tests.estimate_global(self.model)
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         """The global model; for a client the slice of it that the client holds."""
         if client is None:
-            return self._masked(fed, self._static.module, None)
-        return self._slice(fed, client, fed.home_cohort(client), None)
+            return self._tests.of_global(None)
+        row = fed.covered_row(self.model, client)
+        return self._tests.of_slice(client, fed.home_cohort(client), row)
 
     @override
     def local(self, fed: Fleet, client: int) -> L.LightningModule | None:
         """The released code's "local" figure: the global model, logits of other labels zero."""
-        return self._masked(fed, self._static.module, client)
+        return self._tests.of_global(client)
 
     @override
     def tested(self, s: SessionContext) -> L.LightningModule:
-        return self._slice(s.fed, s.client, s.fed.cohorts.index(s.group), s.row)
-
-    @torch.inference_mode(False)  # its statistics are estimated in one evaluation after the other
-    def _slice(self, fed: Fleet, client: int, cohort: int, row: Row | None) -> L.LightningModule:
-        """A client's row, or its slice of the global model, with statistics of its own data."""
-        static = self._slices[cohort]
-        static.load(fed.cohorts[cohort].layout, row or fed.covered_row(self.model, client))
-        batches = [x for x, _ in fed.data.client_batches(client, self.statistics_batch_size)]
-        static.estimate(
-            enumerate(batches),
-            sum_=lambda total: total / len(batches),
-            seed=derive_seed(fed.seed, "own-statistics", client=client),
-        )
-        return self._masked(fed, static.module, client)
-
-    def _masked(
-        self, fed: Fleet, module: L.LightningModule, client: int | None
-    ) -> L.LightningModule:
-        """A module whose logits of labels that a client does not hold are zero."""
-        if self.mask:
-            labels = None if client is None else fed.data.labels(client)
-            self._hooks.hold(module, labels, fed.data.num_classes, fed.device)
-        return module
+        return self._tests.of_slice(s.client, s.fed.cohorts.index(s.group), s.row)
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:

@@ -1,14 +1,20 @@
-"""How many elements of every tensor a sparse model has."""
+"""How many elements of every tensor a sparse model has, and which."""
 
 from collections.abc import Sequence
 from math import prod
+
+import torch
+from lightfed_kernels import Segments, select_random
+from torch import Tensor
+
+from lightfed.utils.errors import UserError
 
 
 def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[float]:
     """Erdos-Renyi-Kernel densities of tensors, for an overall density.
 
     A tensor's density is eps * sum(shape) / prod(shape), and 1 where that is more: the tensors that
-    would exceed 1 the most are made dense, and eps is solved anew, until none exceeds it. Small
+    would exceed 1 the most are made dense, and eps is solved again, until none exceeds it. Small
     tensors, of one dimension above all, stay dense. Mocanu et al. 2018; Evci et al., RigL, 2020;
     with every tensor maskable as in the released code of DisPFL.
 
@@ -34,3 +40,44 @@ def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[flo
 def active_counts(shapes: Sequence[tuple[int, ...]], densities: Sequence[float]) -> list[int]:
     """Elements of every tensor at its density, rounded down."""
     return [int(d * prod(shape)) for shape, d in zip(shapes, densities, strict=True)]
+
+
+def random_mask(
+    segments: Segments, density: float, *, erk: bool, seed: int, device: torch.device
+) -> Tensor:
+    """(W,) packed: of every tensor as many elements as its density says, at random.
+
+    Args:
+        segments: of the parameters.
+        density: of all of them together.
+        erk: by Erdos-Renyi-Kernel, which keeps small tensors dense; else all tensors alike.
+        seed: of the draw.
+        device: of the mask.
+    """
+    shapes = [entry.shape for entry in segments.layout]
+    each = erk_densities(shapes, density) if erk else [density] * len(shapes)
+    counts = active_counts(shapes, each)
+    return select_random(segments.live_on(device), counts, segments, seed=seed)
+
+
+def check_shares(key: str, shares: Sequence[float]) -> None:
+    """Refuse an empty list, and one with an entry outside (0, 1].
+
+    Raises:
+        UserError: naming the key.
+    """
+    if not shares:
+        raise UserError(key, "an empty list", "give at least one share")
+    for share in shares:
+        check_share(key, share)
+
+
+def check_share(key: str, share: float, *, zero: bool = False) -> None:
+    """Refuse what is outside (0, 1], or outside [0, 1].
+
+    Raises:
+        UserError: naming the key.
+    """
+    if not 0 <= share <= 1 or (share == 0 and not zero):
+        bounds = "[0, 1]" if zero else "(0, 1]"
+        raise UserError(key, f"{share} is outside {bounds}", f"give a share in {bounds}")
