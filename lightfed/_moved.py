@@ -67,7 +67,7 @@ _ROOMS = {
     "algorithms.shared": """
         core.beside=personal_shared core.classes=prototypes core.aspg core.signature
         core.trie=prefix_trie core.sparsity core.logitmasks=logit_masks
-        core.staticnorm=static_norm
+        core.staticnorm=slice_tests
     """,
     "engine": """
         core.trainer core.federation core.loop core.strategy core.evaluation

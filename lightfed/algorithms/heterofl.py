@@ -22,8 +22,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.algorithms.shared.logit_masks import LogitMasks
-from lightfed.algorithms.shared.slice_tests import SliceTests
-from lightfed.algorithms.shared.static_norm import scale_to
+from lightfed.algorithms.shared.slice_tests import SliceTests, scale_to
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import DataSpec
