@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightfed.testing.digest import digest, fit
 from tests.conformance.cases import CASES, Case
-from tests.conformance.run import digest, fit
 
 pytestmark = pytest.mark.gpu
 

@@ -43,6 +43,7 @@ ROOMS = (
     "studies",
     "report",
     "cli",
+    "testing",
     "",
 )
 CATALOGUES = {"algorithms", "models.networks", "data.datasets"}

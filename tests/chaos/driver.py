@@ -22,11 +22,12 @@ from lightning.pytorch import Callback
 from typing_extensions import override
 
 from lightfed.runs.checkpoint import previous_of
+from lightfed.testing.case import read_digits
+from lightfed.testing.digest import digest, fit
+from lightfed.testing.ranks import start_job
 from lightfed.utils import atomic_io as archive
 from lightfed.utils import signals
-from tests.conformance.cases import CASES, read_digits
-from tests.conformance.ranks import start_job
-from tests.conformance.run import digest, fit
+from tests.conformance.cases import CASES
 
 ROUNDS = 30
 HITS = 50

@@ -14,9 +14,9 @@ from typing import Any
 from lightning.pytorch import Callback
 from typing_extensions import override
 
+from lightfed.testing.digest import fit
+from lightfed.testing.ranks import start_job, wait
 from tests.conformance.cases import CASES
-from tests.conformance.ranks import start_job, wait
-from tests.conformance.run import fit
 
 LISTEN = "0A"  # of /proc/net/tcp
 

@@ -1,12 +1,6 @@
-"""The federations of the conformance kit. A new algorithm enters by one line in `CASES`.
+"""The federations of the conformance kit. A new algorithm enters by one line in `CASES`."""
 
-Uneven clients, dropout, BatchNorm statistics, a rank without a participant: what tends to break the
-promise that a result does not depend on how many ranks computed it.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as L
@@ -37,37 +31,15 @@ from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
-from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.dataset import Samples, Split
 from lightfed.data.datasets.language import Prose
-from lightfed.data.datasets.vision import Digits
-from lightfed.data.partition.dirichlet import Dirichlet
 from lightfed.data.partition.schemes import Natural
-from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
+from lightfed.testing.case import CLIENTS, ROUNDS, Case, NormNet, digits
 from lightfed.topology.topology import Ring, TimeVarying
-
-CLIENTS = 7
-ROUNDS = 3
-
-
-class NormNet(nn.Module):
-    """A small network with BatchNorm statistics and dropout."""
-
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
-            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, num_classes),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
 
 
 class DeepNet(NormNet):
@@ -120,22 +92,6 @@ class Metered(L.LightningModule):
         self.log_dict({"val/loss": F.cross_entropy(logits, y), "val/batch": passing.compute()})
 
 
-read_digits = cache(Digits().load)  # by split: reading takes as long as a round
-
-
-class ReadDigits(Digits):
-    """The digits, read once a process: forked ranks find them in memory."""
-
-    @override
-    def load(self, split: Split) -> Samples:
-        return read_digits(split)
-
-
-def digits() -> FederatedDataModule:
-    dataset = ReadDigits()
-    return FederatedDataModule(dataset, Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100)
-
-
 def joined() -> FederatedDataModule:
     """Digits without batches of a single sample, which batch normalisation could not take."""
     data = digits()
@@ -146,35 +102,6 @@ def joined() -> FederatedDataModule:
 def prose() -> FederatedDataModule:
     dataset = Prose(rows=2 * CLIENTS, window=16)
     return FederatedDataModule(dataset, Natural(), batch_size=16, eval_batch_size=50)
-
-
-@dataclass(frozen=True)
-class Case:
-    algorithm: Callable[[], Algorithm]
-    model: Callable[[], nn.Module] = NormNet
-    levels: str = ""
-    federation: dict[str, Any] = field(default_factory=dict)
-    trainer: dict[str, Any] = field(default_factory=dict)
-    data: Callable[[], FederatedDataModule] = digits
-    clients: int = CLIENTS
-
-    def cohorts(self) -> list[Cohort]:
-        if not self.levels:
-            return [Cohort(self.clients, self.model)]
-        counts = [self.clients // len(self.levels)] * len(self.levels)
-        counts[-1] += self.clients - sum(counts)
-        return [
-            Cohort(count, self.model, level=level)  # type: ignore[arg-type]
-            for count, level in zip(counts, self.levels, strict=True)
-        ]
-
-    def federation_of(self, seed: int = 0) -> Federation:
-        settings: dict[str, Any] = {
-            "optimizer": partial(SGD, lr=0.1, momentum=0.9),
-            "fraction": 0.4,
-            "evaluate": ("global", "local", "personal", "trained", "aggregated"),
-        } | self.federation
-        return Federation(self.algorithm(), self.cohorts(), seed=seed, **settings)
 
 
 _conv = partial(Conv, hidden=(8, 12))

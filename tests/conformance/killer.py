@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.runs import checkpoint
-from tests.conformance.cases import CASES, read_digits
-from tests.conformance.ranks import start_job, wait
-from tests.conformance.run import digest, fit
+from lightfed.testing.case import read_digits
+from lightfed.testing.digest import digest, fit
+from lightfed.testing.ranks import start_job, wait
+from tests.conformance.cases import CASES
 
 ROUNDS = 6
 KILLS = 10

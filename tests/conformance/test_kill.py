@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
+from lightfed.testing.conformance import run_module
 from tests.conformance.killer import KILLS, ROUNDS
-from tests.conformance.kit import run_module
 
 
 def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(tmp_path: Path) -> None:
-    run_module("killer", str(tmp_path))
+    run_module("tests.conformance.killer", str(tmp_path))
     results = json.loads((tmp_path / "kills.json").read_text())
     kills = [(name, r["straight"], kill) for name, r in results.items() for kill in r["kills"]]
     assert len(kills) == KILLS

@@ -2,23 +2,24 @@
 
 import pytest
 
-from tests.conformance.kit import Digests, check_ranks, check_resumed, digests_of, names
+from lightfed.testing.conformance import Digests, check_ranks, check_resumed, digests_of
+from tests.conformance.kit import plan_of
 
-NAMES = names(stateful=True)
+PLAN = plan_of(stateful=True)
 
 
 @pytest.fixture(scope="module")
 def digests(tmp_path_factory: pytest.TempPathFactory) -> Digests:
-    return digests_of(NAMES, tmp_path_factory.mktemp("stateful"))
+    return digests_of(PLAN, tmp_path_factory.mktemp("stateful"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_any_number_of_ranks_gives_the_same_bits(name: str, digests: Digests) -> None:
-    check_ranks(name, digests)
+@pytest.mark.parametrize("name", PLAN.cases)
+def test_two_ranks_give_the_bits_of_one(name: str, digests: Digests) -> None:
+    check_ranks(PLAN, name, digests)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PLAN.cases)
 def test_a_run_resumed_on_other_ranks_has_the_bits_of_one_that_never_stopped(
     name: str, digests: Digests
 ) -> None:
-    check_resumed(name, digests)
+    check_resumed(PLAN, name, digests)

@@ -19,9 +19,9 @@ from typing_extensions import override
 from lightfed.distributed import liveness as watch
 from lightfed.distributed.collectives import leave
 from lightfed.engine.strategy import FederatedStrategy
+from lightfed.testing.digest import fit
+from lightfed.testing.ranks import free_port
 from tests.conformance.cases import CASES
-from tests.conformance.ranks import free_port
-from tests.conformance.run import fit
 
 TIMEOUT = 4.0  # seconds, for the one that hangs
 GRACE = 1.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from lightfed.testing.digest import digest, fit
 from tests.conformance.cases import CASES
-from tests.conformance.run import digest, fit
 
 NAMES = ("heterofl", "dispfl")  # rows that are all-reduced, and swapped
 

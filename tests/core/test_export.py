@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.models.networks.cnn import Conv
+from lightfed.testing.digest import fit
 from tests.conformance.cases import CASES, CLIENTS, Case
-from tests.conformance.run import fit
 
 
 def exported(case: Case, folder: Path) -> Path:

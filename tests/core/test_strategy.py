@@ -26,8 +26,8 @@ from lightfed.engine import strategy
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.last_checkpoint import LastCheckpoint
+from lightfed.testing.ranks import free_port
 from lightfed.utils.errors import UserError
-from tests.conformance.ranks import free_port
 
 ENDS = "; the run ends, and --ckpt_path last goes on from its last checkpoint\n"
 Faults = dict[str, dict[str, Any]]

@@ -1,7 +1,4 @@
-"""Fit a case and take its digest.
-
-Everything that must not depend on ranks, restarts or the machine's mood.
-"""
+"""Fit a case and take its digest: everything that must not depend on ranks or restarts."""
 
 import csv
 import hashlib
@@ -15,12 +12,13 @@ import torch
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.run_logger import RunLogger
-from tests.conformance.cases import ROUNDS, Case
+from lightfed.testing.case import ROUNDS, Case
 
 OF_THE_MACHINE = ("seconds", "wire_bytes")
 
 
 def quiet() -> None:
+    """No tips and no progress."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
@@ -35,6 +33,7 @@ def fit(
     ranks: int = 1,
     **flags: Any,
 ) -> tuple[FederatedTrainer, Federation]:
+    """Run a case in a folder."""
     quiet()
     federation = case.federation_of()
     settings: dict[str, Any] = (

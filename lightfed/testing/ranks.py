@@ -1,6 +1,6 @@
 """Jobs of several ranks, forked from one warm process: a start costs milliseconds, not an import.
 
-Lightning finds such ranks as if somebody else had started them.
+Lightning finds such ranks as if something else had started them.
 """
 
 import gc
@@ -18,6 +18,7 @@ _SECONDS = 280  # then a rank ends itself: it waits for one that will not come
 
 
 def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

@@ -1,0 +1,13 @@
+"""The conformance kit: what an algorithm has to keep to, as one call.
+
+    from lightfed.testing import conformance
+
+    def test_ditto() -> None:
+        conformance(partial(Ditto, lam=0.1))
+
+Imports all rooms but the command line.
+"""
+
+from lightfed.testing.conformance import conformance
+
+__all__ = ["conformance"]

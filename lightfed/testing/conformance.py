@@ -1,0 +1,109 @@
+"""Hold algorithms to the promises of lightfed: the same bits on any ranks, and after a restart."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from lightfed.api.algorithm import Algorithm
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.testing.case import CLIENTS, Case, NormNet, digits
+from lightfed.testing.worker import Digest, Plan
+
+Digests = dict[str, dict[str, Digest]]
+"""By kind of run and rank, such as straight-3-of-4; by case."""
+
+_SECONDS = 280
+
+
+def conformance(
+    algorithm: Callable[[], Algorithm],
+    *,
+    model: Callable[[], nn.Module] = NormNet,
+    levels: str = "",
+    clients: int = CLIENTS,
+    data: Callable[[], FederatedDataModule] = digits,
+    trainer: Mapping[str, Any] | None = None,
+    ranks: tuple[int, ...] = (1, 2, 4),
+    **federation: Any,
+) -> None:
+    """Run an algorithm on the digits, on several numbers of ranks, and stopped and resumed.
+
+    Server state, the rows and whatever else clients keep, metrics, metrics.csv and clients.csv have
+    to be the same bits in all runs. A run is stopped during its last round, and resumed on another
+    number of ranks.
+
+    Args:
+        algorithm: a class, or a `functools.partial` of one: it is pickled.
+        model: makes a client's network, likewise; it takes `rate` where there are levels.
+        levels: of the cohorts' widths, such as "abd"; empty for one cohort.
+        clients: how many.
+        data: makes the data module, likewise.
+        trainer: arguments of the FederatedTrainer.
+        ranks: numbers of ranks; the first is what the others are compared with.
+        **federation: arguments of the Federation.
+
+    Raises:
+        AssertionError: a run has other bits, and which; or a run failed.
+    """
+    case = Case(algorithm, model, levels, federation, dict(trainer or {}), data, clients)
+    moves = ((ranks[-1], ranks[0]), (ranks[0], ranks[-1]))
+    with TemporaryDirectory() as folder:
+        # Twice, so that it is stopped on few ranks and on many.
+        plan = Plan({"case": case, "again": case}, ranks, moves)
+        digests = digests_of(plan, Path(folder))
+    for name in plan.cases:
+        check_ranks(plan, name, digests)
+        check_resumed(plan, name, digests)
+
+
+def digests_of(plan: Plan, folder: Path) -> Digests:
+    """Run a plan in a process of its own.
+
+    Raises:
+        AssertionError: a run failed; the end of what it printed.
+    """
+    (folder / "plan.pickle").write_bytes(pickle.dumps(plan))
+    run_module("lightfed.testing.worker", str(folder))
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def check_ranks(plan: Plan, name: str, digests: Digests) -> None:
+    """Any number of ranks gives the same bits, and on each of them."""
+    for ranks in plan.worlds:
+        _check("straight", plan, name, ranks, digests)
+
+
+def check_resumed(plan: Plan, name: str, digests: Digests) -> None:
+    """A stopped and resumed run has the bits of one that never stopped."""
+    _check("resumed", plan, name, plan.move(name)[1], digests)
+
+
+def _check(kind: str, plan: Plan, name: str, ranks: int, digests: Digests) -> None:
+    expected = digests[f"straight-0-of-{plan.worlds[0]}"][name]
+    for run in [f"{kind}-{rank}-of-{ranks}" for rank in range(ranks)]:
+        found = digests[run][name]
+        unlike = [part for part in expected if found[part] != expected[part]]
+        assert not unlike, f"{name}, {run}: {', '.join(unlike)} have other bits"
+
+
+def run_module(module: str, *arguments: str) -> None:
+    """Run a module in a process that has no threads, so that it may fork ranks.
+
+    Raises:
+        AssertionError: it failed; the end of what it printed.
+    """
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        stderr=subprocess.PIPE, text=True, timeout=_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]

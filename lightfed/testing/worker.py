@@ -1,0 +1,131 @@
+"""Runs of cases on several numbers of ranks, each resumed from a suspended round of another number.
+
+`python -m lightfed.testing.worker FOLDER` runs FOLDER/plan.pickle and leaves the digests there, in
+a file a rank of a job: `straight-1-of-2.json`, `resumed-0-of-4.json`. A process of its own: it has
+no threads, and may fork ranks.
+"""
+
+import json
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from typing_extensions import override
+
+from lightfed.runs.checkpoint import load
+from lightfed.testing.case import ROUNDS, Case, read_digits
+from lightfed.testing.digest import digest, fit
+from lightfed.testing.ranks import start_job, wait
+
+Digest = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run.
+
+    Attributes:
+        cases: by name.
+        worlds: numbers of ranks.
+        moves: ranks that a run is stopped on, and resumed on; cases take turns.
+    """
+
+    cases: dict[str, Case]
+    worlds: tuple[int, ...]
+    moves: tuple[tuple[int, int], ...]
+
+    def move(self, name: str) -> tuple[int, int]:
+        """Of a case."""
+        return self.moves[list(self.cases).index(name) % len(self.moves)]
+
+
+class Interrupt(Callback):
+    """A signal for one rank before its first session of a round; the others finish theirs."""
+
+    @override
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, wave: int) -> None:
+        if wave == 0:
+            here = [] if batch is None else [batch]
+            first = min(trainer.federation.fleet.ranks.gather(here))
+            if batch == first:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def straight(plan: Plan, name: str, folder: Path, ranks: int) -> Digest:
+    """A run that never stops; on its way it leaves the checkpoint for the one that does."""
+    place = folder / f"{name}-{ranks}"
+    flags: dict[str, Any] = {"enable_checkpointing": False}
+    stops = ranks == plan.move(name)[0]
+    if stops:
+        stop = ModelCheckpoint(
+            filename="stopped", every_n_epochs=ROUNDS - 1, save_on_train_epoch_end=True,
+            save_last="link",
+        )  # fmt: skip
+        flags = {"callbacks": [stop]}
+    found = digest(*fit(plan.cases[name], place, ranks=ranks, **flags))
+    if stops:
+        _suspend(plan.cases[name], place, ranks)
+    return found
+
+
+def _suspend(case: Case, place: Path, ranks: int) -> None:
+    """The last round once more, from a checkpoint before it, interrupted during its sessions."""
+    path = str(place / "run" / "checkpoints" / "stopped.ckpt")
+    status: Any = None
+    try:
+        fit(case, place, ranks=ranks, ckpt_path=path, callbacks=[Interrupt()])
+    except SystemExit as left:
+        status = left.code
+    assert status == 128 + signal.SIGUSR1, f"a run that was to be suspended ended with {status}"
+
+
+def resumed(plan: Plan, name: str, folder: Path, ranks: int) -> Digest:
+    """The rest of a run whose last round was suspended."""
+    place = folder / f"{name}-{plan.move(name)[0]}"
+    path = place / "run" / "checkpoints" / "last.ckpt"
+    assert load(path)["global_step"] == ROUNDS - 1
+    assert path.with_name("sessions.ckpt").is_file()
+    flags: dict[str, Any] = {"ckpt_path": str(path), "enable_checkpointing": False}
+    return digest(*fit(plan.cases[name], place, ranks=ranks, **flags))
+
+
+Run = Callable[[Plan, str, Path, int], Digest]
+
+
+def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> None:
+    """One run of every case, in one start of the ranks.
+
+    Raises:
+        SystemExit: a rank failed; its error is on stderr.
+    """
+
+    def work(rank: int) -> None:
+        digests = {name: one(plan, name, folder, ranks) for name in names}
+        (folder / f"{one.__name__}-{rank}-of-{ranks}.json").write_text(json.dumps(digests))
+
+    if not wait(start_job(ranks, work)):
+        sys.exit(f"{one.__name__} runs on {ranks} ranks failed")
+
+
+def main() -> None:
+    """Run the plan."""
+    folder = Path(sys.argv[1])
+    plan: Plan = pickle.loads((folder / "plan.pickle").read_bytes())
+    for split in ("train", "test"):
+        read_digits(split)
+    for ranks in plan.worlds:
+        _job(straight, plan, list(plan.cases), folder, ranks)
+    for ranks in sorted({later for _, later in plan.moves}):
+        names = [name for name in plan.cases if plan.move(name)[1] == ranks]
+        _job(resumed, plan, names, folder, ranks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Every case on 1, 2 and 4 ranks, stopped and resumed on several: `pytest -m matrix`."""
+
+from pathlib import Path
+
+import pytest
+
+from lightfed.testing.conformance import check_ranks, check_resumed, digests_of
+from tests.conformance.kit import plan_of
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stateful", [True, False])
+def test_every_case_on_every_number_of_ranks(stateful: bool, tmp_path: Path) -> None:
+    plan = plan_of(stateful=stateful, full=True)
+    digests = digests_of(plan, tmp_path)
+    for name in plan.cases:
+        check_ranks(plan, name, digests)
+        check_resumed(plan, name, digests)
