@@ -20,7 +20,7 @@ from lightfed.testing.worker import Digest, Plan
 Digests = dict[str, dict[str, Digest]]
 """By kind of run and rank, such as straight-3-of-4; by case."""
 
-_SECONDS = 280
+_SECONDS = 900
 
 
 def conformance(

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from lightfed.distributed.collectives import leave
 
-_SECONDS = 280  # then a rank ends itself: it waits for one that will not come
+_SECONDS = 900  # then a rank ends itself: it waits for one that will not come
 
 
 def free_port() -> int:
