@@ -58,7 +58,7 @@ _ROOMS = {
         core.algorithm core.fleet core.clients core.failures
     """,
     "simulation": """
-        core.clock core.delays core.quadrature core.tracefile=trace_file core.hierarchy
+        core.clock core.delays core.hierarchy
     """,
     "runs": """
         core.runfolder=run_folder core.fence=run_lock core.runlog=run_logger core.checkpoint
