@@ -40,7 +40,8 @@ _ROOMS = {
         core.allocation core.requeue
     """,
     "topology": """
-        comm.graphs comm.topology comm.adjacency comm.mixing comm.facts=graph_summary
+        comm.graphs comm.topology comm.adjacency=matrices comm.mixing=matrices
+        comm.facts=graph_summary
     """,
     "state": """
         core.store=rows core.staging core.ledger=costs core.parts
