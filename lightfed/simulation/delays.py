@@ -179,6 +179,10 @@ class Trace(Delay):
         object.__setattr__(self, "values", np.sort(_read_trace(self.path)))
 
     @override
+    def __str__(self) -> str:
+        return f"Trace(path={self.path})"
+
+    @override
     def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.choice(self.values, size)
 

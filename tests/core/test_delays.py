@@ -105,6 +105,7 @@ def test_a_constant_is_constant() -> None:
 
 def test_a_trace_is_its_numbers(trace: Trace) -> None:
     assert [trace.quantile(p) for p in (0.25, 0.26, 0.75, 0.76)] == [0.5, 1, 1, 4]
+    assert str(trace) == f"Trace(path={trace.path})"
     assert trace.expected(1, 1) == 6.5 / 4
     # The larger of two delays: 0.5 with 1/16, 1 with 8/16, 4 with 7/16.
     larger = pytest.approx(0.5 / 16 + 8 / 16 + 4 * 7 / 16)
