@@ -40,7 +40,8 @@ _ROOMS = {
         core.allocation core.requeue
     """,
     "topology": """
-        comm.graphs comm.topology comm.adjacency comm.mixing comm.facts=graph_summary
+        comm.graphs comm.topology comm.adjacency=matrices comm.mixing=matrices
+        comm.facts=graph_summary
     """,
     "state": """
         core.store=rows core.staging core.ledger=costs core.parts
@@ -58,7 +59,7 @@ _ROOMS = {
         core.algorithm core.fleet core.clients core.failures
     """,
     "simulation": """
-        core.clock core.delays core.quadrature core.tracefile=trace_file core.hierarchy
+        core.clock core.delays core.hierarchy
     """,
     "runs": """
         core.runfolder=run_folder core.fence=run_lock core.runlog=run_logger core.checkpoint

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.container import ErrorbarContainer
 from matplotlib.image import imread
 
-from lightfed import cli
+from lightfed.cli.command_line import main
 from lightfed.drawing.style import DARK, LIGHT, Theme
 from lightfed.simulation.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
 from lightfed.studies.fedbcd.latency import Cloud, latencies
@@ -38,9 +38,8 @@ def test_reference_values(name: str) -> None:
         servers, wait = (int(word[1:]) for word in case.split("_"))
         cloud = Cloud(DELAYS[name], servers, 1)
         found = cloud.expected(wait)
-        assert found.value == pytest.approx(theirs["E_B"], rel=1e-9)
-        assert found.error < 1e-13 * found.value
-        ratio = found.value / cloud.expected(servers).value
+        assert found == pytest.approx(theirs["E_B"], rel=1e-9)
+        ratio = found / cloud.expected(servers)
         assert ratio == pytest.approx(theirs["r"], rel=1e-9)
         bound = theirs["eq8_upper"]
         expected = math.nan if bound is None else bound
@@ -54,11 +53,11 @@ def harmonic(n: int) -> float:
 @given(st.integers(1, 12), st.integers(1, 12), st.floats(1e-3, 1e3))
 def test_exponential_clouds_in_closed_form(servers: int, devices: int, mean: float) -> None:
     last = Cloud(Exponential(mean), servers, devices).expected(servers)
-    assert last.value == pytest.approx(mean * harmonic(servers * devices), rel=1e-11)
+    assert last == pytest.approx(mean * harmonic(servers * devices), rel=1e-11)
     for wait in range(1, servers + 1):
         spacings = harmonic(servers) - harmonic(servers - wait)
         found = Cloud(Exponential(mean), servers, 1).expected(wait)
-        assert found.value == pytest.approx(mean * spacings, rel=1e-11)
+        assert found == pytest.approx(mean * spacings, rel=1e-11)
 
 
 @settings(deadline=None)
@@ -75,7 +74,7 @@ def test_uniform_clouds_in_closed_form(servers: int, devices: int, data: st.Data
         - math.lgamma(servers + 1 + power)
     )
     found = Cloud(Uniform(low, low + width), servers, devices).expected(wait)
-    assert found.value == pytest.approx(low + width * math.exp(log), rel=1e-11)
+    assert found == pytest.approx(low + width * math.exp(log), rel=1e-11)
 
 
 @pytest.mark.parametrize("name", DELAYS)
@@ -95,9 +94,9 @@ def test_simulation_agrees_with_integration(name: str, devices: int) -> None:
     cloud, waits = Cloud(DELAYS[name], 10, devices), [3, 5, 7]
     rng = numpy_generator(1, "test")
     found = cloud.simulated(waits, samples=40_000, rng=rng)
-    full = cloud.expected(10).value
+    full = cloud.expected(10)
     for wait, estimate in zip(waits, found, strict=True):
-        exact = cloud.expected(wait).value / full
+        exact = cloud.expected(wait) / full
         assert 0 < estimate.error < 0.02 * exact
         assert abs(estimate.value - exact) < 4 * estimate.error
 
@@ -125,14 +124,14 @@ def test_a_run_of_memoryless_servers_is_what_the_analysis_says() -> None:
     cloud = Cloud(Exponential(2.0), 10, 1)
     for wait in (1, 3, 7, 10):
         found = cloud.in_a_run(wait, rng=numpy_generator(0, "test", wait))
-        assert abs(found.value - cloud.expected(wait).value) < 4 * found.error
+        assert abs(found.value - cloud.expected(wait)) < 4 * found.error
         assert 0 < found.error < 0.05 * found.value
 
 
 def test_in_a_run_a_server_waits_for_its_slowest_device() -> None:
     cloud = Cloud(Uniform(0.0, 1.0), 4, 3)
     found = cloud.in_a_run(4, rng=numpy_generator(0, "test"))
-    assert abs(found.value - cloud.expected(4).value) < 4 * found.error
+    assert abs(found.value - cloud.expected(4)) < 4 * found.error
     (last,) = latencies(cloud, [4], samples=2, seed=0)
     assert abs(last.in_a_run.value - 1) < 4 * last.in_a_run.error
     assert last.in_a_run.error == pytest.approx(found.error / found.value, rel=0.5)
@@ -141,7 +140,7 @@ def test_in_a_run_a_server_waits_for_its_slowest_device() -> None:
 def test_in_a_run_of_equal_servers_half_the_servers_take_half_the_time() -> None:
     """While the analysis, where all start anew, sees no gain."""
     cloud = Cloud(Constant(2.0), 10, 3)
-    assert cloud.expected(5) == cloud.expected(10) == (2.0, 0.0)
+    assert cloud.expected(5) == cloud.expected(10) == 2.0
     assert cloud.in_a_run(5, rng=numpy_generator(0, "test")).value == 1.0
     assert cloud.in_a_run(10, rng=numpy_generator(0, "test")).value == 2.0
 
@@ -149,7 +148,7 @@ def test_in_a_run_of_equal_servers_half_the_servers_take_half_the_time() -> None
 def test_in_a_run_stragglers_gather() -> None:
     cloud = Cloud(Weibull(0.5), 10, 1)
     found = cloud.in_a_run(3, rng=numpy_generator(0, "test"))
-    assert found.value - 4 * found.error > cloud.expected(3).value
+    assert found.value - 4 * found.error > cloud.expected(3)
 
 
 @given(st.floats(0.2, 9.0), st.integers(2, 99), st.floats(1e-3, 1e3), st.data())
@@ -167,7 +166,7 @@ def test_the_limit_holds_for_many_servers_of_several_devices() -> None:
     gaps = []
     for servers in (10, 100, 1000):
         cloud, wait = Cloud(Exponential(1.0), servers, 3), servers // 2
-        exact = cloud.expected(wait).value / cloud.expected(servers).value
+        exact = cloud.expected(wait) / cloud.expected(servers)
         gaps.append(cloud.asymptotic(wait) / exact - 1)
     assert gaps[0] > gaps[1] > gaps[2] > 0
     assert gaps[2] < 0.1
@@ -176,20 +175,19 @@ def test_the_limit_holds_for_many_servers_of_several_devices() -> None:
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TABLE, "--servers", "4", "--devices", "2", "--waits", "[4,1]", "--samples", "500"]
     with pytest.raises(SystemExit, match="0"):
-        cli.main(words)
+        main(words)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "Exponential(mean=2), 4 servers of 2 active devices"
+    assert printed[0] == "Exponential(mean=2.0), 4 servers of 2 active devices"
     rows = {line.split()[0]: line.split() for line in printed if line.split()[:1] in (["1"], ["4"])}
     assert list(rows) == ["4", "1"]
-    full, first = (Cloud(Exponential(2.0), 4, 2).expected(wait).value for wait in (4, 1))
+    full, first = (Cloud(Exponential(2.0), 4, 2).expected(wait) for wait in (4, 1))
     assert rows["4"][1:8] == [f"{full:.2f}", "s", "1.0000", "1.0000", "+-", "0.0000", "-"]
     assert rows["1"][1:4] == [f"{first:.2f}", "s", f"{first / full:.4f}"]
-    assert printed[-1] == "integration: relative error below 1e-12"
 
 
 def test_by_default_every_tenth_of_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        cli.main([*TABLE, "--servers", "15", "--samples", "2"])
+        main([*TABLE, "--servers", "15", "--samples", "2"])
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     waits = [int(words[0]) for words in printed if words and words[0].isdigit()]
     assert waits == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15]
@@ -198,7 +196,7 @@ def test_by_default_every_tenth_of_the_servers(capsys: pytest.CaptureFixture[str
 def test_the_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "latency.png"
     with pytest.raises(SystemExit, match="0"):
-        cli.main([*TABLE, "--samples", "500", "--waits", "[5,10]", "--plot", str(path)])
+        main([*TABLE, "--samples", "500", "--waits", "[5,10]", "--plot", str(path)])
     assert capsys.readouterr().err == ""
     assert imread(path).std() > 0.05
 
@@ -246,8 +244,8 @@ MEAN = ["--delay", "Exponential", "--delay.mean"]
         ([], "--delay", "name one of Constant, Exponential, LogNormal, Trace, Uniform, Weibull"),
         (["--delay", "Expo"], "--delay", "Expo is no distribution; name one of Constant"),
         (["--delay", "Exponential"], "--delay.mean", "is not given"),
-        ([*MEAN, "0"], "delay.init_args.mean", "0; give a finite number above 0"),
-        ([*MEAN, "-1"], "delay.init_args.mean", "-1; give a finite number above 0"),
+        ([*MEAN, "0"], "delay.init_args.mean", "0; give a number above 0"),
+        ([*MEAN, "-1"], "delay.init_args.mean", "-1; give a number above 0"),
         ([*MEAN, "x"], "delay.init_args.mean", "x; give a number"),
         (["--delay", "Constant", "--delay.valu", "1"], "delay.init_args.valu", "mean value?"),
         (["--delay", "Trace", "--delay.path", "/absent"], "delay.init_args.path", "/absent"),
@@ -280,7 +278,7 @@ def assert_refused(
     words: list[str], key: str, fragment: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.main(["latency", *words])
+        main(["latency", *words])
     assert exit_.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"lightfed: error: {key}: ")

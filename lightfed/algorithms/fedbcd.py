@@ -49,7 +49,7 @@ from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.delays import Delay, Exponential
 from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.state.server_model import ServerModel
-from lightfed.topology.mixing import read_mixing
+from lightfed.topology.matrices import read_mixing
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -64,7 +64,7 @@ def _print(cloud: Cloud, found: Sequence[Latency]) -> None:
     rows = tuple(
         (
             str(line.wait),
-            seconds_text(line.expected.value),
+            seconds_text(line.expected),
             f"{line.ratio:.4f}",
             _text(line.simulated),
             NOTHING if np.isnan(line.asymptotic) else f"{line.asymptotic:.4f}",
@@ -73,13 +73,11 @@ def _print(cloud: Cloud, found: Sequence[Latency]) -> None:
         for line in found
     )
     headers = ("B", "round lasts", "exact", "simulated", "asymptotic (8)", "in a run")
-    error = max(line.expected.error / line.expected.value for line in found)
     console = new_console()
     print_line(console, _title(cloud))
     print_table(console, TextTable(headers, rows), spare=("round lasts", "asymptotic (8)"))
     print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers start anew")
     print_line(console, "in a run: late servers go on; mean round / E[tau_(N)]; +- standard error")
-    print_line(console, f"integration: relative error below {max(error, 1e-12):.0e}")
 
 
 def _draw(cloud: Cloud, found: Sequence[Latency], path: Path) -> None:
@@ -134,10 +132,10 @@ def main(argv: Sequence[str]) -> int:
 def _explained(message: str, argv: Sequence[str]) -> UserError:
     """What jsonargparse refused, as the one error that a user is told."""
     from lightfed.cli.messages import explain
-    from lightfed.cli.vocabulary import described
+    from lightfed.cli.vocabulary import described, offered
     from lightfed.cli.written import Written
 
-    known = f"name one of {', '.join(sorted(c.__name__ for c in Delay.__subclasses__()))}"
+    known = f"name one of {', '.join(offered(Delay))}"
     if lacking := re.search(r"the following arguments are required: ([\w., ]+)", message):
         if lacking[1] == "delay":
             return UserError("--delay", "is not given", known)

@@ -1,99 +1,84 @@
 """Distributions of delays in virtual seconds: classes that a configuration names.
 
-Each knows how to be drawn and its exact law. `integral` is what expectations of order statistics
-are made of: the expectation of a delay T >= 0 is the integral of its survival function P(T > t)
-over t >= 0, and the survival function of an order statistic is a function h of that of one delay.
+`expected` is about tau_(B), the B-th least of N independent numbers, each the largest of m delays.
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from inspect import signature
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
+from scipy import integrate, special
 from typing_extensions import override
 
-from lightfed.simulation.quadrature import Integral, integrate, integrate_positive
-from lightfed.simulation.trace_file import read_trace
 from lightfed.utils.errors import UserError
 
-Law = Callable[[np.ndarray], np.ndarray]
-"""From survival probabilities in 0..1 to such; nondecreasing, 0 at 0 and 1 at 1."""
-
-_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+Size = int | tuple[int, ...]
 
 
 class Delay(ABC):
     """A distribution of nonnegative delays, in virtual seconds."""
 
-    @property
     @abstractmethod
-    def mean_delay(self) -> float:
-        """The expectation, in virtual seconds."""
-
-    @abstractmethod
-    def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
-        """Independent delays of shape `size`, from the one source of randomness given."""
-
-    @abstractmethod
-    def survival(self, t: np.ndarray) -> np.ndarray:
-        """P(T > t) for times t >= 0 of any shape; accurate where it is tiny, too."""
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
+        """Independent delays of shape `size`."""
 
     @abstractmethod
     def quantile(self, p: float) -> float:
-        """The least t with P(T <= t) >= p, for p in 0 <= p < 1."""
+        """The least t with P(T <= t) >= p, for 0 < p < 1."""
 
-    def cdf(self, t: np.ndarray) -> np.ndarray:
-        """P(T <= t) for times t >= 0 of any shape."""
-        return 1.0 - self.survival(t)
+    @abstractmethod
+    def expected(self, wait: int, servers: int, devices: int = 1) -> float:
+        """E[tau_(B)] in virtual seconds: B = `wait`, N = `servers`, m = `devices`."""
 
-    def __str__(self) -> str:
-        """As in `Weibull(shape=0.5, scale=1)`."""
-        given = [(name, getattr(self, name)) for name in signature(type(self)).parameters]
-        words = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in given]
-        return f"{type(self).__name__}({', '.join(words)})"
 
-    def integral(self, law: Law) -> Integral:
-        """The integral of law(survival(t)) over t >= 0, in virtual seconds.
+class _Continuous(Delay):
+    """A delay T whose hazard -log P(T > t) is continuous in t."""
 
-        Here of delays whose survival function is smooth in log t.
-        """
-        return integrate_positive(lambda t: law(self.survival(t)), scale=self.mean_delay)
+    @abstractmethod
+    def log_delay(self, hazard: float) -> float:
+        """The logarithm of t, from -log P(T > t): accurate in both tails, and no overflow."""
+
+    @override
+    def quantile(self, p: float) -> float:
+        return math.exp(self.log_delay(-math.log1p(-p)))
+
+    @override
+    def expected(self, wait: int, servers: int, devices: int = 1) -> float:
+        """The integral of t(y) exp(-y) over y > 0, where P(tau_(B) > t(y)) = exp(-y)."""
+
+        def weighted(y: float) -> float:
+            return math.exp(self.log_delay(_hazard(y, wait, servers, devices)) - y)
+
+        # What counts lies near 1 with light tails, near 100 with the heaviest. Past 200 it is below
+        # rounding errors, and `betaincinv` fails from 300.
+        places = (1, 10, 100)
+        return integrate.quad(weighted, 0, 200, points=places, epsabs=0, epsrel=1e-12, limit=500)[0]
 
 
 @dataclass(frozen=True)
-class Exponential(Delay):
+class Exponential(_Continuous):
     """Memoryless: P(T > t) = exp(-t / mean)."""
 
     mean: float
     """Virtual seconds."""
 
     def __post_init__(self) -> None:
-        _check_positive("mean", self.mean)
-
-    @property
-    @override
-    def mean_delay(self) -> float:
-        return self.mean
+        _check("mean", self.mean)
 
     @override
-    def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.exponential(self.mean, size)
 
     @override
-    def survival(self, t: np.ndarray) -> np.ndarray:
-        return np.exp(-t / self.mean)
-
-    @override
-    def quantile(self, p: float) -> float:
-        return -self.mean * math.log1p(-p)
+    def log_delay(self, hazard: float) -> float:
+        return math.log(self.mean) + math.log(hazard)
 
 
 @dataclass(frozen=True)
-class Weibull(Delay):
+class Weibull(_Continuous):
     """P(T > t) = exp(-(t / scale) ** shape); a shape below 1 has a heavy tail."""
 
     shape: float
@@ -102,34 +87,20 @@ class Weibull(Delay):
     """Virtual seconds after which a share of 1/e is still out."""
 
     def __post_init__(self) -> None:
-        _check_positive("shape", self.shape)
-        _check_positive("scale", self.scale)
-        _check_mean(self, self._log_mean())
-
-    def _log_mean(self) -> float:
-        steep = min(1.0 / self.shape, 1e9)  # beyond that the mean is refused anyway
-        return math.log(self.scale) + math.lgamma(1.0 + steep)
-
-    @property
-    @override
-    def mean_delay(self) -> float:
-        return math.exp(self._log_mean())
+        _check("shape", self.shape, above=0.01)
+        _check("scale", self.scale)
 
     @override
-    def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return self.scale * rng.weibull(self.shape, size)
 
     @override
-    def survival(self, t: np.ndarray) -> np.ndarray:
-        return np.exp(-((t / self.scale) ** self.shape))
-
-    @override
-    def quantile(self, p: float) -> float:
-        return float(self.scale * (-math.log1p(-p)) ** (1.0 / self.shape))
+    def log_delay(self, hazard: float) -> float:
+        return math.log(self.scale) + math.log(hazard) / self.shape
 
 
 @dataclass(frozen=True)
-class LogNormal(Delay):
+class LogNormal(_Continuous):
     """The logarithm of the delay, in virtual seconds, is normal."""
 
     mu: float
@@ -138,34 +109,20 @@ class LogNormal(Delay):
     """Standard deviation of the logarithm."""
 
     def __post_init__(self) -> None:
-        _check_positive("sigma", self.sigma)
-        _check_mean(self, self._log_mean())
-
-    def _log_mean(self) -> float:
-        return self.mu + self.sigma * self.sigma / 2
-
-    @property
-    @override
-    def mean_delay(self) -> float:
-        return math.exp(self._log_mean())
+        _check("mu", self.mu, above=-200.0, below=200.0)
+        _check("sigma", self.sigma, below=10.0)
 
     @override
-    def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.lognormal(self.mu, self.sigma, size)
 
     @override
-    def survival(self, t: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):  # log 0 = -inf, which all delays exceed
-            z = (np.log(t) - self.mu) / self.sigma
-        return np.asarray(0.5 * _erfc(z / math.sqrt(2.0)))
-
-    @override
-    def quantile(self, p: float) -> float:
-        return math.exp(self.mu + self.sigma * NormalDist().inv_cdf(p)) if p > 0 else 0.0
+    def log_delay(self, hazard: float) -> float:
+        return self.mu - self.sigma * float(special.ndtri_exp(-hazard))
 
 
 @dataclass(frozen=True)
-class Uniform(Delay):
+class Uniform(_Continuous):
     """All delays between two bounds are as likely."""
 
     low: float
@@ -174,35 +131,17 @@ class Uniform(Delay):
     """Virtual seconds, above `low`."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.low < math.inf:
-            raise UserError(_key("low"), f"{self.low:g}", "give a finite number of at least 0")
-        if not self.low < self.high < math.inf:
-            fix = f"give a finite number above low, {self.low:g}"
-            raise UserError(_key("high"), f"{self.high:g}", fix)
-
-    @property
-    @override
-    def mean_delay(self) -> float:
-        return self.low + (self.high - self.low) / 2
+        if self.low != 0.0:
+            _check("low", self.low)
+        _check("high", self.high, above=self.low)
 
     @override
-    def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.uniform(self.low, self.high, size)
 
     @override
-    def survival(self, t: np.ndarray) -> np.ndarray:
-        return np.clip((self.high - t) / (self.high - self.low), 0.0, 1.0)
-
-    @override
-    def quantile(self, p: float) -> float:
-        return self.low + p * (self.high - self.low)
-
-    @override
-    def integral(self, law: Law) -> Integral:
-        """As of all delays; up to `low` the integrand is 1, between the bounds a polynomial."""
-        width = self.high - self.low
-        found = integrate(law, 0.0, 1.0)  # over the survival probability, which falls evenly
-        return Integral(self.low + width * found.value, width * found.error)
+    def log_delay(self, hazard: float) -> float:
+        return math.log(self.low - (self.high - self.low) * math.expm1(-hazard))
 
 
 @dataclass(frozen=True)
@@ -213,29 +152,19 @@ class Constant(Delay):
     """Virtual seconds."""
 
     def __post_init__(self) -> None:
-        _check_positive("value", self.value)
-
-    @property
-    @override
-    def mean_delay(self) -> float:
-        return self.value
+        _check("value", self.value)
 
     @override
-    def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return np.full(size, self.value)
-
-    @override
-    def survival(self, t: np.ndarray) -> np.ndarray:
-        return np.where(t < self.value, 1.0, 0.0)
 
     @override
     def quantile(self, p: float) -> float:
         return self.value
 
     @override
-    def integral(self, law: Law) -> Integral:
-        """The value: any order statistic of one number is that number."""
-        return Integral(self.value, 0.0)
+    def expected(self, wait: int, servers: int, devices: int = 1) -> float:
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -243,48 +172,66 @@ class Trace(Delay):
     """Measured delays; each draw is one of them, at random and with replacement."""
 
     path: Path
-    """A text file with one delay in virtual seconds on each line."""
+    """A text or .csv file of delays in virtual seconds: one on each line, or rows with commas."""
     values: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", np.sort(read_trace(self.path, key=_key("path"))))
-
-    @property
-    @override
-    def mean_delay(self) -> float:
-        return float(self.values.mean())
+        object.__setattr__(self, "values", np.sort(_read_trace(self.path)))
 
     @override
-    def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
+    def __str__(self) -> str:
+        return f"Trace(path={self.path})"
+
+    @override
+    def draw(self, rng: np.random.Generator, size: Size) -> np.ndarray:
         return rng.choice(self.values, size)
-
-    @override
-    def survival(self, t: np.ndarray) -> np.ndarray:
-        return 1.0 - np.searchsorted(self.values, t, side="right") / len(self.values)
 
     @override
     def quantile(self, p: float) -> float:
         return float(np.quantile(self.values, p, method="inverted_cdf"))
 
     @override
-    def integral(self, law: Law) -> Integral:
-        """A sum over the steps of the survival function, exact."""
-        heights = law(1.0 - np.arange(len(self.values)) / len(self.values))
-        return Integral(float(heights @ np.diff(self.values, prepend=0.0)), 0.0)
+    def expected(self, wait: int, servers: int, devices: int = 1) -> float:
+        """A sum over the values, exact."""
+        in_time = np.linspace(0.0, 1.0, len(self.values) + 1) ** devices
+        weights = np.diff(special.betainc(wait, servers - wait + 1, in_time))
+        return float(weights @ self.values)
 
 
-def _key(name: str) -> str:
-    return f"delay.init_args.{name}"
+def _hazard(y: float, wait: int, servers: int, devices: int) -> float:
+    """-log P(T > t) of one delay, at the t with P(tau_(B) > t) = exp(-y).
+
+    tau_(B) <= t where P(tau <= t) of one server, P(T <= t) ** m, exceeds a beta variable of
+    parameters B and N - B + 1.
+    """
+    late = servers - wait + 1
+    if y < math.log(2.0):  # in each half the probability that is small, which has all its digits
+        in_time = float(special.betaincinv(wait, late, -math.expm1(-y)))
+        return -math.log1p(-(in_time ** (1 / devices)))
+    out = float(special.betaincinv(late, wait, math.exp(-y)))
+    return -math.log(-math.expm1(math.log1p(-out) / devices))
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not 0.0 < value < math.inf:
-        raise UserError(_key(name), f"{value:g}", "give a finite number above 0")
+def _read_trace(path: Path) -> np.ndarray:
+    """(n,) the delays of a file.
+
+    Raises:
+        UserError: the file holds something else, or no delay above 0.
+    """
+    key, fix = "delay.init_args.path", "name a text file of delays of at least 0, some above 0"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of an empty file numpy only warns
+            values = np.loadtxt(path, delimiter=",", ndmin=1, encoding="utf-8").ravel()
+    except (OSError, ValueError, UserWarning) as error:
+        raise UserError(key, f"{path} cannot be read ({error})", fix) from error
+    if not (values >= 0).all() or not 0 < values.max() < math.inf:
+        raise UserError(key, f"delays from {values.min():g} to {values.max():g} in {path}", fix)
+    return values
 
 
-def _check_mean(delay: Delay, log_mean: float) -> None:
-    """Refuse parameters whose mean is no floating-point number."""
-    if not abs(log_mean) < 700.0:  # also NaN
-        raise UserError(
-            "delay", f"{delay} has a mean of exp({log_mean:g})", "give milder arguments"
-        )
+def _check(name: str, value: float, *, above: float = 0.0, below: float = 1e100) -> None:
+    """Refuse what is out of bounds; theirs keep every draw and every mean a finite number."""
+    if not above < value < below:
+        fix = f"give a number above {above:g} and below {below:g}"
+        raise UserError(f"delay.init_args.{name}", f"{value:g}", fix)

@@ -1,21 +1,19 @@
 """Who hears whom in a federation without a server: DisPFL's three graphs, and others.
 
-A topology is a class whose arguments are config keys. `hearing` gives the lists of one round;
-`graph` the same as a matrix, of which `lightfed.topology.graphs` knows degrees and spectral gap.
+A topology is a class whose arguments are config keys. `hearing` gives the lists of one round.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
 
-from lightfed.topology.adjacency import read_adjacency
 from lightfed.topology.graphs import random_regular, small_world
+from lightfed.topology.matrices import read_adjacency
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
@@ -92,21 +90,6 @@ def warning_of_lonely(topology: Topology, *, clients: int, seed: int) -> str | N
     return f"the topology leaves clients {names}{more} alone: they hear nobody"
 
 
-def graph(
-    topology: Topology,
-    t: int,
-    *,
-    clients: int,
-    seed: int,
-    active: Collection[int] | None = None,
-) -> np.ndarray:
-    """(K, K) bool, row k is whom client k hears in round t; see `hearing`. K^2 bytes."""
-    matrix = np.zeros((clients, clients), dtype=np.bool_)
-    for client, heard in hearing(topology, t, clients=clients, seed=seed, active=active).items():
-        matrix[client, heard] = True
-    return matrix
-
-
 @dataclass(frozen=True)
 class Ring(Topology):
     """Everybody hears the one before and the one after."""
@@ -122,9 +105,7 @@ class Full(Topology):
 
     @override
     def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        heard = _everybody(clients).copy()
-        del heard[client]
-        return heard
+        return [*range(client), *range(client + 1, clients)]
 
 
 @dataclass(frozen=True)
@@ -140,7 +121,7 @@ class TimeVarying(Topology):
     """Others that a client hears."""
 
     def __post_init__(self) -> None:
-        _check_at_least_one("neighbours", self.neighbours)
+        _need(self.neighbours >= 1, "neighbours", self.neighbours, "give at least 1")
 
     @override
     def check(self, clients: int) -> None:
@@ -164,18 +145,15 @@ class Torus(Topology):
     """Rows of the grid; null for the grid nearest to a square."""
 
     def __post_init__(self) -> None:
-        if self.rows is not None:
-            _check_at_least_one("rows", self.rows)
+        _need(self.rows is None or self.rows >= 1, "rows", self.rows, "give at least 1")
 
     @override
     def check(self, clients: int) -> None:
-        if self.rows is not None and clients % self.rows:
-            found = f"{clients} clients do not fill {self.rows} rows"
-            raise UserError(f"{_KEY}.rows", found, "give a divisor of the number of clients")
-        if self.rows is None and self._rows(clients) == 1:
-            found = f"{clients} clients form no grid but a single row"
-            fix = "change the number of clients (model.cohorts), or take Ring"
-            raise UserError(f"{_KEY}.rows", found, fix)
+        rows = self._rows(clients)
+        found = f"{clients} clients do not fill {rows} rows"
+        _need(clients % rows == 0, "rows", found, "give a divisor of the number of clients")
+        found = f"{clients} clients form no grid but a single row"
+        _need(self.rows is not None or rows > 1, "rows", found, "change their number, or take Ring")
 
     def _rows(self, clients: int) -> int:
         if self.rows is not None:
@@ -200,14 +178,13 @@ class RandomRegular(Topology):
     """Neighbours of a client; degree times clients is even."""
 
     def __post_init__(self) -> None:
-        _check_at_least_one("degree", self.degree)
+        _need(self.degree >= 1, "degree", self.degree, "give at least 1")
 
     @override
     def check(self, clients: int) -> None:
         _check_others("degree", self.degree, clients)
-        if clients * self.degree % 2:
-            found = f"{clients} clients of {self.degree} neighbours each, both odd numbers"
-            raise UserError(f"{_KEY}.degree", found, "make one of them even")
+        found = f"{clients} clients of {self.degree} neighbours each, both odd numbers"
+        _need(clients * self.degree % 2 == 0, "degree", found, "make one of them even")
 
     @override
     def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
@@ -224,14 +201,10 @@ class SmallWorld(Topology):
     """Probability with which an edge of the ring becomes one to anybody."""
 
     def __post_init__(self) -> None:
-        if self.neighbours < 2 or self.neighbours % 2:
-            raise UserError(
-                f"{_KEY}.neighbours", f"{self.neighbours}", "give an even number of at least 2"
-            )
-        if not 0.0 <= self.rewire <= 1.0:
-            raise UserError(
-                f"{_KEY}.rewire", f"{self.rewire} is no probability", "give a number from 0 to 1"
-            )
+        even = self.neighbours >= 2 and self.neighbours % 2 == 0
+        _need(even, "neighbours", self.neighbours, "give an even number of at least 2")
+        found = f"{self.rewire} is no probability"
+        _need(0.0 <= self.rewire <= 1.0, "rewire", found, "give a number from 0 to 1")
 
     @override
     def check(self, clients: int) -> None:
@@ -250,14 +223,12 @@ class Star(Topology):
     """Number of the client in the middle."""
 
     def __post_init__(self) -> None:
-        if self.centre < 0:
-            raise UserError(f"{_KEY}.centre", f"{self.centre}", "give the number of a client")
+        _need(self.centre >= 0, "centre", self.centre, "give the number of a client")
 
     @override
     def check(self, clients: int) -> None:
-        if self.centre >= clients:
-            found, fix = f"client {self.centre} of {clients}", f"give 0 to {clients - 1}"
-            raise UserError(f"{_KEY}.centre", found, fix)
+        found = f"client {self.centre} of {clients}"
+        _need(self.centre < clients, "centre", found, f"give 0 to {clients - 1}")
 
     @override
     def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
@@ -281,9 +252,8 @@ class Adjacency(Topology):
     @override
     def check(self, clients: int) -> None:
         size = len(self._heard)
-        if size != clients:
-            found = f"{size} rows and columns, for {clients} clients"
-            raise UserError(f"{_KEY}.matrix", found, "give a row and a column for each client")
+        found = f"{size} rows and columns, for {clients} clients"
+        _need(size == clients, "matrix", found, "give a row and a column for each client")
 
     @override
     def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
@@ -291,21 +261,11 @@ class Adjacency(Topology):
         return np.flatnonzero(self._heard[client]).tolist()
 
 
-@lru_cache(maxsize=1)
-def _everybody(clients: int) -> list[int]:
-    """All clients; kept because the lists of a full graph may share its K numbers."""
-    return list(range(clients))
-
-
-def _check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise UserError(f"{_KEY}.{name}", f"{value}", "give at least 1")
+def _need(fits: bool, name: str, found: object, fix: str) -> None:
+    if not fits:
+        raise UserError(f"{_KEY}.{name}", f"{found}", fix)
 
 
 def _check_others(name: str, wanted: int, clients: int) -> None:
-    if wanted >= clients:
-        raise UserError(
-            f"{_KEY}.{name}",
-            f"{wanted} neighbours, but each of {clients} clients has {clients - 1} others",
-            "lower it, or raise the number of clients (model.cohorts)",
-        )
+    found = f"{wanted} neighbours, but each of {clients} clients has {clients - 1} others"
+    _need(wanted < clients, name, found, "lower it, or raise the number of clients (model.cohorts)")

@@ -19,7 +19,6 @@ import numpy as np
 
 from lightfed.simulation.clock import VirtualClock
 from lightfed.simulation.delays import Delay
-from lightfed.simulation.quadrature import Integral
 from lightfed.utils.rng import numpy_generator
 
 _DRAWS_AT_ONCE = 1 << 20
@@ -49,20 +48,9 @@ class Cloud:
     servers: int
     devices: int
 
-    def expected(self, wait: int) -> Integral:
-        """E[tau_(B)] in virtual seconds, by integration of the survival function of tau_(B)."""
-        return self.delay.integral(lambda survival: self._exceeds(wait, survival))
-
-    def _exceeds(self, wait: int, survival: np.ndarray) -> np.ndarray:
-        """P(tau_(B) > t): of N servers more than N - B are still out; from P(a device is out)."""
-        with np.errstate(divide="ignore"):
-            in_time = self.devices * np.log1p(-survival)  # log P(tau_n <= t)
-            late = np.log(-np.expm1(in_time))
-        total = np.zeros_like(survival)
-        for out in range(self.servers - wait + 1, self.servers + 1):
-            on_time = (self.servers - out) * in_time if out < self.servers else 0.0
-            total += np.exp(_log_binomial(self.servers, out) + out * late + on_time)
-        return np.minimum(total, 1.0)
+    def expected(self, wait: int) -> float:
+        """E[tau_(B)] in virtual seconds."""
+        return self.delay.expected(wait, self.servers, self.devices)
 
     def asymptotic(self, wait: int) -> float:
         """Eq. (8): r_{B,N} <~ F^-1(B/N) / F^-1(1 - 1/N), F that of tau_n; NaN for B = N."""
@@ -120,7 +108,7 @@ class Latency:
     """
 
     wait: int
-    expected: Integral
+    expected: float
     ratio: float
     simulated: Estimate
     asymptotic: float
@@ -129,7 +117,7 @@ class Latency:
 
 def latencies(cloud: Cloud, waits: Sequence[int], *, samples: int, seed: int) -> list[Latency]:
     """For each B, whose number names its draws."""
-    full = cloud.expected(cloud.servers).value
+    full = cloud.expected(cloud.servers)
     simulated = cloud.simulated(
         waits, samples=samples, rng=numpy_generator(seed, "latency/independent")
     )
@@ -138,13 +126,9 @@ def latencies(cloud: Cloud, waits: Sequence[int], *, samples: int, seed: int) ->
         expected = cloud.expected(wait)
         run = cloud.in_a_run(wait, rng=numpy_generator(seed, "latency/run", round=wait))
         relative = Estimate(run.value / full, run.error / full)
-        exact = expected.value / full
+        exact = expected / full
         found.append(Latency(wait, expected, exact, ratio, cloud.asymptotic(wait), relative))
     return found
-
-
-def _log_binomial(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def _ratio(top: np.ndarray, bottom: np.ndarray) -> Estimate:

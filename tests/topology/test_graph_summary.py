@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightfed.topology import graph_summary as facts
+from lightfed.topology import graph_summary
 from lightfed.topology.graph_summary import graph_facts
 from lightfed.topology.topology import Full, Ring, Star
 
@@ -21,6 +21,6 @@ def test_degrees_and_gap_of_five_clients(
         "spectral_gap": pytest.approx(gap, abs=1e-6),
         **named,
     }
-    monkeypatch.setattr(facts, "LARGEST", 4)
+    monkeypatch.setattr(graph_summary, "LARGEST", 4)
     many = graph_facts(topology, clients=5, seed=0)  # type: ignore[arg-type]
     assert many == {"class": type(topology).__name__, **named}

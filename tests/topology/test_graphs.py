@@ -1,4 +1,4 @@
-"""Random graphs by what defines them; degrees and spectral gaps in closed form."""
+"""Random graphs by what defines them; spectral gaps in closed form."""
 
 import math
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightfed.topology.graphs import Lists, degrees, random_regular, small_world, spectral_gap
+from lightfed.topology.graph_summary import graph, spectral_gap
+from lightfed.topology.graphs import Lists, random_regular, small_world
 from lightfed.topology.topology import (
     Adjacency,
     Full,
@@ -17,7 +18,6 @@ from lightfed.topology.topology import (
     TimeVarying,
     Topology,
     Torus,
-    graph,
 )
 
 seeds = st.integers(0, 2**40)
@@ -185,9 +185,3 @@ def test_gap_is_the_rate_of_agreement(clients: int, data: st.DataObject, seed: i
         assert spread < 1e-6
     if spread > 0.5:
         assert measured < 0.05
-
-
-def test_degrees() -> None:
-    assert degrees(graph(Star(), 0, clients=5, seed=0)) == (1, 8 / 5, 4)
-    assert degrees(graph(TimeVarying(3), 0, clients=9, seed=0)) == (3, 3.0, 3)
-    assert degrees(graph(Adjacency([[0, 1], [0, 0]]), 0, clients=2, seed=0)) == (0, 0.5, 1)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightfed.topology.graph_summary import graph
 from lightfed.topology.topology import (
     Adjacency,
     Full,
@@ -20,7 +21,6 @@ from lightfed.topology.topology import (
     TimeVarying,
     Topology,
     Torus,
-    graph,
     hearing,
 )
 from lightfed.utils.errors import UserError
@@ -190,6 +190,18 @@ def test_inactive_clients_drop_out_of_the_same_draw(topology: Topology) -> None:
     assert {k: np.flatnonzero(row).tolist() for k, row in enumerate(links) if row.any()} == {
         k: heard for k, heard in some.items() if heard
     }
+
+
+def test_graphs_drawn_before_are_drawn_again() -> None:
+    """Recorded from the first version: a seed gives the same graph for good."""
+    assert lists(TimeVarying(3), 9, t=4, seed=7)[:3] == [[1, 7, 8], [2, 4, 7], [3, 6, 8]]
+    assert lists(RandomRegular(3), 8, seed=7)[:3] == [[2, 3, 4], [4, 6, 7], [0, 5, 6]]
+    assert lists(RandomRegular(6), 8, seed=7)[:3] == [
+        [2, 3, 4, 5, 6, 7],
+        [2, 3, 4, 5, 6, 7],
+        [0, 1, 3, 4, 5, 7],
+    ]
+    assert lists(SmallWorld(4, 0.5), 9, seed=7)[:3] == [[1, 3, 4, 6, 8], [0, 3, 4, 5, 8], [3, 4, 5]]
 
 
 def test_full_hears_the_active() -> None:

@@ -1,0 +1,80 @@
+"""Matrices that a user wrote down, as lists or in a file: who hears whom, and with what weight."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lightfed.utils.errors import UserError
+
+_OFF = 1e-6  # from 1, of a sum of weights
+
+
+def read_adjacency(matrix: Sequence[Sequence[int]] | str, *, key: str) -> np.ndarray:
+    """(K, K) bool, without a diagonal.
+
+    Args:
+        matrix: K rows of K zeros and ones, or the path of a .npy or .csv file with them.
+        key: of the configuration, that an error names.
+
+    Raises:
+        UserError: it cannot be read, or is no square of zeros and ones.
+    """
+    values = _read(matrix, key)
+    if values.ndim != 2 or values.shape[0] != values.shape[1]:
+        found = f"an array of shape {values.shape}"
+        raise UserError(key, found, "give a row and a column for each client")
+    if not ((values == 0) | (values == 1)).all():
+        raise UserError(key, "values other than 0 and 1", "write 1 where one hears another")
+    heard = values.astype(np.bool_)
+    np.fill_diagonal(heard, False)
+    return heard
+
+
+def read_mixing(
+    mixing: Sequence[Sequence[float]] | str, servers: int, *, key: str, wait: int | None = None
+) -> np.ndarray:
+    """(N, N) float64, doubly stochastic.
+
+    Args:
+        mixing: N rows of N weights, or the path of a .npy or .csv file with them.
+        servers: N.
+        key: of the configuration, that an error names.
+        wait: servers that a round waits for; all by default.
+
+    Raises:
+        UserError: it cannot be read, or is no doubly stochastic matrix of so many servers, or not
+            all of them take part in every round.
+    """
+    if wait is not None and wait != servers:
+        found = f"given, and wait: {wait} of {servers} servers"
+        fix = "leave one out: such servers all take part in every round"
+        raise UserError(key, found, fix)
+    matrix = _read(mixing, key)
+    if matrix.shape != (servers, servers):
+        found = f"of shape {list(matrix.shape)} for {servers} servers"
+        raise UserError(key, found, f"give {servers} rows of {servers}")
+    if not (np.isfinite(matrix).all() and (matrix >= 0).all()):
+        raise UserError(key, "an entry below 0 or not finite", "give weights of 0 or more")
+    for line, sums in (("row", matrix.sum(1)), ("column", matrix.sum(0))):
+        worst = int(abs(sums - 1).argmax())
+        if abs(sums[worst] - 1) > _OFF:
+            found = f"not doubly stochastic: {line} {worst} sums to {sums[worst]:.9g}"
+            raise UserError(key, found, f"make all rows and columns sum to 1 (within {_OFF:g})")
+    return matrix
+
+
+def _read(source: Sequence[Sequence[float]] | str, key: str) -> np.ndarray:
+    """Float64 of whatever shape."""
+    try:
+        if not isinstance(source, str):
+            return np.array(source, dtype=np.float64)
+        if Path(source).suffix == ".npy":
+            return np.asarray(np.load(source, allow_pickle=False), dtype=np.float64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of a file without numbers numpy only warns
+            return np.loadtxt(source, delimiter=",", ndmin=2)
+    except (OSError, EOFError, TypeError, ValueError, UserWarning) as error:
+        fix = "give rows of numbers, or a .npy or .csv file of them"
+        raise UserError(key, f"it cannot be read ({error})", fix) from error
