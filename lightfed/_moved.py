@@ -75,7 +75,7 @@ _ROOMS = {
         core.figures=client_metrics core.checks core.flags=trainer_checks core.progress
     """,
     "previews": """
-        core.plan core.plan_text core.rehearsal=dry_run core.previews=trainer
+        core.plan core.rehearsal=dry_run core.previews=trainer
         core.groups=layer_groups
     """,
     "studies.heterofl": """

@@ -30,10 +30,8 @@ def test_one_visible_gpu_a_task(accelerator: str, local: str) -> None:
     """Rank 0 refuses as the others do, though it has its GPU: the others are not heard."""
     with pytest.raises(UserError) as refused:
         check_tasks(STEP | {"SLURM_LOCALID": local}, accelerator=accelerator, gpus=1)
-    assert str(refused.value) == (
-        "--gpus-per-node: 2 tasks a node, and each sees 1 GPU; submit with --gpus-per-node=2, "
-        "without --gpus-per-task and --gpu-bind"
-    )
+    assert refused.value.key == "--gpus-per-node"
+    assert "--gpus-per-node=2" in refused.value.fix
 
 
 def test_enough_gpus_are_accepted() -> None:
@@ -51,34 +49,32 @@ def test_tasks_have_to_be_told_by_node() -> None:
     environ = without(STEP, "SLURM_NTASKS_PER_NODE")
     with pytest.raises(UserError) as refused:
         check_tasks(environ, accelerator="cpu", gpus=0)
-    assert str(refused.value) == (
-        "--ntasks: 4 tasks without --ntasks-per-node; submit with --nodes=2 --ntasks-per-node=2 "
-        "in its place"
-    )
+    assert refused.value.key == "--ntasks"
+    assert "--nodes=2 --ntasks-per-node=2" in refused.value.fix
     check_tasks(environ | {"SLURM_NTASKS": "1"}, accelerator="cpu", gpus=0)
     check_tasks(environ | {"SLURM_JOB_NAME": "bash"}, accelerator="cpu", gpus=0)
 
 
 @pytest.mark.parametrize(
-    ("environ", "processes", "nodes", "line"),
+    ("environ", "processes", "nodes", "key"),
     [
-        (BATCH, 2, 2, "srun: the job has 4 tasks, and this is none of them; write srun before"),
-        (STEP, 1, 2, "trainer.devices: 1 ranks a node, but the job has 2 tasks a node, 4 in all"),
-        (STEP, 2, 1, "trainer.num_nodes: 1, but the job has 2; set it to 2"),
-        (STEP | {"SLURM_NTASKS": "2"}, 2, 2, "trainer.devices: 2 ranks a node, but the job has 2"),
+        (BATCH, 2, 2, "srun"),
+        (STEP, 1, 2, "trainer.devices"),
+        (STEP, 2, 1, "trainer.num_nodes"),
+        (STEP | {"SLURM_NTASKS": "2"}, 2, 2, "trainer.devices"),
         (
             {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}, 4, 1,
-            "trainer.devices: 4 ranks a node, but the job has 1 tasks a node",
+            "trainer.devices",
         ),
-        ({"SLURM_JOB_ID": "7"}, 2, 2, "trainer.num_nodes: 2 nodes, but no ranks on them"),
+        ({"SLURM_JOB_ID": "7"}, 2, 2, "trainer.num_nodes"),
     ],
 )  # fmt: skip
 def test_ranks_that_nobody_starts(
-    environ: Mapping[str, str], processes: int, nodes: int, line: str
+    environ: Mapping[str, str], processes: int, nodes: int, key: str
 ) -> None:
     with pytest.raises(UserError) as refused:
         check_launch(environ, processes=processes, nodes=nodes)
-    assert str(refused.value).startswith(line)
+    assert refused.value.key == key
 
 
 def test_the_fix_counts_ranks_that_share_a_device() -> None:

@@ -1,6 +1,8 @@
-"""What SLURM has allotted against what the Trainer is told.
+"""What SLURM has allotted against what the Trainer is given.
 
-Where they disagree, ranks would wait for others that nobody starts.
+Where they disagree, ranks would wait for others that nobody starts. Of the arguments, `environ` is
+the process's, `gpus` are those that it sees, `processes` are ranks on a node by the Trainer, and
+the others are flags of the Trainer.
 """
 
 from collections.abc import Mapping
@@ -8,19 +10,11 @@ from collections.abc import Mapping
 from lightfed.distributed.slurm import job_of, starts_ranks
 from lightfed.utils.errors import UserError
 
-_GPUS = ("auto", "gpu", "cuda")
-
 
 def check_tasks(
     environ: Mapping[str, str], *, accelerator: str, gpus: int, ranks_per_device: int = 1
 ) -> None:
-    """Refuse tasks that are not told by node, or that see too few GPUs; before there are devices.
-
-    Args:
-        environ: of the process.
-        accelerator: of the Trainer.
-        gpus: that this process sees.
-        ranks_per_device: of the Trainer.
+    """Refuse tasks not counted by node, or that see too few GPUs; before there are devices.
 
     Raises:
         UserError: naming the option of sbatch.
@@ -28,15 +22,13 @@ def check_tasks(
     if not starts_ranks(environ):
         return
     tasks, per_node = int(environ["SLURM_NTASKS"]), environ.get("SLURM_NTASKS_PER_NODE")
-    if per_node is None:
-        if tasks == 1:
-            return
+    if per_node is None and tasks > 1:
         nodes = int(environ.get("SLURM_NNODES", 1))
         fix = f"submit with --nodes={nodes} --ntasks-per-node={-(-tasks // nodes)} in its place"
         raise UserError("--ntasks", f"{tasks} tasks without --ntasks-per-node", fix)
-    wanted = -(-int(per_node) // ranks_per_device)
-    if accelerator in _GPUS and "SLURM_STEP_ID" in environ and 0 < gpus < wanted:
-        found = f"{per_node} tasks a node, and each sees {gpus} GPU" + "s" * (gpus > 1)
+    wanted = -(-int(per_node or 1) // ranks_per_device)
+    if accelerator != "cpu" and "SLURM_STEP_ID" in environ and 0 < gpus < wanted:
+        found = f"{per_node} tasks a node, and each sees {gpus} of {wanted} GPUs"
         fix = f"submit with --gpus-per-node={wanted}, without --gpus-per-task and --gpu-bind"
         raise UserError("--gpus-per-node", found, fix)
 
@@ -45,12 +37,6 @@ def check_launch(
     environ: Mapping[str, str], *, processes: int, nodes: int, ranks_per_device: int = 1
 ) -> None:
     """Refuse ranks that SLURM does not start; before they wait for each other.
-
-    Args:
-        environ: of the process.
-        processes: ranks on a node, by the Trainer.
-        nodes: by the Trainer.
-        ranks_per_device: of the Trainer.
 
     Raises:
         UserError: naming the flag, or srun.
@@ -61,12 +47,11 @@ def check_launch(
             fix = "submit with --nodes and --ntasks-per-node, and write srun before the command"
             raise UserError("trainer.num_nodes", f"{nodes} nodes, but no ranks on them", fix)
         return
-    tasks = int(environ["SLURM_NTASKS"])
-    per_node = int(environ.get("SLURM_NTASKS_PER_NODE", 1))
+    names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES")
+    tasks, per_node, allotted = (int(environ.get(name, 1)) for name in names)
     if tasks > 1 and "SLURM_STEP_ID" not in environ:
         found = f"the job has {tasks} tasks, and this is none of them"
         raise UserError("srun", found, "write srun before the command")
-    allotted = int(environ.get("SLURM_NNODES", 1))
     if nodes != allotted:
         fix = f"set it to {allotted}, or submit with --nodes={nodes}"
         raise UserError("trainer.num_nodes", f"{nodes}, but the job has {allotted}", fix)

@@ -1,33 +1,27 @@
-"""A round without training: who would train what where, and what would be sent.
+"""Rounds that train nothing: who would train what where, and what would be sent.
 
-The algorithm's own `round` runs on a fleet of which this process holds no client, so that no row
-is ever made: sessions cost nothing and leave nothing, and the ledger counts what goes up and down.
+The algorithm's own `round` runs on a `Fleet` of which this process holds no client. No row is made,
+sessions are only written down, and the ledger counts what goes up and down.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.aggregation.coverage_cache import Parts
-from lightfed.aggregation.gossip import Over
-from lightfed.aggregation.group_mean import Group
-from lightfed.api.fleet import Fleet, Weights
+from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
-from lightfed.distributed.placement import place
-from lightfed.state.server_model import ServerModel
-
-T = TypeVar("T")
 
 
-class NoRank(Ranks):
-    """None of the ranks of a run, talking to nobody.
+class PlannedRanks(Ranks):
+    """The ranks of a run that is planned; this process is none of them.
 
     Args:
-        world: how many ranks the run has.
+        world: how many there are.
     """
 
     def __init__(self, world: int) -> None:
@@ -35,111 +29,64 @@ class NoRank(Ranks):
         self.rank, self.world = -1, world
 
     @override
-    def _all_reduce(self, tensor: Tensor, op: object) -> Tensor:
+    def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         return tensor
 
-    @override
-    def gather(self, objects: list[T]) -> list[T]:
-        return objects
 
-    @override
-    def any(self, flag: bool) -> bool:
-        return flag
-
-    @override
-    def broadcast(self, obj: T) -> T:
-        return obj
-
-    @override
-    def first(self, make: Callable[[], T]) -> T:
-        return make()
-
-    @override
-    def barrier(self) -> None:
-        """There is nobody to wait for."""
-
-
-@dataclass(frozen=True)
-class Call:
+class Sessions(NamedTuple):
     """Sessions that run side by side: of one call of `train`.
 
     Attributes:
-        costs: client -> cost of its session.
-        owner: client -> rank.
-        cohorts: client -> cohort, in this round.
+        counts: (cohorts, ranks) of them.
+        loads: (ranks,) sum of their costs, in samples x FLOPs or seconds.
+        longest: the largest cost.
     """
 
-    costs: dict[int, float]
-    owner: dict[int, int]
-    cohorts: dict[int, int]
+    counts: np.ndarray
+    loads: np.ndarray
+    longest: float
 
 
-class Rehearsal(Fleet):
-    """A fleet whose rounds only count; its `ranks` are `NoRank`.
+class DryFleet(Fleet):
+    """A fleet whose rounds only count; its `ranks` are `PlannedRanks`.
 
     Attributes:
-        calls: of `train`, in the round under way.
-        at_most: bytes are those of whole rows, where masks, which come with training, save some.
-        depends: what is sent depends on what is trained: what goes up is not counted, and what goes
-            down is what is known without it.
-        exchanges: clients hear each other.
+        calls: of `train`, in all rounds.
+        sums: of the ledger, over all rounds.
+        bound: what these bytes are: "at most" so many where masks, which come with training, save
+            some; "at least" where clients send what only training can tell, which is not counted.
+        others: bytes that rows of other ranks may take, where clients hear each other.
     """
 
-    calls: list[Call]
-    at_most: bool
-    depends: bool
-    exchanges: bool
+    calls: list[Sessions]
+    sums: dict[str, float]
+    bound: str = ""
+    others: int = 0
 
-    @override
-    def open_round(self) -> None:
-        super().open_round()
-        self.calls = []
-        self.at_most = self.depends = self.exchanges = False
+    def run(self, rounds: int) -> None:
+        """The first rounds."""
+        self.calls, self.sums = [], defaultdict(float)
+        for t in range(rounds):
+            self.open_round()
+            self.algorithm.round(self, t)
+            for name, value in self.close_round().items():
+                self.sums[name] += value
 
-    def homes(self) -> dict[int, int]:
-        """Client -> the rank that it has, or would have if it kept its row."""
-        if self.algorithm.stateful:
-            return self._owner
-        return place(self._costs(range(self.clients)), ranks=self.ranks.world)
-
-    @override
-    def send(
-        self,
-        model: ServerModel,
-        clients: Sequence[int],
-        *,
-        buffers: bool = True,
-        tensors: Collection[str] | None = None,
-        size: int | None = None,
-    ) -> None:
-        self.depends |= size is not None
-        super().send(model, clients, buffers=buffers, tensors=tensors, size=size)
+    def sessions(self, clients: Sequence[int], steps: Mapping[int, int] | None = None) -> Sessions:
+        """What clients that have ranks would do."""
+        world, costs = self.ranks.world, self._costs(clients, steps)
+        counts, loads = np.zeros((len(self.cohorts), world), dtype=np.int64), np.zeros(world)
+        for client, cost in costs.items():
+            counts[self.cohort_of(client), self.home(client)] += 1
+            loads[self.home(client)] += cost
+        return Sessions(counts, loads, max(costs.values(), default=0.0))
 
     @override
     def train(
         self, clients: Sequence[int], t: int, *, steps: Mapping[int, int] | None = None
     ) -> None:
         self._open(clients)
-        owner = {k: self._owner[k] for k in clients}
-        cohorts = {k: self.cohort_of(k) for k in clients}
-        self.calls.append(Call(self._costs(clients, steps), owner, cohorts))
-
-    @override
-    def merge(
-        self,
-        clients: Sequence[int],
-        *,
-        into: ServerModel,
-        weights: Weights | Mapping[int, float] = "samples",
-        buffers: bool = True,
-        tensors: Collection[str] | None = None,
-        sent: Collection[int] | None = None,
-        sizes: Mapping[int, int] | None = None,
-    ) -> list[int]:
-        parts = Parts.of(buffers=buffers, tensors=tensors)
-        known = None if sizes is None else {k: sizes.get(k, 0) for k in clients}
-        self._count_up(into, clients if sent is None else sorted(sent), parts, known)
-        return list(clients)
+        self.calls.append(self.sessions(clients, steps))
 
     @override
     def exchange(
@@ -147,29 +94,21 @@ class Rehearsal(Fleet):
         hears: Mapping[int, Sequence[int]],
         *,
         masks: Mapping[int, Tensor] | None = None,
-        keep: Mapping[int, Tensor] | None = None,
-        over: Over = "covered",
+        **_: Any,
     ) -> None:
-        self.at_most |= masks is not None
-        self.exchanges = True
+        """The bytes of whole rows."""
+        self.bound = self.bound if masks is None else "at most"
         layout = self.cohorts[0].layout
+        if self.ranks.world > 1:  # blocks that come and go are no larger than the rows of all
+            self.others = min(self._exchange_buffer, 6 * self.clients * 4 * layout.size)
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
-        for receiver in sorted(hears):
-            for sender in hears[receiver]:
+        for receiver, senders in hears.items():
+            for sender in senders:
                 self.ledger.sent_up(sender, size)
                 self.ledger.sent_down(receiver, size)
 
     @override
-    def share(
-        self, clients: Sequence[int], groups: Sequence[Group], *, weights: Weights = "uniform"
-    ) -> None:
-        self._count_sharing(clients, groups)
-
-    @override
-    def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
-        self.depends = True
-        return dict(mine)
-
-    @override
-    def tally(self, name: str, values: Iterable[Tensor]) -> None:
-        """Of sessions, of which there are none."""
+    def collect(self, mine: Mapping[int, Any]) -> dict[int, Any]:
+        """Of nobody; where it says what clients send, that is 0."""
+        self.bound = "at least"
+        return defaultdict(int)

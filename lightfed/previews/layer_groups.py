@@ -7,6 +7,7 @@ import lightning.pytorch as L
 from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import layers_of
 from lightfed.local.client_group import Cohort, DataSpec, blank, cohort_names
+from lightfed.previews.columns import aligned
 
 _HEAD = ("layers", "clients", "parameters", "cohorts", "first layer", "last layer")
 
@@ -66,7 +67,7 @@ def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> st
     title = (
         f"{clients} clients of {len(trie.cohorts)} cohorts, {len(trie.clusters())} architectures"
     )
-    return "\n".join([title, *_aligned(lines)])
+    return f"{title}\n{aligned(lines, left=(0, 3, 4, 5))}"
 
 
 def _chains(trie: Trie) -> list[list[Node]]:
@@ -89,15 +90,3 @@ def _continues(chain: list[Node], other: list[Node]) -> bool:
 
 def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
-
-
-def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns of equal width; numbers, which are the second and third, to the right."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return [
-        "  ".join(
-            f"{text:>{width}}" if i in (1, 2) else f"{text:<{width}}"
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]

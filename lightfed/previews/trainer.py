@@ -1,15 +1,20 @@
 """Sub-commands that look at what a configuration would do, and train nothing."""
 
-import lightning.pytorch as L
 import torch
 
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.distributed.collectives import Ranks
+from lightfed.distributed.placement import Rates
+from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
+from lightfed.runs.checkpoint import main_file
+from lightfed.utils.errors import UserError
 
 
 class PreviewTrainer(FederatedTrainer):
     """The Trainer of the command line; it answers questions before a run, too."""
 
-    def partition(self, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
+    def partition(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Draw the split of the data over the clients and print it; trains nothing.
 
         Args:
@@ -18,10 +23,10 @@ class PreviewTrainer(FederatedTrainer):
             datamodule: the FederatedDataModule.
         """
         clients, seed = model.num_clients, model.seed
-        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)  # type: ignore[attr-defined]
-        print(datamodule.partition_.table())  # type: ignore[attr-defined]
+        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
+        print(datamodule.partition_.table())
 
-    def groups(self, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
+    def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Print which layers which cohorts have in common (FlexiFed's trie); trains nothing.
 
         Args:
@@ -30,14 +35,14 @@ class PreviewTrainer(FederatedTrainer):
         """
         from lightfed.previews.layer_groups import groups_table
 
-        prepare = model.algorithm.prepare_module  # type: ignore[union-attr]
-        text = groups_table(model.cohorts, datamodule, seed=model.seed, prepare=prepare)  # type: ignore[arg-type]
+        prepare = model.algorithm.prepare_module
+        text = groups_table(model.cohorts, datamodule, seed=model.seed, prepare=prepare)
         print(text)
 
     def plan(
         self,
-        model: L.LightningModule,
-        datamodule: L.LightningDataModule,
+        model: Federation,
+        datamodule: FederatedDataModule,
         world_size: int,
         rounds: int = 5,
         ckpt_path: str | None = None,
@@ -52,15 +57,38 @@ class PreviewTrainer(FederatedTrainer):
             ckpt_path: A checkpoint of such a run: costs are the session times that it has measured,
                 in place of samples x FLOPs.
         """
-        from lightfed.previews.plan import plan_of
-        from lightfed.previews.plan_text import plan_text
+        from lightfed.previews.dry_run import DryFleet, PlannedRanks
+        from lightfed.previews.plan import memory, plan_text
 
-        planned = plan_of(
-            model,  # type: ignore[arg-type]
-            self,
-            datamodule,  # type: ignore[arg-type]
-            world=world_size,
-            rounds=rounds,
-            ckpt_path=ckpt_path,
+        clients, seed = model.num_clients, model.seed
+        if not 1 <= world_size <= clients:
+            found = f"{world_size} ranks for {clients} clients"
+            raise UserError("world_size", found, "give at least 1 and at most one rank a client")
+        if rounds < 1:
+            raise UserError("rounds", f"{rounds}", "give at least 1")
+        rates = None if ckpt_path is None else _rates(ckpt_path, len(model.cohorts))
+        datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
+        fleet = DryFleet(
+            model.cohorts,
+            model.algorithm,
+            datamodule,
+            ranks=PlannedRanks(world_size),
+            work=model.work(self.limit_train_batches),
+            seed=seed,
+            exchange_buffer=model.exchange_buffer,
+            rounds=self.max_epochs if (self.max_epochs or 0) > 0 else None,
+            rates=rates,
         )
-        print(plan_text(planned))
+        fleet.run(rounds)
+        parts = memory(fleet, model.optimizer, host_rows=model.host_rows)
+        print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))
+
+
+def _rates(ckpt_path: str, cohorts: int) -> Rates:
+    """Times that a run has measured, of all cohorts' sessions."""
+    rates = Rates.of_checkpoint(main_file(ckpt_path), Ranks(torch.device("cpu")))
+    if rates.of(range(cohorts)) is None:
+        found = f"{ckpt_path} has no times of sessions of all {cohorts} cohorts"
+        fix = "give a checkpoint of this configuration, or leave it out"
+        raise UserError("ckpt_path", found, fix)
+    return rates

@@ -7,9 +7,9 @@ from typing import Literal
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lightfed.state.server_model import ServerModel
 from lightfed.api.fleet import Fleet
 from lightfed.state.rows import ModelLayout, Row
+from lightfed.state.server_model import ServerModel
 
 Exported = Literal["server", "clients"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs import checkpoint
 from lightfed.local.finished import Suspended
+from lightfed.runs import checkpoint
 
 FILE = "sessions.ckpt"
 

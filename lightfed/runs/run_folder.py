@@ -13,12 +13,12 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs import run_lock as fence
-from lightfed.runs import journal
-from lightfed.utils.atomic_io import write_atomically
-from lightfed.runs.checkpoint import newest_file
-from lightfed.utils.errors import UserError
 from lightfed.distributed.slurm import Job
+from lightfed.runs import journal
+from lightfed.runs import run_lock as fence
+from lightfed.runs.checkpoint import newest_file
+from lightfed.utils.atomic_io import write_atomically
+from lightfed.utils.errors import UserError
 
 _ENVIRONMENT = "environment.json"
 _in_this_process: set[Path] = set()  # folders that runs of this process have written to

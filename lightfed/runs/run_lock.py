@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from lightfed.distributed.slurm import Job
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
-from lightfed.distributed.slurm import Job
 
 _OWNER = ".owner"
 _tokens: dict[Path, str] = {}  # that this process has left, by folder

@@ -24,10 +24,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.utils.atomic_io import write_atomically
-from lightfed.runs.run_folder import RunFolder, check_name
-from lightfed.utils.errors import DiskError
 from lightfed.distributed.slurm import job_of
+from lightfed.runs.run_folder import RunFolder, check_name
+from lightfed.utils.atomic_io import write_atomically
+from lightfed.utils.errors import DiskError
 
 _PACKAGES = (
     "lightfed",

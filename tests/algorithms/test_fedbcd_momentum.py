@@ -15,7 +15,7 @@ from lightfed.algorithms.fedbcd import DECAY, FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import Cohort
-from lightfed.previews.dry_run import NoRank, Rehearsal
+from lightfed.previews.dry_run import PlannedRanks
 from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_cases import (
@@ -191,7 +191,8 @@ def test_a_shared_buffer_needs_one_rank() -> None:
     def ranks(count: int, momentum: Any) -> None:
         data = random_data(SIZES)
         data.prepare(clients=6, seed=0, device=CPU, folder=None)
-        Rehearsal([Cohort(6, mlp)], FedBCD(3, 1, momentum=momentum), data, ranks=NoRank(count))
+        algorithm, ranks = FedBCD(3, 1, momentum=momentum), PlannedRanks(count)
+        Fleet([Cohort(6, mlp)], algorithm, data, ranks=ranks)
 
     ranks(1, "shared")
     ranks(2, "device")

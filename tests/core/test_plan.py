@@ -1,6 +1,5 @@
 """A plan is what a run does: bytes against its ledger, loads and memory by hand."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
+from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.shared.aspg import ASPG
@@ -18,10 +18,10 @@ from lightfed.distributed.placement import Rates
 from lightfed.local.client_group import Cohort
 from lightfed.local.local_work import LocalWork
 from lightfed.models.networks.mlp import MLP
-from lightfed.previews.dry_run import NoRank, Rehearsal
-from lightfed.previews.plan import Plan, plan, state_slots
-from lightfed.previews.plan_text import plan_text
+from lightfed.previews.dry_run import DryFleet, PlannedRanks
+from lightfed.previews.plan import balance, memory, plan_text, rank_rows, row_bytes, state_slots
 from lightfed.state.costs import Ledger
+from lightfed.topology.topology import Ring
 from tests.conformance.cases import CASES, Case
 from tests.small import CPU, SGD_HALF, fleet_of, random_data, run_round
 
@@ -39,14 +39,11 @@ def spent(ledger: Ledger) -> list[list[float]]:
     return ledger.totals[:, :2].tolist()
 
 
-def rehearsed(case: Case, world: int = 3) -> Rehearsal:
-    data = case.data()
+def rehearsed(case: Case, world: int = 3) -> DryFleet:
+    data, work = case.data(), LocalWork(**work_of(case))
     data.prepare(clients=case.clients, seed=0, device=CPU, folder=None)
-    fleet = Rehearsal(
-        case.cohorts(), case.algorithm(), data, ranks=NoRank(world), work=LocalWork(**work_of(case))
-    )
-    for t in range(ROUNDS):
-        run_round(fleet, t)
+    fleet = DryFleet(case.cohorts(), case.algorithm(), data, ranks=PlannedRanks(world), work=work)
+    fleet.run(ROUNDS)
     return fleet
 
 
@@ -64,157 +61,130 @@ def trained(case: Case) -> Ledger:
     "name",
     [
         "cloud_fedprox", "dpsgd", "fedapen", "fedavg", "fedavg_local_statistics", "fedbcd_async",
-        "fedbcdi", "flexifed_max", "heterofl_dynamic", "lgfedavg_heads", "standalone",
+        "fedbcdi", "flexifed_max", "heterofl", "heterofl_dynamic", "lgfedavg_heads", "standalone",
     ],
 )  # fmt: skip
 def test_bytes_are_those_of_a_run(name: str) -> None:
     fleet = rehearsed(CASES[name])
     assert spent(fleet.ledger) == spent(trained(CASES[name]))
-    assert not fleet.at_most
-    assert not fleet.depends
+    assert fleet.bound == ""
+    assert all(not state.store.slots for state in fleet.cohorts)  # and no client has a row
 
 
 @pytest.mark.parametrize("name", ["dispfl", "my1", "my2"])
 def test_masks_send_less_than_planned(name: str) -> None:
     fleet = rehearsed(CASES[name])
     planned, found = np.array(spent(fleet.ledger)), np.array(spent(trained(CASES[name])))
-    assert fleet.at_most
+    assert fleet.bound == "at most"
     assert (found < planned).all()
     assert (found > 0.3 * planned).all()
 
 
 @pytest.mark.parametrize("name", ["fedkd", "fd"])
-def test_bytes_that_depend_on_training_are_said_to(name: str) -> None:
-    case = CASES[name]
-    fleet = rehearsed(case)
-    assert fleet.depends
-    assert fleet.ledger.totals[:, Ledger.UP].sum() == 0
-
-
-def test_a_size_of_its_own_holds_for_the_initial_values_alone() -> None:
-    fleet = rehearsed(CASES["fedavg"])
-    fleet.open_round()
-    fleet.send(fleet.algorithm.model, [1], size=5)  # type: ignore[arg-type]
-    assert fleet.depends
-    assert fleet.close_round()["bytes_down"] == 5
-
-
-def test_no_client_has_a_row() -> None:
-    for name in ("flexifed_max", "heterofl"):
-        assert all(not state.store.slots for state in rehearsed(CASES[name]).cohorts)
+def test_bytes_that_depend_on_training_are_not_counted(name: str) -> None:
+    fleet = rehearsed(CASES[name])
+    planned, found = np.array(spent(fleet.ledger)), np.array(spent(trained(CASES[name])))
+    assert fleet.bound == "at least"
+    assert (planned <= found).all()
+    assert planned[:, Ledger.UP].sum() == 0
 
 
 # Five samples of four features, and so on; a hidden layer of 2 or 9 units, two classes.
 SIZES = (5, 3, 4, 6)
 COHORTS = [Cohort(2, partial(MLP, hidden=(9,))), Cohort(2, partial(MLP, hidden=(2,)))]
+ALIKE = [Cohort(4, partial(MLP, hidden=(9,)))]
 PARAMETERS = (4 * 9 + 9 + 9 * 2 + 2, 4 * 2 + 2 + 2 * 2 + 2)
-FLOPS = (2 * (4 * 9 + 9 * 2), 2 * (4 * 2 + 2 * 2))
-PADDED = (160, 128)  # of a row: tensors begin at multiples of 32
+WIDE, NARROW = 4 * 160, 4 * 128  # bytes of a row: tensors begin at multiples of 32
 
 
 def planned(
     algorithm: Algorithm,
     *,
     world: int = 2,
-    cohorts: list[Cohort] | None = None,
-    rates: Rates | None = None,
+    cohorts: list[Cohort] = COHORTS,
     rounds: int = 1,
-    work: LocalWork | None = None,
-    **options: Any,
-) -> Plan:
-    data = random_data(SIZES, classes=2, batch_size=2)
+    sizes: tuple[int, ...] = SIZES,
+    **settings: Any,
+) -> DryFleet:
+    data = random_data(sizes, classes=2, batch_size=2)
     data.prepare(clients=4, seed=0, device=CPU, folder=None)
-    cohorts = COHORTS if cohorts is None else cohorts
-    fleet = Rehearsal(cohorts, algorithm, data, ranks=NoRank(world), rates=rates, work=work)
-    return plan(fleet, rounds=rounds, **({"optimizer": SGD_HALF} | options))
+    fleet = DryFleet(cohorts, algorithm, data, ranks=PlannedRanks(world), **settings)
+    fleet.run(rounds)
+    return fleet
 
 
 def test_everybody_takes_part() -> None:
-    found = planned(Standalone())
+    fleet = planned(Standalone())
+    (call,) = fleet.calls
     # 540, 324 | 96, 144: the longest, 540, against 324 + 144 + 96.
-    assert found.loads.tolist() == [540, 564]
-    assert found.sessions.tolist() == [1, 3]
-    assert found.balance.planned == found.balance.other == pytest.approx(564 / 552)
-    assert (found.traffic.down, found.traffic.up) == (0, 0)
-    assert found.participants == 4
-
-
-def test_what_cohorts_are() -> None:
-    first, second = planned(Standalone()).cohorts
-    assert (first.parameters, second.parameters) == PARAMETERS
-    assert (first.flops, second.flops) == FLOPS
-    assert (first.row, second.row) == (4 * PADDED[0], 4 * PADDED[1])
-    assert (first.clients, second.name) == (2, "1")
+    assert call.loads.tolist() == [540, 564]
+    assert call.counts.sum(0).tolist() == [1, 3]
+    assert balance(fleet) == pytest.approx(564 / 552)
+    assert fleet.sums["bytes_down"] == fleet.sums["bytes_up"] == 0
 
 
 def test_the_bound_is_the_longest_session_where_that_is_more_than_the_mean() -> None:
-    found = planned(Standalone(), world=4)
-    assert sorted(found.loads.tolist()) == [96, 144, 324, 540]
-    assert found.balance.planned == 1
+    fleet = planned(Standalone(), world=4)
+    assert sorted(fleet.calls[0].loads.tolist()) == [96, 144, 324, 540]
+    assert balance(fleet) == 1
 
 
 def test_memory_of_clients_that_keep_rows() -> None:
-    memory = planned(Standalone()).memory
-    wide, narrow = 4 * PADDED[0], 4 * PADDED[1]
-    assert memory.rows.tolist() == [wide, wide + 2 * narrow]
-    assert memory.modules == wide + narrow
-    assert (memory.server, memory.exchange, memory.staged) == (0, 0, 0)
-    assert memory.training == 4 * PARAMETERS[0]  # plain SGD keeps gradients alone
-    assert memory.device == wide + 2 * narrow + wide + narrow + 4 * PARAMETERS[0]
+    fleet = planned(Standalone())
+    assert row_bytes(fleet).tolist() == [WIDE, NARROW]
+    assert rank_rows(fleet).tolist() == [WIDE, WIDE + 2 * NARROW]
+    found = memory(fleet, SGD_HALF)
+    assert {what: size for what, size in found.items() if size} == {
+        "rows of its clients": WIDE + 2 * NARROW,
+        "live modules, one a cohort": WIDE + NARROW,
+        "gradients and optimiser state": 4 * PARAMETERS[0],  # plain SGD keeps gradients alone
+    }
 
 
 def test_rows_on_the_host_leave_two_of_a_cohort_on_the_device() -> None:
-    memory = planned(Standalone(), host_rows=True).memory
-    assert memory.staged == 2 * memory.modules
-    assert memory.device == 3 * memory.modules + memory.training
+    found = memory(planned(Standalone()), SGD_HALF, host_rows=True)
+    assert found["two rows of every cohort, the others in host memory"] == 2 * (WIDE + NARROW)
+    assert found["rows of its clients"] == 0
 
 
 def test_rows_of_clients_that_keep_nothing_are_as_many_as_were_ever_there() -> None:
-    alike = [Cohort(4, partial(MLP, hidden=(9,)))]
     half = LocalWork(clients_per_round=2)
-    found = planned(FedAvg(), cohorts=alike, rounds=3, work=half, optimizer=partial(SGD, lr=1))
-    row = 4 * PADDED[0]
-    assert found.memory.rows.tolist() == [row, row]
-    assert found.memory.server == row
-    assert found.participants == 2
-    assert found.traffic.down == found.traffic.up == 2 * 4 * PARAMETERS[0]
-    assert found.traffic.servers == 0
+    fleet = planned(FedAvg(), cohorts=ALIKE, rounds=3, work=half)
+    assert rank_rows(fleet).tolist() == [WIDE, WIDE]
+    assert memory(fleet, None)["server models"] == WIDE
+    assert sum(call.counts.sum() for call in fleet.calls) == 3 * 2
+    assert fleet.sums["bytes_down"] == fleet.sums["bytes_up"] == 3 * 2 * 4 * PARAMETERS[0]
 
 
-def test_bytes_between_servers_are_a_mean_of_a_round() -> None:
-    alike = [Cohort(4, partial(MLP, hidden=(9,)))]
-    found = planned(FedBCD(2, 1, wait=1), cohorts=alike, rounds=3)
-    assert found.traffic.servers == 2 * 4 * PARAMETERS[0]
+def test_bytes_between_servers() -> None:
+    fleet = planned(FedBCD(2, 1, wait=1), cohorts=ALIKE, rounds=3)
+    assert fleet.sums["server_bytes"] == 3 * 2 * 4 * PARAMETERS[0]
+
+
+def test_rows_of_other_ranks_fit_into_the_buffer() -> None:
+    for buffer, expected in ((100, 100), (2**28, 6 * 4 * WIDE)):
+        fleet = planned(DPSGD(Ring()), cohorts=ALIKE, exchange_buffer=buffer)
+        assert memory(fleet, None)["rows of other ranks, at most"] == expected
 
 
 def test_a_part_that_trains_at_home_may_wait_for_one_rank() -> None:
     """Of four equal clients on two ranks two train: of home ranks they may have the same one."""
-    data = random_data((4, 4, 4, 4), classes=2)
-    data.prepare(clients=4, seed=0, device=CPU, folder=None)
-    alike, work = [Cohort(4, partial(MLP, hidden=(9,)))], LocalWork(clients_per_round=2)
-    figures = {}
-    for algorithm in (FedAvg(), FedAvg(buffers="local")):
-        fleet = Rehearsal(alike, algorithm, data, ranks=NoRank(2), work=work)
-        together = sum(len({k % 2 for k in fleet.participants(t)}) == 1 for t in range(20))
-        figures[algorithm.stateful] = plan(fleet, rounds=20, optimizer=None).balance
+    half = LocalWork(clients_per_round=2)
+    settings = {"sizes": (4, 4, 4, 4), "cohorts": ALIKE, "work": half, "rounds": 20}
+    placed, at_home = planned(FedAvg(), **settings), planned(FedAvg(buffers="local"), **settings)
+    together = sum(len({k % 2 for k in placed.participants(t)}) == 1 for t in range(20))
     assert 0 < together < 20
-    same = pytest.approx(1 + together / 20)
-    assert (figures[False].planned, figures[False].other) == (1, same)
-    assert (figures[True].planned, figures[True].other) == (same, 1)
+    assert balance(placed) == 1
+    assert balance(at_home) == pytest.approx(1 + together / 20)
 
 
 def test_measured_times_are_the_costs() -> None:
-    found = planned(Standalone(), rates=Rates({0: [1.0], 1: [7.0]}))
-    assert found.timed
+    fleet = planned(Standalone(), rates=Rates({0: [1.0], 1: [7.0]}))
     # 42 | 28, then 5 joins the 28, and 3 the 33.
-    assert found.loads.tolist() == [42, 36]
-    assert not planned(Standalone(), rates=Rates({1: [7.0]})).timed
-
-
-def test_a_round_trains_on_one_chunk() -> None:
-    whole, halves = planned(Standalone()), planned(Standalone(), chunks=2)
-    assert halves.loads.tolist() == (whole.loads / 2).tolist()
-    assert halves.balance == whole.balance
+    assert fleet.calls[0].loads.tolist() == [42, 36]
+    assert "seconds" in plan_text(fleet, {}, rounds=1)
+    half_timed = planned(Standalone(), rates=Rates({1: [7.0]}))
+    assert "samples x FLOPs" in plan_text(half_timed, {}, rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -233,54 +203,49 @@ def test_what_optimisers_keep(optimizer: Any, slots: float) -> None:
     assert not made.state
 
 
-def test_the_text_has_a_line_for_every_one_of_a_few_ranks() -> None:
-    lines = plan_text(planned(Standalone())).splitlines()
-    assert lines[0] == ("Standalone, 4 clients on 2 ranks: the first round, 4 sessions in each")
-    assert lines[2].split()[:3] == ["cohort", "clients", "parameters"]
+def test_the_text_has_a_line_for_every_cohort_and_one_of_a_few_ranks() -> None:
+    fleet = planned(Standalone())
+    lines = plan_text(fleet, {"rows": 1500, "nothing": 0}, rounds=1).splitlines()
+    assert lines[0] == "Standalone, 4 clients on 2 ranks: the first round, 4 sessions in each"
+    # FLOPs: two for each of 4 x 9 and 9 x 2 weights.
     assert lines[3].split() == ["0", "2", "65", "108", "640", "B"]
     assert [line.split() for line in lines[7:9]] == [
         ["0", "1", "540", "640", "B"],
-        ["1", "3", "564", "1.66", "kB"],
+        ["1", "3", "564", "1.664", "kB"],
     ]
     assert lines[10].startswith("balance  1.022: ")
+    assert lines[13] == "bytes    a round: down 0 B, up 0 B"
+    assert lines[15].endswith(": 1.5 kB")
+    assert lines[16].split() == ["1.5", "kB", "rows"]
+    assert len(lines) == 18
+
+
+def test_a_round_trains_on_one_chunk() -> None:
+    lines = plan_text(planned(Standalone()), {}, rounds=1, chunks=2).splitlines()
+    assert [line.split()[2] for line in lines[7:9]] == ["270", "282"]
 
 
 def test_the_text_of_many_ranks_is_a_summary() -> None:
-    found = planned(Standalone())
-    many = replace(
-        found, sessions=np.arange(17.0), loads=np.arange(17.0) * 1e6,
-        memory=replace(found.memory, rows=np.arange(17) * 1000),
-    )  # fmt: skip
-    lines = [line.split() for line in plan_text(many).splitlines()]
-    assert ["least", "0", "0", "0", "B"] in lines
-    assert ["median", "8", "8.00", "M", "8.00", "kB"] in lines
-    assert ["most", "16", "16.0", "M", "16.0", "kB"] in lines
-
-
-def test_the_text_says_what_is_not_known() -> None:
-    found = planned(Standalone())
-    assert "at most" not in plan_text(found)
-    clouds = replace(found.traffic, servers=3e6)
-    assert ", between servers 3.00 MB" in plan_text(replace(found, traffic=clouds))
-    masked = replace(found.traffic, at_most=True, down=2e6)
-    assert "down at most 2.00 MB, up at most 0 B" in plan_text(replace(found, traffic=masked))
-    trained = replace(found.traffic, depends=True)
-    assert "up not known" in plan_text(replace(found, traffic=trained))
-    unknown = [replace(cohort, flops=0.0) for cohort in found.cohorts]
-    assert plan_text(replace(found, cohorts=unknown)).count("not known") == 2
-    assert "seconds" in plan_text(replace(found, timed=True))
+    fleet = rehearsed(CASES["heterofl"], world=17)
+    names = [line.split()[0] for line in plan_text(fleet, {}, rounds=2).splitlines() if line]
+    assert {"least", "median", "most"} <= set(names)
+    assert "16" not in names
 
 
 @pytest.mark.parametrize(
-    ("stateful", "line"),
+    ("name", "said"),
     [
-        (True, "with home ranks 1.500, with ranks for whoever trains 1.250"),
-        (False, "with home ranks 1.250, with ranks for whoever trains 1.500"),
+        ("dispfl", ["down at most ", "up at most ", "masks save a part"]),
+        ("fd", ["down at least ", "up at least 0 B", "depends on training"]),
+        ("fedbcd_async", ["between servers "]),
     ],
 )
-def test_the_text_says_both_ratios_where_a_part_trains(stateful: bool, line: str) -> None:
-    found = planned(Standalone())
-    balance = replace(found.balance, planned=1.5, other=1.25)
-    some = replace(found, stateful=stateful, participants=2.0, balance=balance)
-    assert line in plan_text(some)
-    assert "home ranks" not in plan_text(found)
+def test_the_text_says_what_is_not_known(name: str, said: list[str]) -> None:
+    text = plan_text(rehearsed(CASES[name]), {}, rounds=ROUNDS)
+    assert all(words in text for words in said)
+
+
+def test_flops_that_are_not_known_are_said_to_be() -> None:
+    fleet = planned(Standalone())
+    fleet.cohorts[0].flops = 0.0
+    assert plan_text(fleet, {}, rounds=1).count("not known") == 1

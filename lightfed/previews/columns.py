@@ -1,0 +1,20 @@
+"""Tables as plain text."""
+
+from collections.abc import Collection, Sequence
+
+
+def aligned(lines: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    """Cells in columns of equal width.
+
+    Args:
+        lines: of as many cells each; the first is the header.
+        left: positions of the columns that stand to the left, the others to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if i in left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
