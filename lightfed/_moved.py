@@ -84,7 +84,7 @@ _ROOMS = {
         latency
     """,
     "cli": """
-        latency_command catalog messages vocabulary written
+        latency_command catalog
     """,
 }
 _PACKAGES = ("lightfed.core", "lightfed.comm")
