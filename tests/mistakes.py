@@ -310,7 +310,9 @@ FLAGS = [
     edit("trainer.limit_train_batches", 1.5, "1.5 is no share"),
     edit("trainer.limit_train_batches", 0, "0 batches; give at least 1"),
     edit("trainer.limit_val_batches", -1, "-1 batches; give at least 0"),
-    edit("trainer.callbacks", [of_class("EarlyStopping", monitor="global/loss")] * 2, "keep one"),
+    edit(
+        "trainer.callbacks", [of_class("EarlyStopping", monitor="global/loss")] * 2, "EarlyStopping"
+    ),
     edit("trainer.profiler", "stopwatch", "can only be one of ['simple'"),
 ]
 
