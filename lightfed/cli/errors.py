@@ -115,7 +115,7 @@ def accepted(owner: Any) -> dict[str, Any]:
     add = parser.add_class_arguments if is_class else parser.add_function_arguments
     hints: dict[str, Any] = {}
     for maker in [c.__init__ for c in reversed(owner.__mro__)] if is_class else [owner]:
-        with suppress(NameError):  # a name that only type checkers import
+        with suppress(NameError, TypeError):  # a name that only type checkers import
             hints |= get_type_hints(maker)
     return {name: hints.get(name) for name in add(owner, fail_untyped=False)}
 
@@ -126,7 +126,7 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     while found := next(filter(None, (re.match(a, text, re.DOTALL) for a in _AROUND)), None):
         text, path = found["rest"].strip(), found.groupdict().get("path") or path
     owner, takes, base = None, {}, _base(wanted)
-    with suppress(ImportError, AttributeError, ValueError):
+    with suppress(ImportError, AttributeError, TypeError, ValueError):
         owner = resolve_name(path)
         takes = accepted(owner)
     # Arguments of a client group stand right below its key.
