@@ -85,7 +85,7 @@ _ROOMS = {
         latency
     """,
     "cli": """
-        latency_command catalog messages vocabulary written
+        latency_command catalog
     """,
 }
 _PACKAGES = ("lightfed.core", "lightfed.comm")

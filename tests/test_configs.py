@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightfed import cli
+from lightfed.cli import command_line as cli
 from tests.data.tiny import (
     ag_news,
     cifar10,

@@ -9,7 +9,7 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightfed import cli
+from lightfed.cli import command_line as cli
 from lightfed.studies.heterofl.control import explained, sentences, written_out
 from lightfed.studies.heterofl.control_config import SETTINGS, configuration
 from lightfed.studies.heterofl.control_string import FIELDS, LEVELS, NORMS, Control

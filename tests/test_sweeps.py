@@ -12,7 +12,7 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
-from lightfed import cli
+from lightfed.cli import command_line as cli
 from lightfed.studies.heterofl.control import PREFIX, written_out
 from lightfed.studies.heterofl.control_string import LEVELS, Control
 

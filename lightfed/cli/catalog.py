@@ -1,25 +1,13 @@
-"""All classes that a configuration can name by their short name."""
+# ruff: noqa: F401 - to be imported is all that a class needs
+"""All classes that a configuration can name by their short name.
 
-from lightfed.algorithms.cloudfedavg import CloudFedAvg
-from lightfed.algorithms.dispfl import DisPFL
-from lightfed.algorithms.dpsgd import DPSGD
-from lightfed.algorithms.fd import FD
-from lightfed.algorithms.fedapen import FedAPEN
-from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.fedbcd import FedBCD
-from lightfed.algorithms.fedbcdi import FedBCDI
-from lightfed.algorithms.fedkd import FedKD
-from lightfed.algorithms.fedproto import FedProto
-from lightfed.algorithms.fedprox import FedProx
-from lightfed.algorithms.flexifed import BasicCommon, ClusteredCommon, ClusteredFL, MaxCommon
-from lightfed.algorithms.fml import FML
-from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.algorithms.lgfedavg import LGFedAvg
-from lightfed.algorithms.my1 import My1
-from lightfed.algorithms.my2 import My2
-from lightfed.algorithms.pfedmoe import PFedMoE
-from lightfed.algorithms.shared.aspg import ASPG
-from lightfed.algorithms.standalone import Standalone
+Algorithms are found by themselves; a file of another room needs a line here.
+"""
+
+from importlib import import_module
+from pkgutil import walk_packages
+
+import lightfed.algorithms
 from lightfed.data.datasets.cinic import CINIC10
 from lightfed.data.datasets.docstrings import Docstrings
 from lightfed.data.datasets.language import Prose, WikiText2
@@ -41,53 +29,6 @@ from lightfed.models.networks.vgg import VGG, VGG11GN
 from lightfed.simulation.delays import Exponential
 from lightfed.topology.topology import TimeVarying
 
-__all__ = [
-    "ASPG",
-    "CINIC10",
-    "DPSGD",
-    "FD",
-    "FML",
-    "MLP",
-    "MNIST",
-    "VDCNN",
-    "VGG",
-    "VGG11GN",
-    "AGNews",
-    "BasicCommon",
-    "CIFARResNet",
-    "CharCNN",
-    "CloudFedAvg",
-    "ClusteredCommon",
-    "ClusteredFL",
-    "Conv",
-    "DisPFL",
-    "Docstrings",
-    "Exponential",
-    "FedAPEN",
-    "FedAvg",
-    "FedBCD",
-    "FedBCDI",
-    "FedKD",
-    "FedProto",
-    "FedProx",
-    "HeteroFL",
-    "Iid",
-    "LGFedAvg",
-    "LeNet",
-    "MaxCommon",
-    "MoECNN",
-    "My1",
-    "My2",
-    "PFedMoE",
-    "PreActResNet",
-    "Prose",
-    "ResNet18GN",
-    "SimpleCNN",
-    "SpeechCommands",
-    "Standalone",
-    "TimeVarying",
-    "Tones",
-    "Torchvision",
-    "Transformer",
-    "WikiText2",
-]
+for module in walk_packages(lightfed.algorithms.__path__, "lightfed.algorithms."):
+    if "._" not in module.name:
+        import_module(module.name)

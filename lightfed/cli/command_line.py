@@ -54,12 +54,12 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
     except UserError:
         raise
     except (MisconfigurationException, RuntimeError, ValueError) as error:
-        from lightfed.cli.messages import lightning_error
+        from lightfed.cli.errors import lightning_error
 
-        told = lightning_error(error, arguments)
-        if told is None:
+        refused = lightning_error(error)
+        if refused is None:
             raise  # an error of the program
-        raise told from error
+        raise refused from error
 
 
 def _command_line(arguments: list[str] | None) -> None:
@@ -85,6 +85,8 @@ def _command_line(arguments: list[str] | None) -> None:
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
     warnings.filterwarnings("ignore", message="Initializing zero-element tensors.*")
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+
+    sections = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
 
     class SaveConfig(SaveConfigCallback):
         """The whole configuration, into the run folder."""
@@ -138,9 +140,10 @@ def _command_line(arguments: list[str] | None) -> None:
             try:
                 super().parse_arguments(parser, args)
             except (ArgumentError, UnicodeDecodeError) as error:
-                from lightfed.cli.messages import explain
+                from lightfed.cli.errors import parser_error
 
-                raise explain(str(error), sys.argv[1:] if args is None else args) from error
+                words = sys.argv[1:] if args is None else args
+                raise parser_error(str(error), words, sections) from error
 
         @override
         def _parse_ckpt_path(self) -> None:
@@ -161,7 +164,15 @@ def _command_line(arguments: list[str] | None) -> None:
         @override
         def instantiate_classes(self) -> None:
             digest = config_digest(self.config[self.subcommand].as_dict())
-            super().instantiate_classes()
+            try:
+                super().instantiate_classes()
+            except ValueError as error:
+                from lightfed.cli.errors import class_error
+
+                refused = class_error(error, self.config[self.subcommand])
+                if refused is None:
+                    raise
+                raise refused from error
             logger = getattr(self.trainer, "run_logger", None)
             if logger is not None:
                 logger.place.config = digest

@@ -1,9 +1,7 @@
 """`lightfed latency`: what it would save to wait for the first B of N servers alone."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_type_hints
 
 import numpy as np
 
@@ -125,31 +123,7 @@ def main(argv: Sequence[str]) -> int:
             latency, args=words, as_positional=False, prog="lightfed latency", exit_on_error=False
         )
     except ArgumentError as error:
-        raise _explained(str(error), words) from error
+        from lightfed.cli.errors import parser_error
+
+        raise parser_error(str(error), words, {"": latency}) from error
     return 0
-
-
-def _explained(message: str, argv: Sequence[str]) -> UserError:
-    """What jsonargparse refused, as the one error that a user is told."""
-    from lightfed.cli.messages import explain
-    from lightfed.cli.vocabulary import described, offered
-    from lightfed.cli.written import Written
-
-    known = f"name one of {', '.join(offered(Delay))}"
-    if lacking := re.search(r"the following arguments are required: ([\w., ]+)", message):
-        if lacking[1] == "delay":
-            return UserError("--delay", "is not given", known)
-        name = lacking[1].split(", ")[0]
-        return UserError(f"--delay.{name}", "is not given", "give a value")
-    if unknown := re.match(r"unrecognized arguments: (\S+)", message):
-        return UserError(unknown[1], "no such option", "see lightfed latency --help")
-    named = re.match(r'Parser key "(\w+)":', message)
-    key = named[1] if named else ""
-    given = Written(argv).get(key)
-    if key == "delay" and "Problem with given class_path" not in message:
-        return UserError("--delay", f"{given} is no distribution", known)
-    if key == "waits":
-        return UserError("--waits", f"{given}", "write whole numbers in brackets, as [3,5,7]")
-    if key != "delay" and (wanted := get_type_hints(latency).get(key)) is not None:
-        return UserError(f"--{key}", f"{given}", f"give {described(wanted)}")
-    return explain(message, argv)

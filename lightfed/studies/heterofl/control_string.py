@@ -2,14 +2,34 @@
 
 import re
 from dataclasses import dataclass
-from typing import NoReturn
 
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
 
 LEVELS = "abcde"
-FIELDS = ("federated", "users", "fraction", "split", "assignment", "modes", "norm", "scale", "mask")
 NORMS = ("bn", "in", "ln", "gn", "none")
+# By field: what it may be, as a regular expression, and what to write.
+_ALLOWED = {
+    "federated": ("1", "give 1: lightfed trains federations only"),
+    "users": (r"0*[1-9]\d*", "give a number of clients, such as 100"),
+    "fraction": (
+        r"0+\.\d*[1-9]\d*|0*1(\.0+)?",
+        "give the share of a round's participants, above 0 and up to 1",
+    ),
+    "split": (
+        r"iid|non-iid-[1-9]\d*",
+        "give iid, or non-iid-n with n classes a client, as in non-iid-2",
+    ),
+    "assignment": ("fix|dynamic", "give fix or dynamic"),
+    "modes": (
+        rf"[{LEVELS}][1-9]\d*(-[{LEVELS}][1-9]\d*)*",
+        "give levels of a to e with weights of 1 or more, as in a2-b8",
+    ),
+    "norm": ("|".join(NORMS), f"give one of {', '.join(NORMS)}"),
+    "scale": ("[01]", "give 0 or 1"),
+    "mask": ("[01]", "give 0 or 1"),
+}
+FIELDS = tuple(_ALLOWED)
 
 
 @dataclass(frozen=True)
@@ -50,37 +70,17 @@ class Control:
             fix = f"give {len(FIELDS)} of them: {'_'.join(FIELDS)}"
             raise UserError("control", f"{len(words)} fields in {text!r}", fix)
         word = dict(zip(FIELDS, words, strict=True))
-        if word["federated"] != "1":
-            _refuse("federated", word, "give 1: lightfed trains federations only")
-        users = int(word["users"]) if word["users"].isdecimal() else 0
-        if users < 1:
-            _refuse("users", word, "give a number of clients, such as 100")
-        if (
-            not re.fullmatch(r"\d+(\.\d+)?", word["fraction"])
-            or not 0 < float(word["fraction"]) <= 1
-        ):
-            _refuse(
-                "fraction", word, "give the share of a round's participants, above 0 and up to 1"
-            )
-        split = re.fullmatch(r"iid|non-iid-([1-9]\d*)", word["split"])
-        if split is None:
-            _refuse(
-                "split", word, "give iid, or non-iid-n with n classes a client, as in non-iid-2"
-            )
-        if word["assignment"] not in ("fix", "dynamic"):
-            _refuse("assignment", word, "give fix or dynamic")
-        if word["norm"] not in NORMS:
-            _refuse("norm", word, f"give one of {', '.join(NORMS)}")
-        for name in ("scale", "mask"):
-            if word[name] not in ("0", "1"):
-                _refuse(name, word, "give 0 or 1")
+        for name, (pattern, fix) in _ALLOWED.items():
+            if not re.fullmatch(pattern, word[name]):
+                raise UserError(f"control.{name}", repr(word[name]), fix)
+        users, classes = int(word["users"]), word["split"].removeprefix("non-iid-")
         return cls(
             text,
             users,
             float(word["fraction"]),
-            int(split[1]) if split[1] else None,
+            None if classes == "iid" else int(classes),
             word["assignment"] == "dynamic",
-            _modes(word, users),
+            _modes(word["modes"], users),
             word["norm"],
             word["scale"] == "1",
             word["mask"] == "1",
@@ -108,23 +108,14 @@ def width(level: str) -> float:
     return 0.5 ** LEVELS.index(level)
 
 
-def _modes(word: dict[str, str], users: int) -> tuple[tuple[str, int], ...]:
-    found = [re.fullmatch(rf"([{LEVELS}])([1-9]\d*)", mode) for mode in word["modes"].split("-")]
-    modes = [(mode[1], int(mode[2])) for mode in found if mode is not None]
-    if len(modes) < len(found):
-        _refuse("modes", word, "give levels of a to e with weights of 1 or more, as in a2-b8")
+def _modes(text: str, users: int) -> tuple[tuple[str, int], ...]:
+    modes = [(mode[0], int(mode[1:])) for mode in text.split("-")]
     first, widest = modes[0][0], min(level for level, _ in modes)
     if first > widest:
-        found_levels = (
-            f"{word['modes']}, where level {widest} is wider than the global level {first}"
-        )
-        raise UserError("control.modes", found_levels, "put the widest level first")
+        found = f"{text}, where level {widest} is wider than the global level {first}"
+        raise UserError("control.modes", found, "put the widest level first")
     total = sum(weight for _, weight in modes)
     if total > users:
-        found_sum = f"{word['modes']}, whose weights add up to {total}, for {users} clients"
-        raise UserError("control.modes", found_sum, "lower the weights or raise users")
+        found = f"{text}, whose weights add up to {total}, for {users} clients"
+        raise UserError("control.modes", found, "lower the weights or raise users")
     return tuple(modes)
-
-
-def _refuse(name: str, word: dict[str, str], fix: str) -> NoReturn:
-    raise UserError(f"control.{name}", repr(word[name]), fix)

@@ -1,0 +1,196 @@
+"""What the parser, Lightning or a class refuses, as the one line that a user reads.
+
+The sentences are jsonargparse's and Lightning's own. Added are the whole key, which jsonargparse
+(read in 4.53) spreads over nested messages, and the name that was probably meant.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from inspect import isabstract, isclass
+from pathlib import Path
+from pkgutil import resolve_name
+from textwrap import shorten
+from typing import Any, get_args, get_type_hints
+
+import yaml  # type: ignore[import-untyped]
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightfed.utils.errors import UserError
+
+_HELP = "see --help"
+
+# Keys that users of Lightning will try: why they do not exist, and what to do instead.
+ABSENT: dict[str, tuple[str, str]] = {
+    "trainer.accumulate_grad_batches": ("a batch is a step", "set a larger data.batch_size"),
+    "trainer.barebones": ("a session is bare already", "set trainer.logger to false"),
+    "trainer.enable_autolog_hparams": ("the run folder has them all", "read its config.yaml"),
+    "trainer.inference_mode": ("evaluation never keeps gradients", "leave it out"),
+    "trainer.limit_predict_batches": ("there is no `predict`", "use trainer.limit_test_batches"),
+    "trainer.log_every_n_steps": ("metrics are written once a round", "leave it out"),
+    "trainer.min_steps": ("a step of the server is a round", "use trainer.min_epochs"),
+    "trainer.model_registry": ("checkpoints are files of a run", "name one by ckpt_path"),
+    "trainer.num_sanity_val_steps": ("rounds come first", "run `lightfed validate` before"),
+    "trainer.overfit_batches": ("test samples stay apart", "use trainer.limit_train_batches"),
+    "trainer.reload_dataloaders_every_n_epochs": ("clients keep their samples", "leave it out"),
+    "trainer.sync_batchnorm": ("clients share no batch", "see `buffers` of model.algorithm"),
+    "trainer.use_distributed_sampler": ("a client has its own samples", "use data.partition"),
+    "trainer.val_check_interval": ("a round is whole", "use trainer.check_val_every_n_epoch"),
+    "seed_everything": ("nothing is drawn from global random state", "use model.seed"),
+    "optimizer": ("optimisers belong to the clients", "use model.optimizer"),
+    "lr_scheduler": ("the schedule is over rounds", "use model.lr_schedule"),
+    "model.class_path": ("the model is always a federation", "put its arguments below model"),
+    "data.class_path": ("data are always federated", "name the data set: data.dataset"),
+}
+
+# Sentences around others: of a wrong path, a class, a factory, a choice of types.
+_AROUND = (
+    r"- Expected a path but .*? invalid\n\s*- (?P<rest>.*)",
+    r"Problem with given class_path '(?P<path>.+?)':\s*(?P<rest>.*)",
+    r"Type .*? expects a function or a callable class: (?P<rest>.*)"
+    r"\. Got value: Namespace\(class_path='(?P<path>[\w.]+)'",
+    r"Does not validate .*?\n *Errors:\n(?P<margin> *)- (?:.*?\n(?P=margin)- )??"
+    r"(?P<rest>(?:Problem with|Type ).*?)(?=\n(?P=margin)- |\n *Given [^\n]*\n[^\n]*\Z)",
+)
+_KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*(.*)', re.DOTALL)
+_UNKNOWN = re.compile(r"(?:Subcommand .*? option '|unrecognized arguments: -*)([\w.-]+)")
+_REQUIRED = re.compile(r"the following arguments are required: ([\w.]+)")
+
+
+def parser_error(message: str, argv: Sequence[str], sections: Mapping[str, Any]) -> UserError:
+    """What jsonargparse refused on a command line.
+
+    `sections` are classes and functions, by the key that their arguments are below ("": none).
+    """
+    keys = dict.fromkeys(("ckpt_path", "config", "rounds", "verbose", "world_size"))
+    for section, owner in sections.items():
+        keys |= {f"{section}.{name}".lstrip("."): a for name, a in accepted(owner).items()}
+    if found := _UNKNOWN.match(message):
+        key = found[1]
+        return UserError(key, *ABSENT.get(key, ("no such key", _hint(key, keys))))
+    if found := _REQUIRED.match(message):
+        key = found[1].removeprefix("".join(argv[:1]) + ".")
+        return UserError(key, _plain(message), _class_hint("", keys.get(key)))
+    if found := re.match(r"argument (?:-\w/)?(\S+): (.*)", message):
+        return UserError(found[1], found[2], _HELP)
+    if found := _KEY.match(message):
+        key, wanted = found[1], keys.get(found[1])
+        return _of_value(key + _position(key, wanted, argv), found[2], wanted)
+    of_file = re.search("config|codec|before subcommand", message)
+    return UserError("--config" if of_file else "lightfed", _plain(message), _HELP)
+
+
+def lightning_error(error: Exception) -> UserError | None:
+    """What Lightning has against the Trainer's flags or callbacks; None for any other error."""
+    message = _plain(str(error)).rstrip(".")
+    if re.match(r"Early stopping cond|`ModelCheckpoint\(mon|Found more than one state", message):
+        return UserError("trainer.callbacks", message, _HELP)
+    if not isinstance(error, MisconfigurationException):
+        return None
+    flag = re.search(r"`Trainer\((\w+)|`(\w+)` parameter", message)
+    return UserError(f"trainer.{flag[1] or flag[2]}" if flag else "trainer", message, _HELP)
+
+
+def class_error(error: Exception, config: Namespace) -> UserError | None:
+    """What a class of ours has against its arguments, out of jsonargparse's choice of types.
+
+    A delay does not know which argument of another class it is: `config` has the value at fault.
+    """
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, UserError):
+        inner = inner.__cause__
+    value = str(error).rpartition("\nGiven value: ")[2]
+    key = next((k for k, v in config.items(branches=True) if str(v) == value), "")
+    if inner is None or inner.key.startswith(key):
+        return inner
+    return UserError(key + inner.key.removeprefix("delay"), inner.found, inner.fix)
+
+
+def accepted(owner: Any) -> dict[str, Any]:
+    """What a class or function takes, also by its `**kwargs`, with the annotations."""
+    is_class, parser = isclass(owner), ArgumentParser()
+    add = parser.add_class_arguments if is_class else parser.add_function_arguments
+    hints: dict[str, Any] = {}
+    for maker in [c.__init__ for c in reversed(owner.__mro__)] if is_class else [owner]:
+        with suppress(NameError, TypeError):  # a name that only type checkers import
+            hints |= get_type_hints(maker)
+    return {name: hints.get(name) for name in add(owner, fail_untyped=False)}
+
+
+def _of_value(key: str, text: str, wanted: Any) -> UserError:
+    """The innermost of the sentences about a value of an annotation, with its whole key."""
+    path = ""  # of the class whose argument is meant
+    while found := next(filter(None, (re.match(a, text, re.DOTALL) for a in _AROUND)), None):
+        text, path = found["rest"].strip(), found.groupdict().get("path") or path
+    owner, takes, base = None, {}, _base(wanted)
+    with suppress(ImportError, AttributeError, TypeError, ValueError):
+        owner = resolve_name(path)
+        takes = accepted(owner)
+    # Arguments of a client group stand right below its key.
+    below = key if is_dataclass(owner) and owner is base else f"{key}.init_args"
+    if found := _KEY.match(text):
+        return _of_value(f"{below}.{found[1]}", found[2], takes.get(found[1]))
+    if found := re.match(r"Option '(.+?)' is not accepted", text):
+        if owner is base and below != key:
+            return UserError(key, "no class_path", _class_hint("", wanted))
+        hint = _hint(found[1], takes)
+        return UserError(f"{below}.{found[1]}", f"no such argument of {path}", hint)
+    if found := _REQUIRED.match(text):
+        hint = _class_hint("", takes.get(found[1]))
+        return UserError(f"{below}.{found[1]}", _plain(text), hint)
+    named = re.search(r"(?:import path string:|class, but) ([\w.]+)", text)
+    name = named[1] if named else "" if owner else path
+    value = re.match(".*(?:Got|Given) value: (.*)", text, re.DOTALL)
+    return UserError(key, _plain(value[1] if value else text), _class_hint(name, wanted))
+
+
+def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:
+    """Which item of a list in the last configuration file is at fault, such as ".1"; or ""."""
+    files = re.findall(r"(?:--config|-c)[\0=]([^\0]+)", "\0".join(argv))
+    section, _, name = key.partition(".")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--items", type=wanted)
+    with suppress(OSError, IndexError, TypeError, KeyError):  # no file, or not in it
+        items = yaml.safe_load(Path(files[-1]).read_text("utf-8"))[section][name]
+        for position, item in enumerate(items if isinstance(items, list) else []):
+            try:
+                parser.parse_object({"items": [item]})
+            except ArgumentError:
+                return f".{position}"
+    return ""
+
+
+def _plain(text: str) -> str:
+    """A sentence or an annotation in one line, with the bare names of types."""
+    return shorten(re.sub(r"<class '(.*?)'>", r"\1", text), 300, placeholder=" ...")
+
+
+def _hint(name: str, names: Collection[str]) -> str:
+    """The name that was probably meant, or all of them if they are few."""
+    if near := get_close_matches(name, names, n=1):
+        return f"did you mean {near[0]}?"
+    return f"known: {', '.join(sorted(names))}" if 0 < len(names) <= 30 else _HELP
+
+
+def _class_hint(name: str, wanted: Any) -> str:
+    """As `_hint`, of the classes that a key takes; where they are none or many, its annotation."""
+    names: list[str] = []
+    left: list[type] = [base] if (base := _base(wanted)) else []
+    while left:
+        children: list[type] = type.__subclasses__(left.pop())
+        left += children
+        names += [c.__name__ for c in children if c.__name__[0] != "_" and not isabstract(c)]
+    if (hint := _hint(name.rpartition(".")[2], names)) != _HELP or wanted is None:
+        return hint
+    return "give " + re.sub(r"\b(?:[a-z]\w*\.)+(?=[A-Z])", "", _plain(str(wanted)))
+
+
+def _base(wanted: Any) -> type | None:
+    """The class of what a key names by `class_path`; None where it names nothing."""
+    if isclass(wanted) and not get_args(wanted):
+        plain = wanted.__module__ in ("builtins", "collections.abc", "datetime", "pathlib", "torch")
+        return None if plain else wanted
+    return next(filter(None, map(_base, reversed(get_args(wanted)))), None)
