@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightfed_kernels.layout import ALIGNMENT
+from lightfed_kernels._rows import short
+from lightfed_kernels.layout import padded
 from lightfed_kernels.masks import unpack_mask
 
 # What a call returns: a row, the named tensors of a row, or several of either.
@@ -81,7 +82,7 @@ class Case:
 def flat(result: Result) -> Tensor:
     """A result as one vector, every tensor padded as `Layout` pads it."""
     if isinstance(result, Tensor):
-        return pad(result.reshape(-1), (0, -result.numel() % ALIGNMENT))
+        return pad(result.reshape(-1), (0, padded(result.numel()) - result.numel()))
     parts = result.values() if isinstance(result, Mapping) else result
     return torch.cat([flat(part) for part in parts])
 
@@ -100,7 +101,3 @@ def relative_error(result: Result, truth: Tensor) -> float:
     truth = truth.double()
     size, distance = float(truth.norm()), float((found.double() - truth).norm())
     return distance / size if size > 0 else distance
-
-
-def short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

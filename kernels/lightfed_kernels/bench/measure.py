@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from lightfed_kernels.bench.case import COMPILED, OFFICIAL, OURS, Case, relative_error, short
+from lightfed_kernels._rows import short
+from lightfed_kernels.bench.case import COMPILED, OFFICIAL, OURS, Case, Run, relative_error
 
 # Timed calls on a CPU: at most so many; no more, from the third on, after so many seconds.
 CALLS = 7
@@ -119,7 +120,13 @@ def measure(
 ) -> list[Row]:
     """Check and time every code of a case, one after the other."""
     truth = case.reference(case.build(0))
-    found = {name: _one(case, name, truth, device, calls) for name in case.codes}
+    found: dict[str, tuple[float, list[float]]] = {}
+    for name in case.codes:
+        if name == COMPILED:
+            torch.compiler.reset()  # what was compiled for another shape
+        run, error = _first_call(case, name, truth)
+        found[name] = error, time_calls(run, device, calls)
+        del run  # and its input set
     official = np.median(found[OFFICIAL][1])
     rows = []
     for name, (error, taken) in found.items():
@@ -150,25 +157,17 @@ def measure(
     return rows
 
 
-def _one(
-    case: Case, name: str, truth: Tensor, device: torch.device, calls: int
-) -> tuple[float, list[float]]:
-    """Error and times; the input set is free again on return."""
-    if name == COMPILED:
-        torch.compiler.reset()  # what was compiled for another shape
-    run = case.codes[name](case.build(0))
-    with poisoned() if name == OURS else nullcontext():
-        error = relative_error(run(), truth)
-    return error, time_calls(run, device, calls)
-
-
 def check(case: Case) -> tuple[float, bool]:
     """Our relative error and whether it is allowed; nothing is timed."""
-    given = case.build(0)
-    truth = case.reference(given)
-    with poisoned():
-        error = relative_error(case.codes[OURS](given)(), truth)
+    _, error = _first_call(case, OURS, case.reference(case.build(0)))
     return error, error <= case.allowed(OURS)
+
+
+def _first_call(case: Case, name: str, truth: Tensor) -> tuple[Run, float]:
+    """A code with an input set of its own, and its relative error."""
+    run = case.codes[name](case.build(0))
+    with poisoned() if name == OURS else nullcontext():
+        return run, relative_error(run(), truth)
 
 
 def time_calls(run: Callable[[], object], device: torch.device, calls: int = CALLS) -> list[float]:

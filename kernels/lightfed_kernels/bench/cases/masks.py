@@ -55,26 +55,25 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         case("pack_mask", torch.bool, lambda x: x.mask.cpu(), PACK, size + words),
         case("unpack_mask", torch.bool, _on_cpu(reference.unpack_mask), UNPACK, size + words),
         case("popcount", torch.bool, _on_cpu(reference.popcount), POPCOUNT, words),
-        case("compress", dtype, _compressed, COMPRESS, row_bytes + half + words),
-        case("expand", dtype, _expanded, EXPAND, row_bytes + half + words),
-        case("apply_mask", dtype, _applied, APPLY, 2 * row_bytes + words),
+        case(
+            "compress",
+            dtype,
+            _on_cpu(reference.compress, "row"),
+            COMPRESS,
+            row_bytes + half + words,
+        ),
+        case(
+            "expand", dtype, _on_cpu(reference.expand, "values"), EXPAND, row_bytes + half + words
+        ),
+        case(
+            "apply_mask", dtype, _on_cpu(reference.apply_mask, "row"), APPLY, 2 * row_bytes + words
+        ),
     ]
 
 
-def _on_cpu(function: Callable[[Tensor], Tensor]) -> Callable[[Inputs], Tensor]:
-    return lambda given: function(given.words.cpu())
-
-
-def _compressed(given: Inputs) -> Tensor:
-    return reference.compress(given.row.cpu(), given.words.cpu())
-
-
-def _expanded(given: Inputs) -> Tensor:
-    return reference.expand(given.values.cpu(), given.words.cpu())
-
-
-def _applied(given: Inputs) -> Tensor:
-    return reference.apply_mask(given.row.cpu(), given.words.cpu())
+def _on_cpu(function: Callable[..., Tensor], *fields: str) -> Callable[[Inputs], Tensor]:
+    """A reference of fields of the inputs and the packed mask."""
+    return lambda given: function(*(getattr(given, name).cpu() for name in (*fields, "words")))
 
 
 def _code(function: Callable[[Inputs], Result]) -> Bind:
