@@ -139,6 +139,8 @@ def _measure(options: argparse.Namespace, device: torch.device, copy_gb_per_s: f
     for case in cases:
         if options.gate:
             case = case.only(report.required(case, device.type))
+            if not case.codes:
+                continue
         if options.quick or not can_compile(device):
             case = case.only([name for name in case.codes if name != COMPILED])
         if case.input_bytes > 0.8 * available_bytes(device):
