@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lightfed_kernels._rows import each_row
+from lightfed_kernels._rows import count_rows, each_row
 
 # Elements that a core sums at a time: 1 MiB in float64. Every call of torch costs microseconds.
 CHUNK = 131072
@@ -69,7 +69,7 @@ def server_finish_torch(z: Tensor, sums: Tensor, total: Tensor, lr: float, norma
 
 def one_job(rows: Sequence[Tensor], size: int) -> tuple[Tensor, Tensor]:
     """All rows over all columns, as jobs and members."""
-    count = sum(tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in rows)
+    count = count_rows(rows)
     return torch.tensor([[0, size, 0, count, 0]]), torch.arange(count)
 
 

@@ -46,7 +46,7 @@ def check_row(name: str, row: Tensor, *, size: int | None = None) -> None:
     """
     if row.dtype not in DTYPES:
         raise TypeError(
-            f"{name}: {_short(row.dtype)} rows; {', '.join(map(_short, DTYPES))} are supported"
+            f"{name}: {short(row.dtype)} rows; {', '.join(map(short, DTYPES))} are supported"
         )
     check_elements(name, row)
     if size is not None and row.shape[-1] != size:
@@ -56,6 +56,21 @@ def check_row(name: str, row: Tensor, *, size: int | None = None) -> None:
             f"{name}: rows of {row.shape[-1]} elements; the length of a row is a multiple of "
             f"{ALIGNMENT} (Layout pads it)"
         )
+
+
+def check_single(name: str, tensor: Tensor) -> None:
+    if tensor.dim() != 1:
+        raise ValueError(f"{name}: of shape {list(tensor.shape)}; one row at a time")
+
+
+def check_vector(
+    name: str, row: Tensor, *, size: int | None = None, dtype: torch.dtype | None = None
+) -> None:
+    """One row (P,), of this length and dtype where they are known."""
+    check_single(name, row)
+    check_row(name, row, size=size)
+    if dtype is not None and row.dtype != dtype:
+        raise TypeError(f"{name}: {row.dtype} for rows of {dtype}")
 
 
 def check_elements(name: str, tensor: Tensor) -> None:
@@ -74,7 +89,7 @@ def check_rows(name: str, tensors: Sequence[Tensor], *, size: int | None = None)
         check_row(name if len(tensors) == 1 else f"{name}[{position}]", tensor, size=size)
         if tensor.dtype != tensors[0].dtype:
             raise TypeError(
-                f"{name}[{position}]: {_short(tensor.dtype)} beside {_short(tensors[0].dtype)}; "
+                f"{name}[{position}]: {short(tensor.dtype)} beside {short(tensors[0].dtype)}; "
                 "the rows of a call have one dtype"
             )
 
@@ -82,7 +97,7 @@ def check_rows(name: str, tensors: Sequence[Tensor], *, size: int | None = None)
 def check_words(name: str, words: Tensor, *, size: int) -> None:
     """Packed masks (W,) or (clients, W) of rows of `size` elements."""
     if words.dtype != torch.int32:
-        raise TypeError(f"{name}: {_short(words.dtype)}; packed masks are int32 words")
+        raise TypeError(f"{name}: {short(words.dtype)}; packed masks are int32 words")
     check_elements(name, words)
     if words.shape[-1] * ALIGNMENT != size:
         raise ValueError(
@@ -107,11 +122,11 @@ def check_one_device(**tensors: Tensor | Sequence[Tensor] | None) -> torch.devic
     return first[1]
 
 
-def addresses(name: str, tensors: Iterable[Tensor]) -> np.ndarray:
+def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np.ndarray:
     """(rows,) int64: where every row begins.
 
     Raises:
-        ValueError: a row does not start at a multiple of 16 bytes.
+        ValueError: a row does not start at a multiple of so many bytes.
     """
     parts = [
         tensor.data_ptr()
@@ -120,11 +135,11 @@ def addresses(name: str, tensors: Iterable[Tensor]) -> np.ndarray:
         for tensor in tensors
     ]
     table = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    if (table % 16).any():
-        row = int(np.flatnonzero(table % 16)[0])
+    if (table % multiple).any():
+        row = int(np.flatnonzero(table % multiple)[0])
         raise ValueError(
-            f"{name}: row {row} starts {table[row] % 16} bytes past a multiple of 16; "
-            f"cut rows at multiples of {ALIGNMENT} elements"
+            f"{name}: row {row} starts {table[row] % multiple} bytes past a multiple of "
+            f"{multiple}; cut rows at multiples of {ALIGNMENT} elements"
         )
     return table
 
@@ -142,5 +157,5 @@ def check_grid(name: str, programs: int) -> None:
         )
 
 
-def _short(dtype: torch.dtype) -> str:
+def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -1,17 +1,17 @@
-"""The torch path of selection: on the CPU tensor by tensor in numpy, elsewhere with sorts.
+"""The torch path of selection: on the host, tensor by tensor in numpy.
 
 The rule is that of the kernels: a key is an unsigned number, the smallest keys win, and ties go to
 the lowest index; what is no candidate has the largest key.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightfed_kernels._bits import as_integers, select_table
 from lightfed_kernels.layout import ALIGNMENT
-from lightfed_kernels.masks import pack_mask, select_table, unpack_mask
 from lightfed_kernels.segments import word_bounds
 
 # Elements whose keys are computed at a time, so that they stay in cache.
@@ -19,8 +19,6 @@ CHUNK = 32768
 
 # Values of a digit; tensors with fewer elements are not worth a histogram.
 BINS = 65536
-
-_SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # Keys of |score|, of all NaN alike: one step above inf.
 _NAN = {
@@ -48,7 +46,10 @@ def select(
     free: candidates are the zeros of `words`, not its ones.
     toggle: `out` is `words` with the chosen bits inverted, else the chosen bits.
     """
-    choose = _by_sorting if words.is_cuda else _by_partition
+    device = words.device
+    # A GPU without Triton sends what it has to the host.
+    words, counts = words.cpu(), counts.cpu()
+    order = order if order.row is None else replace(order, row=order.row.cpu())
     taken = torch.empty_like(counts)
     for tensor, (first, last) in enumerate(word_bounds(bounds)):
         candidates = words[first:last]
@@ -57,10 +58,10 @@ def select(
             tail = int(bounds[tensor, 1]) % ALIGNMENT
             if tail:
                 candidates[-1] &= (1 << tail) - 1
-        chosen = choose(candidates, counts[tensor], first * ALIGNMENT, order)
+        chosen = _by_partition(candidates, counts[tensor], first * ALIGNMENT, order)
         taken[tensor] = chosen[1]
         out[first:last] = words[first:last] ^ chosen[0] if toggle else chosen[0]
-    return taken
+    return taken.to(device)
 
 
 def _by_partition(
@@ -103,7 +104,7 @@ def _magnitude_keys(packed: np.ndarray, begin: int, row: Tensor, largest: bool) 
     """Bits of |score|, which are ordered like it; turned round for the largest."""
     width = row.element_size()
     size, dtype = len(packed) * 8, np.dtype(f"u{width}").type
-    bits = row[begin : begin + size].detach().view(_SIGNED[width]).numpy().view(dtype)
+    bits = as_integers(row[begin : begin + size]).view(dtype)
     nan, absolute = dtype(_NAN[row.dtype]), dtype(2 ** (8 * width - 1) - 1)
     table = ~select_table(f"f{width}").view(dtype)
     keys = np.empty(size, dtype)
@@ -137,37 +138,3 @@ def _mix(h: np.ndarray) -> np.ndarray:
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return h ^ (h >> np.uint32(16))
-
-
-def _by_sorting(
-    candidates: Tensor, count: Tensor, begin: int, order: Order
-) -> tuple[Tensor, Tensor]:
-    """The same in torch alone, without waiting for the device."""
-    allowed = unpack_mask(candidates)
-    keys = _sortable(allowed.shape[0], begin, order, candidates.device)
-    number = torch.minimum(count, allowed.sum()).clamp(min=0)
-    last = torch.iinfo(torch.int64).max
-    by_key = torch.argsort(torch.where(allowed, keys, last), stable=True)
-    chosen = torch.zeros_like(allowed)
-    chosen[by_key] = torch.arange(len(keys), device=keys.device) < number
-    return pack_mask(chosen), number
-
-
-def _sortable(size: int, begin: int, order: Order, device: torch.device) -> Tensor:
-    """(size,) int64 keys."""
-    if order.row is not None:
-        bits = order.row[begin : begin + size].view(_SIGNED[order.row.element_size()])
-        nan = _NAN[order.row.dtype]
-        keys = (bits & torch.iinfo(bits.dtype).max).to(torch.int64).clamp(max=nan)
-        return nan - keys if order.largest else keys
-    element = torch.arange(begin, begin + size, device=device)
-    low_seed, high_seed = (half & 0xFFFFFFFF for half in order.seed)
-    low = _mix_wide((element & 0xFFFFFFFF) ^ low_seed)
-    return _mix_wide(low ^ _mix_wide((element >> 32) ^ high_seed))
-
-
-def _mix_wide(h: Tensor) -> Tensor:
-    """`_mix` of 32-bit numbers in int64."""
-    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-    return h ^ (h >> 16)

@@ -76,16 +76,13 @@ def _chunk(device: torch.device) -> int:
 def merge_torch(
     out: Tensor,
     rows: Sequence[Tensor],
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    totals: Tensor,
-    label_words: Tensor,
-    label_totals: Tensor,
+    tables: Sequence[Tensor],
     weights: Tensor,
     *,
     fixed: bool,
 ) -> None:
+    """Arguments as the operator takes them, here and below."""
+    tensors, levels, first, totals, label_words, label_totals = tables
     local = _Local(rows, first, weights, label_words)
     counts = _Counts(totals, label_totals)
     scratch = torch.empty(0, dtype=torch.int64 if fixed else torch.float64, device=out.device)
@@ -101,27 +98,16 @@ def merge_torch(
 
 
 def sum_torch(
-    partial: Tensor,
-    rows: Sequence[Tensor],
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    label_words: Tensor,
-    weights: Tensor,
+    partial: Tensor, rows: Sequence[Tensor], tables: Sequence[Tensor], weights: Tensor
 ) -> None:
+    tensors, levels, first, _, label_words, _ = tables
     local = _Local(rows, first, weights, label_words)
     for piece in _pieces(tensors, levels, _chunk(partial.device)):
         local.add(piece, piece.of(partial))
 
 
-def finish_torch(
-    out: Tensor,
-    partial: Tensor,
-    tensors: Tensor,
-    levels: Tensor,
-    totals: Tensor,
-    label_totals: Tensor,
-) -> None:
+def finish_torch(out: Tensor, partial: Tensor, tables: Sequence[Tensor]) -> None:
+    tensors, levels, _, totals, _, label_totals = tables
     counts = _Counts(totals, label_totals)
     for piece in _pieces(tensors, levels, _chunk(out.device)):
         if counts.covers(piece):

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightfed_kernels.layout import ALIGNMENT
-from lightfed_kernels.masks import as_bytes, as_integers, select_table
+from lightfed_kernels.masks import apply_torch
 
 # Elements that a core updates at a time: a handful of rows' chunks stays in its cache.
 CHUNK = 65536
@@ -27,29 +26,27 @@ def sgd_torch(
     nesterov: bool,
 ) -> None:
     """The operations of torch.optim.SGD, in its order."""
-    bits = None if words is None else _Bits(words, row)
-    for begin, (w, g, b, a) in _chunks(row, gradient, buffer, anchor):
-        # Buffer and anchor are optional.
-        assert w is not None
-        assert g is not None
-        wide = _wide(w)
-        d = _wide(g)
+    for chunk in _chunks(row):
+        w = row[chunk]
+        wide, d = _wide(w), _wide(gradient[chunk])
         scratch, other = torch.empty_like(wide), torch.empty_like(wide)
         if scale is not None:
             d = torch.mul(d, scale.to(d.dtype), out=scratch)
         if weight_decay != 0:
             d = torch.add(d, wide, alpha=weight_decay, out=scratch)
-        if a is not None:
-            torch.sub(wide, _wide(a), out=other)
+        if anchor is not None:
+            torch.sub(wide, _wide(anchor[chunk]), out=other)
             d = torch.add(d, other, alpha=prox, out=scratch)
-        if b is not None:
+        if buffer is not None:
+            b = buffer[chunk]
             moved = _wide(b).mul_(momentum).add_(d)
             _narrow(b, moved)
             d = torch.add(d, moved, alpha=momentum, out=scratch) if nesterov else moved
         wide.add_(d, alpha=-lr)
         _narrow(w, wide)
-        if bits is not None:
-            bits.select(w, begin)
+        if words is not None:
+            first, last = chunk.start // ALIGNMENT, chunk.stop // ALIGNMENT
+            apply_torch(w[None], words[None, first:last])
 
 
 def aspg_torch(
@@ -62,11 +59,8 @@ def aspg_torch(
     extrapolation: float,
     box: tuple[float, float] | None,
 ) -> None:
-    for _, (p, old, g, a) in _chunks(point, x, gradient, anchor):
-        assert p is not None
-        assert old is not None
-        assert g is not None
-        assert a is not None
+    for chunk in _chunks(x):
+        p, old, g, a = (row[chunk] for row in (point, x, gradient, anchor))
         wide, before = _wide(p), _wide(old)
         new = torch.sub(wide, _wide(a))
         torch.add(_wide(g), new, alpha=gamma, out=new)
@@ -79,37 +73,11 @@ def aspg_torch(
         old.copy_(new)
 
 
-class _Bits:
-    """Zeros a chunk of a row where a bit of its mask is 0, whatever it holds there."""
-
-    def __init__(self, words: Tensor, row: Tensor) -> None:
-        self._words = words
-        if not row.is_cuda:
-            self._bytes = as_bytes(words)
-            self._table = select_table(f"i{row.element_size()}")
-
-    def select(self, part: Tensor, begin: int) -> None:
-        if part.is_cuda:
-            lanes = torch.arange(ALIGNMENT, dtype=torch.int32, device=part.device)
-            bits = (self._words[:, None] >> lanes) & 1
-            part.copy_(torch.where(bits.view(-1) != 0, part, 0))
-            return
-        chosen = self._bytes[begin // 8 : (begin + part.shape[0]) // 8]
-        # Bits of values and of the table: a `where` is ten times slower.
-        values = as_integers(part)
-        every = np.take(self._table, chosen, axis=0, mode="clip").reshape(-1)
-        np.bitwise_and(values, every, out=values)
-
-
-def _chunks(*rows: Tensor | None) -> Iterator[tuple[int, tuple[Tensor | None, ...]]]:
-    """The first column and the parts of all rows, chunk by chunk; None where a row is None."""
-    first = rows[0]
-    assert first is not None
-    length = first.shape[0] if first.is_cuda else CHUNK * torch.get_num_threads()
-    count = -(-first.shape[0] // length)
-    parts = [[None] * count if row is None else row.split(length) for row in rows]
-    for position, chunk in enumerate(zip(*parts, strict=True)):
-        yield position * length, chunk
+def _chunks(row: Tensor) -> Iterator[slice]:
+    size = row.shape[0]
+    length = size if row.is_cuda else CHUNK * torch.get_num_threads()
+    for begin in range(0, size, length):
+        yield slice(begin, min(begin + length, size))
 
 
 def _wide(part: Tensor) -> Tensor:

@@ -15,6 +15,11 @@ from torch import Tensor
 ALIGNMENT = 32
 
 
+def padded(numel: int) -> int:
+    """Elements up to where the next tensor may start."""
+    return -(-numel // ALIGNMENT) * ALIGNMENT
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tensor of a row: `row[offset : offset + numel].view(shape)`."""
@@ -50,7 +55,7 @@ class Layout:
                 raise ValueError(f"layout: tensor {name!r} occurs twice")
             names.add(name)
             entries.append(Entry(name, tuple(shape), offset))
-            offset += -(-prod(shape) // ALIGNMENT) * ALIGNMENT
+            offset += padded(prod(shape))
         return cls(tuple(entries), offset)
 
     @property

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightfed_kernels import _dispatch, _rows
 from lightfed_kernels._masked_mean_cpu import by_chunks
+from lightfed_kernels._memory import check_apart
 from lightfed_kernels.layout import ALIGNMENT
 from lightfed_kernels.neighbours import Neighbours
 
@@ -134,7 +134,8 @@ def _masked_mean(
     if out.numel() == 0:
         return
     row_table = _rows.addresses("rows", rows)
-    _check_apart(row_table, out)
+    # Receivers would read what others have written.
+    check_apart(("out", [out]), ("rows", rows))
     if index.numel() == 0:
         out.zero_()
     elif _dispatch.backend(out, *rows) == "triton":
@@ -147,18 +148,7 @@ def _masked_mean(
         by_chunks(out, rows, masks, receivers, first, index, weights, over_neighbours)
 
 
-@_masked_mean.register_fake
-def _(
-    out: Tensor,
-    rows: Sequence[Tensor],
-    masks: Sequence[Tensor],
-    receivers: Tensor | None,
-    first: Tensor,
-    index: Tensor,
-    weights: Tensor | None,
-    over_neighbours: bool,
-) -> None:
-    return None
+_masked_mean.register_fake(lambda *arguments: None)
 
 
 def _by_expression(
@@ -209,16 +199,3 @@ def _check_out(out: Tensor, like: Tensor, receivers: int) -> None:
     _check_matrix("out", out, receivers)
     if out.dtype != like.dtype:
         raise TypeError(f"out: {out.dtype} for rows of {like.dtype}")
-    if receivers > 1 and out.stride(0) < out.shape[1]:
-        raise ValueError(f"out: rows lie {out.stride(0)} apart and overlap")
-
-
-def _check_apart(row_table: np.ndarray, out: Tensor) -> None:
-    """No row of `out` lies on a row that is read: receivers would read what others have written."""
-    length = out.shape[1] * out.element_size()
-    written = np.sort(_rows.addresses("out", [out]))
-    # The written row at or before a row's last byte is the only one that can reach into it.
-    nearest = np.searchsorted(written, row_table + length - 1, side="right") - 1
-    clash = (nearest >= 0) & (written[nearest] + length > row_table)
-    if clash.any():
-        raise ValueError(f"out: shares memory with row {int(np.flatnonzero(clash)[0])} of rows")

@@ -1,6 +1,8 @@
 """Masks of one bit per element: packed words, and the values that they cover.
 
 Bit i of word w is element 32 w + i of a row, so a mask is 32 times smaller than float32 values.
+Without Triton, a GPU packs, counts, compresses and expands through the host: `cpu()` copies there,
+and gives a tensor of the host itself.
 """
 
 import numpy as np
@@ -56,9 +58,8 @@ def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
         nnz: how many bits are 1, which the caller knows: a GPU need not be waited for. It is
             checked on the CPU, and on a GPU under LIGHTFED_KERNELS_CHECK=1.
     """
-    _rows.check_row("row", row)
-    _check_single("row", row)
-    _check_single("words", words)
+    _rows.check_vector("row", row)
+    _rows.check_single("words", words)
     _rows.check_words("words", words, size=row.shape[0])
     device = _rows.check_one_device(row=row, words=words)
     if not 0 <= nnz <= row.shape[0]:
@@ -77,18 +78,15 @@ def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tenso
         out: the row to write.
     """
     _check_words(words)
-    _check_single("words", words)
+    _rows.check_single("words", words)
     _rows.check_elements("values", values)
-    _check_single("values", values)
+    _rows.check_single("values", values)
     if values.dtype not in _rows.DTYPES:
         raise TypeError(f"values: {values.dtype}; {', '.join(map(str, _rows.DTYPES))} are possible")
     size = words.shape[0] * ALIGNMENT
     if out is None:
         out = torch.empty(size, dtype=values.dtype, device=values.device)
-    _rows.check_row("out", out, size=size)
-    _check_single("out", out)
-    if out.dtype != values.dtype:
-        raise TypeError(f"out: {out.dtype} for values of {values.dtype}")
+    _rows.check_vector("out", out, size=size, dtype=values.dtype)
     if values.shape[0] > size:
         raise ValueError(f"values: {values.shape[0]} for a row of {size} elements")
     _rows.check_one_device(values=values, words=words, out=out)
@@ -120,13 +118,8 @@ def _pack_mask(words: Tensor, mask: Tensor) -> None:
         from lightfed_kernels.gpu.masks import launch_pack
 
         launch_pack(_matrix(words), _matrix(mask))
-    elif words.is_cuda:
-        lanes = _lanes(words)
-        bits = mask.unflatten(-1, (-1, ALIGNMENT)).to(torch.int32) << lanes
-        # A sum in int64 is wrapped to int32, where bit 31 is the sign.
-        words.copy_(bits.sum(-1).to(torch.int32))
     else:
-        packed = np.packbits(view(mask, torch.uint8), axis=-1, bitorder="little")
+        packed = np.packbits(view(mask.cpu(), torch.uint8), axis=-1, bitorder="little")
         words.copy_(torch.from_numpy(packed).view(torch.int32))
 
 
@@ -156,10 +149,8 @@ def _popcount(count: Tensor, words: Tensor) -> None:
         from lightfed_kernels.gpu.masks import tile_counts
 
         count.copy_(tile_counts(_matrix(words)).sum(-1).view(count.shape))
-    elif words.is_cuda:
-        count.copy_(_bits(words).sum((-1, -2)))
     else:
-        count.copy_(torch.from_numpy(np.asarray(count_ones(words))))
+        count.copy_(torch.from_numpy(np.asarray(count_ones(words.cpu()))))
 
 
 @torch.library.custom_op("lightfed::compress", mutates_args=("values",))
@@ -172,18 +163,14 @@ def _compress(values: Tensor, row: Tensor, words: Tensor) -> None:
 
         launch_compress(values, row, words)
         return
-    if words.is_cuda:
-        rank, bits = _ranks(words, values.shape[0])
-        # One place more than there are values, for elements that have none.
-        room = values.new_empty(values.shape[0] + 1)
-        values.copy_(room.scatter_(0, torch.where(bits, rank, values.shape[0]), row)[:-1])
-        return
-    source, target, packed = as_integers(row), as_integers(values), as_bytes(words)
+    host = values.cpu()
+    source, target, packed = as_integers(row.cpu()), as_integers(host), as_bytes(words.cpu())
     done = 0
     for begin in range(0, len(source), CHUNK):
         place = ones_in(packed, begin, CHUNK)
         np.take(source[begin:], place, out=target[done : done + len(place)], mode="clip")
         done += len(place)
+    values.copy_(host)
 
 
 @torch.library.custom_op("lightfed::expand", mutates_args=("out",))
@@ -197,12 +184,8 @@ def _expand(out: Tensor, values: Tensor, words: Tensor) -> None:
 
         launch_expand(out, values, words)
         return
-    if words.is_cuda:
-        rank, bits = _ranks(words, values.shape[0])
-        there = bits & (rank < values.shape[0])
-        out.copy_(torch.where(there, values[rank.clamp(max=values.shape[0] - 1)], 0.0))
-        return
-    target, source, packed = as_integers(out), as_integers(values), as_bytes(words)
+    host = out.cpu()
+    target, source, packed = as_integers(host), as_integers(values.cpu()), as_bytes(words.cpu())
     done = 0
     for begin in range(0, len(target), CHUNK):
         chunk = target[begin : begin + CHUNK]
@@ -210,6 +193,7 @@ def _expand(out: Tensor, values: Tensor, words: Tensor) -> None:
         place = ones_in(packed, begin, CHUNK)
         chunk[place] = source[done : done + len(place)]
         done += len(place)
+    out.copy_(host)
 
 
 @torch.library.custom_op("lightfed::apply_mask_", mutates_args=("rows",))
@@ -220,63 +204,45 @@ def _apply_mask(rows: Tensor, words: Tensor) -> None:
         from lightfed_kernels.gpu.masks import launch_apply
 
         launch_apply(_matrix(rows), _matrix(words))
-        return
+    else:
+        apply_torch(_matrix(rows), _matrix(words))
+
+
+def apply_torch(rows: Tensor, words: Tensor) -> None:
+    """`apply_mask_` of (R, P) with (R, W) or (1, W), without Triton."""
     if words.is_cuda:
-        zero = (_bits(words).flatten(-2) == 0).expand(rows.shape)
-        rows.masked_fill_(zero, 0.0)
+        rows.masked_fill_((_bits(words).flatten(-2) == 0).expand(rows.shape), 0.0)
         return
-    matrix, table = _matrix(rows), select_table(f"f{rows.element_size()}")
-    masks = _matrix(words).expand(matrix.shape[0], -1)
-    for row, mask in zip(matrix, masks, strict=True):
+    table = select_table(f"f{rows.element_size()}")
+    for row, mask in zip(rows, words.expand(rows.shape[0], -1), strict=True):
         integers, packed = as_integers(row), as_bytes(mask)
         for begin in range(0, len(integers), CHUNK):
+            # Bits of values and of the table: a `where` is ten times slower.
             bits = np.take(table, packed[begin // 8 : (begin + CHUNK) // 8], axis=0, mode="clip")
             chunk = integers[begin : begin + CHUNK]
             np.bitwise_and(chunk, bits.reshape(-1), out=chunk)
 
 
-@_pack_mask.register_fake
-@_popcount.register_fake
-@_unpack_mask.register_fake
-@_apply_mask.register_fake
-@_compress.register_fake
-@_expand.register_fake
-def _(*tensors: Tensor) -> None:
-    return None
+for _operator in (_pack_mask, _unpack_mask, _popcount, _compress, _expand, _apply_mask):
+    _operator.register_fake(lambda *arguments: None)
 
 
 def _matrix(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 2 else tensor[None]
 
 
-def _lanes(like: Tensor) -> Tensor:
-    return torch.arange(ALIGNMENT, dtype=torch.int32, device=like.device)
-
-
 def _bits(words: Tensor) -> Tensor:
     """(.., W) -> (.., W, 32) of 0 and 1."""
-    return (words[..., None] >> _lanes(words)) & 1
-
-
-def _ranks(words: Tensor, nnz: int) -> tuple[Tensor, Tensor]:
-    """(P,) how many elements before this one are covered, at most nnz, and whether it is."""
-    bits = _bits(words).flatten()
-    rank = bits.cumsum(0) - bits
-    return rank.clamp_(max=nnz), bits != 0
+    return (words[..., None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
 
 
 def _check_words(words: Tensor) -> None:
     _rows.check_words("words", words, size=words.shape[-1] * ALIGNMENT if words.dim() else 0)
 
 
-def _check_single(name: str, tensor: Tensor) -> None:
-    if tensor.dim() != 1:
-        raise ValueError(f"{name}: of shape {list(tensor.shape)}; one row at a time")
-
-
 def _check_nnz(name: str, given: int, words: Tensor) -> None:
     if words.is_cuda and not _dispatch.checking():
         return
-    found = int(_bits(words).sum()) if words.is_cuda else int(count_ones(words))
+    found = int(count_ones(words.cpu()))
     if found != given:
         raise ValueError(f"{name}: {given}; the mask covers {found} elements")

@@ -40,7 +40,7 @@ def weighted_mean(rows: _rows.Rows, weights: Weights, *, out: Tensor | None = No
     given, shares = _checked(rows, weights)
     if out is None:
         out = torch.empty(given[0].shape[-1], dtype=given[0].dtype, device=given[0].device)
-    _check_vector("out", out, given)
+    _rows.check_vector("out", out, size=given[0].shape[-1], dtype=given[0].dtype)
     _rows.check_one_device(rows=given, out=out)
     _weighted_mean(out, given, shares)
     return out
@@ -76,7 +76,7 @@ def server_step_(
         ValueError, TypeError: as `weighted_mean`.
     """
     given, shares = _checked(rows, gamma, name="gamma")
-    _check_vector("z", z, given)
+    _rows.check_vector("z", z, size=given[0].shape[-1], dtype=given[0].dtype)
     _rows.check_one_device(rows=given, z=z)
     _server_step(z, given, shares, lr, normalise)
     return z
@@ -98,8 +98,7 @@ def server_finish_(
         ValueError: shapes, devices or a total that do not fit.
         TypeError: of an unsupported dtype.
     """
-    _rows.check_row("z", z)
-    _check_single("z", z)
+    _rows.check_vector("z", z)
     check_sums(sums, z.shape[0])
     _rows.check_one_device(z=z, sums=sums)
     _server_finish(z, sums, as_weights("total", total, 1, z.device), lr, normalise)
@@ -144,19 +143,6 @@ def _checked(
         raise ValueError("rows: none; a matrix (0, P) says how long a row would be")
     _rows.check_rows("rows", given, size=given[0].shape[-1] if given[0].dim() else None)
     return given, as_weights(name, weights, _rows.count_rows(given), given[0].device)
-
-
-def _check_vector(name: str, vector: Tensor, rows: Sequence[Tensor]) -> None:
-    """(P,), of the rows' length and dtype."""
-    _check_single(name, vector)
-    _rows.check_row(name, vector, size=rows[0].shape[-1])
-    if vector.dtype != rows[0].dtype:
-        raise TypeError(f"{name}: {vector.dtype} for rows of {rows[0].dtype}")
-
-
-def _check_single(name: str, tensor: Tensor) -> None:
-    if tensor.dim() != 1:
-        raise ValueError(f"{name}: of shape {list(tensor.shape)}; one row (P,) is needed")
 
 
 @torch.library.custom_op("lightfed::weighted_mean", mutates_args=("out",))

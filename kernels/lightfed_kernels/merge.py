@@ -57,7 +57,7 @@ def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = Fal
     check_rows("rows", [out, *sources])
     weights = members.shares if fixed else members.weights
     tiles = _tiles("slice_merge_", table, out, members.widest[0])
-    _merge(out, sources, *tiles, *_tables(members), weights, fixed)
+    _merge(out, sources, *tiles, _tables(members), weights, fixed)
     return out
 
 
@@ -71,7 +71,7 @@ def slice_sum(rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
     if sources:
         weights = members.shares if fixed else members.weights
         tiles = _tiles("slice_sum", table, sources[0], members.widest[1])
-        _sum(partial, sources, *tiles, *_tables(members), weights)
+        _sum(partial, sources, *tiles, _tables(members), weights)
     return partial
 
 
@@ -91,7 +91,7 @@ def slice_finish_(out: Tensor, partial: Tensor, members: Members) -> Tensor:
         raise ValueError(f"partial: {list(partial.shape)}; contiguous {list(out.shape)} is needed")
     check_one_device(out=out, partial=partial, members=table.tensors)
     tiles = _tiles("slice_finish_", table, out, members.widest[0])
-    _finish(out, partial, *tiles, *_tables(members))
+    _finish(out, partial, *tiles, _tables(members))
     return out
 
 
@@ -156,17 +156,17 @@ def _tiles(name: str, table: SliceTable, row: Tensor, rank: int) -> tuple[Tensor
     return flat, rest
 
 
-def _tables(members: Members) -> tuple[Tensor, ...]:
-    """What every operator of a merge takes after its rows and tiles."""
+def _tables(members: Members) -> list[Tensor]:
+    """What every operator of a merge takes after its rows and tiles, in this order."""
     table = members.table
-    return (
+    return [
         table.tensors,
         table.levels,
         members.first,
         members.totals,
         members.label_words,
         members.label_totals,
-    )
+    ]
 
 
 @torch.library.custom_op("lightfed::slice_merge", mutates_args=("out",))
@@ -175,27 +175,16 @@ def _merge(
     rows: Sequence[Tensor],
     flat: Tensor,
     rest: Tensor,
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    totals: Tensor,
-    label_words: Tensor,
-    label_totals: Tensor,
+    tables: Sequence[Tensor],
     weights: Tensor,
     fixed: bool,
 ) -> None:
     if backend(out, *rows) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
-        merge(
-            out, rows, (flat, rest), tensors, levels, first, totals, label_words, label_totals,
-            weights, fixed=fixed,
-        )  # fmt: skip
+        merge("merge", out, out, rows, (flat, rest), tables, weights, fixed=fixed)
     else:
-        merge_torch(
-            out, rows, tensors, levels, first, totals, label_words, label_totals, weights,
-            fixed=fixed,
-        )  # fmt: skip
+        merge_torch(out, rows, tables, weights, fixed=fixed)
 
 
 @torch.library.custom_op("lightfed::slice_sum", mutates_args=("partial",))
@@ -204,23 +193,16 @@ def _sum(
     rows: Sequence[Tensor],
     flat: Tensor,
     rest: Tensor,
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    totals: Tensor,
-    label_words: Tensor,
-    label_totals: Tensor,
+    tables: Sequence[Tensor],
     weights: Tensor,
 ) -> None:
     if backend(partial, *rows) == "triton":
-        from lightfed_kernels.gpu.slices import sum_
+        from lightfed_kernels.gpu.slices import merge
 
-        sum_(
-            partial, rows, (flat, rest), tensors, levels, first, totals, label_words, label_totals,
-            weights,
-        )  # fmt: skip
+        fixed = partial.dtype == torch.int64
+        merge("sum", rows[0], partial, rows, (flat, rest), tables, weights, fixed=fixed)
     else:
-        sum_torch(partial, rows, tensors, levels, first, label_words, weights)
+        sum_torch(partial, rows, tables, weights)
 
 
 @torch.library.custom_op("lightfed::slice_finish", mutates_args=("out",))
@@ -229,21 +211,15 @@ def _finish(
     partial: Tensor,
     flat: Tensor,
     rest: Tensor,
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    totals: Tensor,
-    label_words: Tensor,
-    label_totals: Tensor,
+    tables: Sequence[Tensor],
 ) -> None:
     if backend(out, partial) == "triton":
-        from lightfed_kernels.gpu.slices import finish
+        from lightfed_kernels.gpu.slices import merge
 
-        finish(
-            out, partial, (flat, rest), tensors, levels, first, totals, label_words, label_totals,
-        )  # fmt: skip
+        fixed = partial.dtype == torch.int64
+        merge("finish", out, partial, (), (flat, rest), tables, tables[3], fixed=fixed)
     else:
-        finish_torch(out, partial, tensors, levels, totals, label_totals)
+        finish_torch(out, partial, tables)
 
 
 @torch.library.custom_op("lightfed::slice_take", mutates_args=("outs",))

@@ -43,20 +43,17 @@ class Segments:
         Raises:
             ValueError: the tensors do not lie as Layout.build lays them.
         """
-        end = 0
-        for entry in layout:
-            if entry.offset != end:
-                raise ValueError(f"layout: {entry.name!r} starts at {entry.offset}, not at {end}")
-            end += _padded(entry.numel)
-        if layout.size != end:
-            raise ValueError(f"layout: {layout.size} elements, of which {end} belong to tensors")
+        if layout != Layout.build((entry.name, entry.shape) for entry in layout):
+            raise ValueError(
+                "layout: its tensors do not lie back to back, as Layout.build lays them"
+            )
         pairs = [(entry.offset, entry.numel) for entry in layout]
         bounds = np.array(pairs, np.int64).reshape(-1, 2)
         segments = cls(
             layout,
             torch.from_numpy(bounds),
             torch.from_numpy(_tiles(bounds)),
-            torch.from_numpy(_live(bounds, layout.size // ALIGNMENT)),
+            torch.from_numpy(np.packbits(layout.live(), bitorder="little").view(np.int32)),
         )
         segments.tiles_on(torch.empty(0, device=device).device)
         return segments
@@ -109,15 +106,12 @@ def _count_per_tensor(counts: Tensor, words: Tensor, bounds: Tensor, tiles: Tens
             counts[tensor] = popcount(words[first:last])
 
 
-@_count_per_tensor.register_fake
-def _(*tensors: Tensor) -> None:
-    return None
+_count_per_tensor.register_fake(lambda *arguments: None)
 
 
 def check_mask(name: str, words: Tensor, segments: Segments) -> None:
     """One packed mask of a row of these segments."""
-    if words.dim() != 1:
-        raise ValueError(f"{name}: of shape {list(words.shape)}; one mask at a time")
+    _rows.check_single(name, words)
     _rows.check_words(name, words, size=segments.size)
 
 
@@ -149,10 +143,6 @@ def word_bounds(bounds: Tensor) -> list[tuple[int, int]]:
     return list(zip(first.tolist(), last.tolist(), strict=True))
 
 
-def _padded(numel: int) -> int:
-    return -(-numel // ALIGNMENT) * ALIGNMENT
-
-
 def _tiles(bounds: np.ndarray, size: int = TILE) -> np.ndarray:
     """(N, 4): the tensor, first word, elements, first tile of the tensor."""
     per_tensor = -(-bounds[:, 1] // size)
@@ -162,11 +152,3 @@ def _tiles(bounds: np.ndarray, size: int = TILE) -> np.ndarray:
     offset, numel = bounds[tensor].T
     elements = np.minimum(numel - done, size)
     return np.stack([tensor, (offset + done) // ALIGNMENT, elements, first], 1).astype(np.int64)
-
-
-def _live(bounds: np.ndarray, n_words: int) -> np.ndarray:
-    live = np.full(n_words, -1, np.int32)
-    ends = bounds.sum(1)
-    ends = ends[ends % ALIGNMENT != 0]
-    live[ends // ALIGNMENT] = ~(np.int32(-1) << (ends % ALIGNMENT).astype(np.int32))
-    return live

@@ -39,7 +39,7 @@ def select_by_magnitude(
         ValueError: names the argument. Bits in padding and negative counts that lie on a GPU are
             found under LIGHTFED_KERNELS_CHECK=1 only.
     """
-    _check_scores("scores", scores, segments)
+    _rows.check_vector("scores", scores, size=segments.size)
     check_mask("candidates", candidates, segments)
     device = _rows.check_one_device(scores=scores, candidates=candidates)
     numbers = _numbers(counts, segments, device)
@@ -92,13 +92,13 @@ def prune_regrow(
         regrow: (P,) scores of the dtype of the weights, such as gradients; or a seed, see
             `select_random`.
     """
-    _check_scores("weights", weights, segments)
+    _rows.check_vector("weights", weights, size=segments.size)
     check_mask("words", words, segments)
     scores: Tensor | None = None
     seed = 0
     if isinstance(regrow, Tensor):
         scores = regrow
-        _check_scores("regrow", scores, segments)
+        _rows.check_vector("regrow", scores, size=segments.size)
     else:
         seed = regrow
         _check_seed("regrow", seed)
@@ -157,11 +157,8 @@ def _prune_regrow(
     _choose(out, pruned, taken, bounds, tiles, growth, free=True, toggle=True)
 
 
-@_select_by_magnitude.register_fake
-@_select_random.register_fake
-@_prune_regrow.register_fake
-def _(*args: Tensor | int | None) -> None:
-    return None
+for _operator in (_select_by_magnitude, _select_random, _prune_regrow):
+    _operator.register_fake(lambda *arguments: None)
 
 
 def _choose(
@@ -211,12 +208,6 @@ def _numbers(counts: Counts, segments: Segments, device: torch.device) -> Tensor
         raise ValueError(f"counts: {len(counts)} numbers for {len(segments)} tensors")
     numbers = torch.tensor(list(counts), dtype=torch.int64)
     return numbers.to(device, non_blocking=True)
-
-
-def _check_scores(name: str, row: Tensor, segments: Segments) -> None:
-    if row.dim() != 1:
-        raise ValueError(f"{name}: of shape {list(row.shape)}; one row at a time")
-    _rows.check_row(name, row, size=segments.size)
 
 
 def _check_seed(name: str, seed: int) -> None:

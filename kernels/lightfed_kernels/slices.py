@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightfed_kernels._rows import to_device
-from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
+from lightfed_kernels.layout import Entry, Layout, padded
 
 # Elements of a tile, the piece of a tensor that one program owns.
 TILE = 512
@@ -52,7 +52,7 @@ class _Block:
     @property
     def end(self) -> int:
         """Where the next tensor starts."""
-        return -(-(self.offset + prod(self.axes)) // ALIGNMENT) * ALIGNMENT
+        return padded(self.offset + prod(self.axes))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@
 FedBCD. bfloat16 rows are computed with in float32 and rounded once at the end of a step.
 """
 
-from collections.abc import Mapping
 from math import isfinite
 
 import torch
@@ -60,7 +59,10 @@ def sgd_step_(
         "buffer": buffer if momentum != 0 else None,
         "anchor": anchor if prox != 0 else None,
     }
-    _check_vectors("row", row, read)
+    _rows.check_vector("row", row)
+    for name, tensor in read.items():
+        if tensor is not None:
+            _rows.check_vector(name, tensor, size=row.shape[0], dtype=row.dtype)
     if momentum != 0 and buffer is None:
         raise ValueError(f"buffer: missing; momentum is {momentum}")
     if nesterov and momentum == 0:
@@ -68,7 +70,7 @@ def sgd_step_(
     if prox != 0 and anchor is None:
         raise ValueError(f"anchor: missing; prox is {prox}")
     if words is not None:
-        _check_single("words", words)
+        _rows.check_single("words", words)
         _rows.check_words("words", words, size=row.shape[0])
     if scale is not None and (scale.numel() != 1 or not scale.is_floating_point()):
         raise ValueError(
@@ -117,30 +119,14 @@ def aspg_step_(
         TypeError: of an unsupported dtype, or dtypes that differ.
     """
     read = {"point": point, "gradient": gradient, "anchor": anchor}
-    _check_vectors("x", x, read)
+    _rows.check_vector("x", x)
+    for name, tensor in read.items():
+        _rows.check_vector(name, tensor, size=x.shape[0], dtype=x.dtype)
     _rows.check_one_device(x=x, **read)
     low, high = box or (0.0, 0.0)
     bounded = box is not None
     _aspg_step(point, x, gradient, anchor, lr, gamma, extrapolation, low, high, bounded)
     return x
-
-
-def _check_vectors(name: str, row: Tensor, others: Mapping[str, Tensor | None]) -> None:
-    """Rows (P,) of one length and dtype."""
-    _check_single(name, row)
-    _rows.check_row(name, row)
-    for other, tensor in others.items():
-        if tensor is None:
-            continue
-        _check_single(other, tensor)
-        _rows.check_row(other, tensor, size=row.shape[0])
-        if tensor.dtype != row.dtype:
-            raise TypeError(f"{other}: {tensor.dtype} beside {name} of {row.dtype}")
-
-
-def _check_single(name: str, tensor: Tensor) -> None:
-    if tensor.dim() != 1:
-        raise ValueError(f"{name}: of shape {list(tensor.shape)}; one row at a time")
 
 
 def _check_numbers(**numbers: float) -> None:

@@ -100,7 +100,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     message(ValueError, "out: elements of a row lie 2 apart", out=torch.zeros(1, 128)[:, ::2])
     twice = Neighbours.build([[0], [1]], senders=2)
     overlapping = torch.zeros(64).expand(2, 64)
-    message(ValueError, "out: rows lie 0 apart", neighbours=twice, out=overlapping)
+    message(ValueError, "out: rows 0 and 1 share memory", neighbours=twice, out=overlapping)
     message(ValueError, "masks: on meta, but rows is on cpu", masks=words.to("meta"))
 
 
@@ -108,7 +108,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
 def test_output_on_top_of_rows_is_refused(device: torch.device, begin: int) -> None:
     memory = torch.zeros(256, device=device)
     pair = Neighbours.build([[0, 0]], senders=1)
-    with pytest.raises(ValueError, match="out: shares memory with row 0 of rows"):
+    with pytest.raises(ValueError, match="rows: shares memory with out"):
         masked_mean([memory[64:128]], pair, out=memory[begin : begin + 64][None])
 
 

@@ -340,7 +340,7 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "gradient: of shape [1, 64]", lambda: sgd_step_(R, S[None], lr=1)),
     (
         TypeError,
-        "gradient: torch.float64 beside row of torch.float32",
+        "gradient: torch.float64 for rows of torch.float32",
         lambda: sgd_step_(R, S.double(), lr=1),
     ),
     (TypeError, "row: float16", lambda: sgd_step_(R.half(), S.half(), lr=1)),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightfed_kernels import Layout, _select_torch
+from lightfed_kernels import Layout
 from lightfed_kernels import select as subject
 from lightfed_kernels.masks import pack_mask, unpack_mask
 from lightfed_kernels.reference import select as reference
@@ -326,34 +326,6 @@ def test_two_runs_and_every_tiling_give_the_same_bits(device: torch.device) -> N
         tiles = torch.from_numpy(_tiles(segments.bounds.numpy(), size))
         other = replace(segments, tiles=tiles, _copies={})
         assert torch.equal(prune_regrow(row, words, [150, 9], other, regrow=row), first)
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, None])
-def test_the_sorting_path_chooses_the_same(
-    dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It serves devices without Triton."""
-    monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
-    monkeypatch.setattr(_select_torch, "_by_partition", _select_torch._by_sorting)
-    layout = layout_of(300, 0, 33, 64)
-    segments = Segments.build(layout)
-    mask = random_mask(layout, 0.5)
-    counts = [70, 3, 99, 5]
-    if dtype is None:
-        chosen = select_random(pack_mask(mask), counts, segments, seed=4)
-        assert torch.equal(
-            unpack_mask(chosen), reference.select_random(mask, counts, layout, seed=4)
-        )
-        return
-    row = random_row(layout, dtype, 8)
-    row[::7], row[5], row[6] = 0.0, NAN, INF
-    for largest in (False, True):
-        chosen = select_by_magnitude(row, pack_mask(mask), counts, segments, largest=largest)
-        expected = reference.select_by_magnitude(row, mask, counts, layout, largest=largest)
-        assert torch.equal(unpack_mask(chosen), expected)
-    result = prune_regrow(row, pack_mask(mask), counts, segments, regrow=row)
-    expected = reference.prune_regrow(row, mask, counts, layout, regrow=row)
-    assert torch.equal(unpack_mask(result), expected)
 
 
 def far(first: int, numel: int) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ def test_wrong_arguments_are_named() -> None:
         prune_regrow(row, words, [1, 1], segments, regrow=row.long())
     with pytest.raises(ValueError, match="candidates: 2 words; 3 are needed"):
         select_random(words[:2], [1, 1], segments, seed=0)
-    with pytest.raises(ValueError, match=r"words: of shape \[1, 3\]; one mask at a time"):
+    with pytest.raises(ValueError, match=r"words: of shape \[1, 3\]"):
         prune_regrow(row, words[None], [1, 1], segments, regrow=row)
     with pytest.raises(ValueError, match="candidates: on meta, but scores is on cpu"):
         select_by_magnitude(row, words.to("meta"), [1, 1], segments, largest=True)

@@ -17,7 +17,7 @@ from lightfed_kernels import (
     slice_take_,
 )
 from lightfed_kernels._dispatch import backend
-from lightfed_kernels.merge import _merge, _take
+from lightfed_kernels.merge import _merge, _tables, _take
 from lightfed_kernels.reference import slices as reference
 from lightfed_kernels.slices import TILE
 from torch import Tensor
@@ -335,9 +335,7 @@ def test_the_last_tile_of_a_tensor_longer_than_two_to_the_31(device: torch.devic
     members = Members.build(table, [0, 0])
     out, row = (torch.empty(size, dtype=torch.bfloat16, device=device) for _ in range(2))
     out[-2 * TILE :], row[-2 * TILE :] = 5.0, 3.0
-    tables = (table.tensors, table.levels, members.first, members.totals)
-    labels = (members.label_words, members.label_totals)
-    _merge(out, [row, row], flat[-1:], rest, *tables, *labels, members.weights, False)
+    _merge(out, [row, row], flat[-1:], rest, _tables(members), members.weights, False)
     assert out[-2 * TILE :].tolist() == [5.0] * TILE + [3.0] * TILE
     row[-TILE:] = 0.0
     _take(out, [row, row], flat[-1:], rest, table.tensors, table.levels, members.first)

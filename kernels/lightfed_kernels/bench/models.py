@@ -77,6 +77,5 @@ def _conv(name: str, rows: int, columns: int, kernel: int) -> Shapes:
 # 11,173,962 and 98,922 parameters; the last two are small enough for --quick and the interpreter.
 RESNET18 = Model("resnet18", resnet18(64))
 CNN = Model("cnn", cnn(16))
-QUICK = Model("cnn-w8", cnn(8))
 TINY = Model("cnn-w2", cnn(2))
-MODELS = {model.name: model for model in (RESNET18, CNN)}
+MODELS = {model.name: model for model in (RESNET18, CNN, Model("cnn-w8", cnn(8)), TINY)}

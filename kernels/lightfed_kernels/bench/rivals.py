@@ -1,6 +1,7 @@
 """What a careful user of torch would write instead: `_foreach`, views, flat rows, one expression.
 
-The expressions of several operators are also what torch.compile is given.
+A `foreach_` function takes models as lists of tensors, a `flat_` one as rows; other arguments are
+those of the papers' formulation in `official`. The `flat_` functions are what torch.compile gets.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,49 +12,44 @@ from torch import Tensor
 
 List = list[Tensor]
 
-# weights, float masks, scores, counts -> float masks
-PruneRegrow = Callable[[List, List, List, Sequence[int]], List]
 
-
-def foreach_masked_mean(models: Sequence[List], masks: Sequence[List], own: List) -> List:
-    counts, sums = _zeros_like(own), _zeros_like(own)
+def foreach_masked_mean(
+    models: Sequence[List], masks: Sequence[List], own: int, keep: List
+) -> List:
+    counts, sums = _zeros_like(keep), _zeros_like(keep)
     for mask in masks:
         torch._foreach_add_(counts, mask)
     for model in models:
         torch._foreach_add_(sums, model)
     torch._foreach_clamp_min_(counts, 1)
     torch._foreach_div_(sums, counts)
-    torch._foreach_mul_(sums, own)
+    torch._foreach_mul_(sums, keep)
     return sums
 
 
-def flat_masked_mean(rows: Sequence[Tensor], masks: Sequence[Tensor], own: Tensor) -> Tensor:
-    """Rows that are zero outside their float masks."""
-    total, count = torch.zeros_like(own), torch.zeros_like(own)
+def flat_masked_mean(
+    rows: Sequence[Tensor], masks: Sequence[Tensor], own: int, keep: Tensor
+) -> Tensor:
+    total, count = torch.zeros_like(keep), torch.zeros_like(keep)
     for row, mask in zip(rows, masks, strict=True):
         total += row
         count += mask
-    return total.div_(count.clamp_(min=1)).mul_(own)
+    return total.div_(count.clamp_(min=1)).mul_(keep)
 
 
 def foreach_merge(
-    parts: List, totals: List, counts: List, clients: Sequence[tuple[List, List, List]],
-    labelled: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]],
-) -> List:  # fmt: skip
+    parts: List, totals: List, counts: List, clients: Sequence[tuple[List, List, List]]
+) -> List:
     """HeteroFL's mean on views.
 
     `parts` are the global tensors, `totals` and `counts` buffers like them. `clients` are views of
-    the totals and of the counts that a client covers, and its tensors; `labelled` are total, count,
-    labels and the client's rows of tensors whose rows are labels.
+    the totals and of the counts that a client covers, and of its tensors there.
     """
     torch._foreach_zero_(totals)
     torch._foreach_zero_(counts)
     for into, count, local in clients:
         torch._foreach_add_(into, local)
         torch._foreach_add_(count, 1)
-    for total, number, labels, rows in labelled:
-        total[labels, : rows.shape[1]] += rows[labels]
-        number[labels, : rows.shape[1]] += 1
     return [
         part.copy_(torch.where(share > 0, mean / share, part))
         for part, mean, share in zip(parts, totals, counts, strict=True)
@@ -63,7 +59,7 @@ def foreach_merge(
 def flat_merge(
     row: Tensor, clients: Sequence[Tensor], places: Sequence[Tensor], own: Sequence[Tensor]
 ) -> Tensor:
-    """HeteroFL's mean with flat index tensors, one `index_add_` a client.
+    """HeteroFL's mean with flat index tensors, one `index_add` a client.
 
     Args:
         row: (P,) of the global model.
@@ -129,11 +125,6 @@ def foreach_server(anchor: List, models: Sequence[List], gamma: Sequence[float],
     return anchor
 
 
-def addmv_server(anchor: Tensor, rows: Tensor, gamma: Tensor, lr: float) -> Tensor:
-    total = gamma.sum()
-    return anchor.mul_(1 - lr).addmv_(rows.t(), gamma / total, alpha=lr)
-
-
 def flat_server(
     anchor: Tensor, rows: Sequence[Tensor], gamma: Sequence[float], lr: float
 ) -> Tensor:
@@ -155,12 +146,11 @@ def foreach_grouped(jobs: Sequence[Sequence[List]]) -> None:
             torch._foreach_copy_(member, mean)
 
 
-def flat_grouped(rows: Tensor, jobs: Sequence[tuple[Tensor, int, int]]) -> Tensor:
+def flat_grouped(rows: Tensor, jobs: Sequence[tuple[Tensor, int, int]]) -> None:
     """Every job: a column range of the rows of its members."""
     for members, start, stop in jobs:
         part = rows[:, start:stop]
         part[members] = part[members].mean(0)
-    return rows
 
 
 def foreach_aspg(
@@ -207,7 +197,7 @@ def flat_sgd(
     row.copy_((row - lr * buffer) * mask)
 
 
-def compiled(function: Any) -> Any:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """For these shapes only: what torch.compile can do best."""
     return torch.compile(function, dynamic=False, fullgraph=True)
 

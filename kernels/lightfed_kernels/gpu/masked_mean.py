@@ -115,7 +115,7 @@ def launch(
     edges = np.zeros((len(chosen), 2), np.int64)
     edges[:, 0] = row_table[chosen]
     if masks:
-        edges[:, 1] = _word_addresses(masks)[chosen]
+        edges[:, 1] = _rows.addresses("masks", masks, multiple=4)[chosen]
     table = _rows.to_device(np.concatenate([first.numpy(), edges.ravel()]), out.device)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     shares = None
@@ -141,13 +141,3 @@ def launch(
             COUNTED=bool(masks) and not over_neighbours,
             num_warps=WARPS,
         )
-
-
-def _word_addresses(masks: Sequence[Tensor]) -> np.ndarray:
-    """(senders,) int64: where every mask begins, a multiple of 4 bytes only."""
-    parts = [
-        mask.data_ptr()
-        + np.arange(count, dtype=np.int64) * (4 * mask.stride(0) if count > 1 else 0)
-        for mask, count in ((m, m.shape[0] if m.dim() == 2 else 1) for m in masks)
-    ]
-    return np.concatenate(parts)

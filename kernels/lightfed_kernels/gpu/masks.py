@@ -22,6 +22,8 @@ TILES = 32
 WARPS = 4
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
+# What values are computed in.
+WIDE = {**TYPES, torch.bfloat16: tl.float32}
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from lightfed_kernels._rows import addresses, check_grid, to_device
-from lightfed_kernels.gpu.masks import TYPES, on_device
+from lightfed_kernels.gpu.masks import TYPES, WIDE, on_device
 
 WARPS = 4
 
@@ -28,8 +27,6 @@ MEMBERS: tl.constexpr = tl.constexpr(3)
 
 Target = Literal["sums", "out", "step", "members"]
 _TARGETS = {"sums": 0, "out": 1, "step": 2, "members": 3}
-
-_ROUND = {torch.float32: tl.float32, torch.bfloat16: tl.float32, torch.float64: tl.float64}
 
 
 @triton.jit(
@@ -180,7 +177,7 @@ def launch_means(
             like if out is None else out,
             lr,
             TYPE=TYPES[like.dtype],
-            ROUND=_ROUND[like.dtype],
+            ROUND=WIDE[like.dtype],
             TARGET=_TARGETS[target],
             FROM_ROWS=totals is None,
             WEIGHTED=shares is not None,

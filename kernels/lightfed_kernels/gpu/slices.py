@@ -7,7 +7,7 @@ elements do not move 16 bytes at a time.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -21,6 +21,7 @@ from lightfed_kernels.slices import TILE
 MERGE: tl.constexpr = tl.constexpr(0)
 SUM: tl.constexpr = tl.constexpr(1)
 FINISH: tl.constexpr = tl.constexpr(2)
+_MODES = {"merge": 0, "sum": 1, "finish": 2}
 
 # Elements that fill 16 bytes.
 _VECTOR = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 2}
@@ -216,70 +217,18 @@ def take_kernel(
 
 
 def merge(
+    mode: Literal["merge", "sum", "finish"],
     out: Tensor,
+    partial: Tensor,
     rows: Sequence[Tensor],
     tiles: tuple[Tensor, Tensor],
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    totals: Tensor,
-    label_words: Tensor,
-    label_totals: Tensor,
+    tables: Sequence[Tensor],
     weights: Tensor,
     *,
     fixed: bool,
 ) -> None:
-    tables = (tensors, levels, first, totals, label_words, label_totals, weights)
-    _merge(MERGE, out, out, rows, tiles, *tables, fixed=fixed)
-
-
-def sum_(
-    partial: Tensor,
-    rows: Sequence[Tensor],
-    tiles: tuple[Tensor, Tensor],
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    totals: Tensor,
-    label_words: Tensor,
-    label_totals: Tensor,
-    weights: Tensor,
-) -> None:
-    tables = (tensors, levels, first, totals, label_words, label_totals, weights)
-    _merge(SUM, rows[0], partial, rows, tiles, *tables, fixed=partial.dtype == torch.int64)
-
-
-def finish(
-    out: Tensor,
-    partial: Tensor,
-    tiles: tuple[Tensor, Tensor],
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    totals: Tensor,
-    label_words: Tensor,
-    label_totals: Tensor,
-) -> None:
-    tables = (tensors, levels, first, totals, label_words, label_totals, totals)
-    _merge(FINISH, out, partial, (), tiles, *tables, fixed=partial.dtype == torch.int64)
-
-
-def _merge(
-    mode: tl.constexpr,
-    out: Tensor,
-    partial: Tensor,
-    rows: Sequence[Tensor],
-    tiles: tuple[Tensor, Tensor],
-    tensors: Tensor,
-    levels: Tensor,
-    first: Tensor,
-    totals: Tensor,
-    label_words: Tensor,
-    label_totals: Tensor,
-    weights: Tensor,
-    *,
-    fixed: bool,
-) -> None:
+    """Both launches. What a mode does not use is any tensor of the right dtype."""
+    tensors, levels, first, totals, label_words, label_totals = tables
     table = to_device(addresses("rows", rows), tensors.device)
     addresses("out", [out, partial])
     for work, flat in zip(tiles, (True, False), strict=True):
@@ -288,7 +237,8 @@ def _merge(
                 merge_kernel[(len(work),)](
                     out, partial, table, work, tensors, tensors.shape[0], levels, levels.shape[0],
                     first, totals, label_words, label_words.shape[1], label_totals,
-                    label_totals.shape[1], weights, MODE=mode, FIXED=fixed, **_constants(out, flat),
+                    label_totals.shape[1], weights, MODE=_MODES[mode], FIXED=fixed,
+                    **_constants(out, flat),
                 )  # fmt: skip
 
 

@@ -3,21 +3,17 @@
 A program owns a tile of columns; every value is read once and written once.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from lightfed_kernels._rows import check_grid
-from lightfed_kernels.gpu.masks import on_device
+from lightfed_kernels.gpu.masks import WIDE, on_device
 
 WARPS = 4
 
 # Columns that a program owns; a multiple of 32.
 TILE = 1024
-
-# What values are computed in.
-_WIDE = {torch.float32: tl.float32, torch.bfloat16: tl.float32, torch.float64: tl.float64}
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -149,7 +145,7 @@ def launch_sgd(
             momentum,
             weight_decay,
             prox,
-            WIDE=_WIDE[row.dtype],
+            WIDE=WIDE[row.dtype],
             SCALE=scale is not None,
             DECAY=weight_decay != 0,
             PROX=anchor is not None,
@@ -186,7 +182,7 @@ def launch_aspg(
             extrapolation,
             low,
             high,
-            WIDE=_WIDE[x.dtype],
+            WIDE=WIDE[x.dtype],
             BOX=box is not None,
             BLOCK=TILE,
             num_warps=WARPS,

@@ -1,42 +1,16 @@
 """The cases of every operation."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from lightfed_kernels.bench.case import Case
 from lightfed_kernels.bench.cases import masked_mean, masks, means, select, slices, steps
-from lightfed_kernels.bench.cases.common import Build
 from lightfed_kernels.bench.models import Model
 
+PARTS = (masked_mean, slices, select, masks, means, steps)
 
-@dataclass(frozen=True)
-class Part:
-    """Operations whose cases are built together.
-
-    Attributes:
-        per_client: whether they are about several clients.
-        per_dtype: whether they are about rows.
-    """
-
-    operations: tuple[str, ...]
-    build: Build
-    per_client: bool = True
-    per_dtype: bool = True
-
-
-PARTS = (
-    Part(("masked_mean",), masked_mean.cases),
-    Part(("slice_merge", "slice_take"), slices.cases),
-    Part(("prune_regrow",), select.cases, per_client=False),
-    Part(masks.WORD_OPERATIONS, masks.word_cases, per_client=False, per_dtype=False),
-    Part(masks.ROW_OPERATIONS, masks.row_cases, per_client=False),
-    Part(means.OPERATIONS, means.cases),
-    Part(steps.OPERATIONS, steps.cases, per_client=False),
-)
-
-OPERATIONS = tuple(name for part in PARTS for name in part.operations)
+OPERATIONS = tuple(name for part in PARTS for name in part.OPERATIONS)
 
 
 def build_cases(
@@ -46,13 +20,19 @@ def build_cases(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> Iterator[Case]:
-    """The chosen cases, operation by operation."""
+    """The chosen cases, operation by operation.
+
+    What is about one client, or about masks alone, comes up for every number of clients or every
+    dtype; it is given once.
+    """
+    seen: set[str] = set()
     for part in PARTS:
-        if not set(part.operations) & set(operations):
+        if set(part.OPERATIONS).isdisjoint(operations):
             continue
         for model in models:
-            for count in clients if part.per_client else clients[:1]:
-                for dtype in dtypes if part.per_dtype else dtypes[:1]:
-                    for case in part.build(model, count, dtype, device):
-                        if case.operation in operations:
+            for count in clients:
+                for dtype in dtypes:
+                    for case in part.cases(model, count, dtype, device):
+                        if case.operation in operations and case.title not in seen:
+                            seen.add(case.title)
                             yield case

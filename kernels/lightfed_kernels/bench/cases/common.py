@@ -1,29 +1,12 @@
-"""Input sets: seeded rows and masks, zero in padding, and the same as named tensors."""
+"""Input sets: seeded rows and masks, zero in padding; and the forms in which a code takes them."""
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from lightfed_kernels.bench.case import Case
-from lightfed_kernels.bench.models import Model
 from lightfed_kernels.layout import Layout
 from lightfed_kernels.masks import pack_mask, unpack_mask
-
-# model, clients, dtype, device -> cases
-Build = Callable[[Model, int, torch.dtype, torch.device], list[Case]]
-
-# What a sum of a few rows may lose, rounded once (ours) or at every addition (a rival's, in the
-# dtype of the rows).
-# The interpreter cuts bfloat16 off where the device rounds it to nearest.
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-TOLERANCE = {
-    torch.float32: 1e-5,
-    torch.bfloat16: 1e-2 if _INTERPRETED else 4e-3,
-    torch.float64: 1e-12,
-}
-RIVAL_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-1, torch.float64: 1e-12}
 
 
 class Source:
@@ -54,25 +37,25 @@ class Source:
         return bits & pack_mask(self._live)
 
 
-def sample_counts(count: int) -> list[float]:
-    """Whole numbers as weights, the same in all input sets: a compiled code has them built in."""
-    drawn = torch.randint(1, 100, (count,), generator=torch.Generator().manual_seed(0))
-    return [float(weight) for weight in drawn]
-
-
 def as_float(words: Tensor, dtype: torch.dtype) -> Tensor:
     """Packed masks as the papers' codes have them."""
     return unpack_mask(words).to(dtype)
 
 
-def tensors(layout: Layout, rows: Tensor) -> list[dict[str, Tensor]]:
+def whole(layout: Layout, rows: Iterable[Tensor]) -> list[Tensor]:
+    """Every row as it is, for a `flat` code."""
+    return list(rows)
+
+
+def named(layout: Layout, rows: Iterable[Tensor]) -> list[dict[str, Tensor]]:
+    """Every row as views by name, for the papers' codes."""
     return [layout.views(row) for row in rows]
 
 
-def values(named: Mapping[str, Tensor]) -> list[Tensor]:
-    return list(named.values())
+def listed(layout: Layout, rows: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Every row as a list of views, for a `foreach` code."""
+    return [list(layout.views(row).values()) for row in rows]
 
 
-def nan_like(tensor: Tensor) -> Tensor:
-    """A buffer that a result has to overwrite."""
-    return torch.full_like(tensor, torch.nan)
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"

@@ -1,6 +1,7 @@
 """prune_regrow: DisPFL's change of a client's mask, by gradient or at random."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -8,14 +9,16 @@ import torch
 from torch import Tensor
 
 from lightfed_kernels.bench import official, rivals
-from lightfed_kernels.bench.case import OFFICIAL, OURS, Case, Contender, Run
-from lightfed_kernels.bench.cases.common import Source, as_float, values
+from lightfed_kernels.bench.case import OFFICIAL, OURS, Case, Run
+from lightfed_kernels.bench.cases.common import Source, as_float, listed
 from lightfed_kernels.bench.models import Model
 from lightfed_kernels.layout import Layout
 from lightfed_kernels.masks import unpack_mask
 from lightfed_kernels.reference import select as reference
 from lightfed_kernels.segments import Segments
 from lightfed_kernels.select import prune_counts, prune_regrow
+
+OPERATIONS = ("prune_regrow",)
 
 # The share of the active weights that is replaced in the first rounds.
 RATE = 0.5
@@ -37,6 +40,9 @@ class Inputs:
     words: Tensor
     counts: list[int]
 
+    def floats(self) -> Tensor:
+        return as_float(self.words, self.weights.dtype)
+
 
 def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) -> list[Case]:
     """One client, whatever `clients` is."""
@@ -51,33 +57,34 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         counts = prune_counts([int(mask.sum()) for mask in active.values()], RATE)
         return Inputs(layout, segments, rows[0], rows[1], words, counts)
 
-    def case(shape: str, inputs: int, random: bool) -> Case:
-        contenders = {
-            OURS: Contender(partial(_ours, random=random)),
-            # What is drawn at random is another mask in each code.
-            OFFICIAL: Contender(partial(_official, random=random), inf if random else None),
-        }
-        if not random:
-            contenders["topk"] = Contender(partial(_rival, function=rivals.topk_prune_regrow))
-            contenders["kthvalue"] = Contender(
-                partial(_rival, function=rivals.kthvalue_prune_regrow)
-            )
-        return Case(
-            operation="prune_regrow",
-            model=model.name,
-            shape=shape,
-            clients=1,
-            dtype=dtype,
-            build=build,
-            reference=partial(_reference, random=random),
-            contenders=contenders,
-            floor_bytes=inputs * row_bytes + 2 * mask_bytes,
-            input_bytes=8 * row_bytes,
-            tolerance=0.0,
-            rival_tolerance=TIES[dtype],
-        )
-
-    return [case("1 client", 2, random=False), case("1 client, random", 1, random=True)]
+    by_gradient = Case(
+        operation="prune_regrow",
+        model=model.name,
+        shape="1 client",
+        dtype=dtype,
+        build=build,
+        reference=partial(_reference, random=False),
+        codes={
+            OURS: partial(_ours, random=False),
+            OFFICIAL: partial(_official, random=False),
+            "topk": partial(_rival, function=rivals.topk_prune_regrow),
+            "kthvalue": partial(_rival, function=rivals.kthvalue_prune_regrow),
+        },
+        floor_bytes=2 * row_bytes + 2 * mask_bytes,
+        input_bytes=8 * row_bytes,
+        exact=True,
+        rival_tolerance=TIES[dtype],
+    )
+    at_random = replace(
+        by_gradient,
+        shape="1 client, random",
+        reference=partial(_reference, random=True),
+        codes={OURS: partial(_ours, random=True), OFFICIAL: partial(_official, random=True)},
+        floor_bytes=row_bytes + 2 * mask_bytes,
+        # What is drawn at random is another mask in each code.
+        rival_tolerance=inf,
+    )
+    return [by_gradient, at_random]
 
 
 def _ours(given: Inputs, *, random: bool) -> Run:
@@ -89,8 +96,7 @@ def _ours(given: Inputs, *, random: bool) -> Run:
 
 def _official(given: Inputs, *, random: bool) -> Run:
     views = given.layout.views
-    weights, scores = views(given.weights), views(given.scores)
-    masks = views(as_float(given.words, given.weights.dtype))
+    weights, scores, masks = views(given.weights), views(given.scores), views(given.floats())
     counts = dict(zip(masks, given.counts, strict=True))
 
     def run() -> dict[str, Tensor]:
@@ -102,15 +108,12 @@ def _official(given: Inputs, *, random: bool) -> Run:
     return run
 
 
-def _rival(given: Inputs, *, function: rivals.PruneRegrow) -> Run:
-    views = given.layout.views
-    names = [entry.name for entry in given.layout]
-    masks = views(as_float(given.words, given.weights.dtype))
-    weights, scores, floats = (
-        [tensor.reshape(-1) for tensor in values(named)]
-        for named in (views(given.weights), views(given.scores), masks)
+def _rival(given: Inputs, *, function: Callable[..., list[Tensor]]) -> Run:
+    rows = (given.weights, given.floats(), given.scores)
+    weights, masks, scores = (
+        [tensor.reshape(-1) for tensor in tensors] for tensors in listed(given.layout, rows)
     )
-    return lambda: dict(zip(names, function(weights, floats, scores, given.counts), strict=True))
+    return lambda: function(weights, masks, scores, given.counts)
 
 
 def _reference(given: Inputs, *, random: bool) -> Tensor:
