@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.container import ErrorbarContainer
 from matplotlib.image import imread
 
+from lightfed.cli.command_line import main
 from lightfed.drawing.style import DARK, LIGHT, Theme
 from lightfed.simulation.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
 from lightfed.studies.fedbcd.latency import Cloud, latencies
