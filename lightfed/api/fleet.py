@@ -361,6 +361,45 @@ class Fleet(Clients):
             into.integers.copy_(self.ranks.max_(largest))
         return valid
 
+    def average(
+        self,
+        values: Mapping[int, Tensor],
+        clients: Sequence[int],
+        *,
+        into: Tensor,
+        weights: Weights | Mapping[int, float] = "uniform",
+    ) -> list[int]:
+        """The weighted mean over clients of tensors that they keep, into one of the server.
+
+        The sum is in float64 over whole weights, so that it does not depend on placement. No
+        message is counted: rows are, by `merge`; what travels besides is for `charge`.
+
+        Args:
+            values: of this rank's clients, by client, such as a `Kept`.
+            clients: whose tensors are in the mean; others' updates are left out as in `merge`.
+            into: the server's tensor, of one shape with theirs; it stays where nobody is left.
+            weights: as in `merge`.
+
+        Returns:
+            those whose tensors are in the mean.
+        """
+        valid = [k for k in clients if self._usable.get(k, True)]
+        shares = dict(zip(valid, self._weights(weights, valid), strict=True))
+        total = torch.zeros_like(into, dtype=torch.float64)
+        for client in self.mine(valid):
+            total += shares[client] * values[client].to(total)
+        self.ranks.sum_(total)
+        if sum(shares.values()) > 0:
+            into.copy_(total / sum(shares.values()))
+        return valid
+
+    def charge(self, clients: Sequence[int], *, up: float = 0.0, down: float = 0.0) -> None:
+        """Count bytes that each of the clients sends and receives besides rows."""
+        for client in self._speaking(clients):
+            self.ledger.sent_up(client, up)
+        for client in clients:
+            self.ledger.sent_down(client, down)
+
     def show(self, model: ServerModel, clients: Sequence[int]) -> None:
         """Clients read a server's model, and keep their rows: bytes for the ledger."""
         for client in clients:

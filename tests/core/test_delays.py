@@ -67,7 +67,7 @@ def test_the_mean_is_the_first_of_one(delay: Delay, mean: float) -> None:
 
 
 @pytest.mark.parametrize(("wait", "servers", "devices"), [(1, 4, 1), (3, 5, 1), (7, 7, 2)])
-@pytest.mark.parametrize(("delay", "law"), LAWS, ids=str)
+@pytest.mark.parametrize(("delay", "law"), LAWS, ids=[str(delay) for delay, _ in LAWS])
 def test_expected_order_statistics(
     delay: Delay, law: Any, wait: int, servers: int, devices: int
 ) -> None:
@@ -81,7 +81,7 @@ def test_expected_order_statistics(
     assert delay.expected(wait, servers, devices) == pytest.approx(value, rel=1e-7)
 
 
-@pytest.mark.parametrize(("delay", "law"), LAWS, ids=str)
+@pytest.mark.parametrize(("delay", "law"), LAWS, ids=[str(delay) for delay, _ in LAWS])
 def test_draws_and_quantiles_follow_the_law(delay: Delay, law: Any) -> None:
     drawn = delay.draw(numpy_generator(0, "delays"), (40, 100))
     assert drawn.shape == (40, 100)

@@ -1,0 +1,1 @@
+"""Algorithms as their users write them: a file each, outside the package."""
