@@ -25,7 +25,7 @@ def test_the_recorded_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Fleet, "participants", lambda self, t, who=told["active"]: sorted(who))
         run_round(run.fleet, t)
         close(algorithm.model.floats, run.row(f"r{t}/server"))
-        for client in range(run.fleet.clients):
+        for client in told["active"]:
             close(run.fleet.row(client).floats, run.row(f"r{t}/personal/{client}"))
 
 
