@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.data.crop import BorderedImages
 from lightfed.data.datasets.dataset import Samples, Transform
 from lightfed.data.erase import Size, draw_rectangles, hidden
 
@@ -191,11 +190,10 @@ class ResidentSplit(Resident):
         # Shaped like a sample: to broadcast over an innermost axis of 3 channels is 7 times slower.
         self._shift = self._memory(shift.expand(1, *shape))[0]
         self._scale = self._memory(scale.expand(1, *shape))[0]
-        x = self._memory(x)
-        self._bordered: BorderedImages | None = None
+        self._plain = x = self._memory(x)
         if self._padding:
-            self._bordered = BorderedImages(x, border=self._padding, rows=1 if self._last else 2)
-        self._plain = x if self._bordered is None else self._bordered.middle()
+            self._windows = _windows(x, self._size, rows=1 if self._last else 2)
+            self._plain = self._windows[:, self._padding, self._padding]
 
     @override
     def span(self, start: int, stop: int) -> Batch:
@@ -224,10 +222,11 @@ class ResidentSplit(Resident):
     @override
     def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
         """Gather, normalise, erase and mirror the samples of an index on the device."""
-        if self._bordered is None:
+        if draw is None or not self._padding:
             x = self._plain.index_select(0, index)
         else:
-            x = self._bordered.windows(index, None if draw is None else draw[:2])
+            top, left = draw[:2].to(self.device)
+            x = self._windows[index.long(), top, left]
         x = x.float().contiguous()
         if not self._ready:
             x.sub_(self._shift).mul_(self._scale)
@@ -285,6 +284,21 @@ def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     return torch.split_with_sizes(
         samples, sizes
     )  # Tensor.split takes ten times as long to say the same
+
+
+def _windows(x: Tensor, size: Size, *, rows: int) -> Tensor:
+    """All windows on images with a border, a view.
+
+    Args:
+        x: (N, ...) in any layout in which columns follow rows, border included.
+        size: of a window.
+        rows: the axis of x that counts rows.
+
+    Returns:
+        (N, T, L, ...) the window that begins in row T and column L, in the layout of x.
+    """
+    windows = x.unfold(rows, size[0], 1).unfold(rows + 1, size[1], 1)
+    return windows.movedim((rows, rows + 1, -2, -1), (1, 2, rows + 2, rows + 3))
 
 
 def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:

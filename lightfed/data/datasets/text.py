@@ -11,10 +11,8 @@ from typing_extensions import override
 
 from lightfed.data.datasets.characters import encode
 from lightfed.data.datasets.dataset import Dataset, Samples, Split
-from lightfed.data.datasets.missing import missing
+from lightfed.data.datasets.refusals import ROOT, missing, unreadable
 from lightfed.utils.errors import UserError
-
-_ROOT = "data.dataset.init_args.root"
 
 
 class Characters(Dataset):
@@ -73,23 +71,18 @@ class AGNews(Characters):
         path = self.root / "ag_news_csv" / f"{split}.csv"
         hub = sorted((self.root / "ag_news" / "data").glob(f"{split}-*.parquet"))
         if not path.is_file() and not hub:
-            raise missing(
-                self.root, path, holds="ag_news_csv, or ag_news of the hub", archive="ag_news_csv"
-            )
+            raise missing(path, holds="ag_news_csv, or ag_news of the hub")
         source = path if path.is_file() else hub[0]
         try:
             texts, labels = _read_csv(path) if path.is_file() else _read_parquet(hub)
         except (OSError, ValueError, csv.Error) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                _ROOT, f"{source} cannot be read ({reason})", "fetch it again"
-            ) from error
+            raise unreadable(source, error) from error
         y = np.array(labels, dtype=np.int64)
         if len(y) == 0 or y.min() < 0 or y.max() >= self.num_classes:
             found = (
                 f"classes {y.min()} to {y.max()}, where 0 to 3 are known" if len(y) else "no text"
             )
-            raise UserError(_ROOT, f"{source} holds {found}", "point root at the published files")
+            raise UserError(ROOT, f"{source} holds {found}", "point root at the published files")
         return texts, y
 
 
