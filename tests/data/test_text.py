@@ -111,19 +111,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "train.csv, which is not there" in refused(tmp_path).found
 
 
-@pytest.mark.parametrize("given_itself", [False, True])
-def test_an_archive_is_no_folder(given_itself: bool, tmp_path: Path) -> None:
-    tiny.ag_news(tmp_path / "source")
-    packed = tmp_path / "ag_news_csv.tar.gz"
-    tiny.archive(tmp_path / "source" / "ag_news_csv", packed)
-    error = refused(packed if given_itself else tmp_path)
-    assert error.found == f"{packed} is an archive, not a folder"
-    assert error.fix.startswith("unpack it")
-    other = tmp_path / "readme.txt"
-    other.write_text("")
-    assert refused(other).found == f"{other} is a file"
-
-
 def csv_of(content: str) -> Callable[[Path], object]:
     def write(root: Path) -> None:
         (root / "ag_news_csv").mkdir()

@@ -42,6 +42,6 @@ def cached(name: str, key: object, make: Callable[[], dict[str, Tensor]]) -> dic
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(save(tensors)))
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         log.warning("%s cannot be written, and will be made again next time (%s)", path, error)
     return tensors

@@ -53,13 +53,12 @@ class CINIC10(Dataset):
     @override
     def load(self, split: Split) -> Samples:
         folder = self.root / split
-        for path in (folder, *(folder / name for name in self.classes)):
-            if not path.is_dir():
-                raise missing(path, holds="train and test")
+        if not folder.is_dir():
+            raise missing(folder, holds="train and test")
         try:
             pictures = ImageFolder(folder)
             if pictures.classes != list(self.classes):
-                raise ValueError(f"it holds the folders {', '.join(pictures.classes)}")
+                raise ValueError(f"its folders are {', '.join(pictures.classes)}")
             times = [Path(path).stat() for path, _ in pictures.samples]
         except (OSError, ValueError) as error:
             raise unreadable(folder, error, fix="unpack the published archive again") from error

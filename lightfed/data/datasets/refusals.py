@@ -15,7 +15,7 @@ def missing(expected: Path, *, holds: str) -> UserError:
         expected: the first file or folder that is not there.
         holds: what the root should hold, as in "the folder that holds ...".
     """
-    fix = f"set root to the folder that holds {holds}, unpacked"
+    fix = f"unpack the data set, and set root to the folder that holds {holds}"
     return UserError(ROOT, f"expected {expected}, which is not there", fix)
 
 
