@@ -192,7 +192,10 @@ class ResidentSplit(Resident):
         self._scale = self._memory(scale.expand(1, *shape))[0]
         self._plain = x = self._memory(x)
         if self._padding:
-            self._windows = _windows(x, self._size, rows=1 if self._last else 2)
+            row = 1 if self._last else 2  # axes of a sample keep their order: row, then column
+            windows = x.unfold(row, self._size[0], 1).unfold(row + 1, self._size[1], 1)
+            # (N, top, left, *sample) all windows on the images, a view
+            self._windows = windows.movedim((row, row + 1, -2, -1), (1, 2, row + 2, row + 3))
             self._plain = self._windows[:, self._padding, self._padding]
 
     @override
@@ -284,21 +287,6 @@ def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     return torch.split_with_sizes(
         samples, sizes
     )  # Tensor.split takes ten times as long to say the same
-
-
-def _windows(x: Tensor, size: Size, *, rows: int) -> Tensor:
-    """All windows on images with a border, a view.
-
-    Args:
-        x: (N, ...) in any layout in which columns follow rows, border included.
-        size: of a window.
-        rows: the axis of x that counts rows.
-
-    Returns:
-        (N, T, L, ...) the window that begins in row T and column L, in the layout of x.
-    """
-    windows = x.unfold(rows, size[0], 1).unfold(rows + 1, size[1], 1)
-    return windows.movedim((rows, rows + 1, -2, -1), (1, 2, rows + 2, rows + 3))
 
 
 def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -132,14 +132,6 @@ def test_one_missing_file_is_named(tmp_path: Path) -> None:
         CIFAR10(str(tmp_path), verify_checksums=False).load("test")
 
 
-def test_compressed_mnist_alone_does_not_do(tmp_path: Path) -> None:
-    tiny.mnist(tmp_path)
-    path = tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
-    path.rename(path.with_suffix(".gz"))
-    with pytest.raises(UserError, match="t10k-labels-idx1-ubyte, which is not there"):
-        MNIST(str(tmp_path), verify_checksums=False).load("train")
-
-
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     tiny.cifar10(tmp_path)
     path = tmp_path / "cifar-10-batches-py" / "data_batch_2"

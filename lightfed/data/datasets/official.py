@@ -76,10 +76,15 @@ class OfficialFiles(Dataset):
         if fault is not None:
             raise fault
         try:
-            return self._checked(self._read(split))
+            samples = self._read(split)
+            if samples.x.shape != (len(samples.y), *self.input_shape):
+                raise ValueError(f"{tuple(samples.x.shape)} pixels for {len(samples.y)} labels")
+            if (top := int(samples.y.max())) >= self.num_classes:
+                raise ValueError(f"class {top} where {self.name} has {self.num_classes} classes")
         except Exception as error:  # a damaged pickle can raise anything
             fix = "fetch the official files, or pass verify_checksums: false for others of the kind"
             raise unreadable(self._files()[0][0].parent, error, fix=fix) from error
+        return samples
 
     def _fault(self) -> UserError | None:
         """The refusal of the first file that is not there or is not the official one."""
@@ -92,14 +97,6 @@ class OfficialFiles(Dataset):
                 found = f"{path} is not the official file (its md5 differs)"
                 return UserError(ROOT, found, "fetch it again, or pass verify_checksums: false")
         return None
-
-    def _checked(self, samples: Samples) -> Samples:
-        """Refuse files that can be read but hold something else."""
-        if samples.x.shape != (len(samples.y), *self.input_shape):
-            raise ValueError(f"{tuple(samples.x.shape)} pixels for {len(samples.y)} labels")
-        if (top := int(samples.y.max())) >= self.num_classes:
-            raise ValueError(f"class {top} where {self.name} has {self.num_classes} classes")
-        return samples
 
 
 class MNISTFiles(OfficialFiles):

@@ -3,7 +3,6 @@
 import csv
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -103,16 +102,10 @@ def _read_csv(path: Path) -> tuple[list[str], list[int]]:
 def _read_parquet(paths: list[Path]) -> tuple[list[str], list[int]]:
     """Columns text and label, 0..3."""
     # What `datasets` reads them with; without it nothing is copied to a cache in the home folder.
+    import pyarrow  # type: ignore[import-untyped]
     from pyarrow.parquet import read_table  # type: ignore[import-untyped]
 
-    columns: dict[str, list[Any]] = {"text": [], "label": []}
-    for path in paths:
-        table = read_table(path)
-        for name, kind in (("text", str), ("label", int)):
-            if name not in table.column_names:
-                raise ValueError(f"no column `{name}` among {', '.join(table.column_names)}")
-            values = table[name].to_pylist()
-            if not all(isinstance(value, kind) for value in values):
-                raise ValueError(f"the column `{name}` holds other values than {kind.__name__}")
-            columns[name] += values
-    return columns["text"], columns["label"]
+    types = {"text": pyarrow.string(), "label": pyarrow.int64()}
+    schema = pyarrow.schema([pyarrow.field(*pair, nullable=False) for pair in types.items()])
+    table = read_table(paths, columns=schema.names).cast(schema)
+    return table["text"].to_pylist(), table["label"].to_pylist()
