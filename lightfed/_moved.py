@@ -20,7 +20,7 @@ _ROOMS = {
     """,
     "data.datasets": """
         data.cinic data.docstrings data.language data.speech data.text data.tones
-        data.vision data.official data.cache data.missing data.characters data.vocabulary
+        data.vision data.official data.cache data.characters data.vocabulary
         data.recording data.logmel data.dataset
     """,
     "data.partition": """

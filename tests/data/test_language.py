@@ -253,10 +253,9 @@ def test_a_missing_token_file_is_named(split: str, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UserError) as error:
         prepared(WikiText2(str(tmp_path)))
-    assert str(error.value) == (
-        f"data.dataset.init_args.root: expected {path}, which is not there, nor the hub's "
-        f"{split}-*.parquet; set root to the folder that holds wikitext-2"
-    )
+    assert error.value.key == "data.dataset.init_args.root"
+    assert error.value.found == f"expected {path}, which is not there"
+    assert f"{split}-*.parquet" in error.value.fix
 
 
 def test_the_size_of_a_vocabulary_without_files_is_refused_likewise(tmp_path: Path) -> None:

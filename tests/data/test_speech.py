@@ -185,17 +185,6 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_archive_has_to_be_unpacked(root: Path) -> None:
-    path = root / "speech_commands_v0.01.tar.gz"
-    tiny.archive(folder(root), path)
-    shutil.rmtree(root / "SpeechCommands")
-    for given in (root, path):
-        text = refused(given)
-        assert f"{path} is an archive" in text
-        assert "unpack it" in text
-    assert [entry.name for entry in root.iterdir()] == [path.name]
-
-
 def test_missing_lists_are_named(root: Path) -> None:
     (folder(root) / "testing_list.txt").unlink()
     assert "testing_list.txt" in refused(root)
@@ -204,7 +193,7 @@ def test_missing_lists_are_named(root: Path) -> None:
 def test_a_list_of_something_else_is_refused(root: Path) -> None:
     with (folder(root) / "testing_list.txt").open("a") as file:
         file.write("yes/noise.wav\n")
-    with pytest.raises(UserError, match=r"lists of clips in .* cannot be read \(ValueError"):
+    with pytest.raises(UserError, match=r"cannot be read \(ValueError"):
         SpeechCommands(str(root)).load("test")
 
 
@@ -218,7 +207,7 @@ def test_a_clip_of_the_list_that_is_not_there_is_named(root: Path) -> None:
 def test_a_wav_of_another_format_is_named(root: Path) -> None:
     path = folder(root) / "stop" / "00000000_nohash_0.wav"
     path.write_bytes(b"RIFF")
-    assert f"{path} is not such a file" in refused(root)
+    assert f"{path} cannot be read" in refused(root)
 
 
 def test_words_of_the_other_version_are_refused(root: Path) -> None:
@@ -230,7 +219,7 @@ def test_words_of_the_other_version_are_refused(root: Path) -> None:
 def test_a_tree_without_clips_is_refused(root: Path) -> None:
     for name in tiny.SPOKEN:
         shutil.rmtree(folder(root) / name)
-    assert "holds no training clips" in refused(root)
+    assert "no training clips" in refused(root)
 
 
 def test_silence_needs_a_long_background(root: Path) -> None:

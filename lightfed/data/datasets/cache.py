@@ -4,13 +4,14 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
+
+from lightfed.utils.atomic_io import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +40,8 @@ def cached(name: str, key: object, make: Callable[[], dict[str, Tensor]]) -> dic
             log.warning("%s is made again: it cannot be read (%s)", path, error)
     tensors = make()
     try:
-        _write(path, tensors)
-    except (OSError, SafetensorError) as error:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: file.write(save(tensors)))
+    except OSError as error:
         log.warning("%s cannot be written, and will be made again next time (%s)", path, error)
     return tensors
-
-
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Under another name first, so that no process ever sees a part of the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, delete=False) as file:
-        temporary = Path(file.name)
-    try:
-        save_file(tensors, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

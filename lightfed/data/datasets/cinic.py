@@ -1,20 +1,18 @@
 """CINIC-10: pictures in folders, decoded once."""
 
-import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.datasets.missing import missing
+from lightfed.data.datasets.refusals import missing, unreadable
 from lightfed.data.datasets.vision import CIFAR10
-from lightfed.utils.errors import UserError
 
 _TRANSFORM = Transform(
     (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835), 4, True
@@ -45,7 +43,7 @@ class CINIC10(Dataset):
     @property
     @override
     def transform(self) -> Transform:
-        return _TRANSFORM if self.augment else replace(_TRANSFORM, crop_padding=0, flip=False)
+        return _TRANSFORM if self.augment else _TRANSFORM.fixed()
 
     @override
     def fetch(self) -> None:
@@ -54,56 +52,32 @@ class CINIC10(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        files = [self._pictures(self.root / split / name) for name in self.classes]
-        key = [
-            [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in part]
-            for part in files
-        ]
-        tensors = cached(f"cinic10-{split}", key, partial(_decoded, files))
+        folder = self.root / split
+        if not folder.is_dir():
+            raise missing(folder, holds="train and test")
+        try:
+            pictures = ImageFolder(folder)
+            if pictures.classes != list(self.classes):
+                raise ValueError(f"its folders are {', '.join(pictures.classes)}")
+            times = [Path(path).stat() for path, _ in pictures.samples]
+        except (OSError, ValueError) as error:
+            raise unreadable(folder, error, fix="unpack the published archive again") from error
+        names = [str(Path(path).relative_to(folder)) for path, _ in pictures.samples]
+        key = [(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, times, strict=True)]
+        tensors = cached(f"cinic10-{split}", key, partial(_decoded, pictures))
         return Samples(x=tensors["x"], y=tensors["y"])
 
-    def _pictures(self, folder: Path) -> list[os.DirEntry[str]]:
-        """The pictures of a class, by name."""
-        try:
-            with os.scandir(folder) as entries:
-                found = sorted(
-                    (e for e in entries if e.name.endswith(".png")), key=lambda e: e.name
-                )
-        except (FileNotFoundError, NotADirectoryError):
-            found = []
-        except OSError as error:
-            raise _refusal(str(folder), f"cannot be read ({error.strerror})") from error
-        if not found:
-            expected = folder / "*.png" if folder.is_dir() else folder
-            raise missing(self.root, expected, holds="train and test", archive="CINIC-10")
-        return found
 
-
-def _decoded(files: list[list[os.DirEntry[str]]]) -> dict[str, Tensor]:
+def _decoded(pictures: ImageFolder) -> dict[str, Tensor]:
     """(N, 3, 32, 32) uint8 and (N,) int64: the pictures of all classes, and their classes."""
-    sizes = torch.tensor([len(part) for part in files])
-    pictures = (_picture(file.path) for part in files for file in part)
-    x = np.empty((int(sizes.sum()), 3, 32, 32), dtype=np.uint8)
-    for i, picture in enumerate(pictures):
+    x = torch.empty(len(pictures), *CINIC10.input_shape, dtype=torch.uint8)
+    for i, (path, _) in enumerate(pictures.samples):
+        try:
+            picture = pil_to_tensor(pictures.loader(path))
+            if picture.shape != CINIC10.input_shape:
+                raise ValueError(f"{picture.shape[2]}x{picture.shape[1]} pixels, not 32x32")
+        except (OSError, SyntaxError, ValueError) as error:
+            fix = "unpack the published archive again"
+            raise unreadable(Path(path), error, fix=fix) from error
         x[i] = picture
-    return {"x": torch.from_numpy(x), "y": torch.arange(len(files)).repeat_interleave(sizes)}
-
-
-def _picture(path: str) -> np.ndarray:
-    """(3, 32, 32) uint8."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise _refusal(path, f"cannot be read ({reason})") from error
-    if pixels.shape != (32, 32, 3):
-        raise _refusal(path, f"has {pixels.shape[1]}x{pixels.shape[0]} pixels, not 32x32")
-    return pixels.transpose(2, 0, 1)
-
-
-def _refusal(path: str, found: str) -> UserError:
-    key = "data.dataset.init_args.root"
-    return UserError(key, f"{path} {found}", "unpack the published archive again")
+    return {"x": x, "y": torch.tensor(pictures.targets)}

@@ -17,6 +17,7 @@ import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Task
+from lightfed.data.datasets.refusals import missing, unreadable
 from lightfed.data.datasets.vocabulary import Vocabulary, fold
 from lightfed.utils.errors import UserError
 
@@ -115,20 +116,11 @@ class WikiText2(Text):
         path = self.root / "wikitext-2" / f"wiki.{split}.tokens"
         hub = [] if path.is_file() else self._hub_files(split)
         if not hub and not path.is_file():
-            raise UserError(
-                "data.dataset.init_args.root",
-                f"expected {path}, which is not there, nor the hub's {split}-*.parquet",
-                "set root to the folder that holds wikitext-2",
-            )
+            raise missing(path, holds=f"wikitext-2, with this file or the hub's {split}-*.parquet")
         try:
             return _parquet_lines(hub) if hub else _text_lines(path)
         except (OSError, ValueError, KeyError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(
-                "data.dataset.init_args.root",
-                f"{hub[0] if hub else path} cannot be read ({reason})",
-                "fetch the files again",
-            ) from error
+            raise unreadable(hub[0] if hub else path, error) from error
 
     def _hub_files(self, split: Split) -> list[Path]:
         """The parquet files of the first folder that holds some."""

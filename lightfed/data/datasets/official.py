@@ -1,20 +1,19 @@
-"""Data sets in the files of their authors, which torchvision knows; what is said if it cannot.
-
-torchvision takes seconds to import, so that only `load` imports it.
-"""
+"""Data sets in the files of their authors, which torchvision knows."""
 
 import pickle
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torchvision.datasets.utils import check_integrity, download_and_extract_archive
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.datasets.refusals import ROOT, unreadable
 from lightfed.utils.errors import UserError
 
 # All that a pickled array needs besides text and numbers, by numpy 1 and 2.
@@ -28,22 +27,32 @@ _ARRAYS = {("numpy", "ndarray"), ("numpy", "dtype")} | {
 class OfficialFiles(Dataset):
     """A data set in the files that its authors publish, where torchvision expects them."""
 
-    def __init__(self, root: str, *, download: bool, verify_checksums: bool) -> None:
+    _reader: ClassVar[Any]  # the class of torchvision that knows the files
+
+    def __init__(self, root: str, *, download: bool = False, verify_checksums: bool = True) -> None:
+        """Read the files of the authors.
+
+        Args:
+            root: the folder that holds the folder of the data set.
+            download: fetch the files first if they are not there.
+            verify_checksums: refuse files that are not the official ones: by their md5, and those
+                of MNIST and Fashion-MNIST by the number of images.
+        """
         self.root = Path(root).expanduser()
         self.download = download
         self.verify_checksums = verify_checksums
 
     @abstractmethod
-    def _reader(self) -> Any:
-        """The torchvision class that knows the files."""
-
-    @abstractmethod
-    def _read(self, reader: Any, split: Split) -> Samples:
-        """All samples of a split; raises anything if a file is missing or damaged."""
-
-    @abstractmethod
-    def _files(self, reader: Any) -> list[tuple[Path, str | None]]:
+    def _files(self) -> list[tuple[Path, str | None]]:
         """Every file that has to be there, with its md5 where it is to be checked."""
+
+    @abstractmethod
+    def _download(self) -> None:
+        """Put the files in place; raises anything."""
+
+    @abstractmethod
+    def _read(self, split: Split) -> Samples:
+        """All samples of a split; raises anything if a file is damaged."""
 
     @override
     def fetch(self) -> None:
@@ -52,83 +61,67 @@ class OfficialFiles(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        reader = self._reader()
+        fault = self._fault()
+        if fault is not None and self.download:
+            try:
+                self._download()
+            except Exception as error:  # of the network, the disk or the archive
+                reason = " ".join(str(error).split())
+                raise UserError(
+                    "data.dataset.init_args.download",
+                    f"{self.name} could not be fetched ({reason})",
+                    f"put its files below {self.root} and set download: false",
+                ) from error
+            fault = self._fault()
+        if fault is not None:
+            raise fault
         try:
-            samples = self._read(reader, split)
+            samples = self._read(split)
+            if samples.x.shape != (len(samples.y), *self.input_shape):
+                raise ValueError(f"{tuple(samples.x.shape)} pixels for {len(samples.y)} labels")
+            if (top := int(samples.y.max())) >= self.num_classes:
+                raise ValueError(f"class {top} where {self.name} has {self.num_classes} classes")
         except Exception as error:  # a damaged pickle can raise anything
-            self._refuse(reader, error)
-        self._check(samples, split)
+            fix = "fetch the official files, or pass verify_checksums: false for others of the kind"
+            raise unreadable(self._files()[0][0].parent, error, fix=fix) from error
         return samples
 
-    def _check(self, samples: Samples, split: Split) -> None:
-        """Refuse files that can be read but hold something else."""
-        top = int(samples.y.max())
-        if len(samples.x) == len(samples.y) and samples.x.shape[1:] == self.input_shape:
-            if top < self.num_classes:
-                return
-            found = f"class {top} where {self.name} has {self.num_classes} classes"
-        else:
-            found = f"{tuple(samples.x.shape)} pixels for {len(samples.y)} labels"
-        raise UserError(
-            "data.dataset.init_args.root",
-            f"the {split} files of {self.name} below {self.root} hold {found}",
-            "point root at the official files",
-        )
-
-    def _refuse(self, reader: Any, error: Exception) -> NoReturn:
-        """Say which file is missing or damaged."""
-        from torchvision.datasets.utils import check_integrity
-
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        files = self._files(reader)
-        missing = next((path for path, _ in files if not path.is_file()), None)
-        if missing is not None and self.download:
-            raise UserError(
-                "data.dataset.init_args.download",
-                f"{self.name} could not be fetched ({reason})",
-                f"put its files below {missing.parent} and set download: false",
-            ) from error
-        fix = f"set root to the folder that holds {files[0][0].relative_to(self.root).parts[0]}"
-        if missing is not None:
-            found, fix = f"expected {missing}, which is not there", f"{fix}, or pass download: true"
-        elif broken := [path for path, md5 in files if not check_integrity(str(path), md5)]:
-            found = f"{broken[0]} is not the official file (its md5 differs)"
-            fix = "fetch it again, or pass verify_checksums: false"
-        else:
-            found = f"{self.name} below {files[0][0].parent} cannot be read ({reason})"
-            fix = "fetch the files again"
-        raise UserError("data.dataset.init_args.root", found, fix) from error
+    def _fault(self) -> UserError | None:
+        """The refusal of the first file that is not there or is not the official one."""
+        for path, md5 in self._files():
+            if not path.is_file():
+                folder = path.relative_to(self.root).parts[0]
+                fix = f"set root to the folder that holds {folder}, or pass download: true"
+                return UserError(ROOT, f"expected {path}, which is not there", fix)
+            if not check_integrity(path, md5):
+                found = f"{path} is not the official file (its md5 differs)"
+                return UserError(ROOT, found, "fetch it again, or pass verify_checksums: false")
+        return None
 
 
 class MNISTFiles(OfficialFiles):
     """The four uncompressed idx files in ROOT/<class name>/raw."""
 
     input_shape = (1, 28, 28)
-    _official_sizes: ClassVar[Mapping[str, int]] = {"train": 60_000, "test": 10_000}
 
     @override
-    def _read(self, reader: Any, split: Split) -> Samples:
-        data = reader(str(self.root), train=split == "train", download=self.download)
-        return Samples(x=data.data.unsqueeze(1), y=data.targets)
-
-    @override
-    def _files(self, reader: Any) -> list[tuple[Path, str | None]]:
+    def _files(self) -> list[tuple[Path, str | None]]:
         # torchvision derives the folder from the name of its class, hence never from a subclass
-        folder = self.root / reader.__name__ / "raw"
-        return [(folder / name.removesuffix(".gz"), None) for name, _ in reader.resources]
+        folder = self.root / self._reader.__name__ / "raw"
+        return [(folder / name.removesuffix(".gz"), None) for name, _ in self._reader.resources]
 
     @override
-    def _check(self, samples: Samples, split: Split) -> None:
-        super()._check(samples, split)
+    def _download(self) -> None:
+        self._reader(str(self.root), download=True)
+
+    @override
+    def _read(self, split: Split) -> Samples:
+        data = self._reader(str(self.root), train=split == "train")
         # The published checksums are of the compressed files, which are not kept: count instead.
-        expected = self._official_sizes[split]
-        if self.verify_checksums and len(samples) != expected:
-            raise UserError(
-                "data.dataset.init_args.root",
-                f"the {split} files of {self.name} below {self.root} hold {len(samples)} images, "
-                f"the official ones {expected}",
-                "fetch them again, or pass verify_checksums: false",
-            )
+        expected = 60_000 if split == "train" else 10_000
+        if self.verify_checksums and len(data) != expected:
+            raise ValueError(f"{len(data)} images, where the official files hold {expected}")
+        return Samples(x=data.data.unsqueeze(1), y=data.targets)
 
 
 class CIFARFiles(OfficialFiles):
@@ -141,13 +134,22 @@ class CIFARFiles(OfficialFiles):
         self,
         root: str,
         *,
-        download: bool,
-        verify_checksums: bool,
         preset: str,
-        augment: bool,
-        erase: float | None,
+        augment: bool = True,
+        erase: float | None = None,
+        **files: bool,
     ) -> None:
-        super().__init__(root, download=download, verify_checksums=verify_checksums)
+        """Read the pictures.
+
+        Args:
+            root: the folder that holds the folder of the data set.
+            preset: the paper whose constants and augmentation are used.
+            augment: crop, flip and erase at random while training, as the paper does.
+            erase: probability with which a rectangle of a training image gets the mean colour; the
+                preset's by default.
+            **files: `download` and `verify_checksums`.
+        """
+        super().__init__(root, **files)
         if preset not in self._presets:
             raise UserError(
                 "data.dataset.init_args.preset",
@@ -155,7 +157,7 @@ class CIFARFiles(OfficialFiles):
                 f"choose one of {', '.join(self._presets)}",
             )
         if erase is not None and not (0 <= erase <= 1 and (augment or not erase)):
-            found = f"{erase}" if augment else f"{erase} beside augment: false"
+            found = f"{erase}" if augment else f"{erase} with augment: false"
             fix = "give a probability such as 0.5, or leave it out"
             raise UserError("data.dataset.init_args.erase", found, fix)
         self.preset = preset
@@ -171,33 +173,29 @@ class CIFARFiles(OfficialFiles):
         return chosen if self.erase is None else replace(chosen, erase=self.erase)
 
     @override
-    def _read(self, reader: Any, split: Split) -> Samples:
-        # torchvision would run whatever code a pickle names.
-        from torchvision.datasets.utils import check_integrity, download_and_extract_archive
-
-        def whole() -> bool:
-            return all(check_integrity(str(path), md5) for path, md5 in self._files(reader))
-
-        if self.download and not whole():
-            md5 = reader.tgz_md5 if self.verify_checksums else None
-            download_and_extract_archive(
-                reader.url, str(self.root), filename=reader.filename, md5=md5
-            )
-        if not whole():
-            raise FileNotFoundError("not all files are there, or are the official ones")
-        listed = reader.train_list if split == "train" else reader.test_list
-        batches = [_unpickled(self.root / reader.base_folder / name) for name, _ in listed]
-        label = "labels" if "labels" in batches[0] else "fine_labels"
-        x = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32)
-        y = np.concatenate([batch[label] for batch in batches], dtype=np.int64)
-        return Samples(x=torch.from_numpy(x), y=torch.from_numpy(y))
-
-    @override
-    def _files(self, reader: Any) -> list[tuple[Path, str | None]]:
+    def _files(self) -> list[tuple[Path, str | None]]:
+        reader = self._reader
         folder = self.root / reader.base_folder
         meta = [reader.meta["filename"], reader.meta["md5"]]
         listed = [*reader.train_list, *reader.test_list, meta]
         return [(folder / name, md5 if self.verify_checksums else None) for name, md5 in listed]
+
+    @override
+    def _download(self) -> None:
+        reader = self._reader
+        md5 = reader.tgz_md5 if self.verify_checksums else None
+        download_and_extract_archive(reader.url, self.root, filename=reader.filename, md5=md5)
+
+    @override
+    def _read(self, split: Split) -> Samples:
+        # torchvision would run whatever code a pickle names.
+        listed = self._reader.train_list if split == "train" else self._reader.test_list
+        folder = self.root / self._reader.base_folder
+        batches = [_unpickled(folder / name) for name, _ in listed]
+        label = "labels" if "labels" in batches[0] else "fine_labels"
+        x = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32)
+        y = np.concatenate([batch[label] for batch in batches], dtype=np.int64)
+        return Samples(x=torch.from_numpy(x), y=torch.from_numpy(y))
 
 
 class _ArraysAlone(pickle.Unpickler):

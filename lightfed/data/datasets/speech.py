@@ -6,7 +6,6 @@ of the background recordings; it changes amplitude, tempo and position of traini
 lightfed does not; it leaves open which clips are tested, lightfed takes the official list.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +17,9 @@ from typing_extensions import override
 
 from lightfed.data.datasets import logmel
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.datasets.missing import missing
-from lightfed.data.datasets.recording import RATE, count_samples, read_clip
+from lightfed.data.datasets.dataset import Dataset, Samples, Split
+from lightfed.data.datasets.recording import RATE, read_clip, read_recording
+from lightfed.data.datasets.refusals import ROOT, missing, unreadable
 from lightfed.data.datasets.tones import SYNTHETIC
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
@@ -35,7 +34,7 @@ _WORDS_V2 = _WORDS_V1 + "backward follow forward learn visual"
 _WORDS = {"v0.01": tuple(_WORDS_V1.split()), "v0.02": tuple(sorted(_WORDS_V2.split()))}
 _SUBSETS = {"train": "training", "test": "testing"}
 _NOISE = "_background_noise_"
-_ROOT = "data.dataset.init_args.root"
+_UNPACK = "unpack the official archive there again"
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ class SpeechCommands(Dataset):
     """
 
     input_shape = logmel.SHAPE
+    transform = logmel.NORMALISE
 
     def __init__(
         self,
@@ -90,11 +90,6 @@ class SpeechCommands(Dataset):
         self.classes = commands if protocol == "commands" else _WORDS[version]
         self.synthetic = (self._folder / SYNTHETIC).is_file()
 
-    @property
-    @override
-    def transform(self) -> Transform:
-        return logmel.NORMALISE
-
     @override
     def fetch(self) -> None:
         """Compute the pictures, so that the other processes of the node find them in the cache."""
@@ -115,46 +110,27 @@ class SpeechCommands(Dataset):
 
     def _spoken(self, split: Split) -> list[_Clip]:
         """The clips of the official lists, in the order of torchaudio."""
-        found = self._read_lists(split)
-        clips = [
-            _Clip(str(Path(path).relative_to(self._folder.name)), 0, self._label(word), speaker)
-            for path, _, word, speaker, _ in found
-        ]
-        if not clips:
-            raise UserError(
-                _ROOT,
-                f"{self._folder} holds no {_SUBSETS[split]} clips",
-                "unpack the official archive there again",
-            )
-        return clips
-
-    def _read_lists(self, split: Split) -> list[tuple[str, int, str, str, int]]:
-        """Path from the folder above, sampling rate, word, speaker and number of each clip."""
         from torchaudio.datasets import SPEECHCOMMANDS
 
         name = self._folder.name
         if not self._folder.is_dir():
-            raise missing(
-                self.root, self._folder, holds=f"SpeechCommands/{name}/WORD/*.wav", archive=name
-            )
+            raise missing(self._folder, holds=f"SpeechCommands/{name}/WORD/*.wav")
         try:
             reader: Any = SPEECHCOMMANDS(self.root, url=name, subset=_SUBSETS[split])
-            return [reader.get_metadata(i) for i in range(len(reader))]
+            found = [reader.get_metadata(i) for i in range(len(reader))]
+            if not found:
+                raise ValueError(f"no {_SUBSETS[split]} clips")
         except (OSError, ValueError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(
-                _ROOT,
-                f"the lists of clips in {self._folder} cannot be read ({reason})",
-                "unpack the official archive there again",
-            ) from error
+            raise unreadable(self._folder, error, fix=_UNPACK) from error
+        return [
+            _Clip(str(Path(path).relative_to(name)), 0, self._label(word), speaker)
+            for path, _, word, speaker, _ in found
+        ]
 
     def _label(self, word: str) -> int:
         if word not in _WORDS[self.version]:
-            raise UserError(
-                _ROOT,
-                f"{self._folder} holds the word {word!r}, which {self.version} does not have",
-                "set version to that of the files",
-            )
+            found = f"{self._folder} holds the word {word!r}, which {self.version} does not have"
+            raise UserError(ROOT, found, "set version to that of the files")
         if self.protocol == "words":
             return self.classes.index(word)
         return _COMMANDS.index(word) if word in _COMMANDS else _UNKNOWN
@@ -180,28 +156,24 @@ class SpeechCommands(Dataset):
         """Each recording of noise, and where a second of the split may begin in it."""
         ranges = []
         for path in sorted((self._folder / _NOISE).glob("*.wav")):
-            samples = count_samples(path)
+            samples = len(read_recording(path))
             border = samples * 9 // 10
             first, end = (0, border) if split == "train" else (border, samples)
             ranges.append((f"{_NOISE}/{path.name}", range(first, max(first, end - RATE + 1))))
         if not any(starts for _, starts in ranges):
-            raise UserError(
-                _ROOT,
-                f"{self._folder / _NOISE} holds no recording of ten seconds, to cut silence from",
-                "unpack the official archive there again, or set protocol: words",
+            found = (
+                f"{self._folder / _NOISE} holds no recording of ten seconds, to cut silence from"
             )
+            raise UserError(ROOT, found, f"{_UNPACK}, or set protocol: words")
         return ranges
 
     def _pictures(self, clips: list[_Clip]) -> Tensor:
         """(N, 1, 32, 32) uint8, from the cache if the tree has not changed since."""
 
-        def batches() -> Iterator[np.ndarray]:
-            for i in range(0, len(clips), logmel.BATCH):
-                part = clips[i : i + logmel.BATCH]
-                yield np.stack([read_clip(self._folder / c.path, start=c.start) for c in part])
-
         def make() -> dict[str, Tensor]:
-            return {"pictures": logmel.log_mel(batches())}
+            parts = (clips[i : i + logmel.BATCH] for i in range(0, len(clips), logmel.BATCH))
+            waves = ([read_clip(self._folder / c.path, start=c.start) for c in p] for p in parts)
+            return {"pictures": logmel.log_mel(map(np.stack, waves))}
 
         folders = sorted(path for path in self._folder.iterdir() if path.is_dir())
         key = {

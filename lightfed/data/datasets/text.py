@@ -3,7 +3,6 @@
 import csv
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +10,8 @@ from typing_extensions import override
 
 from lightfed.data.datasets.characters import encode
 from lightfed.data.datasets.dataset import Dataset, Samples, Split
-from lightfed.data.datasets.missing import missing
+from lightfed.data.datasets.refusals import ROOT, missing, unreadable
 from lightfed.utils.errors import UserError
-
-_ROOT = "data.dataset.init_args.root"
 
 
 class Characters(Dataset):
@@ -73,23 +70,18 @@ class AGNews(Characters):
         path = self.root / "ag_news_csv" / f"{split}.csv"
         hub = sorted((self.root / "ag_news" / "data").glob(f"{split}-*.parquet"))
         if not path.is_file() and not hub:
-            raise missing(
-                self.root, path, holds="ag_news_csv, or ag_news of the hub", archive="ag_news_csv"
-            )
+            raise missing(path, holds="ag_news_csv, or ag_news of the hub")
         source = path if path.is_file() else hub[0]
         try:
             texts, labels = _read_csv(path) if path.is_file() else _read_parquet(hub)
         except (OSError, ValueError, csv.Error) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                _ROOT, f"{source} cannot be read ({reason})", "fetch it again"
-            ) from error
+            raise unreadable(source, error) from error
         y = np.array(labels, dtype=np.int64)
         if len(y) == 0 or y.min() < 0 or y.max() >= self.num_classes:
             found = (
                 f"classes {y.min()} to {y.max()}, where 0 to 3 are known" if len(y) else "no text"
             )
-            raise UserError(_ROOT, f"{source} holds {found}", "point root at the published files")
+            raise UserError(ROOT, f"{source} holds {found}", "point root at the published files")
         return texts, y
 
 
@@ -110,16 +102,10 @@ def _read_csv(path: Path) -> tuple[list[str], list[int]]:
 def _read_parquet(paths: list[Path]) -> tuple[list[str], list[int]]:
     """Columns text and label, 0..3."""
     # What `datasets` reads them with; without it nothing is copied to a cache in the home folder.
+    import pyarrow  # type: ignore[import-untyped]
     from pyarrow.parquet import read_table  # type: ignore[import-untyped]
 
-    columns: dict[str, list[Any]] = {"text": [], "label": []}
-    for path in paths:
-        table = read_table(path)
-        for name, kind in (("text", str), ("label", int)):
-            if name not in table.column_names:
-                raise ValueError(f"no column `{name}` among {', '.join(table.column_names)}")
-            values = table[name].to_pylist()
-            if not all(isinstance(value, kind) for value in values):
-                raise ValueError(f"the column `{name}` holds other values than {kind.__name__}")
-            columns[name] += values
-    return columns["text"], columns["label"]
+    types = {"text": pyarrow.string(), "label": pyarrow.int64()}
+    schema = pyarrow.schema([pyarrow.field(*pair, nullable=False) for pair in types.items()])
+    table = read_table(paths, columns=schema.names).cast(schema)
+    return table["text"].to_pylist(), table["label"].to_pylist()

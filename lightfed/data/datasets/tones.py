@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from lightfed.data.datasets import logmel
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.datasets.dataset import Dataset, Samples, Split
 from lightfed.data.datasets.recording import RATE, write_recording
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
@@ -52,6 +52,7 @@ class Tones(Dataset):
 
     input_shape = logmel.SHAPE
     synthetic = True
+    transform = logmel.NORMALISE
 
     def __init__(self, *, words: int = 10, clips: int = 2000, speakers: int = 40) -> None:
         """Say how many there are.
@@ -72,11 +73,6 @@ class Tones(Dataset):
         if value < least or (most is not None and value > most):
             reach = f"at least {least}" if most is None else f"{least} to {most}"
             raise UserError(f"data.dataset.init_args.{name}", f"{value}", f"give {reach}")
-
-    @property
-    @override
-    def transform(self) -> Transform:
-        return logmel.NORMALISE
 
     @override
     def load(self, split: Split) -> Samples:
@@ -118,9 +114,9 @@ class Tones(Dataset):
 def write_tones(root: Path, tones: Tones, *, words: Sequence[str], version: str = "v0.01") -> None:
     """Write the clips as ROOT/SpeechCommands/speech_commands_VERSION, in the official layout.
 
-    The test speakers are in testing_list.txt, the first
-    speaker in validation_list.txt, and two recordings of noise in _background_noise_. A file says
-    that the tree is synthetic, and the data set that reads it says so too.
+    The test speakers are in testing_list.txt, the first speaker in validation_list.txt, and two
+    recordings of noise in _background_noise_. A file says that the tree is synthetic, and the data
+    set that reads it says so too.
 
     Args:
         root: the folder of the tree.

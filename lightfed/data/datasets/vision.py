@@ -1,7 +1,6 @@
 """Images: the digits of scikit-learn, and MNIST, Fashion-MNIST and CIFAR from official files.
 
-Normalisation constants and augmentation differ from paper to paper; a preset names the paper. Only
-`load` imports scikit-learn and torchvision, which take seconds.
+Normalisation constants and augmentation differ from paper to paper; a preset names the paper.
 """
 
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torchvision import datasets as published
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
@@ -18,18 +18,6 @@ from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
 _DIGIT_NAMES = tuple("0123456789")
-_FASHION_NAMES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 _CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -52,6 +40,7 @@ class Digits(Dataset):
     """
 
     classes = _DIGIT_NAMES
+    transform = Transform(mean=(0.3055,), std=(0.3762,))  # of the training split
 
     def __init__(self, *, image_size: int = 8) -> None:
         """Take the digits as they are or enlarged.
@@ -66,11 +55,6 @@ class Digits(Dataset):
             )
         self.image_size = image_size
         self.input_shape = (1, image_size, image_size)
-
-    @property
-    @override
-    def transform(self) -> Transform:
-        return Transform(mean=(0.3055,), std=(0.3762,))  # of the training split
 
     @override
     def load(self, split: Split) -> Samples:
@@ -100,69 +84,40 @@ class MNIST(MNISTFiles):
     """70,000 handwritten digits of 28x28 pixels, from ROOT/MNIST/raw/*-ubyte."""
 
     classes = _DIGIT_NAMES
+    transform = Transform(mean=(0.1307,), std=(0.3081,))
+    _reader = published.MNIST
 
     def __init__(
         self,
         root: str,
         *,
-        download: bool = False,
-        verify_checksums: bool = True,
         preset: Literal["heterofl", "fedbcd", "fedapen"] = "heterofl",
+        **files: bool,
     ) -> None:
         """Read MNIST.
 
         Args:
             root: the folder that holds MNIST/raw.
-            download: fetch the files first if they are not there.
-            verify_checksums: refuse files that do not hold the official number of images.
             preset: the paper whose constants are used; these three agree and augment nothing.
+            **files: `download` and `verify_checksums`.
         """
-        super().__init__(root, download=download, verify_checksums=verify_checksums)
+        super().__init__(root, **files)
         self.preset = preset
-
-    @property
-    @override
-    def transform(self) -> Transform:
-        return Transform(mean=(0.1307,), std=(0.3081,))
-
-    @override
-    def _reader(self) -> Any:
-        from torchvision.datasets import MNIST as Reader
-
-        return Reader
 
 
 class FashionMNIST(MNISTFiles):
     """70,000 pictures of clothes of 28x28 pixels, from ROOT/FashionMNIST/raw/*-ubyte."""
 
-    classes = _FASHION_NAMES
-
-    def __init__(self, root: str, *, download: bool = False, verify_checksums: bool = True) -> None:
-        """Read Fashion-MNIST.
-
-        Args:
-            root: the folder that holds FashionMNIST/raw.
-            download: fetch the files first if they are not there.
-            verify_checksums: refuse files that do not hold the official number of images.
-        """
-        super().__init__(root, download=download, verify_checksums=verify_checksums)
-
-    @property
-    @override
-    def transform(self) -> Transform:
-        return Transform(mean=(0.2860,), std=(0.3530,))  # of the training set
-
-    @override
-    def _reader(self) -> Any:
-        from torchvision.datasets import FashionMNIST as Reader
-
-        return Reader
+    classes = tuple(published.FashionMNIST.classes)
+    transform = Transform(mean=(0.2860,), std=(0.3530,))  # of the training set
+    _reader = published.FashionMNIST
 
 
 class CIFAR10(CIFARFiles):
     """60,000 pictures of ten things, from ROOT/cifar-10-batches-py."""
 
     classes = tuple(_CIFAR10_NAMES.split())
+    _reader = published.CIFAR10
     _presets = {
         "heterofl": _CIFAR10_HETEROFL,
         "flexifed": _CIFAR10_HETEROFL,
@@ -180,46 +135,27 @@ class CIFAR10(CIFARFiles):
         self,
         root: str,
         *,
-        download: bool = False,
-        verify_checksums: bool = True,
         preset: Literal[
             "heterofl", "flexifed", "fedapen", "dispfl", "fedbcd", "pfedmoe"
         ] = "heterofl",
-        augment: bool = True,
-        erase: float | None = None,
+        **others: Any,
     ) -> None:
         """Read CIFAR-10.
 
         Args:
             root: the folder that holds cifar-10-batches-py.
-            download: fetch the files first if they are not there.
-            verify_checksums: refuse files whose md5 is not the official one.
             preset: the paper whose constants and augmentation are used; pfedmoe is what its authors
                 do in their other repositories, random erasing included.
-            augment: crop, flip and erase at random while training, as the paper does.
-            erase: probability with which a rectangle of a training image gets the mean colour; the
-                preset's by default.
+            **others: `augment` and `erase`, `download` and `verify_checksums`.
         """
-        super().__init__(
-            root,
-            download=download,
-            verify_checksums=verify_checksums,
-            preset=preset,
-            augment=augment,
-            erase=erase,
-        )
-
-    @override
-    def _reader(self) -> Any:
-        from torchvision.datasets import CIFAR10 as Reader
-
-        return Reader
+        super().__init__(root, preset=preset, **others)
 
 
 class CIFAR100(CIFARFiles):
     """60,000 pictures of a hundred things, from ROOT/cifar-100-python."""
 
     classes = tuple(_CIFAR100_NAMES.split())
+    _reader = published.CIFAR100
     _presets = {
         "dispfl": Transform((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 4, True),
         "fedapen": _CIFAR10_HETEROFL,  # its code keeps the constants of CIFAR-10
@@ -232,35 +168,15 @@ class CIFAR100(CIFARFiles):
         self,
         root: str,
         *,
-        download: bool = False,
-        verify_checksums: bool = True,
         preset: Literal["dispfl", "fedapen", "pfedmoe"] = "dispfl",
-        augment: bool = True,
-        erase: float | None = None,
+        **others: Any,
     ) -> None:
         """Read CIFAR-100 with its 100 fine labels.
 
         Args:
             root: the folder that holds cifar-100-python.
-            download: fetch the files first if they are not there.
-            verify_checksums: refuse files whose md5 is not the official one.
             preset: the paper whose constants and augmentation are used; pfedmoe is what its authors
                 do in their other repositories, random erasing included.
-            augment: crop, flip and erase at random while training, as the paper does.
-            erase: probability with which a rectangle of a training image gets the mean colour; the
-                preset's by default.
+            **others: `augment` and `erase`, `download` and `verify_checksums`.
         """
-        super().__init__(
-            root,
-            download=download,
-            verify_checksums=verify_checksums,
-            preset=preset,
-            augment=augment,
-            erase=erase,
-        )
-
-    @override
-    def _reader(self) -> Any:
-        from torchvision.datasets import CIFAR100 as Reader
-
-        return Reader
+        super().__init__(root, preset=preset, **others)

@@ -6,7 +6,6 @@ split, whatever its version of numpy draws.
 
 import hashlib
 import json
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from lightfed.data.partition.matching import (
 )
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.data.partition.schemes import Classes, Diversity, Iid, Natural, Shards
+from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
@@ -136,15 +136,8 @@ class Partition:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with open(partial, "wb") as file:
-                np.savez(file, meta=json.dumps(self.meta), digest=self.digest, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        meta = json.dumps(self.meta)
+        write_atomically(path, lambda file: np.savez(file, meta=meta, digest=self.digest, **arrays))
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
