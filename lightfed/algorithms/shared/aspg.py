@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper, beside
+from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper, aligned
 from lightfed.utils.errors import UserError
 
 _KEY = "model.optimizer.init_args"
@@ -118,7 +118,7 @@ class AspgStepper(SGDStepper):
         if len(self._gradient) != len(row):
             self._gradient = torch.zeros_like(row)
             self._iterate, self._moved = torch.empty_like(row), torch.empty_like(row)
-            self._parts = beside(values, row, self._gradient)
+            self._parts = aligned(values, row, self._gradient)
             starts = [int(part.storage_offset()) for part in self._parts]
             ends = [start + v.numel() for start, v in zip(starts, values, strict=True)]
             self._runs = _runs([*zip(starts, ends, strict=True)])
