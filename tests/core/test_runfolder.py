@@ -187,7 +187,7 @@ def test_last_is_of_the_same_configuration(
     place = RunLogger(str(tmp_path), "run").place
     with caplog.at_level(logging.WARNING):
         assert place.resume_newest(trains=True) is None
-    assert "run-2 is of this name, but of another configuration" in caplog.text
+    assert "run-2 has this name, but another configuration" in caplog.text
     place = RunLogger(str(tmp_path), "run").place
     newest = tmp_path / "run-2" / "checkpoints" / "last.ckpt"
     assert place.resume_newest(trains=False) == newest, "to be evaluated"
