@@ -307,7 +307,7 @@ FLAGS = [
     edit("trainer.num_threads", 0, "0; give at least 1"),
     edit("trainer.check_val_every_n_epoch", 0, "0; give at least 1"),
     edit("trainer.gradient_clip_val", -1, "-1.0; give a limit above 0"),
-    edit("trainer.limit_train_batches", 1.5, "1.5 is no share"),
+    edit("trainer.limit_train_batches", 1.5, "1.5 is not a share"),
     edit("trainer.limit_train_batches", 0, "0 batches; give at least 1"),
     edit("trainer.limit_val_batches", -1, "-1 batches; give at least 0"),
     edit("trainer.callbacks", [of_class("EarlyStopping", monitor="global/loss")] * 2, "keep one"),
