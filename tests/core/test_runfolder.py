@@ -205,7 +205,7 @@ def test_last_finds_the_folders_of_jobs(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_spoilt_environment_is_none(tmp_path: Path) -> None:
     for text in ("{", "[]"):
         (tmp_path / "environment.json").write_text(text)
-        assert runfolder.told_of(tmp_path) == {}
+        assert runfolder.read_environment(tmp_path) == {}
 
 
 class SecondRank(Ranks):
