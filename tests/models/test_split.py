@@ -118,7 +118,7 @@ class Wrong(nn.Module):
 @pytest.mark.parametrize(
     ("how", "found"),
     [
-        ("softmax", r"Wrong: its last linear layer, fc, does not give the logits; take another"),
+        ("softmax", r"Wrong: its last linear layer, fc, does not give the logits; use another"),
         ("relu", r"Wrong: its last linear layer, fc, does not give the logits"),
         ("twice", r"Wrong: its head fc is called 2 times"),
         ("matrix", r"Wrong: its head fc is given \(2, 1, 7\), not vectors"),
