@@ -1,7 +1,6 @@
 """lightfed: federations of heterogeneous clients on PyTorch Lightning and torch.distributed.
 
-What a user types is here, and imported when it is asked for: `lightfed.Algorithm`,
-`lightfed.HeteroFL`.
+The public names, such as `lightfed.Algorithm` and `lightfed.HeteroFL`, are imported on first use.
 """
 
 from importlib import import_module

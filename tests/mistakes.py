@@ -298,7 +298,7 @@ FLAGS = [
     edit("trainer.max_epochs", -2, "-2 rounds; give at least 1, or -1 for no limit"),
     edit("trainer.max_steps", 0, "0 rounds"),
     edit("trainer.max_time", "soon", "soon; write days:hours:minutes:seconds"),
-    edit("trainer.max_time", "00:00:00:00", "give some time"),
+    edit("trainer.max_time", "00:00:00:00", "give a time above 0"),
     edit("trainer.accelerator", "tpuu", "choose one of auto, cpu, gpu"),
     edit("trainer.devices", 0, "give the number of ranks"),
     edit("trainer.devices", "abc", "give the number of ranks"),
@@ -307,7 +307,7 @@ FLAGS = [
     edit("trainer.num_threads", 0, "0; give at least 1"),
     edit("trainer.check_val_every_n_epoch", 0, "0; give at least 1"),
     edit("trainer.gradient_clip_val", -1, "-1.0; give a limit above 0"),
-    edit("trainer.limit_train_batches", 1.5, "1.5 is no share"),
+    edit("trainer.limit_train_batches", 1.5, "1.5 is not a share"),
     edit("trainer.limit_train_batches", 0, "0 batches; give at least 1"),
     edit("trainer.limit_val_batches", -1, "-1 batches; give at least 0"),
     edit(
@@ -392,7 +392,7 @@ def method(name: str, key: str, fragment: str, **arguments: Any) -> Case:
 
 
 METHODS = [
-    method("PFedMoE", SHARED, "gives 5 features, where the client's gives 4", shared=SMALL),
+    method("PFedMoE", SHARED, "gives 5 features, but the client's gives 4", shared=SMALL),
     method("PFedMoE", "model.algorithm.init_args.gate_units", "0", shared=SMALL, gate_units=0),
     Case("data.last_batch", "ends on a single sample", {
         "model.algorithm": of_class("PFedMoE", shared=SMALL), "data.batch_size": 4,

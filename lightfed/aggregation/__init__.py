@@ -1,4 +1,4 @@
-"""Means over clients that hold different parts of a model.
+"""Averaging over clients that hold different parts of a model.
 
 Imports `state` and the rooms above it.
 """

@@ -1,12 +1,11 @@
-"""What the cohorts cover of a server model: `take` a client's part, `merge` many parts back.
+"""Which part of a server model each cohort covers: `take` one client's part, `merge` many.
 
-    out[e] = sum_k a_k c_k[e] w_k[e] / sum_k a_k c_k[e];   elements nobody covers keep their old
-    value
+    out[e] = sum_k a_k c_k[e] w_k[e] / sum_k a_k c_k[e];   uncovered elements keep their old value
 
-Widths, depths and label rows are all coverages; the tables and sums are those of lightfed_kernels.
-The sums are order-free: float64 over integer weights is exact unless the addends of one element
-span more than about 2^18 in magnitude, and `fixed` sums 64-bit integers, which is exact always; so
-the result does not depend on how clients lie on ranks.
+Widths, depths and label rows are all coverages. The tables and sums are those of lightfed_kernels.
+The sums do not depend on order, so the result does not depend on how clients are placed on ranks.
+float64 over integer weights is exact unless the addends of one element span more than about 2^18 in
+magnitude. `fixed` sums 64-bit integers, which is always exact.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,22 +26,22 @@ from torch import Tensor
 
 Accumulate = Literal["float64", "fixed"]
 
-# Rows that are moved to the device at a time, of those that are kept in host memory.
+# Number of host rows that are copied to the device at a time.
 HOST_ROWS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """What rows of several layouts cover of a target layout.
+    """The part of a target layout covered by rows of several source layouts.
 
     Attributes:
         target: as given.
         table: of the sources that fit.
         levels: position of a source -> its level in the table.
-        elements: position of a source -> elements that it covers, padding left out.
+        elements: position of a source -> number of elements that it covers, without padding.
         copies: sources that are a whole leading part of the target -> its length: "send" on such
             rows is a plain copy.
-        unfit: position of a source -> why its rows are no slices of the target's.
+        unfit: position of a source -> why its rows are not slices of the target's.
     """
 
     target: Layout
@@ -66,10 +65,10 @@ class Coverage:
         """Relate layouts whose tensors are leading slices of the target's (HeteroFL, 3.2).
 
         Args:
-            target: the layout that is merged into.
-            sources: of the cohorts.
-            tensors: names of the only ones that are covered (all by default).
-            groups: of tensors with grouped dimensions: the slice is a leading one of every group.
+            target: the layout to merge into.
+            sources: layouts of the cohorts.
+            tensors: names of the tensors to cover (all by default).
+            groups: tensors with grouped dimensions: the slice is the leading part of every group.
             label_rows: names of tensors whose first dimension is the class label.
             device: of the rows.
 
@@ -103,7 +102,7 @@ class Coverage:
     def take(self, row: Tensor, source: int, out: Tensor) -> Tensor:
         """Copy the part of the target's `row` (P,) that a source covers into `out`: "send" on rows.
 
-        The rows may lie on different devices.
+        The rows may be on different devices.
         """
         if source in self.copies:
             size = self.copies[source]
@@ -129,13 +128,13 @@ class Coverage:
         """Put the coverage-weighted mean of clients' rows into the target's `row` (P,).
 
         Args:
-            row: elements nobody covers keep their value.
-            sources: of every client of the merge, the position of its layout.
-            rows: position of a client of this rank among all -> its row, on whatever device.
+            row: uncovered elements keep their value.
+            sources: per client of the merge, the position of its layout.
+            rows: position of a client of this rank among all -> its row, on any device.
             weights: a_k of every client.
-            labels: of every client, where only rows of its labels count; None for all.
+            labels: per client, if only rows of its labels count; None for all.
             accumulate: how sums are held; with `fixed`, |values| are below `FIXED_LIMIT`.
-            sum_over_ranks: adds a tensor up in place over the ranks; None where there is one.
+            sum_over_ranks: sums a tensor in place over the ranks; None for a single rank.
         """
         fixed = accumulate == "fixed"
 
@@ -163,7 +162,7 @@ class Coverage:
 
 
 def _why_unfit(target: Layout, source: Layout, groups: Mapping[str, tuple[int, ...]]) -> str | None:
-    """What keeps a layout from being made of leading slices of the target's tensors."""
+    """Why a layout is not made of leading slices of the target's tensors; None if it is."""
     if [e.name for e in target] != [e.name for e in source]:
         unlike = sorted({e.name for e in target} ^ {e.name for e in source})
         more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""

@@ -1,4 +1,4 @@
-"""How the cohorts nest into the server's models: coverages, made when they are first asked for."""
+"""Coverages of the server's models by the cohorts, built on first use and cached."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from lightfed.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Parts:
-    """What travels of a server model.
+    """Which parts of a server model are sent.
 
     Attributes:
-        buffers: the float and integer buffers, too.
-        tensors: names of the only tensors that do; None for all.
+        buffers: send float and integer buffers too.
+        tensors: names of the tensors to send; None for all.
     """
 
     buffers: bool = True
@@ -30,18 +30,18 @@ class Parts:
 
     @property
     def integers(self) -> bool:
-        """Integer buffers go with the whole model only."""
+        """Integer buffers are sent only with the whole model."""
         return self.buffers and self.tensors is None
 
 
 class Nesting:
-    """What every cohort's rows cover of a server model, or of a part of it.
+    """The part of a server model that every cohort's rows cover.
 
     Args:
         layouts: of the cohorts' rows.
         names: of the cohorts.
-        label_rows: tensors of which a client covers the rows of its labels alone; None for none.
-        method: the algorithm's name, for refusals.
+        label_rows: tensors of which a client covers only the rows of its labels; None for none.
+        method: the algorithm's name, for errors.
         device: of the tables.
     """
 
@@ -59,14 +59,14 @@ class Nesting:
         self._label_rows = label_rows
         self._method = method
         self._device = device
-        # By the server model's layout, which a coverage holds on to, and what travels of it.
+        # Keyed by the server model's layout (which a coverage keeps alive) and the parts sent.
         self._made: dict[tuple[int, Parts], Coverage] = {}
 
     def coverage(self, model: ServerModel, parts: Parts) -> Coverage:
-        """What the cohorts cover of a server model; those that do not fit are left out.
+        """The coverage of a server model by the cohorts that fit.
 
         Raises:
-            UserError: none fits, or one in a way that no table describes; names the layer.
+            UserError: none fits, or one fits in a way that tables cannot describe; names the layer.
         """
         layout = model.layout.floats
         made = self._made.get((id(layout), parts))
@@ -90,10 +90,10 @@ class Nesting:
         return made
 
     def fitting(self, model: ServerModel, cohort: int, parts: Parts) -> Coverage:
-        """The coverage of a server model that a cohort's rows are slices of.
+        """The coverage of a server model, checked for one cohort.
 
         Raises:
-            UserError: they are not; names the cohort and the layer.
+            UserError: the cohort's rows are not slices of the model; names the cohort and layer.
         """
         coverage = self.coverage(model, parts)
         if cohort in coverage.unfit:
@@ -109,7 +109,7 @@ class Nesting:
         )
 
     def bytes(self, model: ServerModel, cohort: int, parts: Parts) -> float:
-        """Client bytes of what a cohort covers: 4 a float, 8 an integer."""
+        """Client bytes of the part that a cohort covers: 4 per float, 8 per integer."""
         integers = model.layout.integers.numel if parts.integers else 0
         floats = self.fitting(model, cohort, parts).elements[cohort]
         return 4 * floats + 8 * integers

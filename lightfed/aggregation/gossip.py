@@ -1,9 +1,9 @@
-"""Rows from client to client: every rank fetches each row that its clients hear once.
+"""Exchanges rows between clients: every rank fetches each row that its clients need once.
 
-A row travels as a package: of every tensor its covered values, and a bit an element where the mask
-leaves some out. Rows are merged column block by column block, in place: a block of all the rows
-that a rank needs fits into a buffer of bounded size, so no rank has room for all clients' rows, and
-when a block is written nobody needs the old one any more (all receivers read the same snapshot).
+A row is sent as a package: the covered values of every tensor, and one bit per element if the mask
+leaves some out. Rows are merged in place, one block of columns at a time. A block of all the rows
+that a rank needs fits into a buffer of bounded size, so no rank needs memory for all clients' rows.
+All receivers read the same snapshot: a block is written only when its old values are not needed.
 Sums run over the clients in ascending order, so the result does not depend on ranks or blocks.
 """
 
@@ -30,10 +30,10 @@ from lightfed.state.rows import ModelLayout, Row
 
 Over = Literal["covered", "neighbours"]
 
-# Bytes of a column for every row on its way, one that comes (as received and as merged) or one that
-# goes (in its package and beside the others'): a value and a bit, twice.
+# Bytes per column for every row in transit: a value and a bit, twice. An incoming row is held as
+# received and as merged, an outgoing one in its package and next to the others'.
 _ROW = 8.25
-# A block is cut where a word ends, and is not so narrow that calls cost more than columns.
+# Blocks end at a word, and are wide enough that calls do not cost more than columns.
 _LEAST = 128 * ALIGNMENT
 
 
@@ -44,7 +44,7 @@ class Exchange:
         layout: of all rows.
         ranks: of the run.
         owner: client -> rank.
-        buffer: bytes of this rank for rows on their way and for a block of results.
+        buffer: bytes on this rank for rows in transit and for a block of results.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Exchange:
         keep: Mapping[int, Tensor] | None,
         over: Over,
     ) -> dict[int, int]:
-        """The rows of the receivers become the means of what they and those they hear had.
+        """Replace each receiver's row by the mean over itself and its senders.
 
         Args:
             rows: of this rank's clients; receivers' are written.
-            hears: receiver -> whom it hears; the same on every rank.
+            hears: receiver -> its senders; the same on every rank.
             masks: of this rank's clients, packed.
             keep: of this rank's receivers, packed.
             over: see `masked_mean`.
@@ -90,7 +90,7 @@ class Exchange:
             self._integer_maxima(rows, lists, senders)
         mine = [k for k in lists if self._owner[k] == self._ranks.rank]
         blocks = self._blocks(traffic, shipment)
-        # One for all blocks: on a CPU, memory that is new costs as much as the sums.
+        # Shared by all blocks: on a CPU, fresh memory costs as much as the sums.
         means = torch.empty(len(mine), blocks[0][1], device=self._ranks.device)
         for begin, end in blocks:
             here = {k: self._part(rows[k].floats, begin, end) for k in traffic.local(self._ranks)}
@@ -116,7 +116,7 @@ class Exchange:
         end: int,
         out: Tensor,
     ) -> None:
-        """One block of all of this rank's receivers; `out` is for its means."""
+        """Merge one block of all of this rank's receivers; `out` is for its means."""
         order = sorted(here)
         position = {client: i for i, client in enumerate(order)}
         masked_mean(
@@ -157,13 +157,13 @@ class Exchange:
         return self._ranks.sum_(counts).cpu().numpy()
 
     def _part(self, row: Tensor, begin: int, end: int) -> Tensor:
-        """A block of a row on the device, wherever the row is kept."""
+        """A block of a row, on the device."""
         return row[begin:end].to(self._ranks.device, non_blocking=True)
 
     def _integer_maxima(
         self, rows: Mapping[int, Row], lists: Mapping[int, Sequence[int]], senders: Sequence[int]
     ) -> None:
-        """Integer buffers become the largest of those that are heard."""
+        """Set integer buffers to the largest over the receiver and its senders."""
         least = torch.iinfo(torch.int64).min
         every = torch.full(
             (len(senders), self._integers.size),
@@ -183,14 +183,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Which rows go where.
+    """Which rows are sent from which rank to which.
 
     Attributes:
-        needed: by rank, clients of other ranks that its receivers hear, ascending.
-        present: by rank, how many receivers it has, and rows of its own that are heard there.
-        locals: by rank, clients of its own that its receivers hear or that go elsewhere.
+        needed: by rank, senders on other ranks to its receivers, ascending.
+        present: by rank, the number of its receivers plus that of its `locals`.
+        locals: by rank, its own clients that send to its receivers or to other ranks.
         owner: client -> rank.
-        routes: sending and receiving rank -> clients whose rows go there, ascending.
+        routes: (sending rank, receiving rank) -> clients whose rows are sent, ascending.
     """
 
     needed: list[list[int]]
@@ -219,21 +219,21 @@ class Traffic:
         return cls(needed, present, [sorted(o) for o in own], owner, routes)
 
     def local(self, ranks: Ranks) -> list[int]:
-        """Clients of this rank whose rows are read."""
+        """This rank's clients whose rows are read."""
         return self.locals[ranks.rank]
 
     def sent(self, rank: int) -> int:
-        """Rows that a rank sends; one that goes to several ranks counts for each."""
+        """Number of rows that a rank sends; a row to several ranks counts for each."""
         return sum(len(clients) for (sender, _), clients in self.routes.items() if sender == rank)
 
     def between(self, sender: int, receiver: int) -> list[int]:
-        """Clients whose rows go from one rank to another."""
+        """Clients whose rows are sent from one rank to another."""
         return self.routes.get((sender, receiver), [])
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of a layout as packages see them."""
+    """The tensors of a layout, for packing."""
 
     segments: Segments
 
@@ -244,11 +244,11 @@ class Tensors:
 
     @property
     def words(self) -> np.ndarray:
-        """(tensors,) words of their masks."""
+        """(tensors,) number of mask words."""
         return -(-self.numel // ALIGNMENT)
 
     def package_bytes(self, counts: np.ndarray) -> int:
-        """Bytes of a row: 4 a covered value, and a mask for each tensor that has gaps.
+        """Bytes of a row: 4 per covered value, and a mask for each tensor with gaps.
 
         Args:
             counts: (tensors,) covered elements.
@@ -256,7 +256,7 @@ class Tensors:
         return int(4 * counts.sum() + 4 * self.words[counts < self.numel].sum())
 
     def coded(self, counts: np.ndarray) -> np.ndarray:
-        """(W,) bool: words that travel, of tensors with gaps."""
+        """(W,) bool: mask words to send, those of tensors with gaps."""
         return np.repeat(counts < self.numel, self.words)
 
 
@@ -266,9 +266,9 @@ class Shipment:
     Args:
         tensors: of the rows.
         ranks: of the run.
-        traffic: which rows go where.
+        traffic: which rows are sent where.
         counts: client -> (tensors,) covered elements.
-        masks: of this rank's clients; None where rows are whole.
+        masks: of this rank's clients; None for whole rows.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Shipment:
         self._values: dict[tuple[int, int], int] = {}
 
     def measure(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """How many values of every package lie in every block: known to all ranks at once."""
+        """Count the values of every package in every block, for all ranks in one collective."""
         if not self._travelling:
             return
         device = self._ranks.device
@@ -306,13 +306,13 @@ class Shipment:
     def fetch(
         self, begin: int, end: int, here: dict[int, Tensor], cover: dict[int, Tensor] | None
     ) -> None:
-        """Add a block of the rows of other ranks' clients to those of this rank.
+        """Add a block of other ranks' rows to those of this rank.
 
         Args:
             begin: first column.
-            end: behind the last.
-            here: client -> columns of its row; grows.
-            cover: client -> words of its mask; grows.
+            end: one past the last column.
+            here: client -> columns of its row; extended in place.
+            cover: client -> words of its mask; extended in place.
         """
         if not self._travelling:
             return
@@ -324,14 +324,14 @@ class Shipment:
             self._unpack(clients, package, begin, end, here, cover)
 
     def _size(self, client: int, begin: int, end: int) -> tuple[int, int]:
-        """Values, and words of the mask, of a package's block."""
+        """Number of values and of mask words in a package's block."""
         words = self._coded[client][begin // ALIGNMENT : end // ALIGNMENT]
         return self._values[client, begin], int(words.sum())
 
     def _pack(
         self, clients: Sequence[int], begin: int, end: int, here: Mapping[int, Tensor]
     ) -> Tensor:
-        """(n,) int32: of every client its values, then its mask's words."""
+        """(n,) int32: for every client its values, then its mask's words."""
         parts = [self._live.new_empty(0)]
         for client in clients:
             whole = self._live if self._masks is None else self._masks[client]
@@ -354,7 +354,7 @@ class Shipment:
             values, coded = self._size(client, begin, end)
             words = _words(self._live, begin, end).clone()
             words[self._sent_words(client, begin, end)] = package[done + values :][:coded]
-            # A copy begins where memory does, as kernels want it.
+            # A copy is aligned, as the kernels require.
             row = package[done : done + values].clone().view(torch.float32)
             here[client] = expand(row, words)
             if cover is not None:
@@ -367,5 +367,5 @@ class Shipment:
 
 
 def _words(words: Tensor, begin: int, end: int) -> Tensor:
-    """The words of a block of columns."""
+    """The mask words of a block of columns."""
     return words[begin // ALIGNMENT : end // ALIGNMENT]

@@ -2,9 +2,9 @@
 
     x_k[group] <- sum_u a_u x_u[group] / sum_u a_u        k, u in U, the clients of the group
 
-A group lies in different columns of the rows of different cohorts, and rows have parameters first
-and buffers behind, so that it is cut into runs: stretches of columns that are contiguous in every
-cohort. All runs of all groups are one launch, and on several ranks one packed all-reduce.
+A group is in different columns in each cohort's rows, and in a row buffers follow parameters. So it
+is cut into runs: ranges of columns that are contiguous in every cohort. All runs of all groups take
+one launch, and on several ranks one packed all-reduce.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class Group:
     """Tensors that the clients of some cohorts have in common.
 
     Attributes:
-        tensors: cohort -> their names there; the i-th of every cohort are the same one.
+        tensors: cohort -> their names there; the i-th name of every cohort is the same tensor.
     """
 
     tensors: Mapping[int, tuple[str, ...]]
@@ -45,7 +45,7 @@ class Run:
     Attributes:
         members: all clients of the group, ascending.
         starts: cohort -> the first column in its rows.
-        length: how many columns, padding between tensors with them.
+        length: number of columns, with padding between tensors.
     """
 
     members: tuple[int, ...]
@@ -56,12 +56,12 @@ class Run:
 class Sharing:
     """The groups of a round, laid out on the rows of its participants.
 
-    A group of which only one client takes part is nobody else's: nothing is done, or sent.
+    A group with a single participant is skipped: nothing is averaged or sent.
 
     Args:
-        groups: no tensor of a cohort is in two of them.
+        groups: disjoint groups of tensors.
         layouts: of the cohorts.
-        cohorts: participant, on whatever rank -> its cohort.
+        cohorts: participant, on any rank -> its cohort.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Sharing:
                 self._bytes[k] += size
 
     def bytes(self, client: int) -> int:
-        """Of the tensors that a participant shares: 4 a float, 8 an integer."""
+        """Bytes of the tensors that a participant shares: 4 per float, 8 per integer."""
         return self._bytes[client]
 
     def mean_(
@@ -103,19 +103,19 @@ class Sharing:
         sum_over_ranks: OverRanks | None = None,
         max_over_ranks: OverRanks | None = None,
     ) -> None:
-        """Replace the groups' tensors by their means; integers (counts of batches) by the largest.
+        """Replace the groups' tensors by their means, and integers (counts of batches) by the max.
 
-        The sums do not depend on their order (see `lightfed.aggregation.coverage`): one rank gets
-        the same bits as several.
+        The sums do not depend on order (see `lightfed.aggregation.coverage`), so the bits are the
+        same on any number of ranks.
 
         Args:
             rows: of this rank's participants, all on the device or all in host memory.
-            weights: a_u of the participants whose values count, on all ranks; the others only
-                receive. A group without any stays as it is.
+            weights: a_u of the contributing participants, on all ranks; the others only receive. A
+                group without contributors is unchanged.
             accumulate: how sums are held.
             device: of the collectives.
-            sum_over_ranks: adds a tensor up in place over the ranks; None where there is one.
-            max_over_ranks: the largest value over the ranks, in place; None where there is one.
+            sum_over_ranks: sums a tensor in place over the ranks; None for a single rank.
+            max_over_ranks: takes the maximum in place over the ranks; None for a single rank.
         """
         if self._floats:
             self._mean_floats(rows, weights, accumulate, torch.device(device), sum_over_ranks)
@@ -160,7 +160,7 @@ class Sharing:
         weights: Mapping[int, float],
         place: torch.device,
     ) -> Tensor:
-        """(columns of all runs,) int64: the means in units of 1 / FIXED_SCALE, this rank's part."""
+        """(columns of all runs,) int64: means over this rank, in units of 1 / FIXED_SCALE."""
         columns = sum(run.length for run in self._floats)
         sums = torch.zeros(columns, dtype=torch.int64, device=place)
         for part, total, out in zip(parts, totals, self._cut(sums, self._floats), strict=True):
@@ -202,18 +202,18 @@ class Sharing:
                 piece.copy_(out)
 
     def _parts(self, run: Run, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The columns of a run in the rows of its members on this rank, views."""
+        """Views of a run's columns in the rows of its members on this rank."""
         starts = {k: run.starts[self._cohorts[k]] for k in run.members if k in rows}
         return {k: rows[k][start : start + run.length] for k, start in starts.items()}
 
     @staticmethod
     def _cut(packed: Tensor, runs: Sequence[Run]) -> tuple[Tensor, ...]:
-        """The runs of a packed vector, views."""
+        """Views of the runs in a packed vector."""
         return packed.split([run.length for run in runs])
 
 
 def _over_ranks(sums: Tensor, sum_over_ranks: OverRanks | None, device: torch.device) -> Tensor:
-    """Added up in place; by way of the device, where rows, and so sums, lie on the host."""
+    """Sum in place over the ranks, via the device if the sums are in host memory."""
     if sum_over_ranks is None:
         return sums
     return sums.copy_(sum_over_ranks(sums.to(device)))
@@ -222,7 +222,7 @@ def _over_ranks(sums: Tensor, sum_over_ranks: OverRanks | None, device: torch.de
 def _runs(
     members: tuple[int, ...], tensors: Mapping[int, Sequence[str]], layouts: Sequence[Layout]
 ) -> Iterator[Run]:
-    """Those of the tensors that the layouts hold, joined where they are adjacent in all cohorts."""
+    """The tensors held by the layouts, joined where they are adjacent in all cohorts."""
     columns = [list(_columns(layouts[cohort], names)) for cohort, names in tensors.items()]
     starts: list[int] = []
     length = 0
@@ -240,7 +240,7 @@ def _runs(
 
 
 def _columns(layout: Layout, names: Sequence[str]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Start, length with padding, and shape of those of the tensors that the layout holds."""
+    """Start, length with padding, and shape of the named tensors that the layout holds."""
     place = {entry.name: position for position, entry in enumerate(layout)}
     for name in names:
         if name in place:

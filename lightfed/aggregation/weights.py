@@ -8,9 +8,9 @@ _LARGEST = 2**16  # small weights leave room for exact sums
 
 
 def whole(weights: Mapping[int, float]) -> dict[int, int]:
-    """Whole numbers in the same proportions, so that sums do not depend on how clients are placed.
+    """Integer weights in the same proportions, so that sums do not depend on placement.
 
-    Where that takes numbers above 2^16, they are rounded.
+    They are rounded if exact proportions need numbers above 2^16.
 
     Args:
         weights: by client, 0 or more.

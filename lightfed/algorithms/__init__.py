@@ -1,4 +1,4 @@
-"""A paper a file; add one here.
+"""One file per paper; add new algorithms here.
 
-Imports everything that an algorithm is written in, and `shared`, but not the engine.
+Imports the rooms below the engine, and `shared`, but not the engine.
 """

@@ -3,9 +3,9 @@
 The baselines of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and
 Personalized Models", AAAI 2021, as in its released code: each server has |Q_n| active devices, all
 start from the global model, train K mini-batches, and the global model becomes their plain mean.
-With mu > 0 the gradient gets mu (w - z), which is FedProx; the paper trains it with ASPG. In the
-released FedProx, momentum of SGD passes from device to device; here a session starts without.
-Every server sends the coordinator the mean of its devices, and gets the global model back.
+With mu > 0, mu (w - z) is added to the gradient, which is FedProx; the paper trains it with ASPG.
+In the released FedProx, SGD's momentum passes from device to device; here sessions start without
+it. Every server sends the mean of its devices to the coordinator and receives the global model.
 """
 
 import torch
@@ -42,14 +42,14 @@ class CloudFedAvg(FedAvg):
         """The clouds, and the pull.
 
         Args:
-            servers: N; every one has as many of the clients for devices, in their order.
-            active: |Q_n|, devices of a server that train in a round.
+            servers: N; the clients are split among them equally, in order, as devices.
+            active: |Q_n|, number of devices per server that train in a round.
             mu: Weight of the pull to the global model; 0 is FedAvg.
-            steps: Bounds of K, the length of a session, drawn anew for every session.
+            steps: Bounds of K, the length of a session, drawn for every session.
             unit: What K counts: steps (mini-batches) or epochs.
             delay: Virtual seconds of a device's phase; Exponential(mean=1) by default.
             step_delay: Virtual seconds of each of its K units, in addition.
-            activation: Active devices by chance, or those that wake up first (delay is when).
+            activation: Random active devices, or those that wake up first (after their delay).
         """
         super().__init__("uniform")
         if not 0 <= mu < float("inf"):
@@ -79,7 +79,7 @@ class CloudFedAvg(FedAvg):
         fed.metrics["virtual_time"] = float(self.now)
 
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
-        """Q_n, K_i and how long it takes."""
+        """Q_n, K_i and the duration."""
         return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
 
     @override

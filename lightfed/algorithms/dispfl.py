@@ -1,18 +1,18 @@
-"""DisPFL: decentralised, sparse, personalised training; every client has a mask of its own.
+"""DisPFL: decentralised, sparse, personalised training; every client has its own mask.
 
 Dai, Shen, He, Tian, Tao: DisPFL: Towards Communication-Efficient Personalized Federated Learning
 via Decentralized Sparse Training. ICML 2022. https://arxiv.org/abs/2206.00187
 
-Without a server, client k hears the clients S_k of a graph, averages every weight over those whose
-masks cover it, keeps what its own mask covers, trains that and nothing else, and then drops the
-smallest of its weights and grows others. The released code settles what the paper leaves open: the
-average is counted by the masks that the neighbours trained with (the paper's line 7 writes the new
-ones); weights that a mask drops are sent once more; a client that is not active in a round trains
-without communicating; gradients are clipped (trainer.gradient_clip_val: 10) before they are masked.
+There is no server. Client k receives from the clients S_k of a graph and averages every weight over
+those whose masks cover it. It keeps and trains only the weights that its own mask covers. Then it
+drops its smallest weights and grows others. Where the paper is silent, the released code decides:
+the average counts the masks that the neighbours trained with (the paper's line 7 has the new ones);
+weights that a mask drops are sent once more; a client that is not active in a round trains without
+communicating; gradients are clipped (trainer.gradient_clip_val: 10) before they are masked.
 
-Deviations: a mask search (line 15) is done at the start of the next round, from the same values, so
-that a client keeps one mask between rounds and not two; its draws do not depend on the device; the
-number of weights to drop is computed in float64.
+Deviations: the mask search (line 15) runs at the start of the next round, from the same values, so
+that a client keeps one mask between rounds instead of two. Its draws do not depend on the device.
+The number of weights to drop is computed in float64.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ _KEY = "model.algorithm.init_args"
 
 
 class DisPFL(Algorithm):
-    """Personal sparse masks, searched by magnitude and by gradient or chance; no server."""
+    """Personal sparse masks; weights drop by magnitude and grow by gradient or at random."""
 
     stateful = True
     moments: tuple[Moment, ...] = ("trained",)
@@ -65,23 +65,24 @@ class DisPFL(Algorithm):
         buffers: Literal["refuse", "average"] = "refuse",
         rounds: int | None = None,
     ) -> None:
-        """Who hears whom, how sparse clients are, and how masks change.
+        """Set the graph, the sparsity and how masks change.
 
         Args:
-            topology: Who hears whom; 10 clients drawn anew for every client and round by default.
-            density: Share of its weights that a client has; of a list, client i has entry
+            topology: The graph; by default every client receives from 10 clients, redrawn every
+                round.
+            density: Share of its weights that a client has; with a list, client i has entry
                 i mod length.
             distribution: Of the density over the tensors: erk (Erdos-Renyi-Kernel) keeps small
                 tensors dense, uniform treats all alike.
-            own_masks: Every client starts with a mask of its own, else all of a density share one.
+            own_masks: Every client starts with its own mask; else all of a density share one.
             prune_rate: alpha_0, share of a mask that is dropped and grown in the first round; it
-                falls to 0 along a cosine.
+                decays to 0 along a cosine.
             regrow: Grow weights at random, as in the released scripts, or where the gradient of a
                 batch is largest, as in the paper.
-            static: Keep the masks of the start.
-            active: Probability of a client to communicate in a round; all train.
+            static: Keep the initial masks.
+            active: Probability that a client communicates in a round; all train.
             buffers: BatchNorm statistics have no mask: refuse a model that has any, or average
-                them over those that a client hears.
+                them over a client and its senders.
             rounds: T of the cosine; the length of the run by default.
         """
         super().__init__()
@@ -102,8 +103,8 @@ class DisPFL(Algorithm):
         self.statistics = buffers
         self.rounds = rounds
         self.masks: Kept  # what clients last trained
-        self._segments: Segments  # of the parameters, which lead a row
-        self._buffer_words: Tensor  # of a row's mask, behind the parameters: all ones
+        self._segments: Segments  # of the parameters, the leading part of a row
+        self._buffer_words: Tensor  # mask of a row's buffers: all ones
         self._counted: Kept  # of this round's sessions
 
     @override
@@ -130,7 +131,7 @@ class DisPFL(Algorithm):
         """The one layout of all clients.
 
         Raises:
-            UserError: there are several, or it has buffers, or not all clients train.
+            UserError: there are several layouts, or it has buffers, or not all clients train.
         """
         layout = fed.one_layout(f"{type(self).__name__} needs one; clients differ by density")
         statistics = layout.floats.entries[layout.parameters :]
@@ -141,11 +142,11 @@ class DisPFL(Algorithm):
         if fed.work.fraction != 1.0 or fed.work.clients_per_round is not None:
             key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
             fix = f"leave it out; {_KEY}.active and the topology say who communicates"
-            raise UserError(f"model.{key}", "a part of the clients, where all train", fix)
+            raise UserError(f"model.{key}", "a part of the clients, but all train", fix)
         return layout
 
     def _first_mask(self, fed: Fleet, client: int) -> Tensor:
-        """m_{k,0}: of every tensor so many weights at random."""
+        """m_{k,0}: random weights of every tensor, at its density."""
         density = self.densities[client % len(self.densities)]
         name = client if self.own_masks else -1
         seed = derive_seed(fed.seed, "first-mask", client=name)
@@ -154,7 +155,7 @@ class DisPFL(Algorithm):
         return self._whole(drawn)
 
     def _whole(self, parameters: Tensor) -> Tensor:
-        """The mask of a row: of the parameters as given, of buffers all."""
+        """The mask of a row: the given mask for parameters, ones for buffers."""
         return torch.cat([parameters, self._buffer_words])
 
     @override
@@ -166,13 +167,13 @@ class DisPFL(Algorithm):
         self.sessions(fed, t)  # lines 8-14
 
     def sessions(self, fed: Fleet, t: int) -> None:
-        """E local epochs of every client under its mask."""
+        """Train E local epochs of every client under its mask."""
         fed.train(range(fed.clients), t)
-        # As the released code counts: weights that are not 0 before and after a session.
+        # Counts weights that are not 0 before and after a session, as in the released code.
         fed.tally("counted_parameters", self._counted.values())
 
     def hears(self, fed: Fleet, t: int) -> dict[int, list[int]]:
-        """S_{k,t} of every client; nobody, for one that is not active."""
+        """S_{k,t} of every client; empty for one that is not active."""
         active: list[int] | None = None
         if self.active < 1:
             draws = (numpy_generator(fed.seed, "active", t, k) for k in range(fed.clients))
@@ -181,13 +182,13 @@ class DisPFL(Algorithm):
         return {k: lists.get(k, []) for k in range(fed.clients)}
 
     def next_masks(self, fed: Fleet, t: int) -> Mapping[int, Tensor]:
-        """Masks of round t, from what the clients have trained in the one before: algorithm 2."""
+        """Masks of round t, from the weights trained in the previous round: algorithm 2."""
         if t == 0 or self.static:
             return self.masks
         return {k: self._search(fed, k, t - 1) for k in self.masks}
 
     def _search(self, fed: Fleet, client: int, t: int) -> Tensor:
-        """Drop the smallest of a client's weights and grow as many others."""
+        """Drop a client's smallest weights and grow as many others."""
         weights = self._weights(fed.row(client).floats.to(fed.device))
         mask = self._words(self.masks[client])
         counts = self.drops(fed, mask, t)
@@ -197,7 +198,7 @@ class DisPFL(Algorithm):
         return self._whole(grown)
 
     def growth(self, fed: Fleet, client: int, t: int) -> Tensor | int:
-        """Where a client's weights grow: |g(w_{k,t+1})| of a batch, or the seed of a draw."""
+        """Scores for growing weights: |g(w_{k,t+1})| of a batch, or the seed of a draw."""
         if self.regrow == "random":
             return derive_seed(fed.seed, "regrow", t, client)
         return self._weights(fed.gradient(client, t))
@@ -216,7 +217,7 @@ class DisPFL(Algorithm):
         return row[: self._segments.size]
 
     def _words(self, mask: Tensor) -> Tensor:
-        """The words of the parameters."""
+        """The mask words of the parameters."""
         return mask[: len(self._segments.live)]
 
     @override

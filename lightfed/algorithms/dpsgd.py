@@ -3,8 +3,8 @@
 Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized
 Algorithms? NeurIPS 2017. https://arxiv.org/abs/1705.09056
 
-As in the released code of DisPFL, a client takes the plain mean over itself and those it hears, and
-then trains local epochs, where the paper takes one step of gradient at its own old model.
+As in the released code of DisPFL, a client takes the plain mean over itself and its senders, and
+then trains local epochs. The paper takes one gradient step, at the client's old model.
 """
 
 from typing import Any
@@ -25,10 +25,11 @@ class DPSGD(Algorithm):
     tests_both = True
 
     def __init__(self, topology: Topology | None = None) -> None:
-        """Who hears whom.
+        """Set the graph.
 
         Args:
-            topology: 10 clients drawn anew for every client and round by default.
+            topology: The graph; by default every client receives from 10 clients, redrawn every
+                round.
         """
         super().__init__()
         self.topology = topology or TimeVarying()

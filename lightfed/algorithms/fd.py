@@ -3,11 +3,11 @@
 Jeong, Oh, Kim, Park, Bennis, Kim: Communication-Efficient On-Device Machine Learning: Federated
 Distillation and Augmentation under Non-IID Private Data. 2018. https://arxiv.org/abs/1811.11479
 
-The mean over the participants that hold a class teaches all of them in the next round; the logits
-of a class without any stay as they were. Deviations: the mean is over all participants, where the
-paper leaves out the one that learns from it, and the logits go through a softmax before they are a
-target (`target: raw` is HtFLlib's code). Data augmentation by a generative model, the paper's
-second part, is left out.
+The mean over the participants that hold a class teaches all of them in the next round. A class
+that no participant holds keeps its logits. Deviations: the mean is over all participants, while the
+paper leaves out the one that learns from it. The target is the softmax of the mean logits (`target:
+raw` is HtFLlib's code). Data augmentation by a generative model, the paper's second part, is left
+out.
 """
 
 from torch import nn
@@ -21,7 +21,7 @@ from lightfed.models.composites.prototype import ClassClient, FDClient, Target
 class FD(ByClass):
     """L = CE(logits, y) + weight CE(logits, softmax(mean logits of y))."""
 
-    moments = ("trained", "aggregated")  # which are one: logits teach, and do not classify
+    moments = ("trained", "aggregated")  # the same model: logits teach, but do not classify
 
     def __init__(
         self, weight: float = 1.0, target: Target = "softmax", absent: Absent = "keep"
@@ -30,7 +30,7 @@ class FD(ByClass):
 
         Args:
             weight: lambda, of the distillation.
-            target: The softmax of the mean logits, or as HtFLlib has it the logits themselves.
+            target: The softmax of the mean logits, or the logits themselves, as in HtFLlib.
             absent: Keep the last vector of a class that no participant of a round holds, or forget
                 it, as in HtFLlib.
         """

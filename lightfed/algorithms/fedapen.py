@@ -1,20 +1,20 @@
-"""FedAPEN: an ensemble of a private and a shared network, weighed by what suits the client.
+"""FedAPEN: an ensemble of a private and a shared network, with weights learned by each client.
 
 Qin, Deng, Zhao, Yan: FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to
 Statistical Heterogeneity. KDD 2023. https://doi.org/10.1145/3580305.3599344
 
-Both networks learn from the labels, from each other and from their ensemble; the shared one travels
-and is averaged without weights. A participant gets the shared network, learns its share, the
-private network's weight in the ensemble, on samples that it never trains on, and trains with that
-share. The ensemble is evaluated, with the shared network that the client has at the time: the one
-that it has trained.
+Both networks learn from the labels, from each other and from their ensemble. The shared one is sent
+and averaged without weights. A participant receives the shared network and learns its share, the
+private network's weight in the ensemble, on samples that it never trains on. Then it trains with
+that share. Evaluation uses the ensemble with the client's current shared network, the one that it
+has trained.
 
-The released code learns the share later, after the aggregation that follows (`learn: aggregated`),
-trains with it in the next session, and tests with the new shared network. That is one more download
-for a participant that does not take part in the next round again, since its copy is then outdated.
+The released code learns the share after the aggregation (`learn: aggregated`), trains with it in
+the next session, and tests with the new shared network. That costs one more download for a
+participant that skips the next round, since its copy is then outdated.
 
-A deviation: the share is learned from logits that are computed once, and not in every pass, with
-the same result, as no network moves.
+Deviation: the share is learned from logits that are computed once instead of in every pass. The
+result is the same, because the networks do not change.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class FedAPEN(Beside):
     """e = lambda p + (1 - lambda) s;  L_p = CE(p) + KL(s || p) + CE(e), and likewise L_s."""
 
     holds = "the ensemble of its private network and the shared one"
-    # (clients,) bool: who has got the server's present shared network after its aggregation
+    # (clients,) bool: clients that have downloaded the server's current shared network
     current: torch.Tensor
 
     def __init__(
@@ -54,14 +54,14 @@ class FedAPEN(Beside):
         """The ensemble.
 
         Args:
-            shared: s, the network that travels.
-            hold_out: Share of a client's training samples on which it learns lambda and does not
-                train, at least one sample.
+            shared: s, the network that is sent.
+            hold_out: Share of a client's training samples, at least one, that it uses to learn
+                lambda instead of training.
             share_lr: Learning rate of lambda.
-            passes: Over the hold-out, in every round; 0 leaves lambda at one half.
+            passes: Passes over the hold-out per round; 0 keeps lambda at one half.
             weights: Of the participants in the mean: uniform, or by samples.
             learn: A participant learns lambda with the shared network that it receives, before it
-                trains, or as in the released code with the aggregated one, which it downloads for
+                trains, or, as in the released code, with the aggregated one, which it downloads for
                 that.
         """
         super().__init__(shared, weights)
@@ -94,7 +94,7 @@ class FedAPEN(Beside):
         fed.send(self.model, [k for k in clients if not current[k]])  # s_k <- s
         if self.learn == "received":
             self._learn(fed, clients)
-        fed.train(clients, t)  # with the lambda that was learned last
+        fed.train(clients, t)  # with the last lambda
         fed.merge(clients, into=self.model, weights=self.weights)  # s <- mean of s_k
         if self.learn == "aggregated":
             fed.send(self.model, clients)
@@ -103,7 +103,7 @@ class FedAPEN(Beside):
             self._learn(fed, clients)
 
     def _learn(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """Learning for adaptability, with the shared network that a client has got."""
+        """Learning for adaptability, with the client's shared network."""
         for client in clients:
             forward = fed.state(client).flops * fed.data.num_held_out(client)
             fed.ledger.computed(client, forward if self.passes else 0.0)

@@ -3,8 +3,8 @@
 McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of Deep Networks
 from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
-Algorithm 1 of the paper, with BatchNorm buffers averaged like weights, which the paper, having
-none, leaves open; `buffers` offers the other two readings.
+Algorithm 1 of the paper, with BatchNorm buffers averaged like weights. The paper's models have no
+such buffers; `buffers` offers two other readings.
 """
 
 from typing import Literal
@@ -21,7 +21,7 @@ from lightfed.state.server_model import ServerModel
 
 
 class FedAvg(Algorithm):
-    """The server's model is the mean of what the participants made of it."""
+    """The server's model is the mean of the participants' trained models."""
 
     holds = "the server's model"
     model: ServerModel
@@ -31,13 +31,13 @@ class FedAvg(Algorithm):
         weights: Weights = "samples",
         buffers: Literal["average", "local", "drop"] = "average",
     ) -> None:
-        """How clients are averaged.
+        """Set how clients are averaged.
 
         Args:
             weights: By the number of samples (n_k / n), or uniform.
-            buffers: BatchNorm statistics: `average` them like weights; keep them `local`, where
-                they never travel and the server has none; or `drop` them, that is normalise by the
-                batch in training and evaluation.
+            buffers: BatchNorm statistics: `average` them like weights; keep them `local`, so that
+                they are never sent and the server has none; or `drop` them, that is normalise by
+                the batch in training and evaluation.
         """
         super().__init__()
         self.weights: Weights = weights

@@ -5,28 +5,27 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 
     min  sum_n sum_{i in Q_n}  g_i(x_i) + gamma_i / 2 ||x_i - z_n||^2,   z_n = z_m              (2)
 
-Devices keep personal models x_i and take steps of ASPG (`lightfed.algorithms.shared.aspg`; eq. 4)
-on their own block of (2); servers keep z_n and step towards the devices' models, all together
-(sync, eq. 5) or the first B that are done (async, eq. 6). With `mixing`, servers do decentralised
-gradient descent over a graph of their own. A device that is not active keeps its model, and its
-server a copy.
+Devices keep personal models x_i and take ASPG steps (`lightfed.algorithms.shared.aspg`; eq. 4) on
+their own block of (2). Servers keep z_n and step towards the devices' models: all together (sync,
+eq. 5), or the first B to finish (async, eq. 6). With `mixing`, servers do decentralised gradient
+descent over their own graph. A device that is not active keeps its model, and its server a copy.
 
-What the paper leaves open, and what is chosen here: eta_z = .5 with a hundred devices diverges in
-eq. (5) as written, so the step is divided by the sum of gamma by default (`server_step`); BatchNorm
-statistics are averaged, not pulled and not projected; a device's momentum, zeta (x^K - x^{K-1}) or
-the buffer of SGD, is carried to its next session. `compatibility` is the released code: twice the
-pull, and a server rate that falls by 1e-4 a round; its other differences are settings: SGD with
-momentum and weight decay for ASPG, activation by who wakes up first, and in its notebooks, which
-have one optimiser, momentum that passes from device to device in their order (`momentum: shared`).
-In its version for several processes every device has its own, as here.
+Choices where the paper is silent: eta_z = .5 with a hundred devices diverges in eq. (5) as written,
+so the step is divided by the sum of gamma by default (`server_step`). BatchNorm statistics are
+averaged, neither pulled nor projected. A device's momentum, zeta (x^K - x^{K-1}) or SGD's buffer,
+is carried to its next session. `compatibility` follows the released code: twice the pull, and a
+server rate that decays by 1e-4 per round. Its other differences are settings: SGD with momentum and
+weight decay instead of ASPG, activation by the first to wake up, and, in its notebooks with a
+single optimiser, momentum that passes from device to device in order (`momentum: shared`). In its
+multi-process version every device has its own momentum, as here.
 
-Between servers and coordinator a model goes up and one comes back for every server that is waited
-for, sum_i gamma_i x_i and z in (5), z_n and w_n in (6); the released code sends all devices' models
-up in (5). With `mixing` a model goes along every edge of the graph.
+For every server that is waited for, one model goes up to the coordinator and one comes back:
+sum_i gamma_i x_i and z in (5), z_n and w_n in (6). The released code sends all devices' models up
+in (5). With `mixing` one model is sent along every edge of the graph.
 
-A phase's training is computed when it starts, in which its server's model does not change until it
-is done: of that only tests of personal models can tell. A device whose update is not finite starts
-anew, and is left out of the step of a server that starts and ends its phase in that round.
+A phase is trained when it starts. Its server's model does not change until it ends, so only tests
+of personal models can notice this. A device whose update is not finite is reset, and is left out of
+the step of a server that starts and ends its phase in that round.
 """
 
 import logging
@@ -55,17 +54,17 @@ from lightfed.utils.errors import UserError
 log = logging.getLogger(__name__)
 
 _KEY = "model.algorithm.init_args"
-DECAY = 1 - 1e-4  # of the released code's server rate, a round
+DECAY = 1 - 1e-4  # of the released code's server rate, per round
 
 
 class FedBCD(Algorithm):
     """Personal models at the devices, global ones at the servers, sync or async."""
 
     stateful = True
-    # Servers step towards the devices, which keep their models.
+    # Servers step towards the devices; these keep their models.
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     holds = "the device's own model, x_i"
-    models: CloudModels  # z_n; of sync servers, which have the same, one
+    models: CloudModels  # z_n; a single one for sync servers
     queue: Tensor
 
     def __init__(
@@ -85,32 +84,32 @@ class FedBCD(Algorithm):
         momentum: Momentum = "device",
         compatibility: bool = False,
     ) -> None:
-        """The clouds, and how they step.
+        """Set the clouds and their steps.
 
         Args:
-            servers: N; every one has as many of the clients for devices, in their order.
-            active: |Q_n|, devices of a server that hear it in a phase.
-            wait: B, servers that the coordinator waits for; less than all is the async protocol.
-                All by default: the sync one.
-            gamma: Weight of the pull between a device and its server; of a list, device i has
-                entry i mod length. A device of 0 trains alone, and nothing is sent; where all do,
-                there is no global model.
+            servers: N; the clients are split among them equally, in order, as devices.
+            active: |Q_n|, number of devices per server that communicate with it in a phase.
+            wait: B, number of servers that the coordinator waits for; fewer than all is the async
+                protocol. All by default: the sync one.
+            gamma: Weight of the pull between a device and its server; with a list, device i has
+                entry i mod length. A device with 0 trains alone and sends nothing; if all do, there
+                is no global model.
             server_lr: eta_z.
-            server_step: Divide the server's step by the sum of gamma (mean), or not (sum), as
-                eq. (5) and (6) are written.
-            steps: Bounds of K, the length of a session, drawn anew for every activation.
+            server_step: Divide the server's step by the sum of gamma (mean), or not (sum), as in
+                eq. (5) and (6).
+            steps: Bounds of K, the length of a session, drawn for every activation.
             unit: What K counts: steps (mini-batches) or epochs.
             delay: Virtual seconds of a device's phase; Exponential(mean=1) by default.
             step_delay: Virtual seconds of each of its K units, in addition.
-            activation: Active devices by chance, or those that wake up first (delay is when), as in
-                the released code's second experiment.
+            activation: Random active devices, or those that wake up first (after their delay), as
+                in the released code's second experiment.
             mixing: (N, N) doubly stochastic weights of the servers' models, eq. (6a), as a list of
-                rows or a .npy or .csv file; all servers take part in every round then.
-            momentum: What a session's momentum begins with: what the device's last session ended
-                with (device), what the last session of any device ended with, by device and in
-                one rank (shared), as in the released notebooks, or nothing (session).
-            compatibility: Twice the pull, and eta_z falls by 1e-4 of itself a round, as in the
-                released code.
+                rows or a .npy or .csv file; then all servers take part in every round.
+            momentum: Where a session's momentum starts: from the device's last session (device);
+                from the last session of any device, in order and on one rank (shared), as in the
+                released notebooks; or from 0 (session).
+            compatibility: Twice the pull, and eta_z decays by a factor of 1 - 1e-4 per round, as in
+                the released code.
         """
         super().__init__()
         self.hierarchy = Hierarchy(
@@ -133,8 +132,8 @@ class FedBCD(Algorithm):
             self.mixing = read_mixing(mixing, servers, key=f"{_KEY}.mixing", wait=self.wait)
         self.momentum = momentum
         self.compatibility = compatibility
-        self._phases: dict[int, Phase] = {}  # by server, those that start in this round
-        self._pull_of: Proximal  # of the session under way
+        self._phases: dict[int, Phase] = {}  # by server, phases that start in this round
+        self._pull_of: Proximal  # of the current session
         self._scratch: list[ServerModel] = []  # not state
 
     @property
@@ -156,7 +155,7 @@ class FedBCD(Algorithm):
         self.momenta = Momenta(fed, self.momentum, key=f"{_KEY}.momentum")
 
     def _check_step(self, fed: Fleet) -> None:
-        """Refuse a server step that diverges."""
+        """Reject a server step that diverges."""
         key, rate = f"{_KEY}.server_lr", self.server_lr
         if self.server_step == "mean":
             check_mean_step(key, rate)
@@ -169,7 +168,7 @@ class FedBCD(Algorithm):
         check_sum_step(key, rate, sums, together=self._global)
 
     def _stepped(self, devices: Sequence[int]) -> int:
-        """How many devices of a server are in its step: all, by their last models."""
+        """Number of devices in a server's step: all, with their last models."""
         return len(devices)
 
     def gamma(self, client: int) -> float:
@@ -191,11 +190,11 @@ class FedBCD(Algorithm):
         fed.metrics["virtual_time"] = clock.now
 
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
-        """Q_n, K_i and how long it takes."""
+        """Q_n, K_i and the duration."""
         return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
 
     def _pulled(self, devices: Sequence[int]) -> list[int]:
-        """Those that hear their server, and send to it: the others train alone."""
+        """The devices that communicate with their server; the others train alone."""
         return [i for i in devices if self.gamma(i) > 0]
 
     def _devices(self, fed: Fleet, t: int) -> None:
@@ -204,7 +203,7 @@ class FedBCD(Algorithm):
         fed.train(sorted(units), t, steps=self.hierarchy.batches(units, fed.data, t))
 
     def _messages(self, first: list[int]) -> int:
-        """Models that travel between the servers, or to a coordinator and back."""
+        """Count models sent between the servers, or to a coordinator and back."""
         if not any(self.gammas):
             return 0
         if self.mixing is not None:
@@ -212,13 +211,13 @@ class FedBCD(Algorithm):
         return self.hierarchy.messages(first)
 
     def _servers(self, fed: Fleet, first: list[int], t: int) -> None:
-        """z_n of the servers that were waited for."""
+        """Update z_n of the servers that were waited for."""
         rate = self.server_lr * (DECAY**t if self.compatibility else 1.0)
         if self._global:
             gap = self._step(fed, list(range(self.hierarchy.servers)), self.models.of(0), rate)
         else:
             gap = self._gap(fed)
-            mixed = self.models.mixed(first, self.mixing)  # of what all had before any steps
+            mixed = self.models.mixed(first, self.mixing)  # all models before any steps
             for server, w in zip(first, mixed, strict=True):
                 self.models.of(server).floats.copy_(w)
                 self._step(fed, [server], self.models.of(server), rate)
@@ -243,10 +242,10 @@ class FedBCD(Algorithm):
     def _average(
         self, fed: Fleet, devices: list[int], default: ServerModel, *, sent: list[int]
     ) -> dict[int, float]:
-        """The scratch model becomes sum_i gamma_i x_i / sum_i gamma_i; where nobody pulls, default.
+        """Set the scratch model to sum_i gamma_i x_i / sum_i gamma_i, or `default` without a pull.
 
         Returns:
-            gamma_i of the devices in these sums: whose models are finite.
+            gamma_i of the devices in these sums, those with finite models.
         """
         mean = self._scratch[0]
         mean.row.copy_(default.row)
@@ -255,7 +254,7 @@ class FedBCD(Algorithm):
         return {i: gammas[i] for i in pulling}
 
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
-        """Devices of servers, whose models these know; and those of them that have just sent."""
+        """Devices of servers, whose models these know, and those that have just sent."""
         devices = [i for n in servers for i in self.hierarchy.devices(n, fed.clients)]
         return devices, self._pulled([i for n in servers for i in self.queue[n].tolist()])
 

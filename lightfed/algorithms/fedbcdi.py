@@ -1,14 +1,14 @@
-"""FedBCD-I: FedBCD whose devices train offline, and are pulled when they get through.
+"""FedBCD-I: FedBCD with devices that train offline and are pulled when they connect.
 
 Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent Scheme for Learning
 Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 
 Algorithm 2: the cost and the pull of problem (2) are handled one after the other. More devices
-train than get through to their server (Q_n in Q~_n); a server steps with the active ones alone.
+train than connect to their server (Q_n in Q~_n); a server steps only with the active ones.
 
-What the paper leaves open: a device that has trained offline for `patience` rounds pauses until it
-is heard, and is pulled then without having trained; momentum is that of the training steps, not of
-the pulls. The released code counts one round more (`compatibility`).
+Choices where the paper is silent: a device that has trained offline for `patience` rounds pauses
+until it is active, and is then pulled without training. Momentum is that of the training steps, not
+of the pulls. The released code counts one more round (`compatibility`).
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ _KEY = "model.algorithm.init_args"
 
 
 class FedBCDI(FedBCD):
-    """FedBCD-I: devices train offline, without a pull, and those that get through are pulled."""
+    """FedBCD-I: devices train offline, without a pull; the active ones are pulled afterwards."""
 
-    moments = ("aggregated",)  # active devices are pulled when they have trained
+    moments = ("aggregated",)  # active devices are pulled after training
     offline: Tensor
 
     def __init__(
@@ -58,23 +58,22 @@ class FedBCDI(FedBCD):
         Args:
             servers: See FedBCD.
             active: See FedBCD.
-            available: |Q~_n|, devices of a server that train in a phase, the active ones among
-                them.
+            available: |Q~_n|, number of devices per server that train in a phase, including the
+                active ones.
             wait: See FedBCD.
             gamma: See FedBCD; a pull is x <- x - gamma (x - z), K times.
             server_lr: See FedBCD.
             server_step: See FedBCD; only active devices are in the step.
             steps: See FedBCD.
             unit: See FedBCD.
-            patience: A device that has trained offline in so many rounds pauses until it gets
-                through.
+            patience: Number of offline rounds after which a device pauses until it is active.
             delay: See FedBCD.
             step_delay: See FedBCD.
             activation: See FedBCD.
             mixing: See FedBCD.
             momentum: See FedBCD.
-            compatibility: One round more of patience, and eta_z falls by 1e-4 of itself a round, as
-                in the released code.
+            compatibility: One more round of patience, and eta_z decays by a factor of 1 - 1e-4 per
+                round, as in the released code.
         """
         super().__init__(
             servers, active, wait, gamma, server_lr, server_step, steps, unit, delay, step_delay,
@@ -97,7 +96,7 @@ class FedBCDI(FedBCD):
 
     @override
     def _devices(self, fed: Fleet, t: int) -> None:
-        """Lines 2-6 of algorithm 2: train on g_i alone, then the active ones are pulled."""
+        """Lines 2-6 of algorithm 2: train on g_i only, then pull the active devices."""
         phases = self._phases.values()
         units = {i: k for phase in phases for i, k in phase.units.items()}
         self._heard = {i: units[i] for phase in phases for i in phase.active}
@@ -112,7 +111,7 @@ class FedBCDI(FedBCD):
             self._pull(fed, client, self._heard[client])
 
     def _pull(self, fed: Fleet, client: int, times: int) -> None:
-        """X <- clamp(x - gamma (x - z), box), so many times."""
+        """X <- clamp(x - gamma (x - z), box), repeatedly."""
         floats = fed.row(client).floats
         model = self.models.of(self.hierarchy.server_of(client, fed.clients))
         views = model.layout.floats.views

@@ -1,24 +1,24 @@
-"""FedKD: adaptive mutual distillation, and low-rank factors on the wire.
+"""FedKD: adaptive mutual distillation, with low-rank updates.
 
 Wu, Wu, Lyu, Huang, Xie: Communication-efficient federated learning via knowledge distillation.
 Nature Communications 2022. https://arxiv.org/abs/2108.13323
 
-A private teacher and a shared student teach each other, all the more the better they are; the
-student's updates travel as the largest singular values of their matrices, both ways, and the
+A private teacher and a shared student teach each other, more strongly the better they are. The
+student's updates are sent both ways as the largest singular values of their matrices, and the
 student is averaged without weights. The energy that is kept grows over the rounds.
 
-An update is a difference from r_k, the student as client k has last received it, which the server
-knows as well: the server sends C(theta - r_k), and the client C(w_k - r_k) of what it has trained
-from the new r_k. A client that takes part for the first time gets the student as it is. Between
-rounds a client keeps r_k and not w_k, however many rounds it misses. With all clients in every
-round r_k is one for all, and C(theta - r) is C of their mean update, as in the paper.
+An update is a difference from r_k, the student that client k received last. The server knows r_k,
+too. The server sends C(theta - r_k). The client trains w_k from the new r_k and sends C(w_k - r_k).
+A new participant receives the uncompressed student. Between rounds a client keeps r_k, not w_k,
+however many rounds it misses. With all clients in every round, r_k is the same for all and
+C(theta - r) is C of their mean update, as in the paper.
 
-HtFLlib compresses the student's parameters in place of updates: `compress: parameters`, with which
-clients keep the student as they have sent it.
+HtFLlib compresses the student's parameters instead of updates: with `compress: parameters` clients
+keep the student that they have sent.
 
-Deviations: the paper exchanges the gradient of every step, which is the update of a round of one
-step; the rank goes up to the full one (the released code never tries it), and what a network learns
-from is a constant (`form: htfllib` is that library's code).
+Deviations: the paper exchanges the gradient of every step, which equals the update of a round of
+one step. The rank may be full (the released code never tries that). The target of a network's
+distillation is a constant (`form: htfllib` is that library's code).
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,9 +45,9 @@ _KEY = "model.algorithm.init_args"
 class FedKD(Beside):
     """L_F = CE(F) + (KL(G || F) + MSE(z_F, W z_G)) / (CE(F) + CE(G)), and likewise L_G."""
 
-    moments = ("trained", "aggregated")  # which are one: the private network is never averaged
+    moments = ("trained", "aggregated")  # the same model: the private network is never averaged
     holds = "its private network"
-    received: Tensor  # (clients,) bool: who has ever had the student
+    received: Tensor  # (clients,) bool: clients that have received the student
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class FedKD(Beside):
         """Distillation and compression.
 
         Args:
-            shared: G, the student, which travels.
-            energy: Share of the squares of singular values that is kept, at the start and in the
-                last round; 1 sends everything.
+            shared: G, the student, which is sent.
+            energy: Share of the squared singular values to keep, in the first and the last round; 1
+                sends everything.
             weights: Of the participants in the mean: uniform, or by samples.
             form: Of mutual learning: separate losses, or htfllib's.
-            rounds: Until the energy has grown; the length of the run by default.
-            compress: What travels as singular values: the update of a round, as in the paper, or
-                the student's parameters, as in HtFLlib.
+            rounds: Rounds until the energy has grown; the length of the run by default.
+            compress: Compress the update of a round, as in the paper, or the student's parameters,
+                as in HtFLlib.
         """
         super().__init__(shared, weights)
         if not all(0 <= share <= 1 for share in energy):
@@ -77,7 +77,7 @@ class FedKD(Beside):
         self.form: mutual.Form = form
         self.rounds = rounds
         self.compress = compress
-        self._sent: list[ServerModel] = []  # what the student is on the wire; not state
+        self._sent: list[ServerModel] = []  # the student as sent; not state
         self._held: dict[int, dict[str, Tensor]] = {}  # r_k of this rank's participants
         self._share = 1.0
 
@@ -93,7 +93,7 @@ class FedKD(Beside):
             found = "nothing, and trainer.max_epochs does not say how long the run is"
             raise UserError(f"{_KEY}.rounds", found, "give the number of rounds")
         self._sent = [fed.new_part(PREFIX)]
-        self._bytes = fed.keep("bytes", durable=False)  # that the participants send
+        self._bytes = fed.keep("bytes", durable=False)  # sent by the participants
         self.register_buffer("received", torch.zeros(fed.clients, dtype=torch.bool))
 
     @override
@@ -119,7 +119,7 @@ class FedKD(Beside):
             _put(self._student(fed, client, fed.row(client)), held)
 
     def _send_updates(self, fed: Fleet, clients: Sequence[int]) -> None:
-        """r_k <- r_k + C(theta - r_k), and theta where the client holds nothing."""
+        """r_k <- r_k + C(theta - r_k), or theta for a new client."""
         received = self.received.tolist()
         fed.send(self.model, [k for k in clients if not received[k]])
         theta = self.model.layout.floats.views(self.model.floats)
@@ -128,7 +128,7 @@ class FedKD(Beside):
             student = self._student(fed, client, fed.row(client))
             if received[client]:
                 arrived, sizes[client] = self._travel(theta, student)
-                fed.load(self.model, client)  # integer buffers as they are
+                fed.load(self.model, client)  # integer buffers are not compressed
                 _put(student, arrived)
             self._held[client] = {name: view.clone() for name, view in student.items()}
         for client, size in fed.collect(sizes).items():
@@ -146,7 +146,7 @@ class FedKD(Beside):
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        """The student, as the server gets it."""
+        """The student as the server receives it."""
         student = self._student(s.fed, s.client, s.row)
         arrived, size = self._travel(student, self._held.get(s.client, {}))
         self._bytes[s.client] = torch.tensor(size)
@@ -155,10 +155,10 @@ class FedKD(Beside):
     def _travel(
         self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], int]:
-        """What arrives of tensors where others are held, or nothing; the bytes that travel."""
+        """The tensors received, given those held (if any), and the bytes sent."""
         counters = 8 * self.model.layout.integers.numel
         finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
-        if self._share == 1 or not finite:  # what is not finite is left out of the merge
+        if self._share == 1 or not finite:  # the merge leaves out non-finite updates
             return tensors, counters + sum(tensor.nbytes for tensor in tensors.values())
         base = {name: held[name].to(x.device) if held else 0 for name, x in tensors.items()}
         packages = svd.compress({n: x - base[n] for n, x in tensors.items()}, self._share)

@@ -3,10 +3,10 @@
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous
 Clients. AAAI 2022. https://arxiv.org/abs/2105.00243
 
-A client's features are drawn to the server's prototype of their class; the server's are the plain
-mean over the participants that hold the class, and a prototype without any stays as it was. Clients
-may differ in all but the number of features. The nearest prototype classifies a sample, or the
-client's own head; an evaluation reports the other rule's accuracy as well, as accuracy_head or
+A client's features are pulled towards the server's prototype of their class. A server's prototype
+is the plain mean over the participants that hold the class; without any it stays the same. Clients
+may differ in all but the number of features. The nearest prototype or the client's own head
+classifies a sample. An evaluation also reports the other rule's accuracy, as accuracy_head or
 accuracy_prototypes.
 """
 

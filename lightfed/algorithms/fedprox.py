@@ -3,8 +3,8 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. MLSys
 2020. https://arxiv.org/abs/1812.06127
 
-The inexactness of the paper's gamma-inexact solutions is the number of local epochs or steps, as in
-its experiments. The proximal gradient is added before clipping: clipping acts on the gradient of
+The number of local epochs or steps sets the inexactness of the paper's gamma-inexact solutions, as
+in its experiments. The proximal gradient is added before clipping: clipping acts on the gradient of
 the local objective.
 """
 
@@ -25,7 +25,7 @@ class FedProx(FedAvg):
     """Every client minimises h_k(w; w_t) = F_k(w) + mu / 2 ||w - w_t||^2 (eq. 2)."""
 
     def __init__(self, mu: float, weights: Weights = "samples") -> None:
-        """How strongly clients are held to the server's model.
+        """Set how strongly clients are pulled to the server's model.
 
         Args:
             mu: Proximal weight, eq. (2); 0 is FedAvg.

@@ -1,22 +1,21 @@
-"""FlexiFed: clients of different architectures average the layers that these begin with in common.
+"""FlexiFed: clients of different architectures average their common first layers.
 
 Wang, He, Chen, Chen, Huang, Jin, Yang: FlexiFed: Personalized Federated Learning for Edge Clients
 with Heterogeneous Model Architectures. WWW 2023. https://doi.org/10.1145/3543507.3583347
 
-All strategies are choices of nodes of one prefix trie of the clients' layers: a node's tensors
-become their plain mean over the participants that pass through it. Layers are compared by what they
-are, not by name, and a convolution with its norm and activation is one layer
+Each strategy chooses nodes of one prefix trie of the clients' layers: a node's tensors become their
+plain mean over the participants that pass through it. Layers are compared by type and shape, not by
+name, and a convolution with its norm and activation is one layer
 (`lightfed.algorithms.shared.signature`). Basic-, Clustered- and Max-Common are the paper's
-strategies; Clustered-FL is its baseline, and Standalone (`lightfed.algorithms.standalone`) the
-choice of none.
+strategies. Clustered-FL is its baseline. Standalone (`lightfed.algorithms.standalone`) uses none.
 
-Every client starts from its own initial values and keeps its row. BatchNorm statistics are
-averaged like weights, as in the released code; num_batches_tracked, of which the released code
-makes a fraction, becomes the largest of the group. The released code tests clients after
-aggregation, and so does an evaluation here, but with the statistics of evaluation, not of training.
+Every client starts from its own initial values and keeps its row. BatchNorm statistics are averaged
+like weights, as in the released code; num_batches_tracked, which becomes a fraction there, becomes
+the largest of the group here. As in the released code, clients are tested after aggregation, but
+with the statistics of evaluation, not of training.
 
-Bytes are those of the tensors that a client shares in the round, up and down; the released code
-sends whole models up.
+Bytes count the tensors that a client shares in the round, up and down; the released code sends
+whole models up.
 """
 
 import logging
@@ -47,7 +46,7 @@ class FlexiFed(Algorithm):
     trie: Trie
 
     def __init__(self, initial: Initial = "own") -> None:
-        """Where the clients start.
+        """Set where the clients start.
 
         Args:
             initial: Every client from its own draw of initial values, as in the paper, or all
@@ -58,7 +57,7 @@ class FlexiFed(Algorithm):
 
     @abstractmethod
     def choose(self, trie: Trie) -> list[Node]:
-        """The nodes that are averaged; no layer of a cohort is in two of them.
+        """The nodes to average; they are disjoint.
 
         Args:
             trie: of the cohorts that take part in the round.
@@ -87,7 +86,7 @@ class FlexiFed(Algorithm):
 
     @override
     def reset_client(self, fed: Fleet, client: int) -> None:
-        """The client's initial values, a function of (seed, client) where they are its own."""
+        """Set the client's initial values; its own are a function of (seed, client)."""
         state = fed.state(client)
         row = state.initial
         if self.initial == "own":
@@ -97,7 +96,7 @@ class FlexiFed(Algorithm):
         fed.row(client).copy_(row)
 
     def _warn_of_strangers(self, fed: Fleet) -> None:
-        """Tell of clients that have, or share, nothing with others."""
+        """Warn about clients that have, or share, nothing with others."""
         names, strategy = [state.name for state in fed.cohorts], type(self).__name__
         families = [node.cohorts for node in self.trie.nodes if node.depth == 0]
         if len(families) > 1:
@@ -111,7 +110,7 @@ class FlexiFed(Algorithm):
 
 
 class BasicCommon(FlexiFed):
-    """The base that all participants have in common is averaged; everything else is personal."""
+    """Averages the base that all participants have in common; the rest is personal."""
 
     @override
     def choose(self, trie: Trie) -> list[Node]:
@@ -119,7 +118,7 @@ class BasicCommon(FlexiFed):
 
 
 class ClusteredCommon(FlexiFed):
-    """The common base over all participants, and the rest over those of the same architecture."""
+    """Averages the common base over all participants and the rest within each architecture."""
 
     @override
     def choose(self, trie: Trie) -> list[Node]:
@@ -128,10 +127,10 @@ class ClusteredCommon(FlexiFed):
 
 
 class MaxCommon(FlexiFed):
-    """Every layer is averaged over all whose networks begin with the same layers up to it.
+    """Averages every layer over all networks that have the same layers up to it.
 
     The paper's recursion (Alg. 1) averages the common base of a set of clients, splits the set by
-    the next layer and goes on with the parts: that visits the nodes of the trie.
+    the next layer and recurses into the parts. This visits the nodes of the trie.
     """
 
     def __init__(
@@ -140,14 +139,13 @@ class MaxCommon(FlexiFed):
         share_classifier: bool = False,
         initial: Initial = "own",
     ) -> None:
-        """The paper's experiments beside the strategy itself.
+        """Options for the paper's other experiments.
 
         Args:
-            max_common_layers: L, share no more than the first L layers (convolutions, embeddings,
-                linear layers), also between equal architectures; 0 is Standalone. All by default.
-            share_classifier: Average the linear layers at the end over all clients whose shapes
-                agree from there to the end, though their bases differ. The paper expects it to
-                hurt.
+            max_common_layers: L, share at most the first L layers (convolutions, embeddings, linear
+                layers), also between equal architectures; 0 is Standalone. All by default.
+            share_classifier: Average the final linear layers over all clients with the same shapes
+                from there to the end, even if their bases differ. The paper expects it to hurt.
             initial: Every client from its own draw of initial values, as in the paper, or all
                 clients of a cohort from the same.
         """
@@ -157,8 +155,8 @@ class MaxCommon(FlexiFed):
             fix = "give a number of layers, 0 or more"
             raise UserError(f"{key}.max_common_layers", str(max_common_layers), fix)
         if max_common_layers is not None and share_classifier:
-            found = f"true, beside max_common_layers: {max_common_layers}"
-            fix = "keep one: the limit holds for the classifier, too"
+            found = f"true, together with max_common_layers: {max_common_layers}"
+            fix = "keep one: the limit applies to the classifier, too"
             raise UserError(f"{key}.share_classifier", found, fix)
         self.max_common_layers = max_common_layers
         self.share_classifier = share_classifier
@@ -174,7 +172,7 @@ class ClusteredFL(FlexiFed):
     """FedAvg within each group of the same architecture (baseline)."""
 
     def __init__(self, initial: Initial = "own", weights: Weights = "uniform") -> None:
-        """FedAvg's mean, and where the clients start.
+        """Set FedAvg's mean and where the clients start.
 
         Args:
             initial: Every client from its own draw of initial values, as in the paper, or all
@@ -191,14 +189,14 @@ class ClusteredFL(FlexiFed):
 
 
 def with_heads(trie: Trie, nodes: list[Node]) -> list[Node]:
-    """The nodes, with layers of the classifiers shared by their shapes where more have them so.
+    """The nodes, with classifier layers grouped by shape if that includes more clients.
 
-    As one mean: that over all clients of the means of groups, each taken by all of its members, is
-    the mean over all clients.
+    One mean suffices: the mean over all clients of their groups' means is the mean over all
+    clients.
     """
 
     def places(node: Node) -> set[tuple[int, int]]:
-        """Cohorts, and which layer of theirs it is."""
+        """Cohorts, and the position of the layer in each."""
         return {(c, range(len(trie.models[c]))[node.depth]) for c in node.cohorts}
 
     by_path = {place: places(node) for node in nodes for place in places(node)}

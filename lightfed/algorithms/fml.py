@@ -3,10 +3,10 @@
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: Federated Mutual Learning. 2020.
 https://arxiv.org/abs/2006.16765
 
-Both networks learn from the labels and from each other; the small one travels and is averaged by
-samples. What a network learns from the other is a constant, and a divergence is the mean over
-samples, as the paper's formulas read; `form: htfllib` is what the HtFLlib library makes of it. The
-private network is the one that is evaluated.
+Both networks learn from the labels and from each other; the small one is sent and averaged by
+samples. The other network's output is a constant target, and a divergence is the mean over samples,
+as in the paper's formulas; `form: htfllib` follows the HtFLlib library. The private network is
+evaluated.
 """
 
 from torch import nn
@@ -24,7 +24,7 @@ _KEY = "model.algorithm.init_args"
 class FML(Beside):
     """L_F = alpha CE(F) + (1 - alpha) KL(G || F), and likewise L_G with beta."""
 
-    moments = ("trained", "aggregated")  # which are one: the private network is never averaged
+    moments = ("trained", "aggregated")  # the same model: the private network is never averaged
     holds = "its private network"
 
     def __init__(
@@ -38,9 +38,9 @@ class FML(Beside):
         """Mutual learning.
 
         Args:
-            shared: G, the network that travels.
-            alpha: Share of the labels in what the private network learns.
-            beta: Share of the labels in what the shared network learns.
+            shared: G, the network that is sent.
+            alpha: Weight of the labels in the private network's loss.
+            beta: Weight of the labels in the shared network's loss.
             weights: Of the participants in the mean: by samples, or uniform.
             form: Of mutual learning: separate losses, or htfllib's.
         """

@@ -4,14 +4,14 @@ Diao, Ding, Tarokh: HeteroFL: Computation and Communication Efficient Federated 
 Heterogeneous Clients. ICLR 2021. https://arxiv.org/abs/2010.01264
 
 A client of rate r owns the leading ceil(r d) channels of every hidden layer. The server averages
-every element over the clients that own it and keeps the old value where nobody does. The released
-code settles what the paper leaves open: averages are uniform by default, not weighted by samples; a
-client contributes only those rows of the output layer whose labels it holds, also without the mask
-in its loss; clients draw their level anew for every round in the dynamic setting.
+every element over the clients that own it; an element without owners keeps its old value. Where the
+paper is silent, the released code decides: averages are uniform by default, not weighted by
+samples; a client contributes only the output rows of labels that it holds, even without the mask in
+its loss; in the dynamic setting clients draw their level every round.
 
-Deviation: the static BatchNorm statistics are estimated on the training set in a fixed order and
-without augmentation, and only when the model is evaluated; the released code shuffles and augments,
-in every round. A last batch of one sample is left out of them: it has no variance.
+Deviation: static BatchNorm statistics are estimated on the training set in a fixed order, without
+augmentation, and only when the model is evaluated; the released code shuffles and augments, every
+round. A last batch of one sample is left out, because it has no variance.
 """
 
 from typing import Literal
@@ -57,14 +57,14 @@ class HeteroFL(Algorithm):
             assignment: A client keeps the level of its cohort, or draws one for every round.
             mask: Masked cross-entropy: logits of labels that a client does not hold are set to zero
                 (section 3.3).
-            weights: Of the clients in the average: uniform as in the paper, or by samples.
+            weights: Of the clients in the average: uniform, as in the paper, or by samples.
             statistics_batch_size: Batch size of the pass that estimates BatchNorm statistics for
                 evaluation.
             mask_token: Average the embedding of a language model's mask token over all clients.
-                False: it keeps its initial value, as in the released code, where no client holds
-                it as a label.
-            level_weights: Of the cohorts in a dynamic draw, in proportion to their probabilities;
-                their numbers of clients by default.
+                False: it keeps its initial value, as in the released code: there no client holds it
+                as a label.
+            level_weights: Relative probabilities of the cohorts in a dynamic draw; their numbers of
+                clients by default.
         """
         super().__init__()
         if statistics_batch_size < 2:
@@ -141,7 +141,7 @@ class HeteroFL(Algorithm):
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
-        """The global model; for a client the slice of it that the client holds."""
+        """The global model, or a client's slice of it."""
         if client is None:
             return self._tests.of_global(None)
         row = fed.covered_row(self.model, client)
@@ -149,7 +149,7 @@ class HeteroFL(Algorithm):
 
     @override
     def local(self, fed: Fleet, client: int) -> L.LightningModule | None:
-        """The released code's "local" figure: the global model, logits of other labels zero."""
+        """The released code's "local" metric: the global model, other labels' logits zero."""
         return self._tests.of_global(client)
 
     @override

@@ -3,19 +3,19 @@
 Liang, Liu, Liu, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally:
 Federated Learning with Local and Global Representations. 2020. https://arxiv.org/abs/2001.01523
 
-A client keeps the lower layers of its network, which represent its data; the layers on top of them
-are the server's and are averaged. The released code settles what the paper leaves open: the mean is
+A client keeps the lower layers of its network, which represent its data. The upper layers belong to
+the server and are averaged. Where the paper is silent, the released code decides: the mean is
 uniform over the participants, and training starts from the model of a finished FedAvg run
 (`start`). Its script for CIFAR-10 shares the two convolutions and keeps the linear layers, the
 opposite of the paper's text: `side: bottom, global_layers: 2`.
 
-Architectures may differ below the global layers, which are then matched from the top (or bottom)
-layer by layer and must agree in shape. HtFLlib's reading for such clients shares the head, averaged
-by samples: `global_layers: 1, weights: samples`.
+Architectures may differ in the local layers. Global layers are then matched one by one from the top
+(or bottom) and must have the same shapes. HtFLlib's version for such clients shares the head,
+averaged by samples: `global_layers: 1, weights: samples`.
 
-Deviations: a client gets the server's layers when it takes part or is evaluated, where the released
-code writes them to all clients after every round, with the same result; the test of a new device by
-an ensemble of all clients' networks is left out, so that there is no global accuracy.
+Deviations: a client receives the server's layers when it takes part or is evaluated; the released
+code writes them to all clients after every round, with the same result. The test of a new device by
+an ensemble of all clients' networks is left out, so there is no global accuracy.
 """
 
 import logging
@@ -46,7 +46,7 @@ _START = "model.algorithm.init_args.start"
 
 
 class LGFedAvg(Algorithm):
-    """The last layers are the mean of what the participants made of them; the others are local."""
+    """The last layers are averaged over the participants; the others are local."""
 
     stateful = True  # a client keeps its representation
     holds = "its own layers with the server's"
@@ -59,26 +59,26 @@ class LGFedAvg(Algorithm):
         weights: Weights = "uniform",
         start: str | None = None,
     ) -> None:
-        """What is shared, and from where the clients start.
+        """Set what is shared and where the clients start.
 
         Args:
-            global_layers: How many layers are the server's. A layer is a module with parameters of
-                its own, in the order in which the network registers them; its BatchNorm statistics
-                go with it. All of them are FedAvg.
+            global_layers: Number of layers of the server. A layer is a module with its own
+                parameters, in the order in which the network registers them, including its
+                BatchNorm statistics. With all layers this is FedAvg.
             side: Share the last layers, as in the paper, or the first (its script for CIFAR-10).
             weights: Of the participants in the mean: uniform, or by samples.
-            start: Values that server and clients begin with: a checkpoint of a FedAvg run, or its
+            start: Values that server and clients start from: a checkpoint of a FedAvg run, or its
                 models/server.safetensors. Initial values by default.
         """
         super().__init__()
         if global_layers < 1:
-            fix = "give at least 1; with none every client is alone, which is Standalone"
+            fix = "give at least 1; for none use Standalone"
             raise UserError(_LAYERS, str(global_layers), fix)
         self.global_layers = global_layers
         self.side = side
         self.weights: Weights = weights
         self.start = start
-        self._global: frozenset[str] | None = None  # of the server's tensors those that travel
+        self._global: frozenset[str] | None = None  # the server's tensors that are sent
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -98,7 +98,7 @@ class LGFedAvg(Algorithm):
         self.model = fed.new_model()  # only its global layers ever change
 
     def _matched(self, fed: Fleet) -> list[list[str]]:
-        """Of every cohort the names of its tensors of the global layers, in one order."""
+        """For every cohort the names of its tensors of the global layers, in the same order."""
         if self.start is not None:
             found = f"{self.start}, but the cohorts have different architectures"
             raise UserError(_START, found, "leave it out, or give all clients one")
@@ -112,7 +112,7 @@ class LGFedAvg(Algorithm):
                     f"the global layers of cohort {fed.cohorts[0].name} are {_text(one)}, "
                     f"those of cohort {state.name} {_text(other)}"
                 )
-                fix = "take networks that agree in these, or share fewer layers"
+                fix = "use networks with the same ones, or share fewer layers"
                 raise UserError("model.cohorts", found, fix)
         return [[entry.name for entry in entries] for entries in chosen]
 
@@ -122,7 +122,7 @@ class LGFedAvg(Algorithm):
         layers = [n for n, m in modules if list(m.parameters(recurse=False))]
         count = self.global_layers
         if count > len(layers):
-            found = f"{count}, where the model has {len(layers)} layers with parameters"
+            found = f"{count}, but the model has {len(layers)} layers with parameters"
             raise UserError(_LAYERS, found, f"give at most {len(layers)}")
         if count == len(layers):
             return None

@@ -1,10 +1,10 @@
-"""My-1: DisPFL whose masks grow where the neighbours' consensus would move most.
+"""My-1: DisPFL with masks that grow where the neighbours' consensus would move most.
 
-The first variant of the document behind DisPFL's reproduction (section 4.1): regrowth is guided by
-the model that aggregation gives, before the client's own mask takes its part. Its author's code
-settles how: weights grow where the gradient of one batch of the client's data, taken at the dense
-consensus, is largest; weights are dropped by what has been trained, as in DisPFL. A client that is
-not active takes its own model for the consensus.
+The first variant of the document behind DisPFL's reproduction (section 4.1): the aggregated model,
+before the client's own mask is applied, guides regrowth. In its author's code, weights grow where
+the gradient of one batch of the client's data at the dense consensus is largest. Weights are
+dropped by their trained magnitude, as in DisPFL. A client that is not active uses its own model as
+the consensus.
 
 The document's sentence can also be read as growth by the magnitude of the consensus, which
 `regrow_signal` offers.
@@ -57,8 +57,8 @@ class My1(DisPFL):
             active=active, buffers=buffers, rounds=rounds,
         )  # fmt: skip
         self.regrow_signal = regrow_signal
-        self.next: Kept  # m_{k,t+1}: where it grows is known in the round only
-        self._signal: Tensor  # of the session under way
+        self.next: Kept  # m_{k,t+1}: its growth is known only during the round
+        self._signal: Tensor  # of the current session
 
     @override
     def setup(self, fed: Fleet) -> None:

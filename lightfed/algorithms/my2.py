@@ -1,14 +1,14 @@
-"""My-2: DisPFL whose masks change at aggregation, towards what the neighbours have.
+"""My-2: DisPFL with masks that change at aggregation, towards the neighbours' mean.
 
-The second variant of the document behind DisPFL's reproduction (section 4.1). Before it trains, a
-client drops the smallest of its own weights, and grows where the neighbours' mean is largest; the
-mean is divided by the number of neighbours, not by those that cover a weight. Its author's code
-settles the rest: of every tensor the n largest elements of the mean are taken, n being the number
-dropped, kept ones included; for every one of them that the client has kept, another grows at random
-from those still missing, so that the number of weights stays.
+The second variant of the document behind DisPFL's reproduction (section 4.1). Before training, a
+client drops its smallest weights and grows where the neighbours' mean is largest. The mean is
+divided by the number of neighbours, not by the number that cover a weight. Its author's code
+defines the rest: in every tensor with n dropped weights it takes the n largest elements of the
+mean, including kept ones. For each of these that the client has kept, another weight grows at
+random among the missing ones, so that the number of weights stays the same.
 
-The code computes a model with the client's own values on what it has kept and then uses the mean
-everywhere; that is the default here too, and `keep_own` is what its comment says.
+The code computes a model with the client's own values for kept weights, but then uses the mean
+everywhere. That is the default here too; `keep_own` follows the code's comment.
 """
 
 from typing import Literal
@@ -32,7 +32,7 @@ from lightfed.utils.rng import derive_seed
 
 
 class My2(DisPFL):
-    """DisPFL, its masks changed by the neighbours' plain mean before training."""
+    """DisPFL with masks changed by the neighbours' plain mean before training."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class My2(DisPFL):
             distribution: See DisPFL.
             own_masks: See DisPFL.
             prune_rate: See DisPFL.
-            keep_own: Start from one's own values where a weight was kept, and from the mean where
-                it has grown; of a dense tensor, where the smallest were dropped.
+            keep_own: Start kept weights from the client's own values and grown ones from the mean;
+                in a dense tensor the dropped ones count as grown.
             active: See DisPFL.
             buffers: See DisPFL.
             rounds: See DisPFL.
@@ -80,7 +80,7 @@ class My2(DisPFL):
         self.sessions(fed, t)
 
     def _pruned(self, fed: Fleet, client: int, t: int) -> Tensor:
-        """The client's mask without the smallest of its own weights; of the parameters."""
+        """The client's mask of the parameters, without its smallest weights."""
         mask = self._words(self.masks[client])
         counts = self.drops(fed, mask, t)
         weights = self._weights(fed.row(client).floats.to(fed.device))
@@ -88,7 +88,7 @@ class My2(DisPFL):
         return mask & ~dropped
 
     def _grown(self, fed: Fleet, client: int, kept: Tensor, t: int) -> Tensor:
-        """As many weights as were dropped: the largest of the mean, and others at random."""
+        """Grow as many weights as were dropped: the largest of the mean, and random ones."""
         segments, live = self._segments, self._segments.live_on(fed.device)
         counts = self.drops(fed, self._words(self.masks[client]), t)
         mean = self._weights(fed.row(client).floats.to(fed.device))
@@ -99,7 +99,7 @@ class My2(DisPFL):
         return self._whole(mask | others)
 
     def others(self, fed: Fleet, free: Tensor, counts: Tensor, client: int, t: int) -> Tensor:
-        """So many of every tensor's free elements, at random."""
+        """Random free elements of every tensor, as many as given."""
         seed = derive_seed(fed.seed, "regrow", t, client)
         return select_random(free, counts, self._segments, seed=seed)
 
@@ -110,7 +110,7 @@ class My2(DisPFL):
         return compress(weights, mask, nnz=int(popcount(mask)))
 
     def _put_back(self, row: Tensor, mask: Tensor, values: Tensor) -> None:
-        """Own weights over the mean, where they were kept."""
+        """Overwrite the mean with the client's own values of kept weights."""
         weights, mask = self._weights(row), mask.to(row.device)
         apply_mask_(weights, ~mask)
         weights += expand(values, mask)

@@ -1,21 +1,21 @@
-"""pFedMoE: a mixture of a private and a shared expert, weighed for every sample by a gate.
+"""pFedMoE: a mixture of a private and a shared expert, weighted per sample by a gate.
 
 Yi, Yu, Ren, Zhang, Wang, Liu, Li: pFedMoE: Data-Level Personalization with Mixture of Experts for
 Model-Heterogeneous Personalized Federated Learning. 2024. https://arxiv.org/abs/2402.01350
 
-A client has a large extractor and head of its own, a small extractor that all share and that alone
-travels, and a gate of its own. One backward pass of the cross-entropy moves all of them at once;
-the shared extractor becomes the mean over the participants, by samples. Inference takes the whole
-mixture, as it was trained.
+A client has its own large extractor, head and gate, and a small extractor that all clients share.
+Only the small extractor is sent. One backward pass of the cross-entropy updates all parts at once.
+The shared extractor becomes the mean over the participants, by samples. Inference uses the whole
+mixture.
 
-After an evaluation the run folder gets `gate.npz`: of every client and class the mean weights of
-the shared and the private expert over the client's test samples.
+After an evaluation the run folder contains `gate.npz`: for every client and class the mean weights
+of the shared and the private expert over the client's test samples.
 
-The paper leaves the gate's hidden units and its learning rate open; 128, and that of the other
-parts by default. There is no released code.
+The paper does not state the gate's hidden units and learning rate. The defaults are 128 and the
+rate of the other parts. There is no released code.
 
-Three settings are not the paper's. They separate what it combines: `federate: false` has the
-capacity of two experts without any exchange, `gate: half` the exchange without a choice for each
+Three settings are not from the paper. They separate what it combines: `federate: false` has the
+capacity of two experts without any exchange, `gate: half` has the exchange without weights per
 sample, and `gate: unnormalised` leaves out the gate's last batch normalisation.
 """
 
@@ -56,14 +56,14 @@ class PFedMoE(Beside):
         """The experts and the gate.
 
         Args:
-            shared: Network whose extractor all clients share; of a network without parts of its
-                own, all below its last linear layer.
-            gate_units: Of the gate's first linear layer.
+            shared: Network whose extractor all clients share. If it does not define parts, the
+                extractor is all below its last linear layer.
+            gate_units: Units of the gate's first linear layer.
             gate_lr: eta_phi, the gate's learning rate relative to that of the other parts; 1 by
                 default.
             weights: Of the participants in the mean: by samples, or uniform.
-            gate: That of the paper; without its last normalisation; or none, and both experts
-                weigh one half.
+            gate: The paper's gate; without its last normalisation; or none: both experts have
+                weight one half.
             federate: Exchange the shared extractor; if not, every client trains its mixture alone.
         """
         super().__init__(shared, weights)
@@ -79,7 +79,7 @@ class PFedMoE(Beside):
         self.gate = gate
         self.federate = federate
         if not federate:
-            self.moments = ("trained", "aggregated")  # which are one: nothing is aggregated
+            self.moments = ("trained", "aggregated")  # the same model: nothing is aggregated
         self._gates: dict[int, ClassSums] = {}  # of this rank's clients, last evaluation
 
     @override
@@ -126,7 +126,7 @@ class PFedMoE(Beside):
         return None if module is None else self._watched(fed, client, module)
 
     def _watched(self, fed: Fleet, client: int, module: L.LightningModule) -> L.LightningModule:
-        """The client's mixture, which sums up its gate's weights in this evaluation."""
+        """The client's mixture, set to sum its gate's weights in this evaluation."""
         assert isinstance(module, ClientModule)
         assert isinstance(module.net, MixtureClient)
         self._gates[client] = ClassSums(fed.data.num_classes, 2, device=fed.device)
@@ -135,7 +135,7 @@ class PFedMoE(Beside):
 
     @override
     def evaluation_end(self, fed: Fleet) -> Mapping[str, Mapping[str, Tensor]]:
-        """(clients, C) means of a_G and a_F; NaN where a client was tested on no such sample."""
+        """(clients, C) means of a_G and a_F; NaN for classes without test samples."""
         cpu = torch.device("cpu")
         means = fed.collect({k: sums.means().to(cpu) for k, sums in self._gates.items()})
         weights = torch.full((fed.clients, fed.data.num_classes, 2), torch.nan)

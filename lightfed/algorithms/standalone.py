@@ -2,8 +2,8 @@
 
 The floor that federated learning has to beat.
 
-No exchange, so clients keep their rows from round to round; the optimiser is fresh in every round,
-as in the federated methods it is compared with. All clients of a cohort start from the same values.
+There is no exchange, so clients keep their rows from round to round. The optimiser is reset every
+round, as in the federated methods. All clients of a cohort start from the same values.
 """
 
 from typing_extensions import override
@@ -16,7 +16,7 @@ class Standalone(Algorithm):
     """w_k <- E local epochs of SGD on D_k, from w_k."""
 
     stateful = True
-    moments = ("trained", "aggregated")  # which are one: nothing is aggregated
+    moments = ("trained", "aggregated")  # the same model: nothing is aggregated
     holds = "the model that it trains alone"
 
     @override

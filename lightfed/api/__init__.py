@@ -1,4 +1,4 @@
-"""What an algorithm is written in: `Algorithm`, and the `Fleet` of clients.
+"""The API for writing algorithms: `Algorithm` and the `Fleet` of clients.
 
 Imports `local` and the rooms above it.
 """

@@ -1,4 +1,4 @@
-"""What an algorithm file fills in."""
+"""The base class of algorithms."""
 
 from abc import abstractmethod
 
@@ -9,16 +9,16 @@ from lightfed.local.hooks import Hooks
 class Algorithm(Hooks):
     """A federated algorithm: its `round` reads as the paper's pseudo-code.
 
-    The server state is what the algorithm registers: `ServerModel`s and buffers. It is the same on
-    every rank, and with the clients' rows of a `stateful` algorithm and the counters it is the
-    whole checkpoint. An algorithm never names a rank, a device or a collective.
+    The algorithm registers the server state: `ServerModel`s and buffers. It is the same on every
+    rank. A checkpoint holds this state, the counters, and the clients' rows if the algorithm is
+    `stateful`. An algorithm never refers to a rank, a device or a collective.
 
-    What it declares, and the hooks it may override, are those of `lightfed.local.hooks.Hooks`.
+    See `lightfed.local.hooks.Hooks` for its declarations and the hooks it may override.
     """
 
     @abstractmethod
     def setup(self, fed: Fleet) -> None:
-        """Create the server state; refuse a federation that the algorithm cannot train."""
+        """Create the server state; reject a federation that the algorithm cannot train."""
 
     @abstractmethod
     def round(self, fed: Fleet, t: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the clients lie and what they hold: what core, and tests, ask of a fleet."""
+"""Placement and contents of the clients: the part of a fleet for the engine and tests."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Message:
-    """What a server sent to a client on this rank, and the version of the model at that time."""
+    """A message from the server to a client on this rank, with the model's version."""
 
     model: ServerModel
     parts: Parts
@@ -33,7 +33,7 @@ class Message:
 
 
 class Clients:
-    """The part of a `Fleet` that algorithms do not speak."""
+    """The part of a `Fleet` that is not for an algorithm's pseudo-code."""
 
     algorithm: Hooks
     ranks: Ranks
@@ -49,7 +49,7 @@ class Clients:
     _nesting: Nesting
 
     def warn(self, text: str | None) -> None:
-        """A line in the log, once for all ranks; nothing for None."""
+        """Log a warning on one rank; does nothing for None."""
         if text is not None and self.ranks.rank == 0:
             log.warning("%s", text)
 
@@ -57,7 +57,7 @@ class Clients:
         """The layout of all clients.
 
         Args:
-            fix: what a user can do who has several.
+            fix: advice for a user with several layouts.
 
         Raises:
             UserError: two cohorts have different architectures; names them.
@@ -70,10 +70,10 @@ class Clients:
         return first.layout
 
     def one_after_the_other(self, key: str, found: str, fix: str) -> None:
-        """Refuse several ranks, which train clients side by side.
+        """Reject several ranks, which train clients in parallel.
 
         Raises:
-            UserError: there are several.
+            UserError: there are several ranks.
         """
         if self.ranks.world > 1:
             raise UserError(key, f"{found}, on {self.ranks.world} ranks", fix)
@@ -86,20 +86,20 @@ class Clients:
         return self._assigned.get(client, int(self._home_cohort[client]))
 
     def mine(self, clients: Sequence[int]) -> list[int]:
-        """Those of the clients that lie on this rank, in order."""
+        """The given clients that are on this rank, in order."""
         return [k for k in clients if self._owner[k] == self.ranks.rank]
 
     def row(self, client: int) -> Row:
-        """The client's own row, where it is kept; the client lies on this rank."""
+        """The client's own row, on the device of the store; the client must be on this rank."""
         self._deliver(client)
         return self.state(client).store.row(client)
 
     def mask(self, client: int) -> Tensor | None:
-        """(P / 32,) packed, on the device: what a client of this rank trains; None for all."""
+        """(P / 32,) packed, on the device: the mask of a client of this rank; None for none."""
         return self.masks.get(client) if self.masks is not None else None
 
     def stored_bytes(self, client: int) -> int:
-        """Bytes that a client of this rank keeps; a stateless one keeps nothing."""
+        """Bytes that a client of this rank keeps; 0 for a stateless one."""
         if not self.algorithm.stateful:
             return 0
         layout, mask = self.state(client).layout, self.mask(client)
@@ -110,16 +110,16 @@ class Clients:
     def bind(self, client: int) -> L.LightningModule:
         """The client's live module, bound to its own row, or to a copy of a row on the host.
 
-        The client lies on this rank.
+        The client must be on this rank.
         """
         module = self.state(client).live.bind(self._row_here(client))
         assert isinstance(module, L.LightningModule)
         return module
 
     def bind_with(self, model: ServerModel, client: int) -> L.LightningModule:
-        """The client's live module, bound to a copy of its row with what it covers of a model.
+        """The client's live module, bound to a copy of its row with its part of a model loaded.
 
-        The client lies on this rank; its own row stays.
+        The client must be on this rank; its own row is unchanged.
         """
         state = self.state(client)
         row = state.borrow(self.row(client))
@@ -135,7 +135,7 @@ class Clients:
         return module
 
     def home_cohort(self, client: int) -> int:
-        """The configured cohort of a client, whatever it is assigned in a round."""
+        """The configured cohort of a client, ignoring the round's assignment."""
         return int(self._home_cohort[client])
 
     def home(self, client: int) -> int:
@@ -143,9 +143,9 @@ class Clients:
         return self._owner[client]
 
     def load_parameters(self, model: ServerModel, client: int) -> None:
-        """A server's parameters, without buffers, into a client's row.
+        """Copy a server's parameters, without buffers, into a client's row.
 
-        No message, and nothing in the ledger.
+        This is not a message: the ledger does not count it.
         """
         self.load(model, client, buffers=False)
 
@@ -157,14 +157,14 @@ class Clients:
         buffers: bool = True,
         tensors: Collection[str] | None = None,
     ) -> None:
-        """What a client covers of a server model, or of the named tensors of it, into its row.
+        """Copy the part of a server model (or of the given tensors) into the row of a client.
 
-        No message, and nothing in the ledger.
+        This is not a message: the ledger does not count it.
         """
         self._write(model, client, Parts.of(buffers=buffers, tensors=tensors), self.row(client))
 
     def check_nested(self, model: ServerModel, cohort: int) -> None:
-        """Refuse a cohort whose rows do not fit into a server model.
+        """Reject a cohort whose rows do not fit into a server model.
 
         Raises:
             UserError: names the cohort and the layer.
@@ -189,16 +189,16 @@ class Clients:
         return row if state.staging is None else state.borrow(row)
 
     def _deliver(self, client: int) -> None:
-        """Write what was sent to a client into its row."""
+        """Write a client's pending message into its row."""
         message = self._inbox.pop(client, None)
         if message is None:
             return
         model = message.model
-        assert model.floats._version == message.version, "the server model changed under way"
+        assert model.floats._version == message.version, "the server model changed after sending"
         self._write(model, client, message.parts, self.state(client).store.row(client))
 
     def _write(self, model: ServerModel, client: int, parts: Parts, row: Row) -> None:
-        """Those parts of a server model into a client's row."""
+        """Write the given parts of a server model into a client's row."""
         cohort = self.cohort_of(client)
         self._nesting.fitting(model, cohort, parts).take(model.floats, cohort, row.floats)
         if parts.integers and model.integers.numel():

@@ -1,4 +1,4 @@
-"""Whose updates a round goes on with: sessions may raise, or end in what is not finite."""
+"""Which updates a round can use: sessions may raise, or end with non-finite values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from lightfed.local.session import Report
 from lightfed.utils.errors import UserError
 
-# Of a single session: one may break by its own data, but not so often.
+# In a row, with one session per round: a session may fail by its data, but not so often.
 _ROUNDS_OF_ONE = 3
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """On the sessions of a round.
+    """The outcome of a round's sessions.
 
     Attributes:
-        usable: whether the client's update can be used, by client.
-        bad: reports of the others.
+        usable: client -> whether its update can be used.
+        bad: reports of unusable sessions.
         not_finite: clients whose rows are not finite.
         warnings: a line for each failure.
     """
@@ -27,19 +27,19 @@ class Verdict:
     warnings: list[str]
 
     def check(self, t: int, *, allowed: int | None, fruitless: int) -> int:
-        """End the run if more sessions failed than may, or if it comes to nothing.
+        """End the run if too many sessions failed or no progress is made.
 
         Args:
             t: the round.
-            allowed: sessions of a round that may fail; None for no limit.
-            fruitless: the last rounds, in a row, without a usable update.
+            allowed: number of sessions of a round that may fail; None for no limit.
+            fruitless: number of rounds in a row, up to now, without a usable update.
 
         Returns:
-            `fruitless`, with this round.
+            `fruitless`, including this round.
 
         Raises:
-            UserError: more sessions failed than may, or not one of several has a usable update, or
-                that of the only one could not be used for some rounds in a row.
+            UserError: too many sessions failed, or none of several has a usable update, or rounds
+                of a single session failed too often in a row.
         """
         sessions, bad = len(self.usable), self.bad
         nothing = 0 < sessions == len(bad)
@@ -61,7 +61,7 @@ class Verdict:
 
 
 def judge(reports: Sequence[Report], t: int, *, limit: float) -> Verdict:
-    """Whose update of round t can be used.
+    """Decide which updates of round t can be used.
 
     Args:
         reports: of all sessions.
@@ -80,6 +80,6 @@ def judge(reports: Sequence[Report], t: int, *, limit: float) -> Verdict:
             not_finite.append(client)
             warnings.append(
                 f"round {t}: the update of client {client} is not finite (norm {report.norm:g}); "
-                "it is left out of the merge, and a client that keeps its row starts anew"
+                "it is left out of the merge, and a client that keeps its row is reset"
             )
     return Verdict(usable, bad, not_finite, warnings)

@@ -1,7 +1,7 @@
 """The clients of a federation as an algorithm sees them: participants, send, train, merge.
 
-Every rank runs the same algorithm on its own Fleet and holds its share of the clients; the words
-below hide which.
+Every rank runs the same algorithm on its own Fleet and holds its share of the clients. The methods
+below hide the placement.
 """
 
 import math
@@ -44,20 +44,20 @@ class Fleet(Clients):
 
     Args:
         cohorts: one architecture each.
-        algorithm: for its declarations; its `setup` is called at the end of construction.
+        algorithm: the algorithm; its `setup` is called at the end of construction.
         data: the clients' samples.
         ranks: of the run.
         work: local work and sampling.
         seed: of the whole run.
         accumulate: how sums over clients are held.
         host_rows: keep client rows in host memory.
-        exchange_buffer: bytes of a rank for rows that clients exchange.
-        rounds: of the run, where that is known.
-        max_failed: sessions of a round that may fail; all but one that raise, by default.
-        rates: seconds of sessions that the run has measured before.
+        exchange_buffer: bytes per rank for rows that clients exchange.
+        rounds: number of rounds of the run, if known.
+        max_failed: number of sessions of a round that may fail; by default all but one may raise.
+        rates: session times that the run has measured before.
 
     Attributes:
-        fruitless_rounds: the last ones, in a row, without a single usable update.
+        fruitless_rounds: number of rounds in a row, up to now, without a usable update.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Fleet(Clients):
         self._assigned: dict[int, int] = {}
         self._owner: dict[int, int] = {}
         self._usable: dict[int, bool] = {}
-        self._silent: set[int] = set()  # whose sessions raised: they send nothing
+        self._silent: set[int] = set()  # clients whose sessions raised: they send nothing
         self._inbox: dict[int, Message] = {}
         output = self.cohorts[0].output_layer(data.num_classes) if algorithm.label_rows else None
         self._nesting = Nesting(
@@ -123,7 +123,7 @@ class Fleet(Clients):
         self._exchange_buffer = exchange_buffer
         self._exchange: Exchange | None = None
         self.metrics: dict[str, float] = {}
-        self.tests: dict[Moment, list[Report]] = {}  # in sessions of the round, of all ranks
+        self.tests: dict[Moment, list[Report]] = {}  # in this round's sessions, on all ranks
         self.kept: dict[str, Kept] = {}
         self.masks: Kept | None = None
         self.training = Training(self)
@@ -132,7 +132,7 @@ class Fleet(Clients):
         algorithm.setup(self)
 
     def _settle(self) -> None:
-        """Stateful clients: a home rank for all, and their rows, once."""
+        """Assign all stateful clients a home rank and open their rows, once."""
         self._owner = place(self._costs(range(self.clients)), ranks=self.ranks.world)
         for index, state in enumerate(self.cohorts):
             mine = [k for k in self.mine(range(self.clients)) if self._home_cohort[k] == index]
@@ -140,7 +140,7 @@ class Fleet(Clients):
             for client in mine:
                 state.store.row(client).copy_(state.initial)
 
-    # What an algorithm says.
+    # Methods for algorithms.
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
@@ -165,9 +165,9 @@ class Fleet(Clients):
         return ServerModel(state.layout, row).to(self.device)
 
     def new_part(self, prefix: str) -> ServerModel:
-        """A server model of those tensors of the first cohort whose names begin so.
+        """A server model of the first cohort's tensors with this name prefix.
 
-        Initial values are that cohort's; cohorts may have other tensors beside these.
+        Initial values are that cohort's; cohorts may have more tensors.
 
         Raises:
             UserError: a cohort lacks one of them, or has it in another shape.
@@ -181,7 +181,7 @@ class Fleet(Clients):
         Initial values are those of the first cohort.
 
         Args:
-            names: of every cohort; the i-th of each stand for the same tensor.
+            names: per cohort; the i-th name of each cohort is the same tensor.
 
         Raises:
             UserError: a cohort lacks one of them, or has it in another shape.
@@ -193,22 +193,22 @@ class Fleet(Clients):
         return model
 
     def keep(self, name: str, *, durable: bool = True) -> Kept:
-        """A tensor that clients keep besides their rows; for `setup`.
+        """Declare a tensor that clients keep in addition to their rows; call it in `setup`.
 
         Args:
             name: in checkpoints.
             durable: it outlives its round; see `Kept`. Stateful algorithms only.
         """
         assert name not in self.kept, f"{name} is kept already"
-        assert self.algorithm.stateful or not durable, "clients that keep nothing"
+        assert self.algorithm.stateful or not durable, "stateless clients keep nothing"
         place = torch.device("cpu") if self.host_rows else self.device
         self.kept[name] = Kept(name, place=place, device=self.device, durable=durable)
         return self.kept[name]
 
     def keep_masks(self) -> Kept:
-        """A mask for each client: packed words (P / 32,) of what of its row it holds and trains.
+        """A mask per client: packed words (P / 32,) of the elements that it holds and trains.
 
-        The rest of the row stays 0. Only covered values are stored. A dense client has none.
+        The rest of the row stays 0. Only covered values are stored. A dense client has no mask.
         """
         self.masks = self.keep("mask")
         return self.masks
@@ -224,15 +224,15 @@ class Fleet(Clients):
     ) -> None:
         """Copy the covered part of a server model into the clients' rows.
 
-        A row on the device is written when its session begins, or somebody looks at it: what has
-        just been written is in the cache when it is trained.
+        A row on the device is written only when its session starts or it is read, so that the
+        written values are still in the cache during training.
 
         Args:
             model: of the server.
             clients: receivers.
             buffers: send BatchNorm statistics and other buffers too.
-            tensors: names of the only tensors to send; all by default.
-            size: bytes on the wire, where the model travels in another form.
+            tensors: names of the tensors to send; all by default.
+            size: bytes on the wire, if the model is sent in another form.
         """
         self._open(clients)
         parts = Parts.of(buffers=buffers, tensors=tensors)
@@ -241,7 +241,7 @@ class Fleet(Clients):
             covered = self._nesting.bytes(model, self.cohort_of(client), parts)
             self.ledger.sent_down(client, covered if size is None else size)
             if self._owner[client] == self.ranks.rank:
-                self._deliver(client)  # what was sent before, and may cover more
+                self._deliver(client)  # an earlier message may cover more
                 self._inbox[client] = Message(model, parts, model.floats._version)
                 if state.staging is not None:
                     self._deliver(client)
@@ -249,19 +249,19 @@ class Fleet(Clients):
     def train(
         self, clients: Sequence[int], t: int, *, steps: Mapping[int, int] | None = None
     ) -> None:
-        """Local training of every client, in waves; metrics are their means, weighted by samples.
+        """Train every client locally, in waves; metrics are means weighted by samples.
 
         A client whose session raises, or whose update is not finite, is named in the log and left
         out of this round's merges.
 
         Args:
-            clients: whose session it is.
+            clients: clients to train.
             t: the round.
-            steps: batches of their sessions; as configured by default.
+            steps: batches per session by client; as configured by default.
 
         Raises:
-            Suspended: a signal asks for an end, and some sessions are not finished.
-            UserError: more clients failed than may, or all.
+            Suspended: a signal asked the run to stop before all sessions finished.
+            UserError: too many clients failed, or all.
         """
         self._open(clients)
         waves = (
@@ -287,9 +287,9 @@ class Fleet(Clients):
             self.tests.setdefault(moment, []).extend(self.ranks.gather(tests))
 
     def _judge(self, reports: Sequence[Report], t: int) -> dict[int, bool]:
-        """Whose update can be used; called by every rank.
+        """Which updates can be used; called by every rank.
 
-        The others are named in the log. A client that keeps a row that is not finite starts again.
+        The others are named in the log. A client that keeps a non-finite row is reset.
         """
         limit = FIXED_LIMIT if self.accumulate == "fixed" else math.inf
         verdict = judge(reports, t, limit=limit)
@@ -314,19 +314,19 @@ class Fleet(Clients):
         sent: Collection[int] | None = None,
         sizes: Mapping[int, int] | None = None,
     ) -> list[int]:
-        """Coverage-weighted mean of the clients' rows; elements nobody covers keep their old value.
+        """Coverage-weighted mean of the clients' rows; uncovered elements keep their old value.
 
         Args:
-            clients: whose rows.
+            clients: clients to merge.
             into: the server model that is replaced by the mean.
-            weights: n_k, or 1 for all, or of every client, 0 or more.
+            weights: n_k, or 1 for all, or a weight of 0 or more per client.
             buffers: merge buffers too; integer ones become the largest of the clients'.
-            tensors: names of the only tensors to merge; all by default.
-            sent: clients whose rows travel; the others' lie at the server. All by default.
-            sizes: bytes on the wire of all clients, where rows travel in another form.
+            tensors: names of the tensors to merge; all by default.
+            sent: clients that send their rows; the server holds the others'. All by default.
+            sizes: bytes on the wire by client, if rows are sent in another form.
 
         Returns:
-            those whose rows are in the mean: the others' updates were not finite.
+            the clients in the mean; updates of the others were not finite.
         """
         parts = Parts.of(buffers=buffers, tensors=tensors)
         for client in list(self._inbox):
@@ -401,13 +401,13 @@ class Fleet(Clients):
             self.ledger.sent_down(client, down)
 
     def show(self, model: ServerModel, clients: Sequence[int]) -> None:
-        """Clients read a server's model, and keep their rows: bytes for the ledger."""
+        """Count the bytes of clients that read a server's model; their rows do not change."""
         for client in clients:
             size = self._nesting.bytes(model, self.cohort_of(client), Parts())
             self.ledger.sent_down(client, size)
 
     def relay(self, model: ServerModel, times: int) -> None:
-        """Servers send a model so often, to a coordinator, from it or to each other: bytes."""
+        """Count the bytes of servers that send a model to or from a coordinator or each other."""
         layout = model.layout
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
         self.ledger.sent_between_servers(times * size)
@@ -420,18 +420,19 @@ class Fleet(Clients):
         keep: Mapping[int, Tensor] | None = None,
         over: Over = "covered",
     ) -> None:
-        """Every listed client's row becomes the mean of its own and of those that it hears.
+        """Replace every listed client's row by the mean over itself and its senders.
 
-        All read what was there before; sums are in ascending order of the clients. Stateful
-        algorithms only, of one architecture.
+        All read the old rows; sums are in ascending order of the clients. Only for stateful
+        algorithms with one architecture.
 
         Args:
-            hears: receiver -> whom it hears, itself left out; the same on every rank.
-            masks: of this rank's clients: packed words (P / 32,), what a row covers; None for all.
-            keep: of this rank's receivers: what they keep of the mean; None for all.
-            over: divide by the number that cover an element, or by all that are heard.
+            hears: receiver -> its senders, without itself; the same on every rank.
+            masks: of this rank's clients: packed words (P / 32,) of a row's covered elements; None
+                for all.
+            keep: of this rank's receivers: elements of the mean that they keep; None for all.
+            over: divide by the number of rows that cover an element, or by that of all rows.
         """
-        assert self.algorithm.stateful, "clients that hear each other keep rows"
+        assert self.algorithm.stateful, "only clients that keep rows can exchange them"
         if self._exchange is None:
             layout = self.cohorts[0].layout
             assert all(state.layout == layout for state in self.cohorts), "one architecture"
@@ -448,13 +449,13 @@ class Fleet(Clients):
     def share(
         self, clients: Sequence[int], groups: Sequence[Group], *, weights: Weights = "uniform"
     ) -> None:
-        """Every group's tensors become their mean over those of the clients that have them.
+        """Replace every group's tensors by their mean over the clients that have them.
 
-        Stateful algorithms only. Who is left out of a merge gives nothing, but receives.
+        Stateful algorithms only. Clients with unusable updates receive but do not contribute.
 
         Args:
-            clients: whose rows.
-            groups: what they share.
+            clients: the participants.
+            groups: groups of tensors that they share.
             weights: of the clients in the means: 1 for all, or n_k.
         """
         sharing = self._count_sharing(clients, groups)
@@ -471,12 +472,12 @@ class Fleet(Clients):
     def gradient(self, client: int, t: int) -> Tensor:
         """(P,) on the device: the gradient of one training batch at the client's row, in eval mode.
 
-        Drawn by (seed, "gradient", t, client); the client lies on this rank.
+        Drawn by (seed, "gradient", t, client); the client must be on this rank.
         """
         return self.training.gradient(client, self._row_here(client), t)
 
     def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
-        """What every rank's clients say of themselves, on all ranks, by client."""
+        """Gather a value per client from every rank, by client, on all ranks."""
         return dict(sorted(self.ranks.gather(list(mine.items()))))
 
     def usable(self, client: int) -> bool:
@@ -484,14 +485,14 @@ class Fleet(Clients):
         return self._usable.get(client, True)
 
     def tally(self, name: str, values: Iterable[Tensor]) -> None:
-        """A metric of the round: a sum of integers over clients; every rank gives its own."""
+        """Add a metric to the round: a sum of integers over the clients of all ranks."""
         total = torch.zeros((), dtype=torch.int64, device=self.device)
         for value in values:
             total += value
         self.metrics[name] = float(self.ranks.sum_(total))
 
     def states(self) -> dict[int, dict[str, Tensor]] | None:
-        """What this rank's stateful clients keep, for a checkpoint; None if they keep nothing."""
+        """The state of this rank's clients for a checkpoint; None for a stateless algorithm."""
         if not self.algorithm.stateful:
             return None
         states = {k: self._state_of(k) for k in self.mine(range(self.clients))}
@@ -499,7 +500,7 @@ class Fleet(Clients):
         return {k: {n: t.cpu().clone() for n, t in s.items()} for k, s in states.items()}
 
     def load_states(self, shards: Sequence[Mapping[int, dict[str, Tensor]]]) -> None:
-        """Take this rank's clients from the shards of a checkpoint, whatever ranks wrote them."""
+        """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
         if not self.algorithm.stateful:
             return
         for shard in shards:
@@ -507,7 +508,7 @@ class Fleet(Clients):
                 self._load_state(client, shard[client])
 
     def _state_of(self, client: int) -> dict[str, Tensor]:
-        """What a client of this rank keeps."""
+        """The saved state of a client of this rank."""
         row, mask = self.row(client), self.mask(client)
         kept = {name: k.saved(client) for name, k in self.kept.items() if k.durable}
         state = {name: value for name, value in kept.items() if value is not None}
@@ -530,7 +531,7 @@ class Fleet(Clients):
         row.integers.copy_(state["integers"])
 
     def _reset(self, client: int) -> None:
-        """Back to the initial values, and nothing else kept but a mask."""
+        """Reset a client to its initial values; of its kept state only a mask remains."""
         for kept in self.kept.values():
             if kept is not self.masks and kept.durable:
                 kept.pop(client, None)
@@ -543,7 +544,7 @@ class Fleet(Clients):
     def open_round(self) -> None:
         """Forget the participants of the last round.
 
-        The rows of stateless clients are free again.
+        This frees the rows of stateless clients.
         """
         self.metrics, self.tests, self._assigned, self._usable = {}, {}, {}, {}
         self._silent, self.training.calls = set(), 0
@@ -559,7 +560,7 @@ class Fleet(Clients):
         return self.metrics | self.ledger.close_round()
 
     def _open(self, clients: Sequence[int]) -> None:
-        """Stateless clients: ranks and slots for the participants of a round."""
+        """Assign ranks and slots to a round's participants, if they are stateless."""
         if self.algorithm.stateful or all(k in self._owner for k in clients):
             return
         self._owner = place(self._costs(clients), ranks=self.ranks.world)
@@ -568,7 +569,7 @@ class Fleet(Clients):
             state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
 
     def _speaking(self, clients: Iterable[int]) -> list[int]:
-        """Those whose sessions of this round did not raise."""
+        """The clients whose sessions of this round did not raise."""
         return [client for client in clients if client not in self._silent]
 
     def _count_up(
@@ -578,13 +579,13 @@ class Fleet(Clients):
         parts: Parts,
         sizes: Mapping[int, int] | None,
     ) -> None:
-        """What clients send to a server model: what they cover of it, or so many bytes."""
+        """Count the bytes that clients send for a server model: the part they cover, or `sizes`."""
         for client in self._speaking(clients):
             covered = self._nesting.bytes(into, self.cohort_of(client), parts)
             self.ledger.sent_up(client, covered if sizes is None else sizes[client])
 
     def _count_sharing(self, clients: Sequence[int], groups: Sequence[Group]) -> Sharing:
-        """What groups share, with the bytes that it takes."""
+        """Lay out the groups and count the bytes of sharing them."""
         layouts = [state.layout for state in self.cohorts]
         sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
         for client in self._speaking(clients):
@@ -596,21 +597,21 @@ class Fleet(Clients):
     def _costs(
         self, clients: Iterable[int], steps: Mapping[int, int] | None = None
     ) -> dict[int, float]:
-        """What sessions cost: seconds, if all the clients' cohorts have been timed, or else FLOPs.
+        """Costs of sessions: seconds if all the clients' cohorts have been timed, else FLOPs.
 
         Args:
-            clients: whose sessions.
-            steps: batches of their sessions; as configured by default.
+            clients: clients of the sessions.
+            steps: batches per session by client; as configured by default.
         """
         cohorts = {k: self.cohort_of(k) for k in clients}
         rates = self.rates.of(cohorts.values())
-        if rates is None:  # samples of a module whose FLOPs are not known
+        if rates is None:  # only samples if a module's FLOPs are unknown
             rates = {c: max(self.cohorts[c].flops, 1.0) for c in cohorts.values()}
         given = steps or {}
         return {k: rates[c] * self._samples(k, given.get(k)) for k, c in cohorts.items()}
 
     def _samples(self, client: int, steps: int | None) -> float:
-        """Samples of a session; of a client in chunks those of all its chunks, for each of them."""
+        """Samples of a session; data in chunks counts all chunks, for each session."""
         per_epoch = self.data.num_batches(client)
         batches = self.work.batches(per_epoch) if steps is None else self.work.limited(steps)
         return self.data.num_samples(client) * batches / per_epoch
@@ -618,7 +619,7 @@ class Fleet(Clients):
     def _weights(
         self, weights: Weights | Mapping[int, float], clients: Sequence[int]
     ) -> list[float]:
-        """Of the clients in a sum: whole numbers."""
+        """Integer weights of the clients in a sum."""
         if not isinstance(weights, Mapping):
             return [self._weight(weights, k) for k in clients]
         if any(isinstance(weights[k], float) for k in clients):
@@ -629,7 +630,7 @@ class Fleet(Clients):
         return float(self.data.num_samples(client)) if weights == "samples" else 1.0
 
     def _labels(self, client: int, rows: int) -> list[int]:
-        """The label rows that a client gives: of its labels, and of those that stand for none."""
+        """The label rows that a client contributes: those of its labels, and rows beyond labels."""
         held: list[int] = self.data.labels(client).tolist()
         surplus = range(self.data.num_classes, rows) if self.algorithm.surplus_rows else ()
         return [*held, *surplus]

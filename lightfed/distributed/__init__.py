@@ -1,4 +1,4 @@
-"""The ranks: collectives, who holds which client, whether a rank is alive, SLURM.
+"""Ranks: collectives, placement of clients, liveness, SLURM.
 
 Imports `utils`.
 """

@@ -1,8 +1,8 @@
-"""What SLURM has allotted against what the Trainer is given.
+"""Checks the SLURM allocation against the Trainer's flags.
 
-Where they disagree, ranks would wait for others that nobody starts. Of the arguments, `environ` is
-the process's, `gpus` are those that it sees, `processes` are ranks on a node by the Trainer, and
-the others are flags of the Trainer.
+If they disagree, ranks wait for others that never start. Of the arguments, `environ` is the
+process's environment, `gpus` the number of GPUs it sees and `processes` the Trainer's number of
+ranks per node. The others are flags of the Trainer.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from lightfed.utils.errors import UserError
 def check_tasks(
     environ: Mapping[str, str], *, accelerator: str, gpus: int, ranks_per_device: int = 1
 ) -> None:
-    """Refuse tasks not counted by node, or that see too few GPUs; before there are devices.
+    """Reject tasks without a number per node, or with too few GPUs; before devices exist.
 
     Raises:
         UserError: naming the option of sbatch.
@@ -36,7 +36,7 @@ def check_tasks(
 def check_launch(
     environ: Mapping[str, str], *, processes: int, nodes: int, ranks_per_device: int = 1
 ) -> None:
-    """Refuse ranks that SLURM does not start; before they wait for each other.
+    """Reject ranks that SLURM does not start; before they wait for each other.
 
     Raises:
         UserError: naming the flag, or srun.

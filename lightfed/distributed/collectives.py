@@ -1,9 +1,9 @@
-"""The few collectives a federation needs, and what they put on the wire.
+"""The few collectives a federation needs, and the bytes they send.
 
 World size 1, with or without a process group, is the same code path without communication.
 
-Rows go over the process group. Flags and objects go over gloo, also beside NCCL, where they need
-not wait for the stream of the GPU.
+Rows go over the process group. Flags and objects always go over gloo, also with NCCL, so that they
+need not wait for the GPU's stream.
 """
 
 import re
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)  # torch's own
 
-_side: dist.ProcessGroup | None = None  # gloo, beside an NCCL group; made once for a process group
+_side: dist.ProcessGroup | None = None  # gloo, next to an NCCL group; made once per process group
 
 
 def leave() -> None:
-    """Close the connections to other ranks, with no collective under way.
+    """Close the connections to other ranks; no collective may be running.
 
-    Lightning closes NCCL's at exit, but not gloo's, whose threads may then abort the process.
+    Lightning closes NCCL's at exit but not gloo's. gloo's threads may then abort the process.
     """
     global _side
     watch.leave()
@@ -41,8 +41,8 @@ def leave() -> None:
 class Ranks:
     """The ranks of a run, as one object that counts the bytes it moves.
 
-    A collective that breaks, or that a rank does not come to in time, ends the process with a line
-    that names the rank, where the ranks are watched; else it raises torch's RuntimeError.
+    If ranks are watched, a collective that fails or times out ends the process with a line that
+    names the rank at fault. Otherwise it raises torch's RuntimeError.
 
     Args:
         device: of this rank.
@@ -66,7 +66,7 @@ class Ranks:
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """What ranks do as one: which of them is to blame if it breaks is told here."""
+        """Run collectives and report the rank at fault if one fails."""
         try:
             yield
         except RuntimeError as error:
@@ -93,11 +93,11 @@ class Ranks:
         return tensor
 
     def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """Give every rank its part, and get one from each; one's own comes back as it is.
+        """Send every rank its part and receive one from each; this rank's own is not copied.
 
         Args:
             parts: (n,) of one dtype, by receiving rank.
-            sizes: elements that come, by sending rank; every rank knows what the others send.
+            sizes: number of elements to receive, by sending rank.
         """
         if self.world == 1:
             return list(parts)
@@ -131,7 +131,7 @@ class Ranks:
         return [item for part in lists for item in part]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up on any rank."""
+        """Whether the flag is set on any rank."""
         if self.world == 1:
             return flag
         return bool(self.max_(torch.tensor([int(flag)])).item())
@@ -146,7 +146,7 @@ class Ranks:
         return box[0]
 
     def first(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, or its UserError, on every rank: no rank waits for one that failed."""
+        """Rank 0's result, or its UserError, on every rank: no rank waits for a failed rank 0."""
         made: T | None = None
         refused: UserError | None = None
         if self.rank == 0:
@@ -165,21 +165,21 @@ class Ranks:
                 dist.barrier(group=self.side)
 
     def meet(self, what: str) -> None:
-        """Wait until every rank has come to `what`; those that do not within the timeout are named.
+        """Wait until every rank has reached `what`; a timeout names the missing ranks.
 
-        To be called where ranks may come at very different times, ahead of other collectives, whose
-        time-outs name nobody.
+        Call it before other collectives where ranks may arrive at very different times, because
+        their timeouts name no rank.
         """
         if self.world == 1:
             return
         minutes = self.timeout.total_seconds() / 60
-        # Rank 0 alone sees who is missing, and may be the last to come.
+        # Only rank 0 sees which ranks are missing, and it may be the last to arrive.
         timeout = self.timeout if self.rank == 0 else 2 * self.timeout
         with self.together(f"{what} within {minutes:g} minutes"):
             dist.monitored_barrier(self.side, timeout, wait_all_ranks=True)
 
     def take_wire_bytes(self) -> float:
-        """This rank's bytes since the last call."""
+        """Bytes that this rank has sent since the last call."""
         sent, self.wire_bytes = self.wire_bytes, 0.0
         return sent
 
@@ -192,6 +192,6 @@ def _side_group(timeout: timedelta) -> dist.ProcessGroup:
 
 
 def _missing(error: RuntimeError) -> list[int]:
-    """Ranks that did not come to a monitored barrier, from the words of torch 2.11 and 2.12."""
+    """Ranks missing from a monitored barrier, parsed from the message of torch 2.11 and 2.12."""
     found = re.search(r"Ranks? (\d+(?:, ?\d+)*),? failed to pass monitoredBarrier", str(error))
     return [int(rank) for rank in found[1].split(",")] if found else []

@@ -1,4 +1,4 @@
-"""Which interface of its node rank 0 listens on."""
+"""The network interface on which rank 0 listens."""
 
 import logging
 import socket
@@ -11,19 +11,19 @@ log = logging.getLogger(__name__)
 
 @cache
 def interface_of(name: str, *, nodes: int) -> str:
-    """The address of the interface at which this node is reached by `name`.
+    """The address of the interface that `name` resolves to on this node.
 
     Args:
-        name: of this node, or an address, as the other ranks know it.
-        nodes: of the run.
+        name: host name or address of this node, as the other ranks know it.
+        nodes: number of nodes of the run.
 
     Returns:
-        "", for all interfaces, where it cannot be told: the name is of no interface here (the
-        addresses are translated on the way), or where nodes are several only this node's own word
-        for itself, 127.0.1.1 of its /etc/hosts.
+        "" for all interfaces if the address is unknown: `name` matches no interface here (addresses
+        are translated on the way), or there are several nodes and it only resolves to 127.0.1.1
+        from this node's /etc/hosts.
 
     Raises:
-        OSError: there is no such name.
+        OSError: the name cannot be resolved.
     """
     for family, kind, _, _, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
         address = str(place[0])
@@ -32,12 +32,12 @@ def interface_of(name: str, *, nodes: int) -> str:
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(place)
             return address
-    log.warning("%s is at no interface here that other nodes reach: listening on all", name)
+    log.warning("%s is no interface here that other nodes can reach: listening on all", name)
     return ""
 
 
 def listen(address: str, port: int = 0, *, backlog: int) -> socket.socket:
-    """A socket that listens at an address of `interface_of`.
+    """A socket listening on an address from `interface_of`.
 
     Raises:
         OSError: the port is taken.

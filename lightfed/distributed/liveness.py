@@ -1,15 +1,15 @@
-"""Connections beside the process group, by which ranks learn at once that one of them has died.
+"""Detects dead ranks at once, over connections that are separate from the process group.
 
-A collective waits for a dead rank until it times out, and a rank amid its sessions is in none. So
-every rank holds a TCP connection to rank 0, on which a thread waits. The kernel closes it when a
-process dies, however it dies, and keep-alive probes notice a node that is gone within half a
-minute. Who leaves on purpose says so first: an end of file without a goodbye is a death. Then one
-rank says in one line which, and all of them end. A death would come again, and so the run is over;
-after a lost node it may go on elsewhere, and that rank sees to it before they end.
+A collective waits for a dead rank until it times out, and a rank that is training sessions is in no
+collective. So every rank holds a TCP connection to rank 0, and a thread waits on it. The kernel
+closes the connection however the process dies. Keep-alive probes notice a lost node within half a
+minute. A rank that leaves on purpose sends a goodbye first: an end of file without one is a death.
+Then one rank prints which rank died, and all of them exit. A crash would repeat, so the run ends.
+After a lost node the run may continue elsewhere: the rank that prints arranges that first.
 
-Over a connection goes one JSON object a line: `left` and `failed` are goodbyes, `late` and `lost`
-say that a collective timed out or broke, and rank 0 answers with `end`. A `signal` that asks one
-rank to stop goes to all of them, which else would first finish all of their sessions.
+Each message is one line of JSON. `left` and `failed` are goodbyes. `late` and `lost` mean that a
+collective timed out or failed; rank 0 answers with `end`. A `signal` that asks one rank to stop is
+forwarded to all, which otherwise would finish all of their sessions first.
 """
 
 import errno
@@ -30,16 +30,16 @@ from typing import Any, Literal, NoReturn, Protocol
 from lightfed.distributed.interface import listen
 from lightfed.utils.errors import Interrupted, UserError
 
-GRACE = 5.0  # seconds for what ends by itself, or explains a broken collective, to do so
-_MEET = 60.0  # seconds for all connections to come about
-_FLUSH = 5.0  # seconds for what is printed to find a reader
-_LONGEST = 500  # characters of an error that are passed on
+GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed collective
+_MEET = 60.0  # seconds for all ranks to connect
+_FLUSH = 5.0  # seconds for printed output to be read
+_LONGEST = 500  # characters of an error message to forward
 _TOKEN = 16  # bytes
 _KEEP_ALIVE = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,  # 30 s in all
-    "TCP_USER_TIMEOUT": 30_000,  # ms: there are no probes while something sent is not acknowledged
+    "TCP_USER_TIMEOUT": 30_000,  # ms: no probes are sent while data is unacknowledged
 }
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last goes on from its last checkpoint"
@@ -48,7 +48,7 @@ State = Literal["running", "left", "failed", "late", "lost"]
 
 
 class Group(Protocol):
-    """The ranks of a run, as far as they are needed to connect them."""
+    """The part of `Ranks` needed to connect them."""
 
     @property
     def rank(self) -> int: ...
@@ -60,10 +60,10 @@ class Group(Protocol):
 
 @dataclass
 class Peer:
-    """A rank, and what is known of it.
+    """A rank and its known state.
 
     Attributes:
-        said: the error it `failed` with, what others were too `late` for, or how it was `lost`.
+        said: the error it `failed` with, the collective that was `late`, or how one was `lost`.
     """
 
     rank: int
@@ -82,10 +82,10 @@ class Watch:
     Args:
         rank: this one.
         peers: all ranks, in order.
-        links: connections, by the rank at the other end: to all others on rank 0, else to rank 0.
-        kill: ends processes that this one has started, as far as they are still there.
-        node_lost: sees to it that the run goes on without a lost node, and says what becomes of it;
-            "" where nothing does.
+        links: connections by the rank at the other end: on rank 0 to all others, else to rank 0.
+        kill: ends the child processes that are still running.
+        node_lost: arranges for the run to continue without a lost node. Returns a clause that says
+            so, or "".
     """
 
     def __init__(
@@ -99,31 +99,31 @@ class Watch:
         self.node_lost = node_lost
         self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
         self.signal = False
-        self._gone = False  # this rank has said goodbye: it ends by itself, whoever dies now
-        self._order: list[Peer] = []  # as they were heard of
+        self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
+        self._order: list[Peer] = []  # in order of their messages
         self._deadline: float | None = None
         self._ending = threading.Lock()
         self._heard = dict.fromkeys(links, b"")
         threading.Thread(target=self._wait, name="lightfed-watch", daemon=True).start()
 
     def goodbye(self, state: State, said: str) -> None:
-        """What the others need to know before this rank ends; only the first one counts."""
+        """Inform the others before this rank ends; only the first goodbye counts."""
         if not self._gone:
             self._gone = True
-            self._tell(state, said)
+            self._send(state, said)
             for link in self._links.values():
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_WR)
 
     def lost(self, what: str, said: str, missing: Sequence[int]) -> None:
-        """A collective broke: say which rank is why, and end this process.
+        """Report the rank that made a collective fail, and end this process.
 
-        Returns only where this rank has said goodbye.
+        Returns only if this rank has said goodbye.
 
         Args:
-            what: the ranks did together.
-            said: by torch.
-            missing: ranks that are known not to have come.
+            what: name of the collective.
+            said: torch's message.
+            missing: ranks known not to have arrived.
         """
         if self._gone:
             return
@@ -131,28 +131,28 @@ class Watch:
         state: State = "late" if late else "lost"
         said = what if late else f"{what} failed ({said})"
         if self._rank:
-            self._tell(state, said)
+            self._send(state, said)
             time.sleep(2 * GRACE)  # rank 0 knows why, and ends this process
             self._end(self._of_rank_0(what))
         for peer in self._peers:
             if missing and peer.rank not in missing and peer.state == "running":
                 peer.state = "late"
-        self._hear(self._peers[0], state, said)
+        self._receive(self._peers[0], state, said)
         time.sleep(GRACE)
         self._end(self._reason())
 
     def forget(self) -> None:
-        """Let go of the connections, without a word to the other end."""
+        """Close the connections without a goodbye."""
         for link in self._links.values():
             link.close()
 
     def spread_signal(self) -> None:
-        """Tell the others that a signal asks this rank to stop; once."""
+        """Forward the signal that asks this rank to stop to the others; once."""
         if not self.signal:
             self.signal = True
-            self._tell("signal")
+            self._send("signal")
 
-    def _tell(self, state: str, said: str = "") -> None:
+    def _send(self, state: str, said: str = "") -> None:
         line = json.dumps({"state": state, "said": said[:_LONGEST]}).encode() + b"\n"
         for link in self._links.values():
             with suppress(OSError):  # of one that has gone
@@ -176,7 +176,7 @@ class Watch:
         self.forget()
 
     def _read(self, rank: int) -> bool:
-        """Take in what a peer says; False at the end of the file."""
+        """Read a peer's messages; False at the end of the file."""
         peer = self._peers[rank]
         data, silent = b"", False
         try:
@@ -187,17 +187,17 @@ class Watch:
             self._lose(peer, silent=silent)
         *lines, self._heard[rank] = (self._heard[rank] + data).split(b"\n")
         for line in lines:
-            self._hear(peer, **json.loads(line))
+            self._receive(peer, **json.loads(line))
         return bool(data)
 
-    def _hear(self, peer: Peer, state: State | Literal["end", "signal"], said: str) -> None:
+    def _receive(self, peer: Peer, state: State | Literal["end", "signal"], said: str) -> None:
         if state == "end":
             if not self._gone:
                 self._end(None)
             return
         if state == "signal":
             if not self.signal and self._rank == 0:
-                self._tell("signal", said)
+                self._send("signal", said)
             self.signal = True
             return
         peer.state, peer.said = state, said
@@ -206,25 +206,25 @@ class Watch:
             self._deadline = time.monotonic() + GRACE
 
     def _lose(self, peer: Peer, *, silent: bool) -> NoReturn:
-        """End: a peer is gone without a goodbye, or `silent`, with its node."""
-        speaks = peer.rank > 0 or self._speaks()
+        """End: a peer died without a goodbye or, if `silent`, was lost with its node."""
+        reports = peer.rank > 0 or self._reports()
         if not silent:
-            self._end(f"{peer} died" if speaks else None)
-        if not speaks:
+            self._end(f"{peer} died" if reports else None)
+        if not reports:
             time.sleep(2 * GRACE)  # a rank that ends may end the job before it is requeued
             self._end(None)
         self._end(f"{peer} is gone with its node (no answer)", self.node_lost)
 
-    # Words.
+    # Messages.
 
-    def _speaks(self) -> bool:
-        """Whether this rank is the one to tell of rank 0: the first on another node, if any is."""
+    def _reports(self) -> bool:
+        """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
         others = self._peers[1:]
         elsewhere = [peer for peer in others if peer.host != self._peers[0].host]
         return self._rank == (elsewhere or others)[0].rank
 
     def _reason(self) -> str:
-        """Rank 0's account of a run that cannot go on."""
+        """Why the run cannot continue, as known to rank 0."""
         failed = [peer for peer in self._order if peer.state == "failed"]
         if failed:
             return f"{failed[0]} ended with an error ({failed[0].said})"
@@ -238,7 +238,7 @@ class Watch:
         return f"{self._order[0]}: {self._order[0].said}"
 
     def _of_rank_0(self, what: str) -> str | None:
-        if not self._speaks():
+        if not self._reports():
             return None
         ended = self._peers[0].state != "running"
         return f"{self._peers[0]} " + (
@@ -246,22 +246,22 @@ class Watch:
         )
 
     def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
-        """End this process, whatever its other threads are in the midst of.
+        """End this process, regardless of its other threads.
 
         Args:
-            reason: to be told; None on ranks that are silent.
+            reason: to print; None on ranks that do not print.
             go_on: see `node_lost`.
         """
         if not self._ending.acquire(blocking=False):
-            threading.Event().wait()  # another thread is at it
+            threading.Event().wait()  # another thread is ending the process
         outcome = ""
-        with suppress(Exception):  # the ranks end, whatever goes wrong with what comes after
+        with suppress(Exception):  # the ranks end even if requeueing fails
             outcome = go_on()
-        late = threading.Timer(_FLUSH, os._exit, (1,))  # printing may wait for a reader
+        late = threading.Timer(_FLUSH, os._exit, (1,))  # printing may block
         late.daemon = True
         late.start()
         if self._rank == 0:
-            self._tell("end")
+            self._send("end")
         if reason is not None:
             print(f"lightfed: error: {reason}; {outcome or _ENDS}", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
@@ -287,19 +287,19 @@ def start(
     kill: Callable[[], None],
     node_lost: Callable[[], str],
 ) -> None:
-    """Watch over the ranks, from now until they leave; all ranks call this together.
+    """Watch the ranks from now until they leave; all ranks call this together.
 
     Args:
-        ranks: of a process group; nothing happens to a single one.
-        address: at which rank 0 is reached.
-        interface: of its node that it listens on.
-        kill: ends processes that this one has started, as far as they are still there.
-        node_lost: sees to it that the run goes on without a lost node, and says what becomes of it,
-            or "": called by the rank that speaks. Where ranks are watched already, by an earlier
-            run of theirs, this one counts from now on.
+        ranks: of a process group; a single rank is not watched.
+        address: of rank 0, for the other ranks.
+        interface: address on which rank 0 listens.
+        kill: ends the child processes that are still running.
+        node_lost: arranges for the run to continue without a lost node. Returns a clause that says
+            so, or "". Called by the rank that prints. If an earlier run already watches the ranks,
+            it is replaced.
 
     Raises:
-        UserError: a rank does not reach rank 0.
+        UserError: a rank cannot reach rank 0.
     """
     global _current
     if _current is not None:
@@ -321,31 +321,31 @@ def start(
 
 
 def spread_signal() -> None:
-    """Tell the other ranks that a signal asks this one to stop."""
+    """Forward a signal that asks this rank to stop to the other ranks."""
     if _current is not None:
         _current.spread_signal()
 
 
 def signalled() -> bool:
-    """Whether a signal asks a rank to stop, as far as is known here."""
+    """Whether this rank knows of a signal that asks any rank to stop."""
     return _current is not None and _current.signal
 
 
 def forget_signal() -> None:
-    """One of the past, which all ranks have come to know of by other ways."""
+    """Clear a past signal that all ranks already know about."""
     if _current is not None:
         _current.signal = False
 
 
 def leave() -> None:
-    """Say that this rank ends as it should."""
+    """Announce that this rank ends normally."""
     _goodbye("left")
 
 
 def fail(error: BaseException) -> None:
-    """Say that this rank ends with an error, or with a state that all ranks have saved.
+    """Announce that this rank ends with an error, or after all ranks have saved their state.
 
-    The others end too, unless they do so by themselves within the seconds of GRACE.
+    The others are ended too, unless they exit by themselves within GRACE seconds.
     """
     if isinstance(error, Interrupted):
         leave()
@@ -355,7 +355,7 @@ def fail(error: BaseException) -> None:
 
 
 def lost(what: str, error: Exception, missing: Sequence[int]) -> None:
-    """End this process after a broken collective, where the ranks are watched; see Watch.lost."""
+    """End this process after a failed collective if the ranks are watched; see Watch.lost."""
     if _current is not None:
         _current.lost(what, _one_line(str(error)), missing)
 
@@ -372,7 +372,7 @@ def _one_line(text: str) -> str:
 
 
 def _forget() -> None:
-    """In a forked child, which must not hold the connections, nor speak for the rank."""
+    """Drop the watch in a forked child, which must neither hold connections nor send goodbyes."""
     global _current
     if _current is not None:
         _current.forget()
@@ -386,7 +386,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _probe(link: socket.socket) -> None:
-    """Wait for the other end without limit, but not for one whose node is gone."""
+    """Wait for the other end without limit, but detect a lost node."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE.items():
@@ -394,7 +394,7 @@ def _probe(link: socket.socket) -> None:
 
 
 def _accept(listener: socket.socket, world: int, token: bytes) -> dict[int, socket.socket]:
-    """The connections of all others; whoever does not know the token is turned away."""
+    """The connections of all other ranks; callers without the token are rejected."""
     links: dict[int, socket.socket] = {}
     limit = time.monotonic() + _MEET
     with listener:
@@ -415,7 +415,7 @@ def _accept(listener: socket.socket, world: int, token: bytes) -> dict[int, sock
 
 
 def _caller(link: socket.socket, token: bytes) -> int | None:
-    """The rank at the other end; None for a stranger."""
+    """The rank at the other end; None if its token is wrong."""
     link.settimeout(GRACE)
     hello = b""
     with suppress(OSError):

@@ -1,6 +1,6 @@
-"""Clients to ranks: longest first, the same on every rank without communication.
+"""Assigns clients to ranks: longest first, the same on every rank without communication.
 
-What a session costs is measured as soon as it can be: seconds a sample, by cohort. Before that it
+The cost of a session is measured in seconds per sample, by cohort. Until there are measurements it
 is samples x FLOPs.
 """
 
@@ -17,19 +17,19 @@ from lightfed.utils.atomic_io import read
 from lightfed.utils.errors import UserError
 
 RATES = "lightfed_rates"  # key in a checkpoint
-_RECENT = 64  # sessions of a cohort that its rate is the median of
+_RECENT = 64  # sessions per cohort; its rate is their median
 
 
 def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
-    """Give every client a rank, longest processing time first.
+    """Assign every client to a rank, longest processing time first.
 
     Args:
         costs: client -> cost of its session.
         ranks: world size.
 
     Returns:
-        client -> rank. Ties go to the lower client and the lower rank, so the answer is a function
-        of its arguments.
+        client -> rank. Ties go to the lower client and the lower rank, so the result is
+        deterministic.
     """
     if ranks == 1:
         return dict.fromkeys(costs, 0)
@@ -43,10 +43,10 @@ def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
 
 
 class Rates:
-    """Seconds a sample of the cohorts' sessions, as this run has measured them.
+    """Measured seconds per sample, by cohort.
 
-    A median, as the first session of a process is slow and any may be disturbed. Every rank adds
-    the same gathered reports in the same order, so all have the same rates.
+    The rate is a median because the first session of a process is slow and any may be disturbed.
+    Every rank adds the same gathered reports in the same order, so all have the same rates.
     """
 
     def __init__(self, recent: Mapping[int, Iterable[float]] | None = None) -> None:
@@ -55,10 +55,10 @@ class Rates:
         }
 
     def add(self, cohort: int, *, samples: int, seconds: float) -> None:
-        """A session; one that trained on nothing, or was not timed, says nothing.
+        """Add a session; one without samples or time is ignored.
 
         Args:
-            cohort: its client's, in this round.
+            cohort: of its client in this round.
             samples: processed; a sample counts once per epoch.
             seconds: of the whole session.
         """
@@ -67,7 +67,7 @@ class Rates:
             recent.append(seconds / samples)
 
     def of(self, cohorts: Iterable[int]) -> dict[int, float] | None:
-        """Seconds a sample by cohort; None unless every one of them has been measured."""
+        """Seconds per sample by cohort; None unless all have been measured."""
         asked = set(cohorts)
         if not asked <= self._recent.keys():
             return None
@@ -79,12 +79,12 @@ class Rates:
 
     @classmethod
     def of_checkpoint(cls, path: str | Path | None, ranks: Ranks) -> "Rates":
-        """What a run had measured when it was saved; called by every rank.
+        """The rates saved in a checkpoint; called by every rank.
 
-        Nothing of a file that cannot be read, which whoever goes on from it has to say.
+        Empty if the file cannot be read: the code that resumes from it reports that.
 
         Args:
-            path: of the main file; rank 0 reads its own. None for no checkpoint.
+            path: of the main file; rank 0 reads it. None for no checkpoint.
             ranks: of the run.
         """
         state: dict[int, list[float]] = {}

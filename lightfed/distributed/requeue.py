@@ -1,6 +1,6 @@
-"""How an interrupted run leaves: its SLURM job goes back into the queue, and the status is not 0.
+"""How an interrupted run exits: it requeues its SLURM job and exits with a non-zero status.
 
-The states of a job that decide were seen on SLURM 22.05 with a time limit, preemption,
+The job states checked here were observed on SLURM 22.05 with a time limit, preemption,
 `scontrol requeue` and `scancel`.
 """
 
@@ -27,19 +27,19 @@ _RESTARTS = 5  # without progress
 _TOO_SHORT = "so its time is too short; submit with a longer --time, or an earlier --signal"
 _UNSOUND = "for its nodes fail sooner; submit with --exclude, or see what ends them"
 _GO_ON = "the same command with --ckpt_path last goes on from there"
-_PATIENCE = 60  # seconds for scontrol, whose controller may be busy or be restarted
-# To be killed in, by signal; behind SIGTERM there is a killer already, and it may be in a hurry.
+_PATIENCE = 60  # seconds for scontrol: the controller may be busy or restarting
+# Seconds to wait to be killed, by signal. SIGTERM is followed by SIGKILL anyway, perhaps soon.
 _SECONDS = {Signals.SIGUSR1: 120.0, Signals.SIGTERM: 10.0}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """What happened to a job.
 
     Attributes:
-        requeued: whether it runs again by itself.
-        said: about it, as a clause.
-        kills: whether SLURM has yet to end its processes.
+        requeued: whether it will run again by itself.
+        said: a clause for the user that describes it.
+        kills: whether SLURM will still kill its processes.
     """
 
     requeued: bool
@@ -54,17 +54,17 @@ def requeue(
     why_not: str = _TOO_SHORT,
     run: Run = subprocess.run,
 ) -> Outcome:
-    """Put a job back into the queue, unless its user is just cancelling it.
+    """Requeue a job, unless its user is cancelling it.
 
-    `scontrol requeue` would raise a cancelled job from the dead: SLURM sends SIGTERM then, too, so
-    the state is asked for first. While processes are being killed it is COMPLETING, and its reason
-    tells a time limit from a user; a job that SLURM or an operator has requeued already has one
-    restart more than its processes know of.
+    `scontrol requeue` would revive a cancelled job. SLURM sends SIGTERM on cancellation too, so the
+    state is queried first. While processes are being killed the state is COMPLETING, and the reason
+    distinguishes a time limit from a cancellation. If SLURM or an operator has already requeued the
+    job, its restart count is higher than its processes know.
 
     Args:
         job: of this process.
         progressed: whether a session was finished since the job was started.
-        why_not: what to say of a job that has started often enough without progress.
+        why_not: message for a job that has been restarted too often without progress.
         run: as subprocess.run.
     """
     name = f"job {job.name}"
@@ -76,13 +76,13 @@ def requeue(
         return Outcome(False, f"{name} is not requeued: scontrol does not answer")
     if shown.returncode:
         return Outcome(False, f"{name} is not requeued: {_words(shown)}")
-    told = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))  # the first of a name counts
-    state = told.get("JobState", "")
-    if int(told.get("Restarts", 0)) > job.restarts or state in _WAITING:
+    fields = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))  # the first of a name counts
+    state = fields.get("JobState", "")
+    if int(fields.get("Restarts", 0)) > job.restarts or state in _WAITING:
         return Outcome(True, f"{name} is in the queue again")
-    if told.get("BatchFlag") == "0":
+    if fields.get("BatchFlag") == "0":
         return Outcome(False, f"{name} is no batch job and cannot be requeued")
-    ending = state in _ENDING or told.get("Reason") in _ENDING_REASONS
+    ending = state in _ENDING or fields.get("Reason") in _ENDING_REASONS
     if state != "RUNNING" and not ending:
         return Outcome(False, f"{name} is being cancelled")
     if not progressed and job.restarts >= _RESTARTS:
@@ -113,20 +113,20 @@ def _words(done: "subprocess.CompletedProcess[str]") -> str:
 def leave(
     interrupted: Interrupted, *, first: bool, environ: Mapping[str, str] = os.environ
 ) -> NoReturn:
-    """End the process of a run that is not finished, with status 128 + signal.
+    """End the process of an unfinished run, with status 128 + signal.
 
-    In a job that is requeued it waits to be killed: the script must not come to its next command,
-    nor may a rank that leaves early take rank 0 with it.
+    In a requeued job it waits to be killed: the script must not reach its next command, and a rank
+    that exits early must not take rank 0 with it.
 
     Args:
-        interrupted: by what.
-        first: whether this is rank 0, which speaks and requeues.
-        environ: of the process.
+        interrupted: the signal and what was saved.
+        first: whether this is rank 0, which prints and requeues.
+        environ: environment of the process.
     """
     signal = Signals(interrupted.signal_number)
     job = job_of(environ)
     signals.forget()
-    waits = job is not None and interrupted.resumable  # the other ranks do not hear what became
+    waits = job is not None and interrupted.resumable  # other ranks do not know the outcome
     if first:
         outcome = _outcome(interrupted, job)
         said = f"lightfed: stopped by {signal.name} after {interrupted.saved}; {outcome.said}"
@@ -140,7 +140,7 @@ def leave(
 
 def _outcome(interrupted: Interrupted, job: Job | None) -> Outcome:
     if not interrupted.resumable:
-        return Outcome(False, "nothing is saved, for the run keeps no checkpoints")
+        return Outcome(False, "nothing is saved, because the run keeps no checkpoints")
     if job is None:
         return Outcome(False, _GO_ON)
     outcome = requeue(job, progressed=interrupted.progressed)
@@ -149,14 +149,14 @@ def _outcome(interrupted: Interrupted, job: Job | None) -> Outcome:
 
 
 def after_node_loss(*, progressed: bool, environ: Mapping[str, str] = os.environ) -> str:
-    """Requeue the job of a run that has lost a node, before SLURM sees it end with an error.
+    """Requeue the job of a run that has lost a node, before SLURM sees it fail.
 
     Args:
         progressed: whether a round was saved since the job was started.
-        environ: of the process.
+        environ: environment of the process.
 
     Returns:
-        what becomes of the run, as a clause; "" outside a job.
+        a clause that says what happens to the run; "" outside a job.
     """
     job = job_of(environ)
     if job is None:

@@ -1,9 +1,9 @@
-"""What SLURM's environment variables say of the process; nothing heavy is imported."""
+"""Reads SLURM's environment variables; cheap to import."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# `salloc` and `srun --pty bash` call their jobs so; Lightning ignores SLURM in them, too.
+# Job names of `salloc` and `srun --pty bash`; Lightning ignores SLURM in them, too.
 _INTERACTIVE = ("bash", "interactive")
 
 
@@ -12,8 +12,8 @@ class Job:
     """A job, or one task of an array of jobs.
 
     Attributes:
-        name: its id as scontrol takes it: 12, or 12_3 for task 3 of array 12.
-        cluster: that numbers its jobs so; several may share a file system.
+        name: its id for scontrol: 12, or 12_3 for task 3 of array 12.
+        cluster: its cluster; several clusters may share a file system.
         restarts: how often it has been requeued.
     """
 
@@ -23,12 +23,12 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Of this job alone, wherever its files lie."""
+        """A key that is unique to this job across clusters."""
         return f"{self.cluster}:{self.name}"
 
 
 def job_of(environ: Mapping[str, str]) -> Job | None:
-    """The job that a process with these variables is in; None outside and in interactive jobs."""
+    """The job of a process with these variables; None outside jobs and in interactive ones."""
     number = environ.get("SLURM_JOB_ID")
     if not number or is_interactive(environ):
         return None
@@ -39,11 +39,11 @@ def job_of(environ: Mapping[str, str]) -> Job | None:
 
 
 def is_interactive(environ: Mapping[str, str]) -> bool:
-    """Whether somebody sits before the job."""
+    """Whether the job is interactive."""
     return environ.get("SLURM_JOB_NAME") in _INTERACTIVE
 
 
 def starts_ranks(environ: Mapping[str, str]) -> bool:
-    """Whether Lightning takes its ranks from SLURM, and not from torchrun or by itself."""
+    """Whether SLURM starts Lightning's ranks, rather than torchrun or Lightning itself."""
     torchrun = "TORCHELASTIC_RUN_ID" in environ
     return "SLURM_NTASKS" in environ and not is_interactive(environ) and not torchrun

@@ -1,4 +1,4 @@
-"""Lightning: the Trainer, its loop of rounds, the root module, evaluation and the start of ranks.
+"""Lightning: the Trainer, its loop of rounds, the root module, evaluation and launching ranks.
 
 Imports all rooms above it.
 """

@@ -1,4 +1,4 @@
-"""What can be checked only when the data is dealt and the models are built."""
+"""Checks that need the partitioned data and the built models."""
 
 import logging
 from collections.abc import Collection
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
-    """Refuse batches of one sample for models that cannot train on one, before they stop a round.
+    """Reject batches of one sample for models that cannot train on them, before they stop a round.
 
-    BatchNorm, for one, cannot where its feature map is a single pixel.
+    BatchNorm cannot, for example, if its feature map is a single pixel.
 
     Raises:
-        UserError: naming the client and what would help.
+        UserError: names the client and the fix.
     """
     capable: dict[int, bool] = {}
     for client in range(fleet.clients):
@@ -37,10 +37,10 @@ def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
 
 
 def check_global_test(kinds: Collection[str], data: FederatedDataModule) -> None:
-    """Refuse to test on samples that clients train on.
+    """Reject tests on samples that clients train on.
 
     Raises:
-        UserError: naming what evaluates so.
+        UserError: names the evaluation.
     """
     if "global" in kinds and data.pool == "union":
         found = "global, but data.pool: union deals the test samples to clients"
@@ -48,7 +48,7 @@ def check_global_test(kinds: Collection[str], data: FederatedDataModule) -> None
 
 
 def warn_of_skipped(fleet: Fleet, data: FederatedDataModule) -> None:
-    """Say how much `last_batch: drop` leaves out."""
+    """Log how many samples `last_batch: drop` skips."""
     if data.skipped_samples and fleet.ranks.rank == 0:
         log.warning(
             "data.last_batch: drop skips %d of %d training samples a pass",
@@ -58,7 +58,7 @@ def warn_of_skipped(fleet: Fleet, data: FederatedDataModule) -> None:
 
 
 def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
-    """Samples of an epoch of the client's whose last batch is a single one; None without such."""
+    """Size of a client's epoch whose last batch is a single sample; None if there is none."""
     for samples in data.epoch_sizes(client):
         sizes = batch_sizes(samples, data.batch_size, data.last_batch)
         if sizes[-1] == 1 and fleet.work.batches(len(sizes)) >= len(sizes):
@@ -75,12 +75,12 @@ def _trains_on_one(state: CohortState, data: FederatedDataModule) -> bool:
             sample = blank(data, samples=1).to(state.store.device)
             net: Any = module.net if isinstance(module, ClientModule) else module
             if isinstance(module, ClientModule) and hasattr(net, "losses"):
-                # A network that is trained beside the one that is evaluated has to take it, too.
+                # A network that is trained but not evaluated must accept it, too.
                 net.losses(sample, torch.zeros(1, dtype=torch.int64, device=sample.device))
             else:
                 module(sample)
     except NotImplementedError:
-        return True  # a user's module may have no forward, and then nobody knows
+        return True  # a user's module may have no forward: unknown
     except ValueError:
         return False
     finally:

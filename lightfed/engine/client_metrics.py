@@ -1,4 +1,4 @@
-"""Figures over clients, each counting once."""
+"""Metrics over clients, all with equal weight."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from lightfed.local.session import Report
 
-WORST = 0.1  # share of the clients in the "worst" figure
+WORST = 0.1  # share of the clients in the "worst" metric
 
 
 def client_figures(
@@ -19,9 +19,9 @@ def client_figures(
     """Mean, standard deviation, mean of the worst tenth, and mean by cohort, as `kind/name`.
 
     Args:
-        reports: one a client.
+        reports: one per client.
         kind: what was tested.
-        cohorts: their names; figures by cohort where there are several.
+        cohorts: their names; metrics by cohort if there are several.
         cohort_of: the cohort of every report.
     """
     figures: dict[str, float] = {}
@@ -31,7 +31,7 @@ def client_figures(
         values = np.array([reports[i].metrics[name] for i in having])
         figures[f"{kind}/{name}"] = float(values.mean())
         if name.endswith("loss") or name.startswith("perplexity"):
-            continue  # the worst are the largest, and a few would be all of the deviation
+            continue  # the worst values are the largest, and a few would dominate the deviation
         worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
         figures[f"{kind}/{name}_std"] = float(values.std())
         figures[f"{kind}/{name}_worst10"] = float(worst.mean())

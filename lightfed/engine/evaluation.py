@@ -1,17 +1,17 @@
-"""Evaluation, split over the ranks; one gather an evaluation.
+"""Evaluation, split over the ranks; one gather per evaluation.
 
-Four questions, which are never mixed under one name:
+There are four kinds, each with its own name:
 
     global      the server's model on the global test set
-    local       the server's model on a client's test split, where that is not what the client holds
-    personal    what a client holds on its own test split, after aggregation or as its session
-                left it: `evaluate_at`; at the other moment it is `trained` or `aggregated`
-    finetuned   what a client would have after a session from the server's model
+    local       the server's model on a client's test split, if the client's model is another one
+    personal    a client's model on its own test split, after aggregation or after its session:
+                `evaluate_at`; at the other moment it is `trained` or `aggregated`
+    finetuned   the server's model after a session, on the client's test split
 
 A job is one client's own test split, or a rank's share of the global test set. The global test set
-is cut into the same batches on any number of ranks, and means are taken over them in order, so the
-figures do not depend on it. Moments that have passed when the round is over are tested in the
-sessions (`Training.tested`); their reports join the others here.
+has the same batches on any number of ranks, and means are taken over them in order, so the metrics
+do not depend on the ranks. Models that no longer exist at the end of the round are tested in the
+sessions (`Training.tested`); their reports are added here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 
 class EvaluationData(ClientData, Protocol):
-    """What an evaluation asks of a data module."""
+    """The part of a data module that evaluations use."""
 
     def global_test_batches(self) -> int: ...
     def global_test_batch(self, index: int) -> Any: ...
@@ -48,9 +48,9 @@ IDLE = -2
 
 
 class Jobs:
-    """The jobs of a rank, as Lightning wants a data loader.
+    """The jobs of a rank as a data loader for Lightning.
 
-    A plain list would be a collection of loaders.
+    Lightning would take a plain list for a collection of loaders.
     """
 
     def __init__(self, jobs: list[int]) -> None:
@@ -64,18 +64,18 @@ class Jobs:
 
 
 class Evaluation:
-    """Jobs of this rank, their results, and the figures.
+    """Jobs of this rank, their results, and the metrics.
 
     Args:
         fleet: the clients.
         data: their test splits.
-        kinds: which evaluations.
-        at: the moment of the personal figure; by default the first of the algorithm's `moments`.
-        clients: evaluate only so many clients, drawn once; None for all.
+        kinds: kinds of evaluation.
+        at: the moment of the personal metric; by default the first of the algorithm's `moments`.
+        clients: number of clients to evaluate, drawn once; None for all.
 
     Attributes:
-        at: the moment of the personal figure.
-        in_sessions: what is tested in the sessions of a round, by moment.
+        at: the moment of the personal metric.
+        in_sessions: what to test in the sessions of a round, by moment.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Evaluation:
         self._kinds = frozenset(kinds)
         if "finetuned" in kinds and fleet.algorithm.stateful:
             found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
-            fix = "leave it out: it is for clients that start from what the server has"
+            fix = "leave it out: it is for clients that start from the server's model"
             raise UserError("model.evaluate", found, fix)
         self.at: Moment = fleet.algorithm.moments[0] if at is None else at
         moments = self._moments()
@@ -103,7 +103,7 @@ class Evaluation:
         self.jobs = Jobs(self._spread(self.clients))
 
     def _moments(self) -> dict[Moment, Kind]:
-        """The moments that are tested, and the kinds that their figures are."""
+        """The moments to test, and the kinds of their metrics."""
         personal = "personal" in self._kinds
         both = personal and self._fleet.algorithm.tests_both
         found: dict[Moment, Kind] = {self.at: "personal"} if personal else {}
@@ -113,7 +113,7 @@ class Evaluation:
         return found
 
     def _lasts(self, moment: Moment) -> bool:
-        """Whether what a client has at a moment is still there when its round is over."""
+        """Whether a client's model of a moment still exists at the end of the round."""
         algorithm = self._fleet.algorithm
         kept = type(algorithm).aggregated is not Algorithm.aggregated
         return moment in algorithm.moments or (moment == "aggregated" and kept)
@@ -125,9 +125,9 @@ class Evaluation:
         return sorted(rng.choice(self._fleet.clients, count, replace=False, shuffle=False).tolist())
 
     def _spread(self, clients: list[int]) -> list[int]:
-        """This rank's jobs, as many on every rank.
+        """This rank's jobs, padded to the same number on every rank.
 
-        Lightning's loop steps must match, so short ranks idle at the end.
+        Lightning's loop steps must match, so ranks with fewer jobs idle at the end.
         """
         world, rank = self._fleet.ranks.world, self._fleet.ranks.rank
         if self._fleet.algorithm.stateful:
@@ -142,14 +142,14 @@ class Evaluation:
         return jobs + [IDLE] * (length - len(jobs))
 
     def start(self) -> None:
-        """Before the first job, on every rank."""
+        """Called before the first job, on every rank."""
         self._reports = {kind: [] for kind in KINDS}
-        # `validate` and `test` run in inference mode, in which no module can be built to stay.
+        # `validate` and `test` run in inference mode; modules built in it cannot be trained later.
         with torch.inference_mode(False), torch.no_grad():
             self._fleet.algorithm.evaluation_start(self._fleet)
 
     def run(self, job: int) -> None:
-        """Evaluate; the reports stay on this rank until `finish`."""
+        """Run a job; its reports stay on this rank until `finish`."""
         if job == IDLE:
             return
         if job == GLOBAL:
@@ -172,7 +172,7 @@ class Evaluation:
             self._reports["finetuned"].append(self._run_finetuned(job))
 
     def _run_client(self, module: L.LightningModule, client: int) -> Report:
-        """A client's own test split."""
+        """Test a client on its own test split."""
         if module.training:
             module.eval()
         self._name_draws(client)
@@ -182,12 +182,12 @@ class Evaluation:
         return report
 
     def _run_finetuned(self, client: int) -> Report:
-        """The same after a session on the client's training split, which is not reported.
+        """Test a client after an unreported session on its training split.
 
-        No sample is tested where it raises.
+        If the session raises, no sample is tested.
         """
         fleet, training = self._fleet, self._fleet.training
-        # Lightning evaluates in inference mode, which gradients could not leave.
+        # Lightning evaluates in inference mode, where gradients cannot be computed.
         with torch.inference_mode(False), torch.enable_grad():
             _, row = fleet.algorithm.client_row(fleet, client)
             try:
@@ -200,7 +200,7 @@ class Evaluation:
         return self._run_client(module, client)
 
     def _run_global(self, server: int) -> None:
-        """A server's model on this rank's batches of the global test set."""
+        """Test a server's model on this rank's batches of the global test set."""
         module = self._fleet.algorithm.evaluated_server(self._fleet, server)
         if module is None:
             return
@@ -214,17 +214,17 @@ class Evaluation:
             self._reports["global"].append(session.evaluate([batch], client=GLOBAL, batch=number))
 
     def _name_draws(self, number: int, kind: str = "personal") -> None:
-        """What a module draws in evaluation (tokens to mask) is the same on any rank."""
+        """Make a module's draws in evaluation (tokens to mask) the same on any rank."""
         seed = derive_seed(self._fleet.seed, f"{kind}-evaluation", client=number)
         seed_default_generators(seed, self._fleet.device)
 
     def finish(
         self, tests: Mapping[Moment, Sequence[Report]] | None = None
     ) -> tuple[dict[str, float], dict[Kind, list[Report]]]:
-        """The figures, the same on every rank, and the reports of the clients in order.
+        """The metrics, the same on every rank, and the clients' reports in order.
 
         Args:
-            tests: of the sessions of this round, of all ranks.
+            tests: reports of this round's sessions, on all ranks.
         """
         gathered = self._fleet.ranks.gather([self._reports])
         every: dict[Kind, list[Report]] = {}
@@ -235,7 +235,7 @@ class Evaluation:
             reports.sort(key=lambda r: (r.client, r.batch))
             every[kind] = [r for r in reports if r.samples]
             for report in (r for r in reports if r.error):
-                found = f"client {report.client} is left out of the {kind} figures"
+                found = f"client {report.client} is left out of the {kind} metrics"
                 self._fleet.warn(f"{found}: {report.error}")
         means = reported(weighted_means(every.pop("global")))
         figures = {f"global/{name}": value for name, value in means.items()}

@@ -1,7 +1,4 @@
-"""The root LightningModule.
-
-What a configuration says of a federation, and where Lightning's hooks meet it.
-"""
+"""The root LightningModule: a federation's configuration and its Lightning hooks."""
 
 import hashlib
 import json
@@ -47,22 +44,22 @@ from lightfed.utils.heap import trim_heap
 _FINGERPRINT = "lightfed_fingerprint"
 _FRUITLESS = "lightfed_fruitless_rounds"
 _LEDGER = "lightfed_ledger"
-_COSTS = ("samples", "stored_bytes")  # of a client, beside its metrics
-_LR = "lightfed_lr"  # of the last round: what is evaluated after a session trains with it
+_COSTS = ("samples", "stored_bytes")  # of a client, written with its metrics
+_LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _TESTS = "lightfed_round_tests"  # likewise
-_METRICS = "lightfed_round_metrics"  # of a round that is trained, but perhaps not yet validated
+_METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
 
 
 class Federation(L.LightningModule):
     """A federation: an algorithm and cohorts of clients.
 
-    Registered sub-modules are server state only, replicated on every rank. Client modules and rows
-    live in the `Fleet`, which is made in `setup`, when the ranks are up and the data is split.
+    Registered sub-modules hold only server state, replicated on every rank. Client modules and rows
+    are in the `Fleet`. `setup` creates it when the ranks are up and the data is split.
 
     Attributes:
         optimizer: of local training, as configured.
-        host_rows: client rows lie in host memory.
-        exchange_buffer: bytes of a rank for rows that clients exchange.
+        host_rows: keep client rows in host memory.
+        exchange_buffer: bytes per rank for rows that clients exchange.
     """
 
     def __init__(
@@ -86,38 +83,38 @@ class Federation(L.LightningModule):
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
     ) -> None:
-        """What is trained, by whom, how long.
+        """Configure the federation.
 
         Args:
             algorithm: The federated algorithm.
-            cohorts: The clients, one item an architecture.
-            optimizer: Of local training, fresh for every session. Leave it out where the clients'
-                modules have a configure_optimizers of their own.
-            lr_schedule: Learning rate over rounds: a torch scheduler, stepped once a round.
-            fraction: Of the clients that take part in a round.
+            cohorts: The clients, one item per architecture.
+            optimizer: Optimizer of local training, reset for every session. Leave it out if the
+                clients' modules define configure_optimizers.
+            lr_schedule: Learning rate over rounds: a torch scheduler, stepped once per round.
+            fraction: Share of the clients that take part in a round.
             clients_per_round: Number of clients that take part in a round, instead of fraction.
-            local_epochs: Epochs of a session.
-            local_steps: Steps of a session, instead of local_epochs.
+            local_epochs: Epochs per session.
+            local_steps: Steps per session, instead of local_epochs.
             evaluate: Which evaluations: global (the server's model on the global test set), local
-                (the server's model on each client's test split, where clients hold something else),
-                personal (what each client holds on its own test split), trained or aggregated (the
-                same at that moment, beside that of evaluate_at), finetuned (the server's model
+                (the server's model on each client's test split, if clients have other models),
+                personal (each client's model on its own test split), trained or aggregated (the
+                same at that moment, in addition to evaluate_at), finetuned (the server's model
                 after a session on the client's training split).
-            evaluate_at: When personal is measured: aggregated, with what the last aggregation gave
-                a client, or trained, as its session left it. What the round has overwritten since
-                is measured in its sessions, of its participants. By default as the algorithm's
-                paper does; give it where methods are compared.
-            eval_clients: Evaluate only so many clients, drawn once; all by default.
+            evaluate_at: When personal is measured: aggregated (after the last aggregation) or
+                trained (after the client's session). Models that the round overwrites are measured
+                in its sessions, for its participants. The default follows the algorithm's paper;
+                set it to compare methods.
+            eval_clients: Number of clients to evaluate, drawn once; all by default.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
-            store: Keep client rows on the device, or in pinned host memory where they do not fit.
-            exchange_buffer: Memory of a rank, in MiB, for rows that clients exchange (DisPFL).
-            max_failed_clients: Sessions of a round that may fail, by an error or an update that is
-                not finite, before the run ends; they are left out and named. It always ends when
-                not one of a round's sessions has a usable update; where a round has one session,
+            store: Keep client rows on the device, or in pinned host memory if they do not fit.
+            exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL).
+            max_failed_clients: Number of sessions of a round that may fail, by an error or a
+                non-finite update, before the run ends; they are left out and named. The run always
+                ends when no session of a round has a usable update; with one session per round,
                 after three such rounds in a row.
-            export: Which weights the run folder gets as safetensors in the end: of the server, of
-                every client.
-            seed: Of everything that is drawn.
+            export: Which weights to write to the run folder as safetensors at the end: of the
+                server, of every client.
+            seed: Seed of all draws.
         """
         super().__init__()
         if not cohorts:
@@ -154,7 +151,7 @@ class Federation(L.LightningModule):
         self._accumulate: Accumulate = accumulate
         self.host_rows = store == "host"
         self._round_metrics: dict[str, float] = {}
-        self._evaluated: set[str] = set()  # names of the last evaluation's figures
+        self._evaluated: set[str] = set()  # names of the last evaluation's metrics
         self._round_started = 0.0
         self.fleet: Fleet
         self.evaluation: Evaluation
@@ -215,7 +212,7 @@ class Federation(L.LightningModule):
 
     @property
     def federated_trainer(self) -> RunTrainer:
-        """The trainer, known to be one of ours."""
+        """The trainer, checked to be a FederatedTrainer."""
         if not isinstance(self.trainer, RunTrainer):
             raise UserError(
                 "trainer", type(self.trainer).__name__, "use lightfed's FederatedTrainer"
@@ -231,7 +228,7 @@ class Federation(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """The template of the clients' optimisers.
 
-        Its learning rate is the round's, and LearningRateMonitor shows it.
+        Its learning rate is that of the round, for LearningRateMonitor.
         """
         if self.optimizer is None:
             return []
@@ -285,7 +282,7 @@ class Federation(L.LightningModule):
     # A round.
 
     def run_round(self, t: int, waves: Waves, *, validates: bool) -> None:
-        """One round of the algorithm; called by the loop, which says whether validation follows."""
+        """Run one round of the algorithm; the loop calls it and knows if validation follows."""
         self._round_started = time.monotonic()
         training = self.fleet.training
         training.waves = waves
@@ -297,42 +294,42 @@ class Federation(L.LightningModule):
         self._show()
 
     def set_learning_rate(self, t: int) -> None:
-        """Of round t, before its hooks: the schedule is brought to t, in a resumed run too."""
+        """Set the learning rate of round t before its hooks, also in a resumed run."""
         optimizers = self.federated_trainer.optimizers
         if not optimizers:
             return
         for config in self.federated_trainer.lr_scheduler_configs:
             while config.scheduler.last_epoch < t:
-                optimizers[0].step()  # the template has no gradient; torch wants this order
+                optimizers[0].step()  # the template has no gradient; torch requires this order
                 step_schedule(config.scheduler)
         self.fleet.training.lr = float(optimizers[0].param_groups[0]["lr"])
 
     @override
     def on_train_epoch_end(self) -> None:
-        # Before the checkpoint callbacks: a round whose checkpoint exists has its row on disk.
+        # Before the checkpoint callbacks: every round with a checkpoint has its row on disk.
         trainer, t = self.federated_trainer, self.federated_trainer.current_epoch
         self._publish(self._round_metrics)
         for logger in trainer.loggers:
             logger.log_metrics(self._round_metrics, step=t)
         if trainer.run_logger is not None:
-            # Of this run on this machine, outside the promise of equal bits.
+            # Depends on the machine; not part of the promise of equal bits.
             sent = self.fleet.ranks.take_wire_bytes()
             local = {"wire_bytes": sent, "seconds": time.monotonic() - self._round_started}
             trainer.run_logger.log_metrics(local, t)
             trainer.run_logger.end_round(t + 1)
 
     def _publish(self, figures: dict[str, float]) -> None:
-        """To callbacks. Not by `self.log`, which costs a millisecond a figure.
+        """Pass metrics to callbacks; `self.log` would cost a millisecond per metric.
 
-        These are reduced already.
+        They are already reduced over ranks.
         """
         values = torch.tensor(list(figures.values()), dtype=torch.float64).unbind()
         self.trainer.callback_metrics.update(zip(figures, values, strict=True))
 
     def _show(self) -> None:
-        """On progress bars, which come before `on_train_epoch_end` of this module."""
+        """Show metrics on progress bars, which run before this module's `on_train_epoch_end`."""
         shown, found = self.trainer.progress_bar_metrics, self._round_metrics
-        shown.pop("loss", None)  # perhaps nobody trains in this round
+        shown.pop("loss", None)  # this round may have no sessions
         names = {"loss": "train_loss"} | {k: k for k in ("global/accuracy", "personal/accuracy")}
         shown.update({name: found[key] for name, key in names.items() if key in found})
 
@@ -343,7 +340,7 @@ class Federation(L.LightningModule):
     # Evaluation.
 
     def evaluation_jobs(self) -> Jobs:
-        """What this rank evaluates, as a data loader."""
+        """This rank's evaluation jobs, as a data loader."""
         return self.evaluation.jobs
 
     @override
@@ -381,7 +378,7 @@ class Federation(L.LightningModule):
                 fleet.warn(f"{gone} a round's sessions; there is no {kind} figure without one")
             self.log_dict(figures, sync_dist=True, rank_zero_only=True)
             return
-        # A cohort that was not tested has no figure, and not the one of an evaluation before.
+        # A cohort that was not tested must not keep the metric of an earlier evaluation.
         for name in self._evaluated - figures.keys():
             self.trainer.callback_metrics.pop(name, None)
         self._evaluated = set(figures)
@@ -394,12 +391,12 @@ class Federation(L.LightningModule):
         if logger is not None:
             logger.log_clients(self._client_rows(reports))
             logger.log_arrays(rounds, arrays)
-        if rounds == self.trainer.current_epoch:  # the other figures of the round are written
+        if rounds == self.trainer.current_epoch:  # the round's other metrics are written
             for each in self.trainer.loggers:
                 each.log_metrics(figures, step=rounds - 1)
 
     def _client_rows(self, reports: Mapping[Kind, Sequence[Report]]) -> list[Row]:
-        """A row a client, with the same columns: personal figures bare, others as `kind/name`."""
+        """One row per client, same columns: personal metrics bare, others as `kind/name`."""
         found: dict[int, Row] = {}
         for kind, tests in reports.items():
             for report in tests:
@@ -431,12 +428,12 @@ class Federation(L.LightningModule):
         if logger is not None:
             export(self.fleet, logger.folder / "models", kinds=self._export)
             export_masks(self.fleet, logger.folder / "masks")
-            self.fleet.ranks.barrier()  # rank 0 makes the run's page, of all ranks' files
+            self.fleet.ranks.barrier()  # rank 0 makes the run's page from all ranks' files
 
     # Checkpoints.
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with a run that goes on from it."""
+        """Properties that a checkpoint and the run that resumes from it must share."""
         data = self.federated_trainer.datamodule
         return {
             "algorithm": type(self.algorithm).__name__,
@@ -448,7 +445,7 @@ class Federation(L.LightningModule):
         }
 
     def round_identity(self) -> dict[str, Any]:
-        """What the journal of a round must have in common with one that goes on from it."""
+        """Properties that a round's journal and the round that resumes from it must share."""
         logger = self.federated_trainer.run_logger
         config = None if logger is None else logger.place.config
         return {"fingerprint": self.fingerprint(), "lr": self.fleet.training.lr, "config": config}

@@ -2,9 +2,9 @@
 
 An "epoch" is a round, a "batch" is a wave of sessions, one on every rank.
 
-A wave count follows from the participants, so it is the same on every rank without communication,
-and every stock callback that talks to other ranks from a batch hook stays in step. Firing batch
-hooks per local step would hang as soon as two ranks have different numbers of batches.
+The participants determine the number of waves. So it is the same on every rank without
+communication, and stock callbacks that communicate in a batch hook stay in step. Firing batch hooks
+per local step would hang as soon as two ranks have different numbers of batches.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ _WAVE_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 class RoundLoop(_TrainingEpochLoop):
     """One round: the algorithm's `round`, whose training runs in waves, then validation.
 
-    `global_step` counts server updates: it advances by one a round, on every rank alike.
+    `global_step` counts server updates: it advances by one per round, on every rank.
     """
 
     trainer: RunTrainer
@@ -46,7 +46,7 @@ class RoundLoop(_TrainingEpochLoop):
         self._server_steps = 0
         self._evaluated = 0  # rounds that were finished at the last evaluation
         self._first: int | None = None  # round of this process
-        self._journal: Path | None = None  # of this run, until its first round is over
+        self._journal: Path | None = None  # of this run, until its first round ends
 
     @property
     @override
@@ -55,7 +55,7 @@ class RoundLoop(_TrainingEpochLoop):
 
     @property
     def round_index(self) -> int:
-        """T of the round under way."""
+        """The current round t."""
         return self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
 
     @override
@@ -63,8 +63,8 @@ class RoundLoop(_TrainingEpochLoop):
         t = self.round_index
         self._batches_that_stepped = t
         federation = federation_of(self.trainer)
-        # A checkpoint written while round t was being validated comes back here with the server
-        # already updated.
+        # A checkpoint written during the validation of round t resumes here with the server already
+        # updated.
         if self._server_steps == t:
             self._begin(t)
             try:
@@ -75,12 +75,12 @@ class RoundLoop(_TrainingEpochLoop):
             self.trainer.in_round = False
         if self._should_check_val_epoch():
             self._validate()
-        # Only now: the loggers' x-axis of what validation logs is still this round.
+        # Not earlier: validation must log at this round on the loggers' x-axis.
         self._batches_that_stepped = t + 1
         self.trainer.save_deferred_checkpoints()
 
     def _begin(self, t: int) -> None:
-        """Before a round: it may be suspended, and may go on where a suspended one ended."""
+        """Prepare a round: it may be suspended, or resume a suspended one."""
         self.trainer.in_round = True
         last = self.trainer.last_checkpoint
         training = federation_of(self.trainer).fleet.training
@@ -89,11 +89,11 @@ class RoundLoop(_TrainingEpochLoop):
         if self._first is None:
             self._first = t
             self._unfinished(t)
-            if last is not None:  # of whatever round it is
+            if last is not None:  # of any round
                 self._journal = last.path.with_name(journal.FILE)
 
     def _unfinished(self, t: int) -> None:
-        """Sessions of the round that the run before this one has finished."""
+        """Load the sessions of the round that the previous run has finished."""
         if self.trainer.ckpt_path is None:
             return
         path = Path(self.trainer.ckpt_path).with_name(journal.FILE)
@@ -109,13 +109,13 @@ class RoundLoop(_TrainingEpochLoop):
             federation.fleet.training.go_on(*found)
 
     def forget_journal(self) -> None:
-        """Of a round whose checkpoint is written, or of one of another course of the run."""
+        """Remove the journal: its round has a checkpoint, or is of another course of the run."""
         path, self._journal = self._journal, None
         if path is not None and self.trainer.is_global_zero:
             checkpoint.remove(path)
 
     def _suspend(self, suspended: Suspended, t: int) -> None:
-        """Put the finished sessions beside the checkpoint that the round started from.
+        """Save the finished sessions next to the checkpoint that the round started from.
 
         Raises:
             Interrupted: always.
@@ -133,12 +133,12 @@ class RoundLoop(_TrainingEpochLoop):
         )
 
     def asked(self) -> int:
-        """The signal that has come to any rank; 0 for none."""
+        """The signal received by any rank; 0 for none."""
         return max(federation_of(self.trainer).fleet.ranks.gather([signals.asked() or 0]))
 
     def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
         self.batch_progress.reset_on_run()
-        self.trainer.fit_loop.max_batches = max(1, waves)  # with none Lightning ends the run
+        self.trainer.fit_loop.max_batches = max(1, waves)  # with 0 Lightning would end the run
         hooked = any(any(self._hooks(name)) for name in _WAVE_HOOKS)
         reports = []
         for wave in range(waves):
@@ -152,7 +152,7 @@ class RoundLoop(_TrainingEpochLoop):
     def _wave(
         self, wave: int, client: int | None, run: RunClient, *, hooked: bool
     ) -> Pending | None:
-        """One session on this rank, or none, between the stock batch hooks."""
+        """Run at most one session on this rank, between the stock batch hooks."""
         progress, connector = self.batch_progress, self.trainer._logger_connector
         progress.increment_ready()
         if hooked:
@@ -168,9 +168,9 @@ class RoundLoop(_TrainingEpochLoop):
         return report
 
     def _hooks(self, name: str) -> tuple[bool, bool]:
-        """Whether a callback, and whether the root module, has more than the empty hook.
+        """Whether a callback, and whether the root module, overrides the hook.
 
-        Lightning calls them all; with a thousand sessions a second the empty ones add up.
+        Lightning calls all hooks; at a thousand sessions per second the empty ones add up.
         """
         callbacks = any(is_overridden(name, c, L.Callback) for c in self.trainer.callbacks)
         return callbacks, is_overridden(name, federation_of(self.trainer))
@@ -188,7 +188,7 @@ class RoundLoop(_TrainingEpochLoop):
         return super()._should_check_val_epoch() or (last and self.trainer.enable_validation)
 
     def validate_last(self) -> None:
-        """At the end of a run that a callback has stopped between two evaluations."""
+        """Evaluate at the end of a run that a callback has stopped between two evaluations."""
         trainer = self.trainer
         if self._evaluated == self._server_steps or not trainer.enable_validation:
             return
@@ -210,7 +210,7 @@ class RoundLoop(_TrainingEpochLoop):
 
     @override
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
-        """Nothing: a round sets its own learning rate, so that a resumed run has the same."""
+        """Do nothing: each round sets its learning rate, so that a resumed run has the same."""
 
     @override
     def on_save_checkpoint(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class RoundLoop(_TrainingEpochLoop):
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
         self._server_steps = state_dict["server_steps"]
-        # Checkpoints of before there was this count: nothing to make up for.
+        # Older checkpoints lack this count and need no correction.
         self._evaluated = state_dict.get("evaluated", self._server_steps)
 
 
@@ -251,7 +251,7 @@ class FederatedLoop(_FitLoop):
     @property
     @override
     def skip(self) -> bool:
-        # A run that died between its last round and its end has that before it yet.
+        # A run that died between its last round and its end must still finish.
         return self.trainer.limit_train_batches == 0
 
     @override
@@ -259,9 +259,7 @@ class FederatedLoop(_FitLoop):
         if self.trainer.limit_train_batches == 0:
             return
         if self.max_batches == float("inf"):
-            self.max_batches = (
-                1  # the waves of a round are known when it has drawn its participants
-            )
+            self.max_batches = 1  # a round knows its waves once it has drawn its participants
         self.trainer.val_check_batch = float("inf")
 
     @override
@@ -269,7 +267,7 @@ class FederatedLoop(_FitLoop):
         try:
             super().run()
         except BaseException as error:
-            # Ahead of callbacks: one that saves would wait for ranks that know of no error.
+            # Before callbacks: one that saves would wait for ranks that do not know of the error.
             self.trainer.strategy.on_exception(error)
             raise
 
@@ -289,7 +287,7 @@ class FederatedLoop(_FitLoop):
         with self.trainer.profiler.profile("run_training_epoch"):
             try:
                 self.epoch_loop.run()
-            except StopIteration as error:  # to Lightning it is the end of a run
+            except StopIteration as error:  # Lightning takes it for the end of the run
                 raise RuntimeError("a round raised StopIteration") from error
 
     @override
@@ -301,7 +299,7 @@ class FederatedLoop(_FitLoop):
             self._interrupt(signal)
 
     def _interrupt(self, signal: int) -> None:
-        """After a round, with everything on disk.
+        """Called after a round, with everything on disk.
 
         Raises:
             Interrupted: always.
@@ -320,10 +318,10 @@ class FederatedLoop(_FitLoop):
 
     @override
     def _warn_if_modules_in_eval_mode(self) -> None:
-        """Nothing: the modules of clients are switched by their sessions."""
+        """Do nothing: sessions switch the modes of their clients' modules."""
 
 
 def _rounds(finished: int, trainer: L.Trainer) -> str:
-    """How far a run has come, in words."""
-    limit = trainer.max_epochs or -1  # which is none: max_steps is one, too
+    """The progress of a run, in words."""
+    limit = trainer.max_epochs or -1  # no limit: there may be max_steps
     return f"{finished} of {limit} rounds" if limit > 0 else f"{finished} rounds"

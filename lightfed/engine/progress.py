@@ -1,4 +1,4 @@
-"""Rounds, sessions, time left and figures: two lines of a terminal, or lines of a log file."""
+"""Shows rounds, sessions, time left and metrics: two lines on a terminal, or lines of a log."""
 
 import time
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from lightfed.engine.evaluation import KINDS
 
 
 class _Lines(Progress):
-    """The figures stand below the bar: beside it they would push the times out of the line."""
+    """Shows metrics below the bar: on the same line they would push the times out."""
 
     @override
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -31,12 +31,12 @@ class _Lines(Progress):
 
 
 class RoundProgressBar(ProgressBar):
-    """A bar over rounds with the sessions of the round and the newest figures.
+    """A bar over rounds with the sessions of the round and the latest metrics.
 
-    Where the output is no terminal, a line is printed at most every `seconds`.
+    If the output is not a terminal, it prints a line at most every `seconds`.
 
     Args:
-        seconds: between lines of a log file.
+        seconds: minimum time between lines of a log file.
     """
 
     def __init__(self, seconds: float = 30.0) -> None:
@@ -113,7 +113,7 @@ class RoundProgressBar(ProgressBar):
         return last or time.monotonic() - self._printed >= self._seconds
 
     def _figures(self, trainer: L.Trainer) -> str:
-        """Of the round; those of an earlier evaluation with the number of its round."""
+        """Metrics of the round; those of an earlier evaluation show the number of its round."""
         shown = self.get_metrics(trainer, trainer.lightning_module)
         texts = {k: f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, float)}
         tested = [texts.pop(k) for k in list(texts) if k.partition("/")[0] in KINDS]

@@ -1,4 +1,4 @@
-"""A Trainer that has a run folder, and its checkpoints there."""
+"""A Trainer with a run folder that holds its checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from lightfed.utils.lightning_private import _PATH
 
 
 class RunTrainer(L.Trainer):
-    """What the root module and the loop of a federation ask of its Trainer beside Lightning's.
+    """What a federation's root module and loop need from a Trainer besides Lightning's API.
 
     Attributes:
-        goes_on_from: the checkpoint that this run was given, or found.
+        goes_on_from: the checkpoint from which this run resumes, given or found.
         clipping: how gradients are clipped.
-        in_round: a round is under way; a checkpoint that is asked for waits for its end.
+        in_round: whether a round is running; requested checkpoints wait for its end.
     """
 
     callbacks: list[Callback]
@@ -48,20 +48,20 @@ class RunTrainer(L.Trainer):
     def save_checkpoint(
         self, filepath: _PATH, weights_only: bool | None = None, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint; one asked for within a round is written when the round is over."""
+        """Write a checkpoint; one requested during a round is written at its end."""
         if self.state.fn is not None and self.in_round:
             self._deferred_checkpoints.append((filepath, weights_only, storage_options))
             return
         super().save_checkpoint(filepath, weights_only, storage_options)
 
     def save_deferred_checkpoints(self) -> None:
-        """What callbacks asked for within the round that has just ended."""
+        """Write the checkpoints that callbacks requested during the round."""
         deferred, self._deferred_checkpoints = self._deferred_checkpoints, []
         for filepath, weights_only, storage_options in deferred:
             self.save_checkpoint(filepath, weights_only, storage_options)
 
     def save_last(self) -> bool:
-        """Write last.ckpt where a run is sought that goes on; False if it keeps no checkpoints."""
+        """Write last.ckpt where resuming looks for it; False if the run keeps no checkpoints."""
         folders = [c.dirpath for c in self._model_checkpoints() if c.dirpath is not None]
         if not folders:
             return False
@@ -71,7 +71,7 @@ class RunTrainer(L.Trainer):
         return True
 
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
-        """The file of a checkpoint; `fresh` where `last` may mean a run that starts.
+        """The file of a checkpoint; with `fresh`, `last` may start a new run.
 
         Raises:
             UserError: there is no such checkpoint.
@@ -88,7 +88,7 @@ class RunTrainer(L.Trainer):
             return ckpt_path
         if ckpt_path != "last":
             main = main_file(ckpt_path)
-            self._demand_readable(True)  # a path is meant as it is written
+            self._demand_readable(True)  # an explicit path has no fallback
             return main if logger is None else logger.place.resume_from(main)
         if logger is None:
             return ckpt_path  # Lightning looks into the folders of the checkpoint callbacks
@@ -99,7 +99,7 @@ class RunTrainer(L.Trainer):
         return newest
 
     def _demand_readable(self, strict: bool) -> None:
-        """Whether an unreadable checkpoint is an error, or the one before it will do."""
+        """Whether an unreadable checkpoint is an error, or falls back to the previous one."""
         if isinstance(self.strategy, FederatedStrategy):
             self.strategy.strict = strict
 

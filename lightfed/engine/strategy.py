@@ -1,6 +1,6 @@
-"""Ranks for a federation.
+"""The strategy that starts a federation's ranks.
 
-Lightning's launchers and process groups, no DDP wrap, sharded atomic checkpoints.
+It uses Lightning's launchers and process groups, no DDP wrapper, and sharded atomic checkpoints.
 """
 
 import atexit
@@ -31,7 +31,7 @@ from lightfed.utils.lightning_private import _PATH
 
 T = TypeVar("T")
 
-_LAST_WORDS = 2.0  # seconds for ranks that end by themselves, before they are killed
+_LAST_WORDS = 2.0  # seconds for ranks to exit by themselves before they are killed
 
 
 @cache
@@ -40,28 +40,27 @@ def _leave_at_exit() -> None:
 
 
 class FederatedStrategy(DDPStrategy):
-    """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; each trains clients of its own.
+    """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; each trains its own clients.
 
-    Server state is equal on all ranks because all compute it alike, so nothing is wrapped and
-    nothing broadcast.
+    All ranks compute the same server state, so nothing is wrapped or broadcast.
 
     Attributes:
-        ranks_per_device: ranks that share a GPU; set before the devices are known.
+        ranks_per_device: number of ranks per GPU; set before the devices are known.
     """
 
     strategy_name = "federated"
     ranks_per_device = 1
-    strict = False  # whether a checkpoint is the one to load, or the one before it will do
+    strict = False  # whether loading may not fall back to the previous checkpoint
     _came_from: Path | None = None  # the main file that was loaded
-    _loaded_step = 0  # rounds that were on disk when this process began
-    _saved_step = 0  # and that it has put there
+    _loaded_step = 0  # rounds on disk when this process started
+    _saved_step = 0  # rounds that it has saved
 
     def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
-        """Nothing of DDP is left to be set but how long ranks wait for each other.
+        """Set how long ranks wait for each other; DDP's other settings do not apply.
 
         Args:
-            timeout: Minutes that a rank waits for the others, be it at the start, for the last
-                session of a round or in a collective; then the run ends, and says whom it lacked.
+            timeout: Minutes that a rank waits for the others: at the start, at the end of a round's
+                sessions or in a collective. Then the run ends and names the missing ranks.
         """
         if not timeout > 0:
             key = "trainer.strategy.init_args.timeout"
@@ -71,7 +70,7 @@ class FederatedStrategy(DDPStrategy):
     @property
     @override
     def parallel_devices(self) -> list[torch.device] | None:
-        """Of the ranks of this node, in order."""
+        """Devices of this node's ranks, in order."""
         return self._parallel_devices
 
     @parallel_devices.setter
@@ -81,13 +80,13 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def _get_process_group_backend(self) -> str:
-        # NCCL refuses two ranks on a device.
+        # NCCL rejects two ranks on one device.
         return "gloo" if self.ranks_per_device > 1 else super()._get_process_group_backend()
 
     @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        # An injected sampler must not split what the federation has split.
+        # An injected sampler must not split the federation's jobs again.
         return {"num_replicas": 1, "rank": 0}
 
     @override
@@ -109,16 +108,16 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def setup_distributed(self) -> None:
-        """Meet the other ranks.
+        """Connect to the other ranks.
 
         Raises:
-            UserError: they do not come, or are not found.
+            UserError: some ranks do not connect or cannot be reached.
         """
         try:
             self._meet()
             super().setup_distributed()
         except (dist.DistError, OSError) as error:
-            self._kill_launched()  # the others look for this one for as long
+            self._kill_launched()  # the others would keep waiting for this one
             assert self.cluster_environment is not None
             place = f"{self._address}:{self.cluster_environment.main_port}"
             found = f"the ranks do not meet at {place} ({str(error).splitlines()[0]})"
@@ -126,7 +125,7 @@ class FederatedStrategy(DDPStrategy):
             raise UserError("MASTER_ADDR", found, fix) from error
 
     def _meet(self) -> None:
-        """Make the process group over a store on one interface; torch's own listens on all."""
+        """Create the process group over a store on one interface; torch's store listens on all."""
         if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return  # torchrun has a store already
         self.set_world_ranks()
@@ -153,23 +152,23 @@ class FederatedStrategy(DDPStrategy):
 
     @property
     def _address(self) -> str:
-        """At which rank 0 is reached."""
+        """Address of rank 0, for the other ranks."""
         assert self.cluster_environment is not None
         return self.cluster_environment.main_address
 
     def _interface(self) -> str:
-        """Of rank 0's node, that it listens on."""
+        """Interface of its node on which rank 0 listens."""
         return interface_of(self._address, nodes=self.num_nodes) if self.global_rank == 0 else ""
 
     def _launched(self) -> list[subprocess.Popen[bytes]]:
-        """Processes of other ranks that this one has started."""
+        """Processes of other ranks started by this one."""
         return getattr(self.launcher, "procs", [])
 
     def _relieve_observer(self) -> None:
-        """Lightning's kills this process when a child ends; the watch first says why.
+        """Stop Lightning's monitor, which kills this process when a child ends: the watch reports.
 
-        Until now it was needed: a rank may die before the ranks meet. It ends where no child is
-        left on its list.
+        Until now it was needed: a rank may die before the ranks connect. It stops when its list of
+        children is empty.
         """
         launched = self._launched()
         if launched:
@@ -177,7 +176,7 @@ class FederatedStrategy(DDPStrategy):
             launched.clear()
 
     def _kill_launched(self) -> None:
-        """The end of ranks that do not end by themselves: stopped ones."""
+        """Kill ranks that do not exit by themselves, such as stopped ones."""
         limit = time.monotonic() + _LAST_WORDS
         for process in self._launched():
             try:
@@ -186,7 +185,7 @@ class FederatedStrategy(DDPStrategy):
                 process.kill()
 
     def _node_lost(self) -> str:
-        """What becomes of a run that has lost a node: its job goes on, if it trains and saves."""
+        """Requeue the job of a run that has lost a node, if it trains and keeps checkpoints."""
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING or not trainer.checkpoint_callbacks:
@@ -203,7 +202,7 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def broadcast(self, obj: T, src: int = 0) -> T:
-        assert src == 0, "what ranks agree on is what rank 0 has"
+        assert src == 0, "broadcasts come from rank 0"
         return cast(T, self.ranks.broadcast(obj))
 
     @override
@@ -215,7 +214,7 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def setup(self, trainer: L.Trainer) -> None:
-        """DDPStrategy.setup without the wrap and without the broadcast of module states."""
+        """DDPStrategy.setup without wrapping the module or broadcasting its state."""
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
@@ -229,7 +228,7 @@ class FederatedStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint_: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        # What the run came from stays until the run has a whole one of its own.
+        # Keep the checkpoint that was loaded until the run has a complete one of its own.
         keep = self._came_from != checkpoint.previous_of(Path(filepath)).resolve()
         checkpoint.save(checkpoint_, filepath, self.ranks, keep_previous=keep)
         self._saved_step = checkpoint_["global_step"]
@@ -256,5 +255,5 @@ class FederatedStrategy(DDPStrategy):
 
 
 StrategyRegistry.register(
-    "federated", FederatedStrategy, description="Ranks of a federation; no model is wrapped"
+    "federated", FederatedStrategy, description="Ranks of a federation; models are not wrapped"
 )

@@ -44,9 +44,8 @@ Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
 class FederatedTrainer(RunTrainer):
     """A Trainer whose epochs are rounds.
 
-    It has exactly those of Lightning's flags that mean something for a federation: a flag that
-    would silently do nothing does not exist here. One optimiser step a batch and one model under
-    DDP are what the others are about.
+    It has only those of Lightning's flags that affect a federation. The other flags concern one
+    optimiser step per batch and one model under DDP; here they would silently do nothing.
     """
 
     fit_loop: FederatedLoop
@@ -91,22 +90,23 @@ class FederatedTrainer(RunTrainer):
         """Flags of the run.
 
         Args:
-            name: Of the run: its folder is <default_root_dir>/<name>, with a number where that is
-                taken. The command line takes the name of the configuration file.
+            name: Name of the run: its folder is <default_root_dir>/<name>, numbered if that exists.
+                The command line's default is the name of the configuration file.
             max_epochs: Rounds.
             min_epochs: Rounds before a callback may stop the run.
             max_steps: Server updates; -1 for no limit.
             max_time: Wall-clock limit, such as 00:12:00:00.
             accelerator: cpu, gpu or auto.
-            devices: Ranks on this node, one a device.
+            devices: Ranks on this node, one per device.
             num_nodes: Nodes.
-            precision: Of local training. With 16-mixed every session has a loss scaler of its own.
-            strategy: How ranks are started; only `federated` makes sense here.
+            precision: Precision of local training. With 16-mixed every session has its own loss
+                scaler.
+            strategy: How ranks are started; only `federated` works here.
             logger: True for the run folder; Lightning's loggers; False for none.
             callbacks: Lightning callbacks; a batch is a wave of sessions, an epoch a round.
-            fast_dev_run: One round of one batch a client, no files.
-            limit_train_batches: Batches (int) or share of the batches (float) of a session.
-            limit_val_batches: Evaluation jobs of a rank; 0 for no validation.
+            fast_dev_run: One round of one batch per client, no files.
+            limit_train_batches: Batches (int) or share of the batches (float) per session.
+            limit_val_batches: Evaluation jobs per rank; 0 for no validation.
             limit_test_batches: As limit_val_batches, for `test`.
             check_val_every_n_epoch: Rounds between evaluations; the last round is always evaluated.
             enable_checkpointing: Write checkpoints/last.ckpt after every round.
@@ -114,18 +114,18 @@ class FederatedTrainer(RunTrainer):
             enable_model_summary: Print the server state's modules.
             gradient_clip_val: Limit on the gradients of a local step.
             gradient_clip_algorithm: By norm of all parameters of a client; by value; or by norm of
-                each of its networks (PFedMoE, FML, FedKD, FedAPEN), as their authors' code does.
+                each of its networks (PFedMoE, FML, FedKD, FedAPEN), as in their authors' code.
             deterministic: Ask torch for deterministic operations.
             benchmark: cudnn.benchmark.
             profiler: Lightning profiler.
             detect_anomaly: Check every backward for nan.
             plugins: Lightning plugins.
-            default_root_dir: Where run folders are made.
-            num_threads: Torch threads of a rank on the CPU; more than one is slower when the cores
-            are shared.
+            default_root_dir: Parent folder of the run folders.
+            num_threads: Torch threads per rank on the CPU; more than one is slower if ranks share
+                cores.
             ranks_per_device: Ranks that share each GPU, for clients too small to fill one. They
-                talk over gloo, since NCCL refuses two ranks on a GPU; under SLURM a node has so
-                many times more tasks than GPUs.
+                communicate over gloo, since NCCL rejects two ranks on a GPU. Under SLURM, a node
+                needs this many tasks per GPU.
         """
         self.goes_on_from = None
         self.in_round = False
@@ -163,7 +163,7 @@ class FederatedTrainer(RunTrainer):
         torch.set_num_threads(num_threads)
         os.environ.setdefault(
             "OMP_NUM_THREADS", str(num_threads)
-        )  # or Lightning's launcher sets another
+        )  # otherwise Lightning's launcher sets another value
         keep_heap()
         loggers: list[Logger]
         if isinstance(logger, bool):
@@ -240,14 +240,14 @@ class FederatedTrainer(RunTrainer):
             train_dataloaders: the data module, in Lightning's second position.
             val_dataloaders: none: the data module knows the clients' test sets.
             datamodule: the FederatedDataModule.
-            ckpt_path: a checkpoint to go on from; `last` for the newest run of this name and
-                configuration, or a fresh start if there is none yet. A SLURM job goes on in its
-                run without being told.
+            ckpt_path: a checkpoint to resume from; `last` for the newest run of this name and
+                configuration, or a new run if there is none. A SLURM job resumes its own run
+                without it.
             weights_only: checkpoints are always loaded as tensors and primitives.
 
         Raises:
-            SystemExit: a signal has stopped the run, whose state is on disk.
-            UserError: what a user can cause.
+            SystemExit: a signal has stopped the run; its state is on disk.
+            UserError: a setting or file of the user cannot be used.
         """
         self._check_launch()
         path = self.goes_on_from = self._resolve(ckpt_path, fresh=True)
@@ -313,16 +313,16 @@ class FederatedTrainer(RunTrainer):
         )
 
     def _is_finished(self) -> bool:
-        """Whether this job has been at the end of the run before, and nothing is left to do.
+        """Whether this job has already finished the run.
 
-        A script may want the state of a finished run: it is loaded, and not a round is run.
+        A script may want the state of a finished run: it is loaded without running a round.
         """
         logger = self.run_logger
         rounds = None if logger is None else logger.place.finished_rounds(self._limits)
         if logger is None or rounds is None:
             return False
         if logger.place.config is None:
-            self.fit_loop.max_epochs = rounds  # fewer than max_epochs, where a callback stopped it
+            self.fit_loop.max_epochs = rounds  # fewer than max_epochs if a callback stopped it
             return False
         if self.is_global_zero:
             print(f"{logger.folder} is finished after {rounds} rounds")
@@ -342,11 +342,11 @@ class FederatedTrainer(RunTrainer):
 
 
 class _FlagSignals(_SignalConnector):
-    """Leaves signals to lightfed.utils.signals, which only takes them down.
+    """Leaves signals to lightfed.utils.signals, which only records them.
 
-    Lightning's handlers save and broadcast inside the handler, which deadlocks as soon as a signal
-    meets a rank in a collective. Here the loop asks between sessions, all ranks stop at the same
-    one, save, and `fit` requeues the job.
+    Lightning's handlers save and broadcast, which deadlocks if the signal interrupts a collective.
+    Here the loop checks between sessions, all ranks stop at the same one and save, and `fit`
+    requeues the job.
     """
 
     @override
@@ -372,13 +372,13 @@ def _with_defaults(
     if checkpoint and not any(_is_found(c, loggers) for c in given):
         given.append(LastCheckpoint())
     if max_time is not None and not any(isinstance(c, Timer) for c in given):
-        # Lightning's own has the ranks agree after every wave, for which the quick ones would wait.
+        # Lightning's version synchronises the ranks after every wave, so fast ranks would wait.
         given.append(Timer(max_time, interval="epoch"))
     return given
 
 
 def _is_found(callback: Callback, loggers: Sequence[Logger]) -> bool:
-    """Whether a user's callback keeps a last.ckpt where a run is sought that goes on."""
+    """Whether a user's callback keeps a last.ckpt where resuming looks for it."""
     if not (isinstance(callback, ModelCheckpoint) and callback.save_last):
         return False
     if not any(isinstance(logger, RunLogger) for logger in loggers):

@@ -1,4 +1,4 @@
-"""What the Trainer's flags may be; Lightning refuses some of them later, and does not name them.
+"""Checks of the Trainer's flags; Lightning rejects some only later, without naming them.
 
 Every check raises a UserError that names the flag.
 """
@@ -23,7 +23,7 @@ def _refuse(bad: bool, flag: str, found: object, fix: str) -> None:
 
 
 def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
-    """Refuse a length of the run that is none."""
+    """Reject an invalid length of the run."""
     for flag, value in (("max_epochs", max_epochs), ("max_steps", max_steps)):
         none = value is None or value < -1 or value == 0
         _refuse(none, flag, f"{value} rounds", "give at least 1, or -1 for no limit")
@@ -33,36 +33,36 @@ def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
         fix = "write days:hours:minutes:seconds, such as 00:12:00:00"
         raise UserError("trainer.max_time", f"{max_time}", fix) from error
     no_time = seconds is not None and seconds <= 0
-    _refuse(no_time, "max_time", max_time, "give some time to train in, or null")
+    _refuse(no_time, "max_time", max_time, "give a time above 0, or null")
 
 
 def check_at_least_one(flags: Mapping[str, int]) -> None:
-    """Refuse counts of nothing."""
+    """Reject counts below 1."""
     for flag, value in flags.items():
         _refuse(value < 1, flag, value, "give at least 1")
 
 
 def check_limit(flag: str, value: int | float | None, *, least: int) -> None:
-    """Refuse a number (int) or share (float) of batches that there cannot be; None is all."""
+    """Reject an impossible number (int) or share (float) of batches; None is all."""
     if isinstance(value, float):
         fix = "give a float above 0 and at most 1, or a whole number of batches"
-        _refuse(not (0 < value <= 1 or value == least), flag, f"{value} is no share", fix)
+        _refuse(not (0 < value <= 1 or value == least), flag, f"{value} is not a share", fix)
     elif value is not None:
         _refuse(value < least, flag, f"{value} batches", f"give at least {least}")
 
 
 def check_clipping(value: float | None, algorithm: str) -> None:
-    """Refuse a limit on gradients that would reverse or void them, and a way to keep to none."""
+    """Reject negative or nan limits on gradients, and an algorithm without a limit."""
     negative = value is not None and not value >= 0  # or nan
     _refuse(negative, "gradient_clip_val", value, "give a limit above 0, or null")
     choices, flag = get_args(Clips), "gradient_clip_algorithm"
     _refuse(algorithm not in choices, flag, repr(algorithm), f"choose one of {', '.join(choices)}")
-    nothing, fix = algorithm != "norm" and not value, "give trainer.gradient_clip_val, or remove it"
-    _refuse(nothing, flag, f"{algorithm}, where nothing is clipped", fix)
+    unused, fix = algorithm != "norm" and not value, "give trainer.gradient_clip_val, or remove it"
+    _refuse(unused, flag, f"{algorithm}, but nothing is clipped", fix)
 
 
 def check_strategy(strategy: Any) -> None:
-    """Refuse what starts ranks that know nothing of each other's clients."""
+    """Reject strategies that cannot run a federation."""
     other = strategy != "federated" and not isinstance(strategy, FederatedStrategy)
     found = strategy if isinstance(strategy, str) else type(strategy).__name__
     _refuse(other, "strategy", found, "use strategy: federated")
@@ -71,7 +71,7 @@ def check_strategy(strategy: Any) -> None:
 def check_devices(
     accelerator: str, devices: int | str | list[int], *, ranks_per_device: int = 1
 ) -> None:
-    """Refuse devices that this machine does not have, and ranks that would share one wrongly."""
+    """Reject devices that this machine lacks, and ranks that would share one wrongly."""
     choices = ("auto", "cpu", "gpu", "cuda")
     fix = f"choose one of {', '.join(choices)}"
     _refuse(accelerator not in choices, "accelerator", repr(accelerator), fix)

@@ -1,4 +1,4 @@
-"""A client's local training: its group, module, optimiser, session, and hooks of the algorithm.
+"""Local training of a client: its group, module, optimiser, session, and the algorithm's hooks.
 
 Imports `aggregation` and the rooms above it.
 """

@@ -1,4 +1,4 @@
-"""Cohorts: the clients that share one architecture, as configured and as they live on a rank."""
+"""Cohorts: groups of clients of one architecture, as configured and as held on a rank."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +24,9 @@ Task = Literal["classification", "masked_lm"]
 
 
 class DataSpec(Protocol):
-    """What a model has to know of the data.
+    """Properties of the data that a model needs.
 
-    Given to its constructor where it takes the argument.
+    Passed to its constructor if that accepts the argument.
     """
 
     @property
@@ -48,17 +48,17 @@ class Cohort:
     model: Callable[[], nn.Module]
     """Network, or LightningModule, of these clients.
 
-    `num_classes`, `input_shape` and `rate` are given to it where its
-    constructor takes them."""
+    `num_classes`, `input_shape` and `rate` are passed if its constructor
+    accepts them."""
     rate: float | None = None
     """Width of the model relative to the full one, in (0, 1].
 
-    Handed to the model, whose constructor takes `rate`. 1 if neither rate nor level is set.
+    Passed to the model's constructor as `rate`. 1 if neither rate nor level is set.
     """
     level: Literal["a", "b", "c", "d", "e"] | None = None
-    """Short for the rates 1, 1/2, 1/4, 1/8, 1/16, and the cohort's name in reports."""
+    """a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the cohort's name in reports."""
     name: str | None = None
-    """Name in metrics and reports; the level, or else the position, by default."""
+    """Name in metrics and reports; by default the level or, without one, the position."""
 
     @property
     def width(self) -> float:
@@ -68,10 +68,10 @@ class Cohort:
         return 0.5 ** "abcde".index(self.level) if self.level else 1.0
 
     def check(self, position: int) -> None:
-        """Refuse what cannot be.
+        """Validate the values.
 
         Raises:
-            UserError: naming the key of this cohort.
+            UserError: names the key of this cohort.
         """
         key = f"model.cohorts.{position}"
         if self.count < 1:
@@ -119,7 +119,7 @@ class Cohort:
 
 
 def cohort_names(cohorts: Sequence[Cohort]) -> list[str]:
-    """Names, levels or else positions; a second cohort of one name gets its position too."""
+    """Names, levels or positions; a repeated name gets its position appended."""
     names: list[str] = []
     for position, cohort in enumerate(cohorts):
         name = cohort.name or cohort.level or str(position)
@@ -128,7 +128,7 @@ def cohort_names(cohorts: Sequence[Cohort]) -> list[str]:
 
 
 def _target(factory: Callable[[], nn.Module]) -> Any:
-    """The class or function behind a partial, also behind the one that jsonargparse makes."""
+    """The class or function wrapped by a partial, including jsonargparse's."""
     if isinstance(factory, partial):
         classes = [a for a in (*factory.args, factory.func) if inspect.isclass(a)]
         return classes[0] if classes else _target(factory.func)
@@ -142,16 +142,16 @@ def _parameters(factory: Callable[[], nn.Module]) -> Mapping[str, inspect.Parame
 def build_network(
     factory: Callable[[], nn.Module], data: DataSpec, *, key: str, rate: float = 1.0
 ) -> nn.Module:
-    """A configured network; it draws from torch's default generator.
+    """Build a configured network; draws from torch's default generator.
 
     Args:
         factory: as jsonargparse makes it, or any function.
-        data: number of classes and shape of a sample, given where they are taken.
-        key: of the configuration, for refusals.
-        rate: width, likewise.
+        data: number of classes and shape of a sample, passed if accepted.
+        key: configuration key for errors.
+        rate: width, passed if accepted.
 
     Raises:
-        UserError: the constructor refuses its arguments, or they contradict the data.
+        UserError: the constructor rejects its arguments, or they contradict the data.
     """
     given = {"num_classes": data.num_classes, "input_shape": data.input_shape, "rate": rate}
     taken = _accepted(factory, given, key)
@@ -180,7 +180,7 @@ def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal, where a configuration's list stands for a tuple."""
+    """Equality that treats a configuration's list as a tuple."""
     return (tuple(one) if isinstance(one, list) else one) == other
 
 
@@ -200,22 +200,22 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
 
 
 def blank(data: DataSpec, *, samples: int) -> Tensor:
-    """A batch of zeros that a model of these data takes: (samples, *input_shape)."""
+    """A batch of zeros for a model of these data: (samples, *input_shape)."""
     dtype = torch.int64 if data.task == "masked_lm" else torch.float32
     return torch.zeros(samples, *data.input_shape, dtype=dtype)
 
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
-    """Forward FLOPs of a sample; refuses a model that cannot take one or misses the classes."""
+    """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
-        return 0.0  # Lightning asks for none; what its steps cost is not known
+        return 0.0  # no forward, which Lightning does not require: its cost is unknown
     key, shape = f"model.cohorts.{position}.model", tuple(data.input_shape)
     outputs: list[Any] = []
     handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
     try:
         flops = forward_flops(module, blank(data, samples=2))
         if isinstance(module, ClientModule) and hasattr(module.net, "losses"):
-            # Networks that are trained and not evaluated cost as well.
+            # Networks that are trained but not evaluated count too.
             flops = forward_flops(_Objective(module.net), blank(data, samples=2))
     except NotImplementedError:
         return 0.0
@@ -253,13 +253,13 @@ class CohortState:
         cohort: as configured.
         name: in metrics and reports.
         layout: of its rows.
-        live: the one module, bound to a row at a time.
-        initial: the values that the module was built with.
-        store: rows of the cohort's clients that lie on this rank.
-        staging: on their way to the device, where rows are kept on the host.
+        live: the one module, bound to one row at a time.
+        initial: the module's initial values.
+        store: rows of the cohort's clients on this rank.
+        staging: copies rows to the device if they are kept on the host.
         flops: forward FLOPs of a sample.
         session: trains and evaluates; attached by `Fleet.attach`.
-        takes_lr: its optimiser takes the round's learning rate.
+        takes_lr: whether its optimiser uses the round's learning rate.
     """
 
     cohort: Cohort
@@ -287,13 +287,13 @@ class CohortState:
         host_rows: bool,
         prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> "CohortState":
-        """Build the cohort's module on the CPU, where its values are the same for all, and move it.
+        """Build the cohort's module on the CPU, for identical values on all ranks, and move it.
 
         Args:
             cohort: as configured.
             data: number of classes and shape of a sample.
             name: in metrics and reports.
-            position: among the cohorts; names the initial values.
+            position: among the cohorts; seeds the initial values.
             seed: of the run.
             device: of the rank.
             host_rows: keep the rows in host memory.
@@ -312,7 +312,7 @@ class CohortState:
             cohort=cohort,
             name=name,
             layout=layout,
-            live=LiveModule(module, layout),  # made after the move, which replaces buffers
+            live=LiveModule(module, layout),  # created after the move, which replaces buffers
             initial=initial,
             store=store,
             staging=Staging(store) if host_rows else None,
@@ -325,14 +325,14 @@ class CohortState:
         return self.cohort.width
 
     def open(self, clients: list[int], *, keep: bool) -> None:
-        """Slots for clients of this rank."""
+        """Open slots for clients of this rank."""
         if self.store.open(clients, keep=keep):
             self.live.forget_views()
 
     def borrow(self, row: Row) -> Row:
-        """A copy of a row on the device, until the next one is borrowed.
+        """A copy of a row on the device, valid until the next call.
 
-        One for all clients: a live module keeps the rows that it has been bound to.
+        One buffer serves all clients, because a live module keeps the rows it was bound to.
         """
         if self._borrowed is None:
             device = self.store.device
@@ -353,7 +353,7 @@ class CohortState:
     def output_layer(self, num_classes: int) -> tuple[str, ...]:
         """Names of the tensors whose rows are class labels.
 
-        Those of the last layer with `num_classes` rows.
+        They are the tensors of the last layer with `num_classes` rows.
         """
         found: tuple[str, ...] = ()
         for name, module in self.module.named_modules():

@@ -1,7 +1,7 @@
-"""A network as a client.
+"""Networks as clients.
 
-Any LightningModule is one; `ClientModule` makes one of any classifier, and `MaskedLanguageClient`
-of any masked language model.
+Any LightningModule can be a client. `ClientModule` wraps any classifier and `MaskedLanguageClient`
+any masked language model.
 """
 
 import math
@@ -33,9 +33,9 @@ class ClientModule(NetworkClient):
     """A classifier as a client: cross-entropy to train, accuracy and loss to evaluate.
 
     Args:
-        net: maps (B, ...) inputs to (B, num_classes) logits. If it has a method `losses`, of
-            (inputs, labels), training minimises the sum of what that gives by name; `figures`, of
-            the same, gives numbers that an evaluation reports as well.
+        net: maps (B, ...) inputs to (B, num_classes) logits. If it has a method `losses(inputs,
+            labels)`, training minimises the sum of the losses that this returns by name. If it has
+            `figures(inputs, labels)`, evaluation reports the returned numbers too.
         num_classes: C.
     """
 
@@ -64,10 +64,10 @@ class ClientModule(NetworkClient):
 
 
 class MasksTokens(Protocol):
-    """A masked language model: it replaces some tokens itself, in training and evaluation.
+    """A masked language model that masks tokens itself, in training and evaluation.
 
     Attributes:
-        masked: (B, T) bool, the positions that its last forward pass replaced.
+        masked: (B, T) bool, the positions masked by its last forward pass.
     """
 
     masked: Tensor
@@ -76,9 +76,9 @@ class MasksTokens(Protocol):
 class MaskedLanguageClient(NetworkClient):
     """A masked language model as a client: it predicts all tokens of a window, masked or not.
 
-    Evaluation reports two perplexities, exp of the mean cross-entropy: over all positions, as
-    HeteroFL's released code does, and over the masked ones alone. The mean over the masked ones
-    weighs batches by their windows.
+    Evaluation reports two perplexities, exp of the mean cross-entropy: over all positions, as in
+    HeteroFL's released code, and over masked positions only. The latter mean weights batches by
+    their number of windows.
 
     Args:
         net: maps (B, T) int64 tokens to (B, T, V) logits and keeps `masked`, see MasksTokens.
@@ -102,13 +102,12 @@ class MaskedLanguageClient(NetworkClient):
             self.log(f"{LOG_PERPLEXITY}_masked", losses[net.masked].mean())
 
 
-# A metric that starts with this is the mean of a logarithm: what is reported is exp of it, without
-# the `log_`.
+# A metric with this prefix is the mean of a logarithm. Its exp is reported, without `log_`.
 LOG_PERPLEXITY = "log_perplexity"
 
 
 def reported(metrics: dict[str, float]) -> dict[str, float]:
-    """Means of a client, or of the global model, as they are reported."""
+    """Convert means of a client or the global model to reported metrics."""
     return {
         name.removeprefix("log_") if name.startswith(LOG_PERPLEXITY) else name: (
             math.exp(min(value, 700.0)) if name.startswith(LOG_PERPLEXITY) else value

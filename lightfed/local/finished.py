@@ -1,4 +1,4 @@
-"""What sessions leave behind when their round is interrupted."""
+"""Results of finished sessions in an interrupted round."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,13 +12,13 @@ from lightfed.local.session import Report
 
 @dataclass
 class Finished:
-    """What a session has left.
+    """The result of a session.
 
     Attributes:
         report: of the session.
-        tests: of the client in its session, by moment (`lightfed.local.hooks.Moment`).
-        tensors: its row, as "floats" (P,) and "integers" (Q,).
-        kept: what its algorithm keeps of the client, by name (`Fleet.keep`).
+        tests: reports of tests in the session, by moment (`lightfed.local.hooks.Moment`).
+        tensors: the client's row, as "floats" (P,) and "integers" (Q,).
+        kept: the client's kept state, by name (`Fleet.keep`).
     """
 
     report: Report
@@ -42,13 +42,13 @@ class Finished:
 
 
 class Suspended(Exception):
-    """A round ends amid its sessions; raised by `Fleet.train` on all ranks alike.
+    """A round stopped before all sessions finished; `Fleet.train` raises it on all ranks.
 
     Args:
-        call: of `train` in this round, from 0.
-        finished: sessions of this rank.
-        total: finished sessions of all ranks.
-        new: those of them that were not known from a journal.
+        call: index of the call of `train` in this round, from 0.
+        finished: finished sessions of this rank.
+        total: number of finished sessions on all ranks.
+        new: number of those that did not come from a journal.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a session works on, and how much: the data module for the fleet, local epochs and steps."""
+"""The data and the amount of work of sessions: data module, local epochs and steps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from lightfed.utils.errors import UserError
 
 
 class ClientData(DataSpec, Protocol):
-    """What the fleet asks of a data module."""
+    """The part of a data module that the fleet uses."""
 
     @property
     def augments(self) -> bool: ...
@@ -42,15 +42,14 @@ class ClientData(DataSpec, Protocol):
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How much a session trains, and how its clients are drawn.
+    """The length of a session and the sampling of clients.
 
     Attributes:
-        fraction: of the clients that take part in a round (ceil), unless `clients_per_round` is
-            set.
-        clients_per_round: how many take part.
-        epochs: local epochs of a session.
+        fraction: share of the clients in a round (ceil), unless `clients_per_round` is set.
+        clients_per_round: number of clients in a round.
+        epochs: local epochs per session.
         steps: local steps instead of epochs.
-        limit: at most so many batches a session (int), or such a share of them (float).
+        limit: maximum batches per session (int), or share of them (float).
     """
 
     fraction: float = 1.0
@@ -60,10 +59,10 @@ class LocalWork:
     limit: int | float | None = None
 
     def check(self, clients: int) -> None:
-        """Refuse what cannot be.
+        """Validate the values.
 
         Raises:
-            UserError: naming the key.
+            UserError: names the key.
         """
         count = self.clients_per_round
         if not 0 < self.fraction <= 1:
@@ -81,11 +80,11 @@ class LocalWork:
             raise UserError("model.local_steps", str(self.steps), "give at least 1")
 
     def batches(self, per_epoch: int) -> int:
-        """Batches of a session whose client has `per_epoch` of them in an epoch."""
+        """Number of batches of a session for a client with `per_epoch` batches per epoch."""
         return self.limited(self.steps if self.steps is not None else self.epochs * per_epoch)
 
     def limited(self, total: int) -> int:
-        """So many batches of a session, or as many as the limit leaves."""
+        """The number of batches of a session, cut at the limit."""
         if isinstance(self.limit, float):
             return max(1, rounded_down(total * self.limit))
         return total if self.limit is None else min(total, self.limit)

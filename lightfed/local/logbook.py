@@ -1,4 +1,4 @@
-"""What a client's module logs in a session or an evaluation, without a word to other ranks."""
+"""Logging of a client's module in a session or an evaluation, without collectives."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 
 
 class LogBook:
-    """Stands in for `self.log` of a client's module.
+    """Replaces `self.log` of a client's module.
 
-    Sample-weighted means, no collective, no synchronisation.
+    It keeps sample-weighted means, without collectives or synchronisation.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class LogBook:
     def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
         """Lightning's `self.log`.
 
-        Arguments about steps, bars and ranks mean nothing inside a session.
+        Arguments about steps, bars and ranks are ignored in a session.
         """
         if isinstance(value, Metric):
             self._metrics[name] = value
@@ -42,7 +42,7 @@ class LogBook:
             self.log(name, value, batch_size=batch_size)
 
     def close(self) -> dict[str, Tensor | float]:
-        """The means, as tensors where they are; and a fresh start."""
+        """Return the means, on their device, and clear them."""
         means: dict[str, Tensor | float] = {n: s / self._counts[n] for n, s in self._sums.items()}
         for name, metric in self._metrics.items():
             means[name] = metric.compute()
@@ -50,7 +50,7 @@ class LogBook:
         return means
 
     def clear(self) -> None:
-        """A fresh start."""
+        """Discard all values."""
         for metric in self._metrics.values():
             metric.reset()
         self._sums, self._counts, self._metrics = {}, {}, {}
@@ -58,10 +58,10 @@ class LogBook:
 
 @contextmanager
 def on_this_rank() -> Iterator[None]:
-    """Metric objects see the samples of this rank alone, wherever and whenever they were made.
+    """Keep torchmetrics objects from synchronising over ranks.
 
-    Ranks have different numbers of sessions: a metric that asked the others would wait for ever,
-    or mix the samples of two clients.
+    Ranks have different numbers of sessions: a metric that synchronised would wait forever, or mix
+    the samples of two clients.
     """
     sync = Metric.sync
     Metric.sync = _leave_alone  # type: ignore[method-assign]
@@ -72,13 +72,13 @@ def on_this_rank() -> Iterator[None]:
 
 
 def _leave_alone(*_: Any, **__: Any) -> None:
-    """In place of `Metric.sync`."""
+    """Replaces `Metric.sync`."""
 
 
 def reset_metrics(module: L.LightningModule) -> None:
-    """Forget what the module's metric objects hold: samples of another client, or of training."""
+    """Reset the module's metric objects: they hold samples of another client or of training."""
     for part in module.modules():
         if isinstance(part, MetricCollection):
-            part.add_metrics([])  # its first batch says which of its metrics share a state
+            part.add_metrics([])  # recomputed on the first batch: which metrics share a state
         elif isinstance(part, WrapperMetric) or (isinstance(part, Metric) and part.update_called):
             part.reset()

@@ -1,10 +1,9 @@
-"""One optimiser step of a local session, as lean as the optimiser allows.
+"""Optimiser steps of a local session, as cheap as the optimiser allows.
 
-An optimiser is made once per live module; a fresh one for every session is the same object with its
-state cleared. In most papers momentum never survives a round; where it does, a session begins with
-what `Proximal` carries. Plain SGD, the optimiser of every paper here, skips the optimiser object:
-gradients straight from autograd, a few foreach calls, the same bits as torch.optim.SGD at half its
-cost.
+An optimiser is created once per live module and its state is cleared for every session. In most
+papers momentum does not survive a round; if it does, `Proximal` carries it to the next session.
+Plain SGD, the optimiser of every paper here, bypasses the optimiser object: gradients come directly
+from autograd, and a few foreach calls give the same bits as torch.optim.SGD at half the cost.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from typing_extensions import override
 from lightfed.utils.errors import UserError
 
 Params = list[Tensor]
-# What torch.autograd.grad calls; a private name, held by a test and by the pinned torch.
+# What torch.autograd.grad calls. The name is private: a test and the pinned torch guard it.
 _run_backward = Variable._execution_engine.run_backward
 GradientHook = Callable[[Tensor], None]
 
@@ -33,9 +32,9 @@ class Clipping:
     """Gradient clipping of the Trainer.
 
     Attributes:
-        limit: of every number, or of the norm.
+        limit: of each value or of the norm.
         algorithm: by "norm" of all parameters, by "value", or by the norm of each "network".
-        networks: of every parameter the number of its network; empty for a single one.
+        networks: index of each parameter's network; empty for a single network.
     """
 
     limit: float
@@ -62,10 +61,10 @@ class Clipping:
                 self._scale(part)
 
     def of(self, module: nn.Module, optimizer: Optimizer) -> "Clipping":
-        """The same for the parameters of an optimiser, of which those of a module tell networks.
+        """The clipping for an optimiser over a module's parameters.
 
-        A module may name parts of it, `clipped_apart`, that are networks of their own; all else
-        together is one more.
+        A module may name parts to clip as separate networks, `clipped_apart`. The remaining
+        parameters form one more.
         """
         if self.algorithm != "network":
             return self
@@ -88,15 +87,15 @@ class Clipping:
 
 @dataclass(eq=False)
 class Proximal:
-    """A session's pull towards a model: the gradient gets gamma (w - anchor).
+    """A session's pull towards a model: adds gamma (w - anchor) to the gradient.
 
     Attributes:
         anchor: (P,) the parameters of that model.
         gamma: weight of the pull.
-        carries: the optimiser begins with `momentum`, and leaves there what it ends with.
-        momentum: (P,) SGD's buffer, 0 where a parameter had no gradient yet, or by how much the
-            first point of an accelerated optimiser is ahead of the parameters; None for none.
-        gap: after the session, the norm of the last step's gradient mapping, if it has one.
+        carries: the optimiser starts from `momentum` and stores its final value there.
+        momentum: (P,) SGD's buffer, 0 for parameters without a gradient so far. For an accelerated
+            optimiser, the offset of its first point from the parameters. None for none.
+        gap: norm of the last step's gradient mapping after the session, if the optimiser has one.
     """
 
     anchor: Tensor
@@ -106,8 +105,8 @@ class Proximal:
     gap: Tensor | None = None
 
 
-def beside(values: Params, row: Tensor, other: Tensor) -> Params:
-    """Views of another row, where `values` lie in theirs."""
+def aligned(values: Params, row: Tensor, other: Tensor) -> Params:
+    """Views of `other` at the positions that `values` have in `row`."""
     starts = [(v.data_ptr() - row.data_ptr()) // row.element_size() for v in values]
     return [
         other[start : start + v.numel()].view(v.shape)
@@ -116,10 +115,10 @@ def beside(values: Params, row: Tensor, other: Tensor) -> Params:
 
 
 class Stepper(ABC):
-    """Takes the loss of a batch to an updated row.
+    """Updates a row from the loss of a batch.
 
     Attributes:
-        box: bounds of every parameter, if the optimiser projects on them.
+        box: bounds of every parameter, if the optimiser projects onto them.
     """
 
     box: tuple[float, float] | None = None
@@ -128,10 +127,10 @@ class Stepper(ABC):
     def reset(
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
     ) -> None:
-        """A new session: no state but what `proximal` carries.
+        """Start a new session: clear all state but what `proximal` carries.
 
         Args:
-            lr: of the round; None keeps the optimiser's own.
+            lr: learning rate of the round; None keeps the optimiser's own.
             values: the views of the row that the parameters are bound to.
             row: (P,) the parameters of the row.
             proximal: pull of this session.
@@ -143,15 +142,14 @@ class Stepper(ABC):
 
         Args:
             loss: scalar.
-            hook: may change the gradient in place, (P,) as the parameters lie in a row, before
-                clipping.
+            hook: may change the gradient in place before clipping, (P,) in the order of the row.
         """
 
     def epoch_end(self) -> None:  # noqa: B027 - few steppers care
-        """A local epoch is over."""
+        """Called after a local epoch."""
 
     def finish(self) -> None:  # noqa: B027 - few steppers care
-        """The session is over: the row is to hold the model."""
+        """Called after the session: the row must then hold the model."""
 
 
 class _Pull:
@@ -160,7 +158,7 @@ class _Pull:
     def __init__(self, values: Params, row: Tensor, proximal: Proximal) -> None:
         self._gamma = proximal.gamma
         self._values = values
-        self._anchors = beside(values, row, proximal.anchor)
+        self._anchors = aligned(values, row, proximal.anchor)
 
     def __call__(self, grads: Params, used: list[int]) -> None:
         values = [self._values[i] for i in used]
@@ -173,15 +171,15 @@ class FlatGradient:
 
     Args:
         values: the parameters.
-        row: (P,) that they are views of.
+        row: (P,) the row that they are views of.
     """
 
     def __init__(self, values: Params, row: Tensor) -> None:
         self._flat = torch.zeros_like(row)
-        self._parts = beside(values, row, self._flat)
+        self._parts = aligned(values, row, self._flat)
 
     def changed(self, hook: GradientHook, grads: Params, used: Sequence[int]) -> Params:
-        """The gradients of the used parameters as the hook leaves them."""
+        """The gradients of the used parameters after the hook."""
         if len(used) < len(self._parts):
             self._flat.zero_()
         parts = [self._parts[i] for i in used]
@@ -193,8 +191,8 @@ class FlatGradient:
 class SGDStepper(Stepper):
     """torch.optim.SGD on a list of tensors, bit for bit.
 
-    Gradients are taken of the module's parameters and applied to the views of the bound row that
-    they alias: plain tensors, which need no `no_grad`.
+    Gradients are taken with respect to the module's parameters and applied to the views of the
+    bound row that they alias. These are plain tensors, which need no `no_grad`.
     """
 
     def __init__(
@@ -228,14 +226,14 @@ class SGDStepper(Stepper):
         self._pull = None if proximal is None else _Pull(values, row, proximal)
         self._buffers = [None] * len(values)
         if proximal is not None and proximal.momentum is not None:
-            self._buffers = [*beside(values, row, proximal.momentum.clone())]
+            self._buffers = [*aligned(values, row, proximal.momentum.clone())]
         if lr is not None:
             self._lr = lr
 
     @override
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
         grads = self._gradients(loss)
-        # A parameter outside the graph is left alone, as by an optimiser that finds no gradient.
+        # Parameters outside the graph are skipped, as optimisers skip those without a gradient.
         used = [i for i, grad in enumerate(grads) if grad is not None]
         if len(used) == len(grads):
             self._update(self._values, list(grads), used, hook)
@@ -243,7 +241,7 @@ class SGDStepper(Stepper):
             self._update([self._values[i] for i in used], [grads[i] for i in used], used, hook)
 
     def _gradients(self, loss: Tensor) -> tuple[Any, ...]:
-        """torch.autograd.grad without what it does in Python, a fifth of a small model's step."""
+        """torch.autograd.grad without its Python overhead, a fifth of a small model's step."""
         if self._one.dtype != loss.dtype:
             self._one = self._one.to(loss.dtype)
         scalar = loss if loss.dim() == 0 else loss.reshape(())
@@ -279,7 +277,7 @@ class SGDStepper(Stepper):
         return self._flat.changed(hook, grads, used)
 
     def _accumulate(self, grads: Params, used: list[int]) -> Params:
-        """B <- momentum b + (1 - dampening) g; a buffer begins as its first gradient."""
+        """B <- momentum b + (1 - dampening) g; a buffer starts as the first gradient."""
         old = [
             (b, g) for i, g in zip(used, grads, strict=True) if (b := self._buffers[i]) is not None
         ]
@@ -299,20 +297,19 @@ class SGDStepper(Stepper):
             return
         momentum = self._proximal.momentum = torch.zeros_like(self._row)
         for part, buffer in zip(
-            beside(self._values, self._row, momentum), self._buffers, strict=True
+            aligned(self._values, self._row, momentum), self._buffers, strict=True
         ):
             if buffer is not None:
                 part.copy_(buffer)
 
 
 class OptimizerStepper(Stepper):
-    """Any torch optimiser, with its schedulers and a loss scaler of the session's own.
+    """Any torch optimiser, with its schedulers and one loss scaler per session.
 
     Args:
         optimizer: over the live module's parameters.
-        schedulers: stepped after every batch or epoch, as their interval says.
-        scaler: makes a fresh GradScaler; one shared by all clients would depend on how they lie on
-            ranks.
+        schedulers: stepped after every batch or epoch, according to their interval.
+        scaler: makes a new GradScaler; one shared by all clients would depend on their placement.
     """
 
     def __init__(
@@ -414,15 +411,15 @@ def make_stepper(
     trainable: Sequence[Tensor] | None = None,
     factors: Sequence[float] | None = None,
 ) -> Stepper:
-    """The leanest stepper that does exactly what `optimizer` would.
+    """The cheapest stepper that does exactly what `optimizer` would.
 
     Args:
         optimizer: over parameters of the live module.
         schedulers: of the optimizer.
         clipping: of gradients.
         scaler: makes a loss scaler.
-        trainable: the live module's, where the optimizer may have others or another order.
-        factors: of every parameter's learning rate; torch.optim.SGD alone.
+        trainable: the live module's parameters; the optimizer's may differ, also in order.
+        factors: of every parameter's learning rate; only for torch.optim.SGD.
     """
     own = getattr(optimizer, "stepper", None)
     if own is not None:
@@ -435,7 +432,7 @@ def make_stepper(
             fix = "return it alone, with all of them: configure_optimizers"
             raise UserError("model.cohorts", found, fix)
         if scaler is not None:
-            found = f"16-mixed, and {type(optimizer).__name__} does not know loss scaling"
+            found = f"16-mixed, and {type(optimizer).__name__} does not support loss scaling"
             raise UserError("trainer.precision", found, "use bf16-mixed or 32")
         return own(clipping)
     group = optimizer.param_groups[0]
@@ -452,6 +449,6 @@ def make_stepper(
     if plain:
         return SGDStepper(group["params"], group, clipping, factors)
     if factors is not None:
-        found = f"{type(optimizer).__name__}, where a part has a learning rate of its own"
+        found = f"{type(optimizer).__name__}, but a part has its own learning rate"
         raise UserError("model.optimizer", found, "use torch.optim.SGD, in 32 or bf16-mixed")
     return OptimizerStepper(optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler)

@@ -1,7 +1,7 @@
 """A session: one client's local training in one round, without a Trainer of its own.
 
-Lightning's inner loops cost three to four times a bare torch loop on small models; this one is a
-bare loop with precision, clipping, schedulers and `self.log` around it.
+On small models Lightning's inner loops cost three to four times as much as a bare torch loop. This
+one is a bare loop plus precision, clipping, schedulers and `self.log`.
 """
 
 import time
@@ -24,16 +24,16 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 
 @dataclass
 class Report:
-    """What a session (or an evaluation) says of itself; crosses ranks.
+    """The report of a session or an evaluation; sent between ranks.
 
     Attributes:
-        client: who; -1 for the global model.
+        client: number of the client; -1 for the global model.
         samples: samples processed (a sample counts once per epoch).
         steps: optimiser steps.
         flops: forward FLOPs of a sample.
         stored: bytes that the client keeps.
-        error: why the session failed, in a line; empty if it did not.
-        seconds: that it took; 0 if nobody has timed it.
+        error: why the session failed, in one line; empty if it did not.
+        seconds: duration; 0 if not measured.
         metrics: sample-weighted means by name.
         norm: of the trained row; nan or inf where the update is not finite.
         batch: position among the batches of the global test set.
@@ -53,17 +53,17 @@ class Report:
 
 @dataclass(frozen=True)
 class Work:
-    """What one session has to do.
+    """The work of one session.
 
     Attributes:
-        client: whose session this is.
+        client: number of the client.
         batches: of the whole session, on the device.
         epoch_batches: batches of one local epoch.
         lr: learning rate of the round; None keeps the optimiser's own.
-        seed: of dropout and whatever else draws from the device's default generator.
+        seed: of dropout and other draws from the device's default generator.
         hook: the algorithm's change to the gradients.
-        mask: packed words (P / 32,); what they do not cover is 0 after every step.
-        proximal: a pull towards another model; the session leaves its optimiser's state there.
+        mask: packed words (P / 32,); uncovered elements are 0 after every step.
+        proximal: a pull towards another model; the session stores its optimiser's state there.
     """
 
     client: int
@@ -78,10 +78,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What the Trainer gives to every session.
+    """The Trainer's settings for every session.
 
     Attributes:
-        trainer: reachable as `self.trainer` in a client's module.
+        trainer: available as `self.trainer` in a client's module.
         forward_context: of the Trainer's precision; None in full precision.
         clipping: of local gradients.
         scaler: makes a loss scaler, for 16-mixed.
@@ -94,10 +94,10 @@ class Runtime:
 
 
 class Stopwatch:
-    """Times what happens on a device; on CUDA by two events in its stream, and nobody waits.
+    """Times work on a device; on CUDA by two events in its stream, without synchronising.
 
     Args:
-        device: where it happens; the time begins.
+        device: device to time; creating the stopwatch starts it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -107,7 +107,7 @@ class Stopwatch:
         self._mark()
 
     def stop(self) -> None:
-        """The time is over, as soon as the device has come so far."""
+        """Stop timing when the device reaches this point."""
         self._mark()
 
     def _mark(self) -> None:
@@ -117,7 +117,7 @@ class Stopwatch:
             self._events.append(self._stream.record_event(torch.cuda.Event(enable_timing=True)))
 
     def seconds(self) -> float:
-        """Between the two; to be read when the device has done something that came later."""
+        """Elapsed time; read it only after the device has finished some later work."""
         if self._stream is None:
             begin, over = self._times
             return over - begin
@@ -126,12 +126,12 @@ class Stopwatch:
 
 
 class LocalSession:
-    """Trains and evaluates, one client after the other, in one module.
+    """Trains and evaluates clients one after the other in one module.
 
     Args:
-        module: of a cohort, or of an algorithm's own for evaluation.
+        module: a cohort's, or an algorithm's own one for evaluation.
         runtime: of the run.
-        live: the module's binding to rows, where it is trained.
+        live: the module's binding to rows, if it is trained.
         stepper: of the live module's parameters.
     """
 
@@ -155,7 +155,7 @@ class LocalSession:
 
     @property
     def box(self) -> tuple[float, float] | None:
-        """Bounds that the optimiser projects parameters on."""
+        """Bounds that the optimiser projects parameters onto."""
         return None if self._stepper is None else self._stepper.box
 
     @on_this_rank()
@@ -191,26 +191,26 @@ class LocalSession:
                 if (index + 1) % work.epoch_batches == 0:
                     stepper.epoch_end()
         finally:
-            stepper.finish()  # a row that is kept holds a model after a session that raised, too
+            stepper.finish()  # a kept row must hold a model even after a session that raised
         self._live.unbind()
         stopwatch.stop()
-        # A dot product: ten times as fast as a maximum, and as good a test for what is not finite.
+        # A dot product detects non-finite values as well as a maximum, ten times as fast.
         square = torch.dot(row.floats, row.floats)
         return PendingReport(work.client, losses, sizes, book.close(), square, stopwatch)
 
     def abandon(self) -> None:
-        """After a session that raised, wherever: nothing of it is left for the next."""
+        """Clean up after a session that raised, so that the next one is not affected."""
         assert self._live is not None, "this session only evaluates"
         self._log.clear()
-        self.module.zero_grad()  # of half a backward pass
+        self.module.zero_grad()  # gradients of a partial backward pass
         if self._live.is_bound:
             self._live.unbind()
 
     @on_this_rank()
     def gradient(self, row: Row, batch: Any) -> Tensor:
-        """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is left as it is.
+        """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is unchanged.
 
-        In full precision: without a scaler, 16-mixed would lose the small ones.
+        Full precision, because 16-mixed without a scaler would lose small gradients.
         """
         assert self._live is not None, "this session only evaluates"
         self._live.bind(row)
@@ -233,7 +233,7 @@ class LocalSession:
     @on_this_rank()
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
-        """Metrics of the module, as it is bound now, by its `validation_step`."""
+        """Metrics of the module as currently bound, from its `validation_step`."""
         reset_metrics(self.module)
         samples = 0
         for index, data in enumerate(batches):
@@ -264,7 +264,7 @@ class PendingReport:
         samples = sum(self.sizes)
         metrics = {name: float(value) for name, value in self.logged.items()}
         if samples:
-            # On a GPU one transfer for all; on a CPU a stack costs more than it saves.
+            # One transfer for all on a GPU; on a CPU a stack costs more than it saves.
             on_gpu = self.losses[0].is_cuda
             losses = (
                 torch.stack(self.losses).tolist() if on_gpu else [x.item() for x in self.losses]
@@ -272,16 +272,16 @@ class PendingReport:
             weighted = sum(x * n for x, n in zip(losses, self.sizes, strict=True))
             metrics.setdefault("train_loss", weighted / samples)
         norm = float(self.square) ** 0.5
-        seconds = self.stopwatch.seconds()  # the norm was computed later, so they are there
+        seconds = self.stopwatch.seconds()  # the norm was computed later, so the events are done
         return Report(
             self.client, samples, len(self.losses), metrics, norm, flops=self.flops, seconds=seconds
         )
 
 
 def seed_default_generators(seed: int, device: torch.device) -> None:
-    """Seed what dropout draws from. Not torch.manual_seed, which costs a hundred times as much.
+    """Seed the generators used by dropout; torch.manual_seed costs a hundred times as much.
 
-    Modules may draw on the CPU wherever they compute, for the same draws everywhere.
+    The CPU's too: modules may draw on it to get the same draws on every device.
     """
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
@@ -289,7 +289,7 @@ def seed_default_generators(seed: int, device: torch.device) -> None:
 
 
 def batch_size(batch: Any) -> int:
-    """Length of the first tensor in a batch of tensors, lists and dicts."""
+    """Length of the first tensor in a nested batch of tensors, lists and dicts."""
     if isinstance(batch, tuple):
         batch = batch[0]
     if isinstance(batch, Tensor):
@@ -299,9 +299,9 @@ def batch_size(batch: Any) -> int:
 
 
 def _loss(output: Any) -> Tensor | None:
-    """What Lightning allows a `training_step` to return.
+    """The loss from the return value of a `training_step`.
 
-    A loss, {"loss": ...}, or None to skip the batch.
+    Lightning allows a loss, {"loss": ...}, or None to skip the batch.
     """
     if isinstance(output, dict):
         return output["loss"]

@@ -1,4 +1,4 @@
-"""What happens to a client between "send" and "merge", on the rank it lies on."""
+"""Runs clients' sessions between "send" and "merge", on their rank."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Known:
-    """A report that waits for nothing: of a session that failed, or was run before a restart."""
+    """A report that is already complete: of a session that failed or ran before a restart."""
 
     report: Report
 
@@ -54,7 +54,7 @@ Waves = Callable[[list[int], int, RunClient], list[Pending]]
 
 
 class Clients(Protocol):
-    """What a session needs to know of the federation; `lightfed.api.fleet.Fleet` gives it."""
+    """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
 
     algorithm: Hooks
     cohorts: list[CohortState]
@@ -78,22 +78,21 @@ class Training:
     """Runs the sessions of this rank's clients.
 
     Attributes:
-        waves: calls `run` for the clients of this rank; the loop puts batch hooks around.
-        lr: learning rate of the round, for optimisers that take it.
-        tested: clients that are tested in their sessions of this round: before they train, with
-            what aggregation gave them, or when they have trained.
-        suspends: a round may end amid its sessions: the state it began with is on disk.
-        calls: of `sessions` in this round.
+        waves: calls `run` for the clients of this rank; the loop adds batch hooks.
+        lr: learning rate of the round, for optimisers that use it.
+        tested: clients to test in their sessions of this round: before training, with the
+            aggregated model, or after training.
+        suspends: the round may be suspended, because the state it started from is on disk.
+        calls: number of calls of `sessions` in this round.
         tests: reports of those tests, of this rank's sessions.
-        steps: batches of a client's session of the round, where they are not those of the
-            configuration.
+        steps: batches per session by client, if they differ from the configuration.
     """
 
     def __init__(self, fleet: Clients) -> None:
         self._fleet = fleet
         self._runtime = Runtime()
         self._sessions: dict[int, LocalSession] = {}
-        self._uses: dict[int, dict[str, float]] = {}  # by cohort, of weights
+        self._uses: dict[int, dict[str, float]] = {}  # by cohort, then by weight
         self._segments: dict[int, Segments] = {}
         method = type(fleet.algorithm)
         self._has_gradient = method.local_gradient is not Hooks.local_gradient
@@ -105,17 +104,17 @@ class Training:
         self.steps: Mapping[int, int] = {}
         self.suspends = False
         self.calls = 0
-        self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions that need not be run again
+        self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions already run
         self._known_call = 0
         self._refusals: list[UserError] = []
         self._explained = False
 
     def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
-        """Give the cohorts their sessions.
+        """Create the sessions of the cohorts.
 
         Args:
             runtime: of the Trainer.
-            steppers: one a cohort, and whether it takes the round's learning rate.
+            steppers: one per cohort, and whether it uses the round's learning rate.
         """
         self._runtime = runtime
         self._sessions = {}
@@ -132,7 +131,7 @@ class Training:
         return session
 
     def go_on(self, call: int, sessions: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take the sessions of a call of `sessions` from a journal, in the round that follows."""
+        """Use a journal's sessions for the given call of `sessions` in the next round."""
         self._known_call, self._known = call, sessions
 
     def sessions(self, clients: Sequence[int], waves: int, t: int) -> list[Report]:
@@ -140,15 +139,15 @@ class Training:
 
         Args:
             clients: of all ranks.
-            waves: largest number of them on a rank.
+            waves: largest number of clients on a rank.
             t: the round.
 
         Returns:
-            of all of them, ascending, on every rank.
+            reports of all clients, ascending, on every rank.
 
         Raises:
-            Suspended: a signal asks for an end, and some are not finished.
-            UserError: a session refuses what a user asks for.
+            Suspended: a signal asked the run to stop before all sessions finished.
+            UserError: a session rejects a user's setting.
         """
         fleet = self._fleet
         mine = fleet.mine(clients)
@@ -169,11 +168,11 @@ class Training:
         return sorted(gathered, key=lambda report: report.client)
 
     def run(self, client: int, mine: list[int], t: int) -> Pending | None:
-        """One session, or what is known of it; None if a signal asks for an end.
+        """Run a session or reuse its known result; None if a signal asks the run to stop.
 
         Args:
-            client: whose session it is.
-            mine: says whose row is to be fetched next.
+            client: number of the client.
+            mine: this rank's clients in order, to prefetch the next row.
             t: the round.
         """
         if self._is_known(client):
@@ -185,7 +184,7 @@ class Training:
         except UserError as refusal:
             self._refusals.append(refusal)
             return None
-        except Exception as error:  # a client that fails is no reason for the others to fail
+        except Exception as error:  # a failing client must not stop the others
             return Known(self._failed(client, error))
 
     def _is_known(self, client: int) -> bool:
@@ -211,7 +210,7 @@ class Training:
         return report
 
     def _begin(self, client: int, state: CohortState, row: Row, t: int) -> SessionContext:
-        """A session whose module is bound to its row."""
+        """Start a session: bind the module to its row."""
         state.live.bind(row)
         s = SessionContext(self._fleet, client, t, state, row, lr=self.lr)
         if self._has_gradient or self._has_end:
@@ -220,7 +219,7 @@ class Training:
         return s
 
     def _failed(self, client: int, error: Exception) -> Report:
-        """Of a session that raised: its row stays as far as it came, within the client's mask."""
+        """Report a session that raised; its row keeps the steps done, within the client's mask."""
         fleet, state = self._fleet, self._fleet.state(client)
         reason = self.abandon(client, state, error)
         if state.staging is not None and state.staging.holds(client):
@@ -232,16 +231,16 @@ class Training:
         return Report(client, 0, norm=float(row.norm()), error=reason)
 
     def abandon(self, client: int, state: CohortState, error: Exception) -> str:
-        """Leave nothing of a session that raised, in a cohort's module; why it did, in a line."""
+        """Clean a cohort's module after a session that raised; return the reason in one line."""
         assert state.session is not None, "sessions are attached before the first round"
         if not self._explained:
             log.warning("the session of client %d failed", client, exc_info=error)
-            self._explained = True  # the others' reasons are a line each
+            self._explained = True  # later failures get one line each
         state.session.abandon()
         return " ".join(f"{type(error).__name__}: {error}".split())
 
     def _finished(self, reports: Sequence[Report]) -> dict[int, Finished]:
-        """What the sessions of this rank have left, for a journal."""
+        """Results of this rank's sessions, for a journal."""
         fleet = self._fleet
         tests = {
             moment: {report.client: report for report in found}
@@ -250,7 +249,7 @@ class Training:
         finished = {}
         for report in reports:
             if report.error:
-                continue  # may go well when the round goes on
+                continue  # may succeed when the round resumes
             client = report.client
             row = fleet.row(client)
             # Cloned: a view would be saved with the whole matrix behind it.
@@ -268,7 +267,7 @@ class Training:
         return finished
 
     def _put_in_place(self, client: int) -> Report:
-        """What a session has left before the restart; as if it had just been run."""
+        """Restore the result of a session from before the restart."""
         fleet, done = self._fleet, Finished.of(self._known[client])
         row = fleet.row(client)
         row.copy_(Row(done.tensors["floats"], done.tensors["integers"]))
@@ -279,16 +278,16 @@ class Training:
         return done.report
 
     def finetune(self, client: int, row: Row) -> L.LightningModule:
-        """The client's module, bound to a copy of a row after a session that is not reported."""
+        """The client's module, bound to a copy of a row after an unreported session."""
         fleet, state = self._fleet, self._fleet.cohorts[self._fleet.home_cohort(client)]
         assert state.session is not None, "sessions are attached before the first round"
         s = self._begin(client, state, state.borrow(row), -1)
-        # The same draws in every evaluation: figures of two rounds differ by their models alone.
+        # The same draws in every evaluation: metrics of two rounds differ only by their models.
         state.session.train(s.row, self._work(s, "finetune-"))
         return fleet.algorithm.tested(s)
 
     def gradient(self, client: int, row: Row, t: int) -> Tensor:
-        """(P,) the gradient of one training batch at a row, in eval mode; 0 where there is none.
+        """(P,) the gradient of one training batch at a row, in eval mode; 0 if there is none.
 
         Drawn by (seed, "gradient", t, client).
         """
@@ -299,7 +298,7 @@ class Training:
         return state.session.gradient(row, batch)
 
     def box(self, client: int) -> tuple[float, float] | None:
-        """Bounds of a client's parameters, if its optimiser projects on them."""
+        """Bounds of a client's parameters, if its optimiser projects onto them."""
         session = self._fleet.state(client).session
         assert session is not None, "sessions are attached before the first round"
         return session.box
@@ -309,7 +308,7 @@ class Training:
         fleet, state = self._fleet, self._fleet.state(client)
         cohort = fleet.cohort_of(client)
         if not state.flops:
-            return 0.0  # of a module without a forward they are not known
+            return 0.0  # unknown for a module without a forward
         if cohort not in self._uses:
             sample = blank(fleet.data, samples=2).to(fleet.device)
             self._uses[cohort] = weight_uses(state.module, sample)
@@ -328,7 +327,7 @@ class Training:
         mask: Tensor | None = None,
         proximal: Proximal | None = None,
     ) -> Work:
-        """A session's work; what it draws has names that begin with `purpose`."""
+        """A session's work; the names of its draws start with `purpose`."""
         fleet, client, t = self._fleet, s.client, s.round
         per_epoch = fleet.data.num_batches(client, t)
         given = None if purpose else self.steps.get(client)
@@ -345,12 +344,12 @@ class Training:
         )
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
-        """The gradient of a batch, on its way to the optimiser."""
+        """Pass a batch's gradient through the algorithm's hook before the optimiser."""
         self._fleet.algorithm.local_gradient(s, gradient)
         s.step += 1
 
     def _fetch(self, client: int, mine: list[int]) -> Row:
-        """The client's row on the device, and the next client's on its way."""
+        """The client's row on the device; starts prefetching the next client's."""
         fleet, state = self._fleet, self._fleet.state(client)
         if state.staging is None:
             return fleet.row(client)
@@ -362,7 +361,7 @@ class Training:
         return row
 
     def _batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
-        """So many training batches; their order is named (seed, purpose + "order", t, client)."""
+        """`left` training batches; their order is named (seed, purpose + "order", t, client)."""
         fleet, data = self._fleet, self._fleet.data
         order = torch_generator(fleet.seed, f"{purpose}order", t, client)
         augment = None
@@ -377,7 +376,7 @@ class Training:
             assert left < before, f"client {client} has no batch"
 
     def _test(self, moment: Moment, s: SessionContext) -> None:
-        """A client on its own test split, if it is tested at that moment of its session."""
+        """Test a client on its own test split, if this moment is to be tested."""
         client = s.client
         if client not in self.tested.get(moment, ()):
             return
@@ -397,7 +396,7 @@ class Training:
 
 
 def _asked() -> bool:
-    """Whether a signal has come, to this rank or, as far as is known, to another."""
+    """Whether this rank, or another as far as known, has received a signal."""
     if signals.asked() is not None:
         watch.spread_signal()
         return True
@@ -405,6 +404,6 @@ def _asked() -> bool:
 
 
 def _one_after_the_other(mine: list[int], _: int, run: RunClient) -> list[Pending]:
-    """Sessions without a loop's hooks around them."""
+    """Run sessions without a loop's hooks."""
     reports = [run(client) for client in mine]
     return [report for report in reports if report is not None]

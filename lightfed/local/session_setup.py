@@ -1,7 +1,4 @@
-"""What the Trainer and the configuration give to local sessions.
-
-Precision, clipping, optimisers.
-"""
+"""Precision, clipping and optimisers of local sessions, as configured."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +30,7 @@ ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 
 def runtime_of(trainer: L.Trainer, *, clips: str) -> Runtime:
-    """Precision and clipping of local steps, as the Trainer's flags say.
+    """Precision and clipping of local steps, from the Trainer's flags.
 
     Args:
         trainer: of the run.
@@ -67,11 +64,11 @@ def client_stepper(
         position: of the cohort, for messages.
         factory: the configuration's optimiser.
         runtime: of the Trainer.
-        evaluated: clients are evaluated, so that the module needs a `validation_step`.
-        lr_factors: of parts of the module, by their prefix.
+        evaluated: clients are evaluated, so the module needs a `validation_step`.
+        lr_factors: of parts of the module, by name prefix.
 
     Returns:
-        the stepper, and whether it takes the round's learning rate.
+        the stepper, and whether it uses the round's learning rate.
     """
     module, key = state.module, f"model.cohorts.{position}.model"
     if evaluated and not is_overridden("validation_step", module):
@@ -96,7 +93,7 @@ def client_stepper(
 
 
 def _factors(state: CohortState, given: Mapping[str, float]) -> list[float] | None:
-    """Of every trainable parameter; None where all have the configured learning rate."""
+    """Factor of every trainable parameter; None if all have the configured learning rate."""
     if not given:
         return None
     names = [name for name, p in state.module.named_parameters() if p.requires_grad]
@@ -110,7 +107,7 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
     """The configuration's optimiser.
 
     Raises:
-        UserError: it refuses its arguments, or one is not finite.
+        UserError: it rejects its arguments, or one is not finite.
     """
     written = factory.keywords if isinstance(factory, partial) else {}
     for name, value in _not_finite(written).items():
@@ -124,7 +121,7 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
 
 
 def _not_finite(arguments: Mapping[str, Any]) -> dict[str, float | Tensor]:
-    """Those of an optimiser's that are single numbers but not finite ones."""
+    """The scalar arguments of an optimiser that are not finite."""
     return {
         name: value
         for name, value in arguments.items()
@@ -136,7 +133,7 @@ def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler
     """The configuration's learning rate over rounds.
 
     Raises:
-        UserError: it refuses its arguments, or is no function of the round.
+        UserError: it rejects its arguments, or is not a function of the round.
     """
     try:
         schedule = factory(optimizer)
@@ -149,7 +146,7 @@ def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler
 
 
 def step_schedule(schedule: Any) -> None:
-    """One round on.
+    """Advance the schedule by one round.
 
     Raises:
         UserError: the schedule ends before the run, or cannot count its rounds.
@@ -161,7 +158,7 @@ def step_schedule(schedule: Any) -> None:
         raise UserError("model.lr_schedule", found, "correct its init_args") from error
 
 
-# Lightning calls them in its own loops; a session does not.
+# Hooks that Lightning calls in its loops but a session does not.
 _UNCALLED = (
     "on_train_start",
     "on_train_epoch_start",
@@ -182,7 +179,7 @@ _UNCALLED = (
 
 
 def _warn_of_hooks(module: L.LightningModule) -> None:
-    """Say which of a module's hooks a client does not have."""
+    """Warn about a module's hooks that sessions do not call."""
     uncalled = [name for name in _UNCALLED if is_overridden(name, module)]
     if uncalled:
         log.warning(

@@ -1,4 +1,4 @@
-"""What a configuration would do, without training: the plan of a run, shared layers.
+"""Previews of a configuration without training: the plan of a run, shared layers.
 
 Imports `engine` and the rooms above it.
 """

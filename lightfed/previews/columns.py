@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 
 
 def aligned(lines: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    """Cells in columns of equal width.
+    """Format cells in aligned columns.
 
     Args:
-        lines: of as many cells each; the first is the header.
-        left: positions of the columns that stand to the left, the others to the right.
+        lines: rows with the same number of cells; the first is the header.
+        left: positions of the left-aligned columns; the others are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

@@ -1,7 +1,7 @@
-"""Rounds that train nothing: who would train what where, and what would be sent.
+"""Dry runs of rounds: which clients would train where, and what would be sent.
 
-The algorithm's own `round` runs on a `Fleet` of which this process holds no client. No row is made,
-sessions are only written down, and the ledger counts what goes up and down.
+The algorithm's `round` runs on a `Fleet` of which this process holds no client. No rows are
+created, sessions are only recorded, and the ledger counts the bytes up and down.
 """
 
 from collections import defaultdict
@@ -18,10 +18,10 @@ from lightfed.distributed.collectives import Ranks
 
 
 class PlannedRanks(Ranks):
-    """The ranks of a run that is planned; this process is none of them.
+    """The ranks of a planned run; this process is not one of them.
 
     Args:
-        world: how many there are.
+        world: number of ranks.
     """
 
     def __init__(self, world: int) -> None:
@@ -34,10 +34,10 @@ class PlannedRanks(Ranks):
 
 
 class Sessions(NamedTuple):
-    """Sessions that run side by side: of one call of `train`.
+    """The sessions of one call of `train`, which run in parallel.
 
     Attributes:
-        counts: (cohorts, ranks) of them.
+        counts: (cohorts, ranks) number of sessions.
         loads: (ranks,) sum of their costs, in samples x FLOPs or seconds.
         longest: the largest cost.
     """
@@ -53,9 +53,9 @@ class DryFleet(Fleet):
     Attributes:
         calls: of `train`, in all rounds.
         sums: of the ledger, over all rounds.
-        bound: what these bytes are: "at most" so many where masks, which come with training, save
-            some; "at least" where clients send what only training can tell, which is not counted.
-        others: bytes that rows of other ranks may take, where clients hear each other.
+        bound: "at most" if masks, known only after training, reduce these bytes; "at least" if
+            clients also send data whose size depends on training, which is not counted.
+        others: bytes that rows of other ranks may take if clients exchange rows.
     """
 
     calls: list[Sessions]
@@ -73,7 +73,7 @@ class DryFleet(Fleet):
                 self.sums[name] += value
 
     def sessions(self, clients: Sequence[int], steps: Mapping[int, int] | None = None) -> Sessions:
-        """What clients that have ranks would do."""
+        """Record the sessions of clients placed on ranks."""
         world, costs = self.ranks.world, self._costs(clients, steps)
         counts, loads = np.zeros((len(self.cohorts), world), dtype=np.int64), np.zeros(world)
         for client, cost in costs.items():
@@ -96,10 +96,10 @@ class DryFleet(Fleet):
         masks: Mapping[int, Tensor] | None = None,
         **_: Any,
     ) -> None:
-        """The bytes of whole rows."""
+        """Count the bytes of whole rows."""
         self.bound = self.bound if masks is None else "at most"
         layout = self.cohorts[0].layout
-        if self.ranks.world > 1:  # blocks that come and go are no larger than the rows of all
+        if self.ranks.world > 1:  # blocks in transit are no larger than all rows
             self.others = min(self._exchange_buffer, 6 * self.clients * 4 * layout.size)
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
         for receiver, senders in hears.items():
@@ -109,6 +109,6 @@ class DryFleet(Fleet):
 
     @override
     def collect(self, mine: Mapping[int, Any]) -> dict[int, Any]:
-        """Of nobody; where it says what clients send, that is 0."""
+        """Gather from no client; sizes that clients would send count as 0."""
         self.bound = "at least"
         return defaultdict(int)

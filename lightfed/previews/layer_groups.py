@@ -1,4 +1,4 @@
-"""Who shares which layers, as text: the trie of a federation (`lightfed groups`)."""
+"""Which cohorts share which layers, as text: the trie of a federation (`lightfed groups`)."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ def groups_table(
     seed: int,
     prepare: Callable[[L.LightningModule, DataSpec], None] = lambda module, data: None,
 ) -> str:
-    """The trie of a federation, a line for each stretch of layers that the same cohorts share.
+    """The trie of a federation, one line per sequence of layers that the same cohorts share.
 
     Args:
         cohorts: of the federation.
@@ -28,7 +28,7 @@ def groups_table(
         prepare: the algorithm's change to a fresh module.
 
     Raises:
-        UserError: a model that cannot be built, or whose layers cannot be ordered.
+        UserError: a model cannot be built, or its layers cannot be ordered.
     """
     batch = blank(data, samples=2)
     models = {}
@@ -47,7 +47,7 @@ def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> st
     Args:
         trie: of cohorts 0, 1, ...
         names: of the cohorts.
-        counts: their clients.
+        counts: their numbers of clients.
     """
     lines = [_HEAD]
     for level, chain in _in_order(_chains(trie)):
@@ -71,7 +71,7 @@ def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> st
 
 
 def _chains(trie: Trie) -> list[list[Node]]:
-    """The nodes, those that the same cohorts pass through one after the other in one list."""
+    """The nodes; consecutive ones with the same cohorts form one list."""
     chains: dict[tuple[int, ...], list[Node]] = {}
     for node in trie.nodes:
         chains.setdefault(node.cohorts, []).append(node)
@@ -79,7 +79,7 @@ def _chains(trie: Trie) -> list[list[Node]]:
 
 
 def _in_order(chains: list[list[Node]]) -> list[tuple[int, list[Node]]]:
-    """Chains depth first, with how many others each continues."""
+    """Chains in depth-first order, each with its level."""
     chains = sorted(chains, key=lambda chain: (chain[0].cohorts[0], chain[0].depth))
     return [(sum(_continues(chain, other) for other in chains), chain) for chain in chains]
 

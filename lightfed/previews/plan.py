@@ -1,4 +1,4 @@
-"""What a run would be on many ranks (`lightfed plan`): who trains where, bytes, memory."""
+"""Plans a run on many ranks (`lightfed plan`): placement, bytes, memory."""
 
 import math
 
@@ -10,30 +10,30 @@ from lightfed.local.session_setup import OptimizerFactory, make_optimizer
 from lightfed.previews.columns import aligned
 from lightfed.previews.dry_run import DryFleet
 
-_TABLE = 16  # ranks; of more there is a summary
+_TABLE = 16  # ranks; more are summarised
 _WHY = {
-    "at most ": "\n         masks save a part that is not known without training",
-    "at least ": "\n         what else is sent depends on training",
+    "at most ": "\n         masks save a part that is known only after training",
+    "at least ": "\n         the rest depends on training",
 }
 
 
 def balance(fleet: DryFleet) -> float:
-    """Time of the busiest ranks over the least that is possible.
+    """Time of the busiest ranks over the minimum possible.
 
-    Of sessions that run side by side that is the mean of the ranks, or the longest session.
+    For parallel sessions the minimum is the mean over ranks, or the longest session if larger.
     """
     least = sum(max(call.loads.mean(), call.longest) for call in fleet.calls)
     return float(sum(call.loads.max() for call in fleet.calls) / least) if least else 1.0
 
 
 def row_bytes(fleet: DryFleet) -> np.ndarray:
-    """(cohorts,) of a client's row, its padding with it."""
+    """(cohorts,) bytes of a client's row, with padding."""
     layouts = [state.layout for state in fleet.cohorts]
     return np.array([4 * layout.floats.size + 8 * layout.integers.size for layout in layouts])
 
 
 def rank_rows(fleet: DryFleet) -> np.ndarray:
-    """(ranks,) bytes of clients' rows; a cohort has room for the most that it ever had."""
+    """(ranks,) bytes of clients' rows; each cohort allocates for its largest number of rows."""
     keeps = fleet.algorithm.stateful
     calls = [fleet.sessions(range(fleet.clients))] if keeps else fleet.calls
     return row_bytes(fleet) @ np.max([call.counts for call in calls], axis=0)
@@ -42,13 +42,12 @@ def rank_rows(fleet: DryFleet) -> np.ndarray:
 def memory(
     fleet: DryFleet, optimizer: OptimizerFactory | None, *, host_rows: bool = False
 ) -> dict[str, int]:
-    """Bytes on the device of the fullest rank, by what they are.
+    """Bytes on the device of the fullest rank, by kind.
 
     Args:
-        fleet: that has run its rounds.
-        optimizer: of the clients; None for what their modules configure, of which only gradients
-            are counted.
-        host_rows: rows lie in host memory, and two of a cohort on the device.
+        fleet: after its rounds.
+        optimizer: of the clients; None if their modules configure it: then only gradients count.
+        host_rows: rows are in host memory, and two per cohort on the device.
     """
     modules = [state.module for state in fleet.cohorts]
     trained = max(sum(p.numel() for p in m.parameters() if p.requires_grad) for m in modules)
@@ -56,7 +55,7 @@ def memory(
     return {
         "rows of its clients": 0 if host_rows else int(rank_rows(fleet).max()),
         "two rows of every cohort, the others in host memory": 2 * one_of_each * host_rows,
-        "live modules, one a cohort": one_of_each,
+        "live modules, one per cohort": one_of_each,
         "server models": sum(t.nbytes for t in fleet.algorithm.state_dict().values()),
         "gradients and optimiser state": round(4 * trained * (1 + state_slots(optimizer))),
         "rows of other ranks, at most": fleet.others,
@@ -64,7 +63,7 @@ def memory(
 
 
 def state_slots(factory: OptimizerFactory | None) -> float:
-    """Numbers that an optimiser keeps for a parameter, found out on a small one."""
+    """Number of values that an optimiser keeps per parameter, measured on a small one."""
     if factory is None:
         return 0.0
     parameter = nn.Parameter(torch.zeros(8, 8))
@@ -76,13 +75,13 @@ def state_slots(factory: OptimizerFactory | None) -> float:
 
 
 def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: int = 1) -> str:
-    """What a fleet has gone through; figures of a round are means.
+    """Summary of a fleet's rounds as text; numbers per round are means.
 
     Args:
-        fleet: that has run its rounds.
+        fleet: after its rounds.
         parts: of the memory.
-        rounds: how many.
-        chunks: into which the samples of a client are cut; a round trains on one.
+        rounds: number of rounds.
+        chunks: number of chunks of a client's samples; a round trains on one.
     """
     over = "the first round" if rounds == 1 else f"a mean of the first {rounds} rounds"
     bound = f"{fleet.bound} ".lstrip()
@@ -96,7 +95,7 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
         f"ranks: {over}, {sessions.sum():,g} sessions in each",
         _cohorts(fleet),
         _ranks(fleet, np.stack([sessions, loads, rank_rows(fleet)])),
-        f"balance  {balance(fleet):.3f}: the busiest rank over the least that is possible, which\n"
+        f"balance  {balance(fleet):.3f}: the busiest rank over the minimum possible, which\n"
         "         is the mean of the ranks, or the longest session",
         f"bytes    a round: {traffic}{_WHY.get(bound, '')}",
         f"memory   of the fullest rank's device: {_scaled(sum(parts.values()), 'B')}",
@@ -104,9 +103,7 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
     text = "\n\n".join(lines)
     for what, size in parts.items():
         text += f"\n         {_scaled(size, 'B'):>8}  {what}" if size else ""
-    return (
-        text + "\n         without activations, the data set, and what a merge needs for a moment"
-    )
+    return text + "\n         without activations, the data set, and temporary memory of merges"
 
 
 def _cohorts(fleet: DryFleet) -> str:
@@ -119,9 +116,9 @@ def _cohorts(fleet: DryFleet) -> str:
 
 
 def _ranks(fleet: DryFleet, figures: np.ndarray) -> str:
-    """A line for every rank, or of many the least, the median and the most; (figures, ranks)."""
+    """A line per rank, or min, median and max if there are many; from (numbers, ranks)."""
     names = [str(rank) for rank in range(fleet.ranks.world)]
-    if len(names) > _TABLE:  # each column by itself: not the same rank's
+    if len(names) > _TABLE:  # per column: not of the same rank
         names, figures = ["least", "median", "most"], np.quantile(figures, [0, 0.5, 1], axis=1).T
     timed = fleet.rates.of(range(len(fleet.cohorts))) is not None
     lines = [("rank", "sessions", "seconds" if timed else "samples x FLOPs", "rows")]
@@ -131,6 +128,6 @@ def _ranks(fleet: DryFleet, figures: np.ndarray) -> str:
 
 
 def _scaled(value: float, unit: str = "") -> str:
-    """Four digits and a prefix: 1.235 kB; below a thousand 640 B."""
+    """Four digits and a unit prefix, such as 1.235 kB; 640 B below a thousand."""
     power = min(int(math.log10(value)) // 3, 4) if value >= 1 else 0
     return f"{value / 1000**power:.4g} {('', 'k', 'M', 'G', 'T')[power]}{unit}".rstrip()

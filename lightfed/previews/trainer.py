@@ -1,4 +1,4 @@
-"""Sub-commands that look at what a configuration would do, and train nothing."""
+"""Sub-commands that preview a configuration without training."""
 
 import torch
 
@@ -12,14 +12,13 @@ from lightfed.utils.errors import UserError
 
 
 class PreviewTrainer(FederatedTrainer):
-    """The Trainer of the command line; it answers questions before a run, too."""
+    """The Trainer of the command line, with previews of a run."""
 
     def partition(self, model: Federation, datamodule: FederatedDataModule) -> None:
-        """Draw the split of the data over the clients and print it; trains nothing.
+        """Draw the split of the data over the clients and print it, without training.
 
         Args:
-            model: the Federation; its cohorts say how many clients there are, its seed names the
-                draw.
+            model: the Federation, which gives the number of clients and the seed.
             datamodule: the FederatedDataModule.
         """
         clients, seed = model.num_clients, model.seed
@@ -27,11 +26,11 @@ class PreviewTrainer(FederatedTrainer):
         print(datamodule.partition_.table())
 
     def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
-        """Print which layers which cohorts have in common (FlexiFed's trie); trains nothing.
+        """Print which layers which cohorts have in common (FlexiFed's trie), without training.
 
         Args:
             model: the Federation.
-            datamodule: the FederatedDataModule; it knows the shape of a sample.
+            datamodule: the FederatedDataModule, which gives the shape of a sample.
         """
         from lightfed.previews.layer_groups import groups_table
 
@@ -47,15 +46,15 @@ class PreviewTrainer(FederatedTrainer):
         rounds: int = 5,
         ckpt_path: str | None = None,
     ) -> None:
-        """Print who would train what on many ranks: balance, bytes, memory; starts nothing.
+        """Print a plan for many ranks: balance, bytes, memory; starts no ranks.
 
         Args:
             model: the Federation.
             datamodule: the FederatedDataModule.
-            world_size: Ranks of the run that is planned.
-            rounds: How many of its first rounds to go through.
-            ckpt_path: A checkpoint of such a run: costs are the session times that it has measured,
-                in place of samples x FLOPs.
+            world_size: Number of ranks to plan for.
+            rounds: Number of first rounds to plan.
+            ckpt_path: A checkpoint of such a run: its measured session times are the costs, instead
+                of samples x FLOPs.
         """
         from lightfed.previews.dry_run import DryFleet, PlannedRanks
         from lightfed.previews.plan import memory, plan_text
@@ -63,7 +62,7 @@ class PreviewTrainer(FederatedTrainer):
         clients, seed = model.num_clients, model.seed
         if not 1 <= world_size <= clients:
             found = f"{world_size} ranks for {clients} clients"
-            raise UserError("world_size", found, "give at least 1 and at most one rank a client")
+            raise UserError("world_size", found, "give at least 1 and at most one rank per client")
         if rounds < 1:
             raise UserError("rounds", f"{rounds}", "give at least 1")
         rates = None if ckpt_path is None else _rates(ckpt_path, len(model.cohorts))
@@ -85,10 +84,10 @@ class PreviewTrainer(FederatedTrainer):
 
 
 def _rates(ckpt_path: str, cohorts: int) -> Rates:
-    """Times that a run has measured, of all cohorts' sessions."""
+    """Session times of all cohorts, measured by a run."""
     rates = Rates.of_checkpoint(main_file(ckpt_path), Ranks(torch.device("cpu")))
     if rates.of(range(cohorts)) is None:
-        found = f"{ckpt_path} has no times of sessions of all {cohorts} cohorts"
+        found = f"{ckpt_path} lacks session times of some of the {cohorts} cohorts"
         fix = "give a checkpoint of this configuration, or leave it out"
         raise UserError("ckpt_path", found, fix)
     return rates

@@ -1,15 +1,15 @@
-"""Checkpoints: one main file, one shard of client rows a rank, committed by one `os.replace`.
+"""Checkpoints: one main file and one shard of client rows per rank, committed by `os.replace`.
 
     last.ckpt                      server state, counters, callbacks: tensors and primitives only
-    last.previous.ckpt             the one before it, in case a disk spoils the newest
-    last.ckpt.shards/<tag>/rank0.pt   the rows of the stateful clients that lie on rank 0, keyed by
-    client; one tag for each of the two
+    last.previous.ckpt             the one before it, in case the newest gets corrupted
+    last.ckpt.shards/<tag>/rank0.pt   rows of the stateful clients of rank 0, keyed by client; one
+    tag for each of the two
 
-A reader sees the old checkpoint or the new one, never a mixture: shards of a new tag and the main
-file that names the tag are written and flushed under names that no reader knows, then the old main
-file is renamed to be the previous one, and the new one takes its place; shards of other tags are
-removed after that. Whenever the writer dies, at least one of the two main files is there, and
-`load_newest` finds it.
+A reader sees the old checkpoint or the new one, never a mixture. The shards of a new tag and the
+main file that names the tag are written and flushed under temporary names. Then the old main file
+is renamed to the previous one and the new file takes its place. Shards of other tags are removed
+last. Whenever the writer dies, at least one of the two main files exists and `load_newest` finds
+it.
 """
 
 import errno
@@ -53,13 +53,13 @@ def save(
             stateful runs.
         path: of the main file; rank 0's is used.
         ranks: of the run.
-        keep_previous: whether the checkpoint that this one replaces becomes the previous one; if
-            not, or if it is no whole one, a previous one that there is stays.
+        keep_previous: whether the replaced checkpoint becomes the previous one. If not, or if it is
+            incomplete, an existing previous one stays.
 
     Raises:
-        DiskError: on every rank, where one of them could not write. What is new is removed, and
-            what was there is as it was.
-        TakenOver: on every rank, where the run goes on in another process; nothing is left.
+        DiskError: on every rank, if any could not write. New files are removed and the old ones
+            are unchanged.
+        TakenOver: on every rank, if the run continues in another process; new files are removed.
     """
     main = Path(ranks.broadcast(str(path)))
     tag = ranks.broadcast(uuid4().hex[:12])
@@ -79,21 +79,21 @@ def save(
 
 
 def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
-    """Read a checkpoint with all its shards, whatever number of ranks wrote it.
+    """Read a checkpoint with all its shards, written by any number of ranks.
 
-    Every byte is held to its checksum.
+    Verifies all checksums.
 
     Args:
         path: of the main file.
-        ranks: that read it together: all call, each checks a share of the shards, and they come to
-            the same end. None for a reader who is alone.
+        ranks: the ranks that read it together: all call this, each verifies a share of the shards,
+            and all return or raise alike. None for a single reader.
 
     Returns:
-        the main file's content, and under `CLIENTS` a list of the shards, their tensors mapped, not
-        read.
+        the main file's content, and under `CLIENTS` a list of the shards, with memory-mapped
+        tensors.
 
     Raises:
-        UserError: there is no such file, or it is no complete checkpoint.
+        UserError: the file does not exist, or is not a complete checkpoint.
     """
     if ranks is None:
         return _load(path, share=0, shares=1)
@@ -110,10 +110,10 @@ def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
 
 
 def load_newest(path: str | Path, ranks: Ranks) -> tuple[dict[str, Any], Path]:
-    """Read a checkpoint, or the one before it where it is unreadable; called by every rank.
+    """Read a checkpoint, or the previous one if it is unreadable; called by every rank.
 
     Returns:
-        the checkpoint as from `load`, and the main file that it came from: on every rank the same.
+        the checkpoint as from `load` and its main file, the same on every rank.
 
     Raises:
         UserError: neither can be read.
@@ -134,12 +134,12 @@ def load_newest(path: str | Path, ranks: Ranks) -> tuple[dict[str, Any], Path]:
         found = f"{newest.found}, and {error.found}"
         raise UserError("ckpt_path", found, "give another checkpoint") from error
     if ranks.rank == 0:
-        log.warning("%s; going on from %s instead", newest.found, previous)
+        log.warning("%s; resuming from %s instead", newest.found, previous)
     return checkpoint, previous
 
 
 def newest_file(path: str | Path) -> Path | None:
-    """The main file, or the previous one where a killed writer left that alone; None of neither."""
+    """The main file, or the previous one if a killed writer left only that; None without either."""
     main = Path(path)
     return next((file for file in (main, previous_of(main)) if file.is_file()), None)
 
@@ -148,7 +148,7 @@ def main_file(path: str | Path) -> Path:
     """The main file of a checkpoint.
 
     Raises:
-        UserError: there is no such file.
+        UserError: the file does not exist.
     """
     main = Path(path)
     if not main.is_file():
@@ -158,7 +158,7 @@ def main_file(path: str | Path) -> Path:
 
 
 def previous_of(main: Path) -> Path:
-    """Where the checkpoint that `main` has replaced lies."""
+    """The path of the checkpoint that `main` has replaced."""
     return main.with_name(f"{main.stem}{_PREVIOUS}{main.suffix}")
 
 
@@ -171,12 +171,12 @@ def remove(path: str | Path) -> None:
 
 
 def shard_folder(main: Path) -> Path:
-    """The folder of the shards of a main file, which it has in common with the previous one."""
+    """The folder of a main file's shards, shared with the previous checkpoint."""
     return main.with_name(main.stem.removesuffix(_PREVIOUS) + main.suffix + ".shards")
 
 
 def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> None:
-    """A step of writing on every rank; if it fails on one, no rank is left waiting for it."""
+    """Run a writing step on every rank; if it fails on one, no rank waits for it."""
     failures: list[tuple[int, str, OSError | fence.TakenOver]] = []
     try:
         step()
@@ -196,16 +196,16 @@ def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> N
 def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
     reason = error.strerror or str(error)
     found = f"checkpoint {main} cannot be written ({reason}) on rank {rank} ({host})"
-    mend = "free space" if error.errno in _FULL else "see to the file system"
+    repair = "free space" if error.errno in _FULL else "repair the file system"
     whole = newest_file(main)
-    kept = "" if whole is None else f"; {whole} is whole"
+    kept = "" if whole is None else f"; {whole} is complete"
     return DiskError(
-        "trainer.default_root_dir", found, f"{mend} and run the same command again{kept}"
+        "trainer.default_root_dir", found, f"{repair} and run the same command again{kept}"
     )
 
 
 def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: bool) -> None:
-    """Write the main file and let it take the place of the old one; rank 0 alone does."""
+    """Write the main file and replace the old one; called only by rank 0."""
     main.parent.mkdir(parents=True, exist_ok=True)
     folder = shard_folder(main)
     if checkpoint[SHARDS]["ranks"]:
@@ -219,7 +219,7 @@ def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: 
         os.replace(main, previous)
     os.replace(new, main)
     flush_folder(main.parent)
-    with suppress(OSError):  # what is left over now is removed by the next checkpoint
+    with suppress(OSError):  # the next checkpoint removes leftovers
         _remove_shards(folder, keep=(tag, old or _tag(previous)))
         _remove_leftovers(main)
 
@@ -230,7 +230,7 @@ def _write(rows: Any, shard: Path) -> None:
 
 
 def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
-    """Main file and shards; of these every `shares`-th is held to its checksum, from `share`."""
+    """Read main file and shards; verify every `shares`-th shard's checksums, from `share`."""
     main = main_file(path).resolve()  # ModelCheckpoint(save_last="link") makes links
     check(main)
     checkpoint = _read_main(main)
@@ -251,7 +251,7 @@ def _read_main(path: Path) -> dict[str, Any]:
 
 
 def _tag(main: Path) -> str | None:
-    """Of the shards of a main file; None if it cannot be read."""
+    """The tag of a main file's shards; None if it cannot be read."""
     try:
         return str(_read_main(main)[SHARDS]["tag"])
     except UserError:
@@ -259,13 +259,13 @@ def _tag(main: Path) -> str | None:
 
 
 def _remove_new(main: Path, tag: str) -> None:
-    """What was written of a checkpoint that failed, unless it has its place already."""
+    """Remove the files of a failed checkpoint, unless it is already in place."""
     if _tag(main) == tag:
         return
     shutil.rmtree(shard_folder(main) / tag, ignore_errors=True)
-    with suppress(OSError):  # there is none of it
+    with suppress(OSError):  # it does not exist
         main.with_name(f"{main.name}.{tag}.part").unlink()
-    with suppress(OSError):  # there are shards of others in it
+    with suppress(OSError):  # it holds other shards
         shard_folder(main).rmdir()
 
 
@@ -278,6 +278,6 @@ def _remove_shards(folder: Path, *, keep: tuple[str | None, ...]) -> None:
 
 
 def _remove_leftovers(main: Path) -> None:
-    """What a killed writer left beside the checkpoint."""
+    """Remove what a killed writer left next to the checkpoint."""
     for part in main.parent.glob(f"{main.name}.*.part"):
         part.unlink(missing_ok=True)

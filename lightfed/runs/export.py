@@ -1,4 +1,4 @@
-"""Weights as plain safetensors files, which load with torch alone."""
+"""Exports weights as plain safetensors files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ Exported = Literal["server", "clients"]
 
 
 def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
-    """A row by its tensors' names, as the network's own state dict.
+    """A row as the network's state dict, by tensor names.
 
-    Without the prefix of `ClientModule`.
+    The names lack the prefix of `ClientModule`.
     """
     named = layout.floats.views(row.floats) | layout.integers.views(row.integers)
     return {
@@ -28,7 +28,7 @@ def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
     """Write `server.safetensors` (one file a server model) and `client<k>.safetensors`.
 
-    Each rank its share.
+    Each rank writes its share.
     """
     if "server" in kinds and fleet.ranks.rank == 0:
         for name, module in fleet.algorithm.named_modules():
@@ -49,9 +49,9 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def export_masks(fleet: Fleet, folder: Path) -> None:
-    """Write `client<k>.safetensors` with the packed `mask` of every client that trains under one.
+    """Write `client<k>.safetensors` with the packed `mask` of every client that has one.
 
-    Bit i of word w is element 32 w + i of a row. Each rank its own clients.
+    Bit i of word w is element 32 w + i of a row. Each rank writes its own clients.
     """
     if not fleet.algorithm.stateful:
         return

@@ -1,12 +1,12 @@
-"""Which configurations are of the same run, so that one may go on where the other was stopped."""
+"""Identifies configurations of the same run, so that one can resume the other."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-# Of the trainer's keys only those that the figures depend on: a run may be made longer, go on with
-# another number of ranks, or under other callbacks.
+# The trainer's keys that results depend on. A run may be extended, or resumed with another number
+# of ranks or other callbacks.
 _TRAINER = (
     "precision",
     "limit_train_batches",
@@ -17,19 +17,19 @@ _TRAINER = (
 
 
 def config_digest(options: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits.
+    """Digest of a configuration: 16 hexadecimal digits.
 
     Args:
         options: of a sub-command, as parsed, with sections trainer, model and data.
     """
     trainer = {key: options["trainer"].get(key) for key in _TRAINER}
-    told = {"model": options["model"], "data": _placeless(options["data"]), "trainer": trainer}
-    text = json.dumps(told, sort_keys=True, default=str)
+    relevant = {"model": options["model"], "data": _placeless(options["data"]), "trainer": trainer}
+    text = json.dumps(relevant, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _placeless(data: Any) -> Any:
-    """Without the folder of a data set: jobs copy it to disks of their nodes."""
+    """The data section without the folder of a data set: jobs copy it to local disks."""
     if isinstance(data, Mapping):
         return {key: _placeless(value) for key, value in data.items() if key != "root"}
     return data

@@ -1,11 +1,10 @@
-"""The finished sessions of a round that was interrupted, so that nobody trains them twice.
+"""Saves the finished sessions of an interrupted round, so that they are not trained twice.
 
-A session is atomic and its draws have names, so a round that begins again from the checkpoint it
-started from meets the same sessions. Those in the journal are not trained: their rows, and whatever
-else they left, are put in place.
+A session is atomic and its draws are named. So a round that restarts from its checkpoint has the
+same sessions. Those in the journal are not trained: their rows and other results are restored.
 
-    sessions.ckpt                       round, call of `train`, what it must agree with
-    sessions.ckpt.shards/<tag>/rank0.pt   client -> what its session left, of the clients of rank 0
+    sessions.ckpt                       round, call of `train`, identity of the run
+    sessions.ckpt.shards/<tag>/rank0.pt   client -> result of its session, for clients of rank 0
 """
 
 from collections.abc import Mapping
@@ -22,14 +21,14 @@ FILE = "sessions.ckpt"
 def write(
     suspended: Suspended, path: Path, ranks: Ranks, *, t: int, identity: Mapping[str, Any]
 ) -> None:
-    """Put the journal of round t on disk; called by every rank.
+    """Write the journal of round t; called by every rank.
 
     Args:
         suspended: the finished sessions.
         path: of the journal.
         ranks: of the run.
         t: the round.
-        identity: what a run that goes on from it has to have in common.
+        identity: what a run that resumes from it must have in common.
 
     Raises:
         UserError: it cannot be written.
@@ -46,8 +45,8 @@ def read(
     """The journal of round t, read by all ranks together.
 
     Returns:
-        call of `train`, and sessions by client (see `Finished.of`); None if there is none of this
-        round and this federation: one of a round that is over is stale.
+        call of `train`, and sessions by client (see `Finished.of`). None if there is no journal of
+        this round and this federation: one of a finished round is stale.
 
     Raises:
         UserError: it cannot be read.

@@ -1,4 +1,4 @@
-"""The checkpoint that a run always has: what a requeued job, or a killed run, goes on from."""
+"""The checkpoint that every run keeps, from which a requeued job or a killed run resumes."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ NAME = "last.ckpt"
 class LastCheckpoint(ModelCheckpoint):
     """Writes `last.ckpt` before the first round and after every one.
 
-    A type of its own, so that its state is not that of a user's checkpoints.
+    It is a separate type so that its state is not mixed up with that of a user's checkpoints.
     """
 
     def __init__(self) -> None:
-        # A file of that name after every round; save_last would write it only beside another one.
+        # Write that file after every round; save_last would write it only in addition to another.
         super().__init__(
             filename=Path(NAME).stem,
             every_n_epochs=1,
@@ -28,7 +28,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """In the run folder, where a run is sought that goes on, whatever loggers there are."""
+        """Write to the run folder, where resuming looks for it, regardless of loggers."""
         logger = next((x for x in trainer.loggers if isinstance(x, RunLogger)), None)
         if logger is not None and logger.claimed:
             self.dirpath = str(logger.folder / "checkpoints")
@@ -36,13 +36,13 @@ class LastCheckpoint(ModelCheckpoint):
 
     @property
     def path(self) -> Path:
-        """Of the checkpoint, once the run has its folder."""
-        assert self.dirpath is not None, "setup has settled on a folder"
+        """Path of the checkpoint, available once the run has its folder."""
+        assert self.dirpath is not None, "setup chooses the folder"
         return Path(self.dirpath) / NAME
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Have the state on disk that the coming round starts from, so that it may be suspended."""
+        """Save the state before the first round, so that the round can be suspended."""
         super().on_train_start(trainer, pl_module)
         resumed = trainer.ckpt_path
         if resumed is None or Path(resumed).resolve() != self.path.resolve():

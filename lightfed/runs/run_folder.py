@@ -1,4 +1,4 @@
-"""Which folder a run writes to, and which run a command goes on with."""
+"""Chooses the folder that a run writes to, and the run that a command resumes."""
 
 import glob
 import json
@@ -26,21 +26,21 @@ log = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """`<save_dir>/<base>`, with a number behind where that is taken: nothing is ever overwritten.
+    """`<save_dir>/<base>`, numbered if that exists: nothing is ever overwritten.
 
-    In a SLURM job it is `<base>-<job>`, and the same job with the same configuration goes on in it;
-    anywhere else a run begins anew unless it is told a checkpoint.
+    In a SLURM job it is `<base>-<job>`, and the same job with the same configuration resumes in it.
+    Elsewhere a run starts from scratch unless it is given a checkpoint.
 
     Args:
         save_dir: folder of all runs.
         base: the name of the run.
-        job: that this process is in, if any.
+        job: the job of this process, if any.
 
     Attributes:
-        name: of the folder; None until the ranks have settled on one, or a checkpoint names it.
-        resumed: whether the run goes on from a checkpoint in it.
-        config: digest of the configuration, which tells this run from others of its name; None in
-            a script, whose runs of one name in one job are told apart by their order.
+        name: of the folder; None until the ranks have agreed on one, or a checkpoint names it.
+        resumed: whether the run resumes from a checkpoint in it.
+        config: digest of the configuration, which distinguishes runs of the same name. None in a
+            script, whose runs of one name in one job are distinguished by their order.
     """
 
     def __init__(self, save_dir: Path, base: str, *, job: Job | None = None) -> None:
@@ -49,10 +49,10 @@ class RunFolder:
         self.resumed = False
         self.config: str | None = None
         self._job = job
-        self._own = False  # whether this job has begun the run before
+        self._own = False  # whether this job has started the run before
         self._created = False
-        self._missing: list[Path] = []  # folders above the run's that this run made, from inside
-        self._ranks: Ranks | None = None  # that have settled on the folder
+        self._missing: list[Path] = []  # parent folders that this run made, innermost first
+        self._ranks: Ranks | None = None  # that have agreed on the folder
         self._owned = False
 
     @property
@@ -60,13 +60,13 @@ class RunFolder:
         assert self.name is not None, "the folder is claimed when the ranks are up"
         return self.save_dir / self.name
 
-    # A folder of one's own.
+    # The run's own folder.
 
     def claim(self, ranks: Ranks) -> None:
-        """Settle on a folder, the same on every rank; idempotent.
+        """Agree on a folder, the same on every rank; idempotent.
 
         Raises:
-            UserError: it cannot be made, or not all ranks find the same run to go on with.
+            UserError: it cannot be created, or ranks find different runs to resume.
         """
         first = ranks.broadcast(self.name)
         if ranks.any(first != self.name):
@@ -80,10 +80,10 @@ class RunFolder:
         self._ranks = ranks
 
     def own(self) -> None:
-        """Write here from now on, and nobody else; called by every rank; idempotent.
+        """Become the only writer of the folder; called by every rank; idempotent.
 
-        Not before it is known that the run can go on from what is here: another may be at it, and
-        is not to end for a mistake.
+        Call it only when the run is known to be able to resume here: otherwise a mistake would end
+        another process that is using the folder.
 
         Raises:
             TakenOver: it belongs to a later start of this job.
@@ -94,16 +94,16 @@ class RunFolder:
         self._owned = True
 
     def check_owner(self) -> None:
-        """Before rank 0 writes to the folder; called by every rank.
+        """Check ownership before rank 0 writes to the folder; called by every rank.
 
         Raises:
-            TakenOver: on every rank, where another process has taken the folder since.
+            TakenOver: on every rank, if another process has taken the folder.
         """
         assert self._ranks is not None, "the folder is claimed"
         self._ranks.first(lambda: fence.check(self.path))
 
     def _create(self) -> str:
-        """Mkdir fails where another run has just made the folder."""
+        """Create a new folder; mkdir fails if another run has just made it."""
         self._missing = [p for p in (self.save_dir, *self.save_dir.parents) if not p.exists()]
         base = self.base if self._job is None else f"{self.base}-{self._job.name}"
         number = 1
@@ -115,20 +115,20 @@ class RunFolder:
         return folder.name
 
     def _make(self, folder: Path) -> bool:
-        """Whether the folder is ours now."""
+        """Try to create a folder; returns whether this run owns it."""
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            # This job may have died in it before there was a checkpoint.
+            # This job may have died in it before its first checkpoint.
             return self._is_own(folder) and not _resumable(folder)
         except OSError as error:
             found = f"{folder} cannot be made ({error.strerror})"
-            fix = "name a folder that can be written to"
+            fix = "name a writable folder"
             raise UserError("trainer.default_root_dir", found, fix) from error
         return True
 
     def give_up(self) -> None:
-        """Remove the folder that this run made, unless sessions of its first round lie there."""
+        """Remove the folder that this run made, unless it holds sessions of its first round."""
         if not self._created or _last(self.path).with_name(journal.FILE).is_file():
             return
         try:
@@ -136,20 +136,20 @@ class RunFolder:
         except fence.TakenOver:
             return
         shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):  # another run may have begun in it
+        with suppress(OSError):  # another run may have started in it
             for folder in self._missing:
                 folder.rmdir()
 
-    # A run to go on with.
+    # A run to resume.
 
     def resume_job(self, *, requeued: bool = False) -> Path | None:
-        """The checkpoint that this job has of this run, in whose folder the run then goes on.
+        """This job's checkpoint of this run; the run then resumes in its folder.
 
-        None if there is none, outside a job, and where the run has its folder already.
+        None if there is none, outside a job, or if the run already has its folder.
 
         Args:
-            requeued: look only if the job has been requeued: the command line says where its first
-                start went on from.
+            requeued: look only if the job was requeued: its first start used the checkpoint of the
+                command line.
         """
         if self.name is not None or self._job is None or (requeued and not self._job.restarts):
             return None
@@ -161,25 +161,25 @@ class RunFolder:
         return self.resume_from(_last(first))
 
     def resume_newest(self, *, trains: bool) -> Path | None:
-        """The checkpoint of the newest run of this name and configuration; goes on in its folder.
+        """The checkpoint of the newest run of this name and configuration; resumes in its folder.
 
         None if there is none.
 
         Args:
-            trains: the run is to go on. To be evaluated, one of another configuration will do: what
-                must agree is in the checkpoint.
+            trains: the run will train. An evaluation also accepts another configuration, because
+                the checkpoint holds what must agree.
         """
         candidates = self._candidates()
-        alike = [f for f in candidates if told_of(f).get("config") == self.config]
+        alike = [f for f in candidates if read_environment(f).get("config") == self.config]
         chosen = alike or ([] if trains else candidates)
         if chosen:
             return self.resume_from(_last(max(chosen, key=_age)))
         if candidates:
-            _warn("%s is of this name, but of another configuration", max(candidates, key=_age))
+            _warn("%s has this name, but another configuration", max(candidates, key=_age))
         return None
 
     def resume_from(self, ckpt_path: Any) -> Path:
-        """Go on in the folder of a checkpoint, if it lies in one of `save_dir`."""
+        """Resume in the folder of a checkpoint, if that is a run folder in `save_dir`."""
         path = Path(ckpt_path)
         folder = path.parent.parent
         here = folder.parent.resolve() == self.save_dir.resolve()
@@ -194,21 +194,21 @@ class RunFolder:
         return [f for f in folders if self._is_of_this_name(f) and _resumable(f)]
 
     def _is_of_this_name(self, folder: Path) -> bool:
-        name = told_of(folder).get("name")
+        name = read_environment(folder).get("name")
         rest = folder.name.removeprefix(self.base)
         return re.fullmatch(r"(-\d+)?", rest) is not None if name is None else name == self.base
 
     def _is_own(self, folder: Path) -> bool:
-        """Whether this job has made it, or gone on in it, with this configuration."""
-        told = told_of(folder)
-        if self._job is None or told.get("job") != self._job.key:
+        """Whether this job created or resumed it, with this configuration."""
+        recorded = read_environment(folder)
+        if self._job is None or recorded.get("job") != self._job.key:
             return False
-        ours = told.get("name") == self.base and told.get("config") == self.config
+        ours = recorded.get("name") == self.base and recorded.get("config") == self.config
         return ours and (self.config is not None or folder not in _in_this_process)
 
-    # What the folder says of its run.
+    # The folder's record of its run.
 
-    def tell(self, environment: Mapping[str, Any]) -> None:
+    def describe(self, environment: Mapping[str, Any]) -> None:
         """Write environment.json: which run this is, and the environment.
 
         Raises:
@@ -218,42 +218,42 @@ class RunFolder:
         _write(self.path, self._identity() | dict(environment))
 
     def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
-        """Take down that the run has come to its end; see `finished_rounds`."""
+        """Record that the run has finished; see `finished_rounds`."""
         finished = {"rounds": rounds, "limits": dict(limits)}
-        _write(self.path, told_of(self.path) | {"finished": finished})
+        _write(self.path, read_environment(self.path) | {"finished": finished})
 
     def finished_rounds(self, limits: Mapping[str, Any]) -> int | None:
-        """After how many rounds this job has finished the run before; None if it has not.
+        """The number of rounds after which this job has finished the run; None if it has not.
 
         Args:
-            limits: of this run, as primitives; with others than it had it is not finished.
+            limits: of this run, as primitives; if they have changed, it is not finished.
         """
-        told = told_of(self.path).get("finished") if self._own else None
-        if told is None or told["limits"] != dict(limits):
+        recorded = read_environment(self.path).get("finished") if self._own else None
+        if recorded is None or recorded["limits"] != dict(limits):
             return None
-        return int(told["rounds"])
+        return int(recorded["rounds"])
 
     def _identity(self) -> dict[str, Any]:
-        """What tells this run from others."""
+        """What distinguishes this run from others."""
         job = None if self._job is None else self._job.key
-        told = {"name": self.base, "config": self.config, "job": job}
-        return {key: value for key, value in told.items() if value is not None}
+        recorded = {"name": self.base, "config": self.config, "job": job}
+        return {key: value for key, value in recorded.items() if value is not None}
 
 
-def told_of(folder: Path) -> dict[str, Any]:
-    """What a run folder's environment.json says; empty where there is none that can be read."""
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Read a run folder's environment.json; empty if it is missing or unreadable."""
     try:
-        told = json.loads((folder / _ENVIRONMENT).read_text())
+        recorded = json.loads((folder / _ENVIRONMENT).read_text())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return recorded if isinstance(recorded, dict) else {}
 
 
 def check_name(key: str, name: str) -> None:
-    """Refuse a name that is no plain folder name.
+    """Reject a name that is not a plain folder name.
 
     Raises:
-        UserError: naming the key.
+        UserError: names the key.
     """
     if name in ("", "..") or Path(name).name != name or "\0" in name:
         raise UserError(key, repr(name), "give a plain folder name")
@@ -278,6 +278,6 @@ def _warn(message: str, *args: Any) -> None:
     log.warning(message, *args)
 
 
-def _write(folder: Path, told: Mapping[str, Any]) -> None:
-    content = json.dumps(told, indent=1, default=str) + "\n"
+def _write(folder: Path, recorded: Mapping[str, Any]) -> None:
+    content = json.dumps(recorded, indent=1, default=str) + "\n"
     write_atomically(folder / _ENVIRONMENT, lambda file: file.write(content.encode()))

@@ -1,9 +1,9 @@
-"""One writer in a run folder: who began last owns it, and whoever was at it before ends.
+"""One writer per run folder: the last process to start owns it, and earlier ones end.
 
-A node that is taken for dead may live, and its ranks train on while the job runs again elsewhere;
-and a user may go on with a run twice. So every start leaves a token in the folder, and looks
-whether it is still there before it puts anything beside it. What is written between the look and
-the next start of the run, a rename or a line, is what that start would write: it has the same bits.
+A node that is considered dead may be alive and keep training while the job runs again elsewhere. A
+user may also resume a run twice. So every start writes a token to the folder, and checks that it is
+still there before writing anything else. A write between this check and the next start, a rename or
+a line, is harmless: that start would write the same bits.
 """
 
 import json
@@ -18,29 +18,29 @@ from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
 
 _OWNER = ".owner"
-_tokens: dict[Path, str] = {}  # that this process has left, by folder
+_tokens: dict[Path, str] = {}  # tokens of this process, by folder
 
 
 class TakenOver(UserError):
-    """The run goes on in another process, to which its folder belongs now."""
+    """The run continues in another process, which now owns its folder."""
 
     status = 1
 
 
 def take(folder: Path, job: Job | None) -> None:
-    """Own a run folder from now on; rank 0 alone does.
+    """Take ownership of a run folder; called only by rank 0.
 
     Args:
         folder: of the run.
-        job: that this process is in, if any.
+        job: the job of this process, if any.
 
     Raises:
         TakenOver: the folder belongs to a later start of this job: this one should have ended.
         OSError: the token cannot be written.
     """
-    told = _told(folder)
-    if job is not None and told.get("job") == job.key and told["restarts"] > job.restarts:
-        raise _taken_over(folder, told)
+    owner = _owner(folder)
+    if job is not None and owner.get("job") == job.key and owner["restarts"] > job.restarts:
+        raise _taken_over(folder, owner)
     owner = {"token": uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
     if job is not None:
         owner |= {"job": job.key, "restarts": job.restarts}
@@ -49,29 +49,29 @@ def take(folder: Path, job: Job | None) -> None:
 
 
 def check(path: Path) -> None:
-    """Before something is written to `path`: nothing, unless it lies in a folder that was taken.
+    """Check ownership before writing to `path`; does nothing outside folders taken by `take`.
 
     Raises:
-        TakenOver: another process has taken it since.
+        TakenOver: another process has taken the folder.
         OSError: the token cannot be read.
     """
     here = path.resolve()
     for folder in (here, *here.parents):
         if folder in _tokens:
-            told = _told(folder)
-            if told and told["token"] != _tokens[folder]:
-                raise _taken_over(folder, told)
+            owner = _owner(folder)
+            if owner and owner["token"] != _tokens[folder]:
+                raise _taken_over(folder, owner)
 
 
-def _told(folder: Path) -> dict[str, Any]:
-    """What the owner of a folder has left; empty where somebody has removed or spoilt it."""
+def _owner(folder: Path) -> dict[str, Any]:
+    """The token of a folder's owner; empty if it was removed or corrupted."""
     try:
         return dict(json.loads((folder / _OWNER).read_text()))
     except (FileNotFoundError, ValueError):
         return {}
 
 
-def _taken_over(folder: Path, told: dict[str, Any]) -> TakenOver:
-    who = f"process {told['pid']} on {told['host']}"
-    found = f"{folder} belongs to a later start of this run now ({who})"
-    return TakenOver("ckpt_path", found, "leave the run to that one: this one writes no more")
+def _taken_over(folder: Path, owner: dict[str, Any]) -> TakenOver:
+    who = f"process {owner['pid']} on {owner['host']}"
+    found = f"{folder} now belongs to a later start of this run ({who})"
+    return TakenOver("ckpt_path", found, "let that process continue; this one stops writing")

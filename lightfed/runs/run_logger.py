@@ -44,13 +44,13 @@ Row = dict[str, float | int | str]
 
 
 class RunLogger(Logger):
-    """Writes the run folder; `RunFolder` says which that is.
+    """Writes the run folder that `RunFolder` chooses.
 
-    Rows are keyed by round: a round that is replayed after a restart replaces its row.
+    Rows are keyed by round: a round that is repeated after a restart replaces its row.
 
     Args:
         save_dir: folder of all runs.
-        name: of this run; a resumed run goes on in its own folder.
+        name: of this run; a resumed run continues in its folder.
     """
 
     def __init__(self, save_dir: str = "runs", name: str = "run") -> None:
@@ -63,19 +63,19 @@ class RunLogger(Logger):
         self._ended = 0  # rounds whose rows are on disk
         self._written: list[str] = []  # columns of the file on disk
 
-    # Which folder.
+    # The folder.
 
     def claim(self, ranks: Ranks) -> None:
-        """Settle on a folder, the same on every rank; idempotent.
+        """Agree on a folder, the same on every rank; idempotent.
 
         Raises:
-            UserError: it cannot be made, or not all ranks find the same run to go on with.
+            UserError: it cannot be created, or ranks find different runs to resume.
         """
         self.place.claim(ranks)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Tell of a disk that is full or broken, in one line.
+        """Report a full or broken disk in one line.
 
         Raises:
             DiskError: the block could not write to the run folder.
@@ -83,13 +83,13 @@ class RunLogger(Logger):
         try:
             yield
         except OSError as error:
-            name = error.filename  # a file that was open already has none in its error
+            name = error.filename  # errors of an open file do not name it
             elsewhere = name is not None and not Path(name).is_relative_to(self.place.save_dir)
             if error.errno not in _DISK or elsewhere:
                 raise
             where = name or (self.folder if self.claimed else self.save_dir)
             found = f"{where} cannot be written ({error.strerror})"
-            fix = "free space and run the same command again; the last checkpoint is whole"
+            fix = "free space and run the same command again; the last checkpoint is complete"
             raise DiskError("trainer.default_root_dir", found, fix) from error
 
     @property
@@ -122,15 +122,12 @@ class RunLogger(Logger):
     def log_dir(self) -> str:
         return str(self.folder)
 
-    # What is written.
+    # Writing.
 
     @rank_zero_only
     def start(self, environment: Mapping[str, Any], *, finished_rounds: int) -> None:
-        """Write environment.json.
-
-        Keep the rows of the rounds that a resumed run does not repeat.
-        """
-        self.place.tell(environment)
+        """Write environment.json; keep the rows of rounds that a resumed run does not repeat."""
+        self.place.describe(environment)
         rounds = _read(self.folder / "metrics.csv", finished_rounds) if self.place.resumed else []
         self._rounds = {int(row["round"]): row for row in rounds}
         self._columns = ["round"]
@@ -148,7 +145,7 @@ class RunLogger(Logger):
     @override
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the whole configuration is in config.yaml."""
+        """Do nothing: the whole configuration is in config.yaml."""
 
     @override
     @rank_zero_only
@@ -159,26 +156,26 @@ class RunLogger(Logger):
         new = {k: v for k, v in metrics.items() if k != "epoch" and row.get(k) != v}
         row.update(new)
         self._add_columns(new)
-        if new and number <= self._ended:  # a callback's figure, after the round was written
+        if new and number <= self._ended:  # a callback's metric, after the round was written
             self._write_all()
 
     @override
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """A run that failed in its first round leaves no folder; one that was suspended does."""
+        """Remove the folder of a run that failed (but was not suspended) in its first round."""
         if status == "failed" and not self._ended:
             self.place.give_up()
 
     @rank_zero_only
     def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
-        """Take down that the run has come to its end; see `RunFolder.finished_rounds`."""
+        """Record that the run has finished; see `RunFolder.finished_rounds`."""
         self.place.finish(rounds, limits)
 
     def log_clients(self, rows: list[Row]) -> None:
         """Append the rows of one evaluation to clients.csv; called by every rank.
 
         Raises:
-            TakenOver: on every rank, where the run goes on in another process.
+            TakenOver: on every rank, if the run continues in another process.
         """
         self.place.check_owner()
         self._append_clients(rows)
@@ -189,7 +186,7 @@ class RunLogger(Logger):
             return
         path = self.folder / "clients.csv"
         new = {key: None for row in rows for key in row if key not in self._client_columns}
-        if new:  # in the first evaluation, and where nobody had such a figure before
+        if new:  # in the first evaluation, or for a metric that is new
             before = _read(path, sys.maxsize) if self._client_columns else []
             self._client_columns += new
             self._write_clients(before + rows)
@@ -199,17 +196,17 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def log_arrays(self, number: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Replace `<name>.npz` by what an algorithm has found after round `number`."""
+        """Replace `<name>.npz` by an algorithm's arrays after round `number`."""
         for name, arrays in files.items():
             values: dict[str, Any] = {key: value.cpu().numpy() for key, value in arrays.items()}
             save = partial(np.savez, round=np.array(number), **values)
             write_atomically(self.folder / f"{name}.npz", save)
 
     def end_round(self, number: int) -> None:
-        """Put the finished round's row on disk; called by every rank.
+        """Write the finished round's row to disk; called by every rank.
 
         Raises:
-            TakenOver: on every rank, where the run goes on in another process.
+            TakenOver: on every rank, if the run continues in another process.
         """
         self.place.check_owner()
         self._append_round(number)
@@ -247,9 +244,9 @@ class RunLogger(Logger):
 
 
 def _read(path: Path, rounds: int) -> list[Row]:
-    """Whole rows of the first `rounds` rounds.
+    """Complete rows of the first `rounds` rounds.
 
-    The torn last line of a killed run is none of them.
+    The truncated last line of a killed run is dropped.
     """
     if not path.is_file():
         return []
@@ -259,7 +256,7 @@ def _read(path: Path, rounds: int) -> list[Row]:
 
 
 def software() -> dict[str, str]:
-    """Versions and the commit: what a result depends on besides its configuration."""
+    """Versions and the commit, on which a result depends besides its configuration."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

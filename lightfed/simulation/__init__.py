@@ -1,4 +1,4 @@
-"""Virtual time: delays, the clock, servers over groups of clients.
+"""Virtual time: delays, the clock, and servers with groups of clients.
 
 Imports `api` and the rooms above it.
 """

@@ -1,10 +1,10 @@
-"""Virtual time: when the servers of a cloud would have been done, had their devices been real.
+"""Virtual time: when the servers of a cloud would finish with real devices.
 
 Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models",
 AAAI 2021, arXiv:2012.13900, the two protocols of its figure 2. A server responds to its devices
-until the slowest active one is done. The coordinator waits for the first B of N servers: for all of
-them in the sync protocol, B = N. In the async one, B < N, the others go on across rounds, and
-whoever was waited for starts anew. Communication and aggregation take no time.
+until the slowest active one is done. The coordinator waits for the first B of N servers. The sync
+protocol waits for all: B = N. In the async one, B < N, the first B start again and the others
+continue across rounds. Communication and aggregation take no time.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from lightfed.utils.rng import numpy_generator
 
 
 class VirtualClock(nn.Module):
-    """The event queue of the coordinator; an algorithm that has one registers it as its state.
+    """The event queue of the coordinator; an algorithm registers it as state.
 
     A round reads `first = clock.advance([... for n in clock.idle])`.
 
     Args:
         servers: N.
-        wait: B, in 1 .. N; `check_waits` tells a user so.
+        wait: B, in 1 .. N; `check_waits` validates it.
     """
 
     seconds: Tensor  # () float64
-    finish: Tensor  # (N,) float64, when each server is done
+    finish: Tensor  # (N,) float64, finish time of each server
     free: Tensor  # (N,) bool
 
     def __init__(self, servers: int, wait: int) -> None:
@@ -42,7 +42,7 @@ class VirtualClock(nn.Module):
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the first round began."""
+        """Virtual seconds since the start of the first round."""
         return float(self.seconds)
 
     @property
@@ -51,15 +51,15 @@ class VirtualClock(nn.Module):
         return self.free.nonzero().flatten().tolist()
 
     def advance(self, delays: Sequence[float] | np.ndarray) -> list[int]:
-        """One round: the idle servers start, and time goes on until B servers are done.
+        """One round: start the idle servers and advance time until B servers are done.
 
         Args:
-            delays: (I,) virtual seconds that each of the I idle servers will be busy, in the order
-                of `idle`.
+            delays: (I,) busy time of each of the I idle servers in virtual seconds, in the order of
+                `idle`.
 
         Returns:
-            The B servers that are done first, ascending; of those done at one time the ones with
-            lower numbers. They are the idle ones now.
+            The first B servers to finish, ascending; ties go to the lower number. They are now
+            idle.
         """
         busy = torch.as_tensor(np.asarray(delays, dtype=np.float64)).to(self.finish.device)
         assert len(busy) == int(self.free.sum())
@@ -73,10 +73,10 @@ class VirtualClock(nn.Module):
 
 
 def check_waits(key: str, waits: Sequence[int], servers: int) -> None:
-    """Refuse to wait for fewer than one or for more servers than there are.
+    """Reject waiting for fewer than one or more than all servers.
 
     Raises:
-        UserError: naming the key.
+        UserError: names the key.
     """
     for wait in waits:
         if not 1 <= wait <= servers:
@@ -87,14 +87,14 @@ def check_waits(key: str, waits: Sequence[int], servers: int) -> None:
 def device_delays(
     delay: Delay, devices: Sequence[int], *, seed: int, t: int, purpose: str = "delay"
 ) -> np.ndarray:
-    """(D,) virtual seconds, one draw a device, each named by (seed, purpose, t, device).
+    """(D,) virtual seconds, one draw per device, each named by (seed, purpose, t, device).
 
     Args:
         delay: the distribution.
-        devices: numbers of clients; what one draws does not depend on the others.
+        devices: numbers of clients; their draws are independent of each other.
         seed: of the run.
         t: the round in which their server starts.
-        purpose: another name for another quantity, as the time until a device wakes up.
+        purpose: name of the quantity, such as the time until a device wakes up.
     """
     return np.array(
         [delay.draw(numpy_generator(seed, purpose, t, device), 1)[0] for device in devices]
@@ -102,14 +102,14 @@ def device_delays(
 
 
 def first_awake(wakes: np.ndarray, count: int) -> np.ndarray:
-    """(count,) ascending places of the devices that ask for an update first; ties to the lower.
+    """(count,) ascending positions of the first devices to wake up; ties go to the lower.
 
-    The activation of the paper's second experiment, in its released code: all devices of a server
-    draw when they wake up, the first are active and start then.
+    This is the activation of the paper's second experiment in its released code: all devices of a
+    server draw wake-up times; the first ones are active and start then.
 
     Args:
         wakes: (D,) virtual seconds.
-        count: of active devices, at most D.
+        count: number of active devices, at most D.
     """
     assert 0 <= count <= len(wakes)
     return np.sort(np.argsort(wakes, kind="stable")[:count])

@@ -1,6 +1,7 @@
-"""Distributions of delays in virtual seconds: classes that a configuration names.
+"""Distributions of delays in virtual seconds: classes for the configuration.
 
-`expected` is about tau_(B), the B-th least of N independent numbers, each the largest of m delays.
+`expected` concerns tau_(B), the B-th smallest of N independent values, each the largest of m
+delays.
 """
 
 import math
@@ -27,7 +28,7 @@ class Delay(ABC):
 
     @abstractmethod
     def quantile(self, p: float) -> float:
-        """The least t with P(T <= t) >= p, for 0 < p < 1."""
+        """The smallest t with P(T <= t) >= p, for 0 < p < 1."""
 
     @abstractmethod
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
@@ -52,8 +53,8 @@ class _Continuous(Delay):
         def weighted(y: float) -> float:
             return math.exp(self.log_delay(_hazard(y, wait, servers, devices)) - y)
 
-        # What counts lies near 1 with light tails, near 100 with the heaviest. Past 200 it is below
-        # rounding errors, and `betaincinv` fails from 300.
+        # The integrand matters near y = 1 for light tails and near 100 for the heaviest. Beyond 200
+        # it is below rounding errors, and `betaincinv` fails from 300.
         places = (1, 10, 100)
         return integrate.quad(weighted, 0, 200, points=places, epsabs=0, epsrel=1e-12, limit=500)[0]
 
@@ -84,7 +85,7 @@ class Weibull(_Continuous):
     shape: float
     """1 is exponential, above 1 lighter, below 1 heavier."""
     scale: float = 1.0
-    """Virtual seconds after which a share of 1/e is still out."""
+    """Virtual seconds that a share of 1/e of the delays exceeds."""
 
     def __post_init__(self) -> None:
         _check("shape", self.shape, above=0.01)
@@ -123,7 +124,7 @@ class LogNormal(_Continuous):
 
 @dataclass(frozen=True)
 class Uniform(_Continuous):
-    """All delays between two bounds are as likely."""
+    """Delays uniform between two bounds."""
 
     low: float
     """Virtual seconds, at least 0."""
@@ -169,7 +170,7 @@ class Constant(Delay):
 
 @dataclass(frozen=True)
 class Trace(Delay):
-    """Measured delays; each draw is one of them, at random and with replacement."""
+    """Measured delays, drawn at random with replacement."""
 
     path: Path
     """A text or .csv file of delays in virtual seconds: one on each line, or rows with commas."""
@@ -205,7 +206,7 @@ def _hazard(y: float, wait: int, servers: int, devices: int) -> float:
     parameters B and N - B + 1.
     """
     late = servers - wait + 1
-    if y < math.log(2.0):  # in each half the probability that is small, which has all its digits
+    if y < math.log(2.0):  # compute the smaller probability in each half, for full precision
         in_time = float(special.betaincinv(wait, late, -math.expm1(-y)))
         return -math.log1p(-(in_time ** (1 / devices)))
     out = float(special.betaincinv(late, wait, math.exp(-y)))
@@ -221,7 +222,7 @@ def _read_trace(path: Path) -> np.ndarray:
     key, fix = "delay.init_args.path", "name a text file of delays of at least 0, some above 0"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of an empty file numpy only warns
+            warnings.simplefilter("error")  # numpy only warns about an empty file
             values = np.loadtxt(path, delimiter=",", ndmin=1, encoding="utf-8").ravel()
     except (OSError, ValueError, UserWarning) as error:
         raise UserError(key, f"{path} cannot be read ({error})", fix) from error
@@ -231,7 +232,7 @@ def _read_trace(path: Path) -> np.ndarray:
 
 
 def _check(name: str, value: float, *, above: float = 0.0, below: float = 1e100) -> None:
-    """Refuse what is out of bounds; theirs keep every draw and every mean a finite number."""
+    """Reject values out of bounds; the bounds keep every draw and every mean finite."""
     if not above < value < below:
         fix = f"give a number above {above:g} and below {below:g}"
         raise UserError(f"delay.init_args.{name}", f"{value:g}", fix)

@@ -1,4 +1,4 @@
-"""Two levels: cloud servers, and the devices (clients) of each; who is active, and for how long."""
+"""Two levels: cloud servers and their devices (clients); which are active, and for how long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ _KEY = "model.algorithm.init_args"
 
 @dataclass(frozen=True)
 class Phase:
-    """A server's response phase: from the round it starts in to the one it is waited for.
+    """A server's response phase: from its first round to the round that waits for it.
 
     Attributes:
-        active: devices that hear the server, ascending.
-        available: devices that train, the active ones among them; ascending.
+        active: devices that communicate with the server, ascending.
+        available: devices that train, including the active ones; ascending.
         units: device -> K, steps or epochs of its session.
         busy: virtual seconds.
     """
@@ -41,13 +41,13 @@ class Hierarchy:
 
     Attributes:
         servers: N.
-        active: how many devices of a server hear it in a phase.
-        available: how many train, the active ones among them.
+        active: number of devices per server that communicate with it in a phase.
+        available: number of devices that train, including the active ones.
         steps: bounds of K, which is uniform between them.
         unit: what K counts.
         delay: of a device.
-        step_delay: of each of its K units; nothing by default.
-        activation: devices by chance, or those whose delays end first, as in the released code.
+        step_delay: of each of its K units; none by default.
+        activation: random devices, or those whose delays end first, as in the released code.
     """
 
     servers: int
@@ -72,10 +72,10 @@ class Hierarchy:
             raise UserError(f"{_KEY}.steps", f"[{low}, {high}]", "give 1 <= low <= high")
 
     def check(self, clients: int, work: LocalWork) -> None:
-        """Refuse what does not fit, and settings of the work that nobody would look at.
+        """Reject settings that do not fit, and settings of the work that have no effect.
 
         Raises:
-            UserError: naming the key.
+            UserError: names the key.
         """
         self._check_work(work)
         if clients % self.servers:
@@ -107,9 +107,9 @@ class Hierarchy:
         return client * self.servers // clients
 
     def messages(self, first: Sequence[int]) -> int:
-        """Models between a coordinator and servers that it waits for: one up, one down.
+        """Models sent between a coordinator and the servers it waits for: one up, one down.
 
-        A server that is alone has no coordinator.
+        A single server has no coordinator.
         """
         return 2 * len(first) if self.servers > 1 else 0
 
@@ -120,7 +120,7 @@ class Hierarchy:
         return {i: k * data.num_batches(i, t) for i, k in units.items()}
 
     def phase(self, server: int, t: int, *, clients: int, seed: int) -> Phase:
-        """What a server starts in round t; draws are named by (seed, purpose, t, device)."""
+        """The phase that a server starts in round t; draws use (seed, purpose, t, device)."""
         devices = self.devices(server, clients)
         awake = np.array([])
         if self.activation == "first":
@@ -145,7 +145,7 @@ class Hierarchy:
     def _delays(
         self, active: Sequence[int], units: dict[int, int], t: int, *, seed: int
     ) -> np.ndarray:
-        """(active,) virtual seconds from a device's start to its end."""
+        """(active,) virtual seconds that each active device takes."""
         delays = np.zeros(len(active))
         if self.activation == "uniform":
             delays = device_delays(self.delay, active, seed=seed, t=t)

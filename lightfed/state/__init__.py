@@ -1,4 +1,4 @@
-"""The state of clients and servers as flat rows, and what it costs to send it.
+"""The state of clients and servers as flat rows, and the cost of sending it.
 
 Imports `utils`.
 """

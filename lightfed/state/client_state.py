@@ -1,4 +1,4 @@
-"""What clients keep besides their rows, as an algorithm declares it."""
+"""Per-client state that an algorithm declares in addition to rows."""
 
 from collections.abc import Iterator, MutableMapping
 
@@ -10,16 +10,16 @@ from typing_extensions import override
 class Kept(MutableMapping[int, Tensor]):
     """A tensor for each client of this rank that has one: `self.c = fed.keep("c")` in `setup`.
 
-    The federation takes care of it. It is in the checkpoint, and in the journal of a round that is
-    interrupted; it counts in the client's stored bytes; it lies where rows lie, and is read on the
-    device; it is gone when a client starts again from its initial values.
+    The federation manages it. It is saved in checkpoints and in the journal of an interrupted
+    round, and counts towards the client's stored bytes. It is stored on the device of the rows and
+    read on the compute device. Resetting a client to its initial values deletes it.
 
     Args:
         name: in checkpoints.
         place: device of the rows.
         device: on which it is read.
-        durable: it outlives the round. What does not is still there after a restart within the
-            round, and is neither stored nor counted.
+        durable: it outlives the round. Other state survives a restart within the round, but is
+            neither checkpointed nor counted.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Kept(MutableMapping[int, Tensor]):
 
     @override
     def __getitem__(self, client: int) -> Tensor:
-        """The client's tensor, on the device; of one that is kept on the host a copy."""
+        """The client's tensor on the device; a copy if it is kept on the host."""
         return self._values[client].to(self._device)
 
     @override
     def __setitem__(self, client: int, value: Tensor) -> None:
-        """Keep a tensor, which is not to change afterwards."""
+        """Keep a tensor; do not change it afterwards."""
         self._values[client] = value.detach().to(self._place)
 
     @override
@@ -58,16 +58,16 @@ class Kept(MutableMapping[int, Tensor]):
         return client in self._values
 
     def bytes(self, client: int) -> int:
-        """That the client stores."""
+        """Bytes that the client stores."""
         value = self._values.get(client)
         return 0 if value is None or not self.durable else value.nbytes
 
     def saved(self, client: int) -> Tensor | None:
-        """The client's tensor where it lies; None if it has none."""
+        """The client's tensor on the device of the rows; None if it has none."""
         return self._values.get(client)
 
     def restore(self, client: int, value: Tensor | None) -> None:
-        """Put back what was saved."""
+        """Restore a saved tensor."""
         if value is None:
             self._values.pop(client, None)
         else:

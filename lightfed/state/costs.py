@@ -1,9 +1,9 @@
-"""What a federation costs: bytes up and down and FLOPs, per client and round.
+"""Cost of a federation: bytes up and down and FLOPs, per client and round.
 
-Client bytes are the encoded size of what a client sends and receives under the algorithm, whatever
-rank it lies on: part of the bit promise. Servers of a cloud, where an algorithm has several, talk
-to a coordinator or to each other; those bytes are no client's and have a sum of their own. Bytes
-between ranks are a property of the placement and outside it.
+Client bytes are the encoded size of what a client sends and receives under the algorithm. They do
+not depend on its rank. If an algorithm has several servers, they talk to a coordinator or to each
+other; those bytes belong to no client and are summed separately. Bytes between ranks depend on the
+placement and are not counted here.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from torch import nn
 class Ledger:
     """Running totals per client (clients, 3): bytes up, bytes down, FLOPs.
 
-    And the sums of the round under way: of these, and of bytes between servers.
+    Also sums these, and bytes between servers, over the current round.
     """
 
     clients: int
@@ -49,7 +49,7 @@ class Ledger:
         self.round[column] += amount
 
     def close_round(self) -> dict[str, float]:
-        """The sums of the round, and a fresh start; servers' bytes where there were any."""
+        """Return the sums of the round and reset them; servers' bytes only if there were any."""
         sums = {
             "bytes_up": float(self.round[self.UP]),
             "bytes_down": float(self.round[self.DOWN]),
@@ -66,14 +66,14 @@ def forward_flops(module: nn.Module, batch: torch.Tensor) -> float:
 
     Args:
         module: called as `module(batch)`; put into eval mode and back.
-        batch: (2, ...) zeros; two samples, because batch statistics of a single value do not exist.
+        batch: (2, ...) zeros; two samples, because batch statistics need more than one value.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     training = module.training
     module.eval()
-    # The counter does not know a CPU's fused attention; as matrix products it is counted.
+    # The counter does not know fused attention on CPUs; matrix products are counted.
     fused = sdpa_kernel(SDPBackend.MATH)
     with torch.no_grad(), fused, FlopCounterMode(display=False) as counter:
         module(batch)
@@ -84,7 +84,7 @@ def forward_flops(module: nn.Module, batch: torch.Tensor) -> float:
 def weight_uses(module: nn.Module, batch: torch.Tensor) -> dict[str, float]:
     """Multiply-adds of every element of a weight in the forward pass of one sample.
 
-    Of convolutions and linear layers, which is where masks save work: positions of the output.
+    Covers convolutions and linear layers, where masks save work; counts output positions.
 
     Args:
         module: called as `module(batch)`; put into eval mode and back.
@@ -114,7 +114,7 @@ def weight_uses(module: nn.Module, batch: torch.Tensor) -> dict[str, float]:
 
 
 def masked_flops(dense: float, uses: Mapping[str, float], missing: Mapping[str, int]) -> float:
-    """Forward FLOPs of a sample under a mask: two for every multiply-add of a weight that is there.
+    """Forward FLOPs of a sample under a mask: two per multiply-add of a covered weight.
 
     Args:
         dense: FLOPs of the whole model.

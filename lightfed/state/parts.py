@@ -1,4 +1,4 @@
-"""Server models of a part of the clients' tensors, which these have beside others of their own."""
+"""Server models that hold only some of the clients' tensors."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,19 +11,19 @@ from lightfed.state.server_model import ServerModel
 
 
 def with_prefix(layout: ModelLayout, prefix: str) -> list[str]:
-    """Names of the tensors that begin so."""
+    """Names of the tensors with this prefix."""
     entries = [*layout.floats, *layout.integers]
     return [entry.name for entry in entries if entry.name.startswith(prefix)]
 
 
 def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> ServerModel:
-    """Some tensors of the first cohort, with their values there.
+    """A server model of some tensors of the first cohort, with their values.
 
     Args:
         layout: of the first cohort.
         row: of the first cohort.
-        names: of every cohort those of its tensors; the i-th of each stand for the same one, which
-            is called here as in the first cohort.
+        names: per cohort, the names of its tensors. The i-th name of each cohort is the same tensor
+            and the model uses the first cohort's name for it.
     """
     aliases = tuple(dict(zip(names[0], own, strict=True)) for own in names)
     floats = [entry for entry in layout.floats if entry.name in aliases[0]]
@@ -42,7 +42,7 @@ def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> Se
 
 
 def shared_floats(model: ServerModel, cohort: int, layout: ModelLayout) -> Layout:
-    """The layout of a cohort's rows, of the tensors that a server model has, by its names."""
+    """The layout of the server model's tensors in a cohort's rows, by the server's names."""
     if not model.part:
         return layout.floats
     here = {theirs: name for name, theirs in model.aliases[cohort].items()}
@@ -52,7 +52,7 @@ def shared_floats(model: ServerModel, cohort: int, layout: ModelLayout) -> Layou
 
 
 def integers_of(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) -> Tensor:
-    """(Q,) the integer buffers of a client's row that a server model has too, in its layout."""
+    """(Q,) the integer buffers that a client shares with a server model, in the model's layout."""
     if not model.part:
         return row.integers
     shared = torch.zeros_like(model.integers, device=row.integers.device)
@@ -62,7 +62,7 @@ def integers_of(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) 
 
 
 def put_integers(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) -> None:
-    """A server model's integer buffers into a client's row."""
+    """Copy a server model's integer buffers into a client's row."""
     if not model.part:
         row.integers.copy_(model.integers)
         return
@@ -74,7 +74,7 @@ def put_integers(model: ServerModel, cohort: int, layout: ModelLayout, row: Row)
 def _take(
     source: Layout, row: Tensor, target: Layout, out: Tensor, aliases: Mapping[str, str]
 ) -> None:
-    """The tensors of the target, from a row that has them by other names among others."""
+    """Extract the target's tensors from a row with other names and more tensors."""
     views = source.views(row)
     for name, view in target.views(out).items():
         view.copy_(views[aliases[name]])

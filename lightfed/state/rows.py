@@ -1,10 +1,9 @@
 """Flat rows and the live modules bound to them.
 
-A client's whole float state is one row: parameters first, then float buffers, so that "the
-parameters" is the leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) cannot
-live in a float row; they have an int64 row of their own. One live module per cohort and rank; a
-session binds it to a client's row, which costs microseconds, where building a module costs a
-hundred milliseconds.
+A client's whole float state is one row: parameters first, then float buffers. So the parameters are
+the leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) have a separate int64
+row. There is one live module per cohort and rank. A session binds it to a client's row, which takes
+microseconds; building a module takes a hundred milliseconds.
 """
 
 from dataclasses import dataclass
@@ -16,16 +15,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """How the state of one architecture lies in a float row and an integer row.
+    """Layout of one architecture's state in a float row and an integer row.
 
     Attributes:
         floats: parameters, then float buffers.
         integers: integer and bool buffers, as int64.
         parameters: how many leading entries of `floats` are parameters.
-        groups: of tensors with grouped dimensions (attention heads), the groups of every dimension;
-            modules declare them as `slice_groups`.
-        label_rows: tensors whose first dimension is a label, as modules declare them; the output
-            layer is not among them.
+        groups: number of groups per dimension, for tensors with grouped dimensions (attention
+            heads); modules declare them as `slice_groups`.
+        label_rows: tensors whose first dimension is a label, as declared by modules; without the
+            output layer.
     """
 
     floats: Layout
@@ -36,10 +35,10 @@ class ModelLayout:
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModelLayout":
-        """Of a module's parameters and persistent buffers.
+        """The layout of a module's parameters and persistent buffers.
 
-        A module may say, beside its layer, how narrower models slice it: `slice_groups`, parameter
-        name -> groups of every dimension, and `label_rows`, names of parameters.
+        A module may declare how narrower models slice it: `slice_groups` (parameter name -> groups
+        of every dimension) and `label_rows` (names of parameters).
         """
         parameters = list(module.named_parameters())
         persistent = set(module.state_dict(keep_vars=True))
@@ -98,9 +97,9 @@ class Row:
 class LiveModule:
     """The one module of a cohort on this rank; `bind` points it at a row.
 
-    Parameters and float buffers become views of the row. Views of recently bound rows are kept, as
-    rows of a store are few and long-lived on a rank; integer buffers are copied in by `bind` and
-    out by `unbind`.
+    Parameters and float buffers become views of the row. Views of recently bound rows are cached:
+    a rank has few rows and they live long. `bind` copies integer buffers in and `unbind` copies
+    them out.
     """
 
     def __init__(self, module: nn.Module, layout: ModelLayout) -> None:
@@ -118,7 +117,7 @@ class LiveModule:
         self.trainable = [parameters[i] for i in self._trainable]
 
     def _buffer_homes(self) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
-        """Of every float buffer: the buffers of its own module, its name there, the tensor."""
+        """For every float buffer: the dict of buffers it is in, its name there, the tensor."""
         modules = dict(self.module.named_modules())
         homes = []
         for entry, tensor in zip(self.layout.floats, self._tensors, strict=True):
@@ -128,7 +127,7 @@ class LiveModule:
         return homes
 
     def row_of_module(self) -> Row:
-        """A copy of the module's present values as a row of its own."""
+        """A copy of the module's current values as a new row."""
         row = Row(self.layout.floats.new_row(), self.layout.integers.new_row(dtype=torch.int64))
         for entry, tensor in zip(self.layout.floats, self._tensors, strict=True):
             self.layout.floats.view(row.floats, entry).copy_(tensor.detach())
@@ -139,7 +138,7 @@ class LiveModule:
     def views(self, floats: Tensor) -> list[Tensor]:
         """The tensors of a float row in layout order.
 
-        Kept, because cutting them is most of the cost of binding.
+        Cached, because making views is most of the cost of binding.
         """
         key = floats.data_ptr()
         kept = self._views.get(key)
@@ -147,13 +146,12 @@ class LiveModule:
             if len(self._views) >= 256:
                 self._views.clear()
             views = [floats[o : o + n].view(shape) for o, n, shape in self._split]
-            # The row itself is held too: while the entry lives, its address cannot be handed out
-            # again.
+            # The row itself is held too: while the entry lives, its address cannot be reused.
             kept = self._views[key] = (floats, views)
         return kept[1]
 
     def forget_views(self) -> None:
-        """Let go of rows that are no longer used."""
+        """Release rows that are no longer used."""
         self._views.clear()
 
     def trainable_views(self, floats: Tensor) -> list[Tensor]:
@@ -192,17 +190,16 @@ class LiveModule:
 
 
 class RowStore:
-    """Rows of the clients of one cohort that live on this rank, as one (slots, P) matrix.
+    """Rows of one cohort's clients on this rank, as one (slots, P) matrix.
 
-    Stateless algorithms open a slot for each participant of a round and reuse them all in the next;
-    stateful ones (`keep`) give a client its slot once and for all. Memory is proportional to the
-    clients of this rank, never to the registered ones.
+    Stateless algorithms open a slot for each participant of a round and reuse all slots in the next
+    one. Stateful ones (`keep`) assign a client's slot permanently. Memory is proportional to the
+    clients of this rank, not to the registered ones.
 
     Args:
         layout: of the cohort.
-        device: where training happens.
-        host: keep the rows in (pinned) host memory and stage them through device rows, see
-            `staged`.
+        device: of training.
+        host: keep the rows in (pinned) host memory and stage them through device rows.
     """
 
     def __init__(self, layout: ModelLayout, *, device: torch.device, host: bool) -> None:
@@ -219,9 +216,9 @@ class RowStore:
         return self.layout.floats.new_row(slots, device=self._place, pin_memory=self._pin)
 
     def open(self, clients: list[int], *, keep: bool) -> bool:
-        """Give every client a slot.
+        """Assign every client a slot.
 
-        True if the matrix has moved, so that old views are no longer of this store.
+        Returns True if the matrix was reallocated, which invalidates old views.
 
         A slot's contents are undefined until written, unless the client held it before and `keep`
         is set.

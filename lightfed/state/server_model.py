@@ -1,4 +1,4 @@
-"""A model that the server holds."""
+"""The server's model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,12 @@ from lightfed.state.rows import ModelLayout, Row
 
 
 class ServerModel(nn.Module):
-    """A model that the server holds: a row, replicated on every rank, checkpointed as buffers.
+    """A model of the server: a row, replicated on every rank, checkpointed as buffers.
 
     Attributes:
         layout: of the row.
-        aliases: of a model of tensors that clients have beside others of their own: by cohort, the
-            name of a tensor here and there. Empty for a whole model.
+        aliases: for a partial model, by cohort: the name of a tensor here -> its name in the
+            cohort. Empty for a whole model.
     """
 
     floats: Tensor
@@ -30,7 +30,7 @@ class ServerModel(nn.Module):
 
     @property
     def part(self) -> bool:
-        """Whether clients have other tensors beside these."""
+        """Whether clients have more tensors than this model."""
         return bool(self.aliases)
 
     @property

@@ -1,4 +1,4 @@
-"""Rows that do not fit on the device: kept in pinned host memory and moved a wave ahead."""
+"""Rows that do not fit on the device: kept in pinned host memory and prefetched."""
 
 import torch
 
@@ -6,11 +6,11 @@ from lightfed.state.rows import Row, RowStore
 
 
 class Staging:
-    """Two device rows through which a cohort's host rows pass.
+    """Double buffer on the device for a cohort's host rows.
 
-    One trains while the next is on its way.
+    One row trains while the next is copied.
 
-    On CUDA the copies run on a stream of their own; elsewhere they are plain copies, the same path.
+    On CUDA the copies run on a separate stream; elsewhere the same code makes plain copies.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -28,21 +28,21 @@ class Staging:
         self._next = 0
 
     def prefetch(self, client: int) -> None:
-        """Start moving a client's row to the device; two clients can be there at a time."""
+        """Start copying a client's row to the device, which holds at most two."""
         if client in self._held:
             return
-        assert len(self._held) < 2, "a row is prefetched before the one before last was put back"
+        assert len(self._held) < 2, "both buffers are in use: put a row back first"
         buffer = self._buffers[self._next]
         self._next = 1 - self._next
         self._held[client] = buffer
         with torch.cuda.stream(self._stream):
             if self._stream is not None:
-                # The buffer's last user has been put back on the compute stream.
+                # The buffer's previous row was put back on the compute stream.
                 self._stream.wait_stream(torch.cuda.current_stream(self._store.device))
             buffer.copy_(self._store.row(client))
 
     def get(self, client: int) -> Row:
-        """The client's row on the device, ready for the compute stream."""
+        """The client's row on the device, ready for use on the compute stream."""
         self.prefetch(client)
         if self._stream is not None:
             torch.cuda.current_stream(self._store.device).wait_stream(self._stream)
@@ -53,7 +53,7 @@ class Staging:
         return client in self._held
 
     def put_back(self, client: int) -> None:
-        """Move the trained row home and free its buffer."""
+        """Copy the trained row back to the host and free its buffer."""
         self._store.row(client).copy_(self._held.pop(client))
         if self._stream is not None:
             # The host reads the row next (merge, checkpoint): it must have arrived.

@@ -1,4 +1,4 @@
-"""The conformance kit: what an algorithm has to keep to, as one call.
+"""The conformance kit: checks an algorithm's guarantees in one call.
 
     from lightfed.testing import conformance
 

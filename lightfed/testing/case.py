@@ -1,7 +1,7 @@
-"""A federation that an algorithm is tried on.
+"""A federation for testing an algorithm.
 
-Uneven clients, dropout, BatchNorm statistics, a rank without a participant: what tends to break the
-promise that a result does not depend on how many ranks computed it.
+It has uneven clients, dropout, BatchNorm statistics and a rank without participants. These tend to
+break the promise that results do not depend on the number of ranks.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ read_digits = cache(Digits().load)  # by split: reading takes as long as a round
 
 
 class ReadDigits(Digits):
-    """The digits, read once a process: forked ranks find them in memory."""
+    """The digits, read once per process: forked ranks have them in memory."""
 
     @override
     def load(self, split: Split) -> Samples:
@@ -52,23 +52,23 @@ class ReadDigits(Digits):
 
 
 def digits() -> FederatedDataModule:
-    """Seven kinds of client: classes and sizes differ."""
+    """Seven kinds of clients with different classes and sizes."""
     dataset = ReadDigits()
     return FederatedDataModule(dataset, Dirichlet(alpha=0.5), batch_size=64, eval_batch_size=100)
 
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm and its federation; everything in it can be pickled.
+    """An algorithm and its federation; it can be pickled.
 
     Attributes:
-        algorithm: makes one.
-        model: makes a client's network; it takes `rate` where there are levels.
+        algorithm: makes the algorithm.
+        model: makes a client's network; it accepts `rate` if there are levels.
         levels: of the cohorts, such as "abd"; empty for one cohort.
         federation: arguments of the Federation.
         trainer: arguments of the FederatedTrainer.
         data: makes the data module.
-        clients: of all cohorts.
+        clients: number of clients in all cohorts.
     """
 
     algorithm: Callable[[], Algorithm]
@@ -80,7 +80,7 @@ class Case:
     clients: int = CLIENTS
 
     def cohorts(self) -> list[Cohort]:
-        """As many clients in each, the rest in the last."""
+        """The cohorts, of equal size; the last one takes the remainder."""
         if not self.levels:
             return [Cohort(self.clients, self.model)]
         counts = [self.clients // len(self.levels)] * len(self.levels)

@@ -1,4 +1,4 @@
-"""Hold algorithms to the promises of lightfed: the same bits on any ranks, and after a restart."""
+"""Checks lightfed's promises: the same bits on any number of ranks, and after a restart."""
 
 import json
 import os
@@ -34,24 +34,24 @@ def conformance(
     ranks: tuple[int, ...] = (1, 2, 4),
     **federation: Any,
 ) -> None:
-    """Run an algorithm on the digits, on several numbers of ranks, and stopped and resumed.
+    """Run an algorithm on the digits on several numbers of ranks, also stopped and resumed.
 
-    Server state, the rows and whatever else clients keep, metrics, metrics.csv and clients.csv have
-    to be the same bits in all runs. A run is stopped during its last round, and resumed on another
-    number of ranks.
+    Server state, rows and other state of clients, metrics, metrics.csv and clients.csv must have
+    the same bits in all runs. A run is stopped during its last round and resumed on another number
+    of ranks.
 
     Args:
         algorithm: a class, or a `functools.partial` of one: it is pickled.
-        model: makes a client's network, likewise; it takes `rate` where there are levels.
+        model: makes a client's network, likewise; it accepts `rate` if there are levels.
         levels: of the cohorts' widths, such as "abd"; empty for one cohort.
-        clients: how many.
+        clients: number of clients.
         data: makes the data module, likewise.
         trainer: arguments of the FederatedTrainer.
-        ranks: numbers of ranks; the first is what the others are compared with.
+        ranks: numbers of ranks; the others are compared with the first.
         **federation: arguments of the Federation.
 
     Raises:
-        AssertionError: a run has other bits, and which; or a run failed.
+        AssertionError: a run has different bits (names them), or a run failed.
     """
     case = Case(algorithm, model, levels, federation, dict(trainer or {}), data, clients)
     moves = ((ranks[-1], ranks[0]), (ranks[0], ranks[-1]))
@@ -65,7 +65,7 @@ def conformance(
 
 
 def digests_of(plan: Plan, folder: Path) -> Digests:
-    """Run a plan in a process of its own.
+    """Run a plan in a separate process.
 
     Raises:
         AssertionError: a run failed; the end of what it printed.
@@ -76,13 +76,13 @@ def digests_of(plan: Plan, folder: Path) -> Digests:
 
 
 def check_ranks(plan: Plan, name: str, digests: Digests) -> None:
-    """Any number of ranks gives the same bits, and on each of them."""
+    """Check that all ranks of all numbers of ranks have the same bits."""
     for ranks in plan.worlds:
         _check("straight", plan, name, ranks, digests)
 
 
 def check_resumed(plan: Plan, name: str, digests: Digests) -> None:
-    """A stopped and resumed run has the bits of one that never stopped."""
+    """Check that a resumed run has the bits of one that never stopped."""
     _check("resumed", plan, name, plan.move(name)[1], digests)
 
 
@@ -95,7 +95,7 @@ def _check(kind: str, plan: Plan, name: str, ranks: int, digests: Digests) -> No
 
 
 def run_module(module: str, *arguments: str) -> None:
-    """Run a module in a process that has no threads, so that it may fork ranks.
+    """Run a module in a process without threads, so that it can fork ranks.
 
     Raises:
         AssertionError: it failed; the end of what it printed.

@@ -1,4 +1,4 @@
-"""Fit a case and take its digest: everything that must not depend on ranks or restarts."""
+"""Fits a case and computes a digest of all that must not depend on ranks or restarts."""
 
 import csv
 import hashlib
@@ -18,7 +18,7 @@ OF_THE_MACHINE = ("seconds", "wire_bytes")
 
 
 def quiet() -> None:
-    """No tips and no progress."""
+    """Silence tips and progress."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
@@ -46,9 +46,9 @@ def fit(
 
 
 def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
-    """Server state, the rows that clients hold after the last round, metrics, the run's tables.
+    """Digest of server state, clients' rows after the last round, metrics and the run's tables.
 
-    The same on every rank.
+    It is the same on every rank.
     """
     fleet = federation.fleet
     rows = fleet.ranks.gather(

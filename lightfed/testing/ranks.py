@@ -1,6 +1,6 @@
-"""Jobs of several ranks, forked from one warm process: a start costs milliseconds, not an import.
+"""Jobs of several ranks, forked from one warm process: starting takes milliseconds, not an import.
 
-Lightning finds such ranks as if something else had started them.
+To Lightning these ranks look externally launched.
 """
 
 import gc
@@ -14,27 +14,27 @@ from contextlib import suppress
 
 from lightfed.distributed.collectives import leave
 
-_SECONDS = 900  # then a rank ends itself: it waits for one that will not come
+_SECONDS = 900  # then a rank ends itself: it is waiting for a missing one
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port of this machine."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
 def start_job(ranks: int, work: Callable[[int], None]) -> int:
-    """Fork the ranks of a job into a process group of their own.
+    """Fork the ranks of a job into a new process group.
 
     Args:
-        ranks: how many.
-        work: what each of them does, called with its rank.
+        ranks: number of ranks.
+        work: called in each of them with its rank.
 
     Returns:
         the process group.
     """
-    gc.freeze()  # the ranks need not look through what was imported, nor copy its pages
+    gc.freeze()  # the ranks then neither scan imported objects nor copy their pages
     port = str(free_port())
     group = 0
     for rank in range(ranks):
@@ -51,7 +51,7 @@ def start_job(ranks: int, work: Callable[[int], None]) -> int:
 
 
 def _end(work: Callable[[int], None], rank: int) -> None:
-    """Do the work, and leave the process without what its parent does at exit."""
+    """Do the work and exit without running the parent's exit handlers."""
     status = 1
     try:
         work(rank)
@@ -65,7 +65,7 @@ def _end(work: Callable[[int], None], rank: int) -> None:
 
 
 def wait(group: int) -> bool:
-    """Whether all ranks of a job ended well; where one did not, the others are ended too."""
+    """Whether all ranks of a job succeeded; if one fails, the others are killed."""
     well = True
     while True:
         try:

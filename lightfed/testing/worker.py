@@ -1,8 +1,8 @@
-"""Runs of cases on several numbers of ranks, each resumed from a suspended round of another number.
+"""Runs cases on several numbers of ranks, also resumed on another number from a suspended round.
 
-`python -m lightfed.testing.worker FOLDER` runs FOLDER/plan.pickle and leaves the digests there, in
-a file a rank of a job: `straight-1-of-2.json`, `resumed-0-of-4.json`. A process of its own: it has
-no threads, and may fork ranks.
+`python -m lightfed.testing.worker FOLDER` runs FOLDER/plan.pickle and writes the digests there, one
+file per rank of a job: `straight-1-of-2.json`, `resumed-0-of-4.json`. It is a separate process
+without threads, so that it can fork ranks.
 """
 
 import json
@@ -29,12 +29,12 @@ Digest = dict[str, str]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
+    """The runs to make.
 
     Attributes:
         cases: by name.
         worlds: numbers of ranks.
-        moves: ranks that a run is stopped on, and resumed on; cases take turns.
+        moves: numbers of ranks before and after a stop; cases take turns.
     """
 
     cases: dict[str, Case]
@@ -47,7 +47,7 @@ class Plan:
 
 
 class Interrupt(Callback):
-    """A signal for one rank before its first session of a round; the others finish theirs."""
+    """Signals one rank before its first session of a round; the others finish theirs."""
 
     @override
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, wave: int) -> None:
@@ -59,7 +59,7 @@ class Interrupt(Callback):
 
 
 def straight(plan: Plan, name: str, folder: Path, ranks: int) -> Digest:
-    """A run that never stops; on its way it leaves the checkpoint for the one that does."""
+    """Run without stopping; also writes the checkpoint for the run that stops."""
     place = folder / f"{name}-{ranks}"
     flags: dict[str, Any] = {"enable_checkpointing": False}
     stops = ranks == plan.move(name)[0]
@@ -76,18 +76,18 @@ def straight(plan: Plan, name: str, folder: Path, ranks: int) -> Digest:
 
 
 def _suspend(case: Case, place: Path, ranks: int) -> None:
-    """The last round once more, from a checkpoint before it, interrupted during its sessions."""
+    """Repeat the last round from the checkpoint before it, interrupted during its sessions."""
     path = str(place / "run" / "checkpoints" / "stopped.ckpt")
     status: Any = None
     try:
         fit(case, place, ranks=ranks, ckpt_path=path, callbacks=[Interrupt()])
     except SystemExit as left:
         status = left.code
-    assert status == 128 + signal.SIGUSR1, f"a run that was to be suspended ended with {status}"
+    assert status == 128 + signal.SIGUSR1, f"a run to be suspended exited with {status}"
 
 
 def resumed(plan: Plan, name: str, folder: Path, ranks: int) -> Digest:
-    """The rest of a run whose last round was suspended."""
+    """Resume a run whose last round was suspended."""
     place = folder / f"{name}-{plan.move(name)[0]}"
     path = place / "run" / "checkpoints" / "last.ckpt"
     assert load(path)["global_step"] == ROUNDS - 1
@@ -100,7 +100,7 @@ Run = Callable[[Plan, str, Path, int], Digest]
 
 
 def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> None:
-    """One run of every case, in one start of the ranks.
+    """Run every case once, with one start of the ranks.
 
     Raises:
         SystemExit: a rank failed; its error is on stderr.

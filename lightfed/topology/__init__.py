@@ -1,4 +1,4 @@
-"""Who talks to whom without a server: graphs, their mixing matrices and spectra.
+"""Communication without a server: graphs, their mixing matrices and spectra.
 
 Imports `utils`.
 """

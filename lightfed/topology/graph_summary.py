@@ -1,4 +1,4 @@
-"""What a run says of its graph: for its log and its environment.json."""
+"""Summary of a run's graph for the log and environment.json."""
 
 from collections.abc import Collection
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from lightfed.topology.topology import Topology, hearing
 
-LARGEST = 1000  # clients whose spectral gap is worth half a second
+LARGEST = 1000  # clients; the spectral gap of more takes over half a second
 
 
 def graph_facts(topology: Topology, *, clients: int, seed: int) -> dict[str, str | int | float]:
-    """Of the graph of round 0: its class, how many others a client hears, and its spectral gap."""
+    """Class, in-degrees and spectral gap of the graph of round 0."""
     heard = [len(h) for h in hearing(topology, 0, clients=clients, seed=seed).values()]
     facts: dict[str, str | int | float] = {"class": type(topology).__name__}
     if clients <= LARGEST:
@@ -27,7 +27,7 @@ def graph(
     seed: int,
     active: Collection[int] | None = None,
 ) -> np.ndarray:
-    """(K, K) bool, row k is whom client k hears in round t; see `hearing`. K^2 bytes."""
+    """(K, K) bool; row k marks the senders to client k in round t, see `hearing`. K^2 bytes."""
     matrix = np.zeros((clients, clients), dtype=np.bool_)
     for client, heard in hearing(topology, t, clients=clients, seed=seed, active=active).items():
         matrix[client, heard] = True
@@ -35,11 +35,11 @@ def graph(
 
 
 def spectral_gap(graph: np.ndarray) -> float:
-    """How fast averaging over a graph (K, K) brings the clients together: 0 never, 1 at once.
+    """How fast averaging over a graph (K, K) reaches consensus: 0 never, 1 at once.
 
-    1 - |lambda_2| of W, the row-stochastic matrix with which every client takes the plain mean of
-    itself and those it hears (D-PSGD: Lian et al. 2017, assumption 1, bounds |lambda_2|^2). One
-    client is in agreement: 1. Time grows with K^3: half a second for 1,000 clients.
+    1 - |lambda_2| of W, the row-stochastic matrix of a plain mean over each client and its senders
+    (D-PSGD: Lian et al. 2017, assumption 1, bounds |lambda_2|^2). For one client it is 1. Time
+    grows with K^3: half a second for 1,000 clients.
     """
     if len(graph) == 1:
         return 1.0

@@ -1,8 +1,8 @@
 """Random graphs that are drawn once.
 
-A graph is a tuple of neighbour lists, client by client, each ascending; it depends on its arguments
-alone. networkx has generators of the same two families. They draw otherwise, and a seed has to give
-the graph that it gave in earlier versions.
+A graph is a tuple of ascending neighbour lists, one per client. It depends only on its arguments.
+networkx has generators of the same two families, but they draw differently. A seed must keep giving
+the same graph as in earlier versions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from lightfed.utils.rng import numpy_generator
 
 if TYPE_CHECKING:
-    import networkx as nx  # takes a second, and most runs have no use for it
+    import networkx as nx  # takes a second, and most runs do not need it
 
 Lists = tuple[tuple[int, ...], ...]
 Edge = tuple[int, int]
@@ -25,12 +25,12 @@ _SWAPS_PER_EDGE = 10  # tried; with at most half of all edges in use, a quarter 
 
 @lru_cache(maxsize=4)
 def random_regular(clients: int, degree: int, *, seed: int) -> Lists:
-    """An undirected graph in which everybody has `degree` neighbours, drawn by (seed, "graph").
+    """An undirected graph in which every client has `degree` neighbours, drawn by (seed, "graph").
 
-    A circulant graph whose edges are swapped in pairs at random. No swap changes a degree, and the
-    chain tends to the uniform distribution (Cooper, Dyer and Greenhill 2007). Where more than half
-    of all edges exist, the missing ones are drawn: among many few can be swapped. Six seconds for
-    10,000 clients of 10 neighbours.
+    Starts from a circulant graph and swaps random pairs of edges. Swaps preserve degrees, and the
+    chain tends to the uniform distribution (Cooper, Dyer and Greenhill 2007). If more than half of
+    all edges exist, the missing ones are drawn instead, because few swaps succeed in a dense graph.
+    Takes six seconds for 10,000 clients with 10 neighbours.
     """
     import networkx as nx
 
@@ -49,9 +49,9 @@ def random_regular(clients: int, degree: int, *, seed: int) -> Lists:
 def small_world(clients: int, neighbours: int, rewire: float, *, seed: int) -> Lists:
     """Watts and Strogatz's graph (Nature 393, 1998), drawn by (seed, "graph").
 
-    A ring on which everybody knows the `neighbours` nearest, half on either side. Lap by lap, first
-    the edges to the nearest, the far end of each edge goes to somebody else with probability
-    `rewire`, uniform among those not yet known. A client keeps the near ends: half its edges.
+    Starts from a ring on which every client is linked to the `neighbours` nearest, half on either
+    side. Lap by lap, nearest edges first, the far end of each edge is rewired with probability
+    `rewire` to a uniformly drawn non-neighbour. A client keeps the near ends: half its edges.
     """
     import networkx as nx
 
@@ -71,9 +71,9 @@ def small_world(clients: int, neighbours: int, rewire: float, *, seed: int) -> L
 
 
 def _circulant(clients: int, degree: int) -> list[Edge]:
-    """Everybody to the `degree` nearest on a ring; an odd one is the client opposite.
+    """Edges to the `degree` nearest on a ring; for odd degrees also to the opposite client.
 
-    In this order: the swaps name edges by their place.
+    The order matters: swaps refer to edges by position.
     """
     edges = [
         (k, (k + step) % clients) for step in range(1, degree // 2 + 1) for k in range(clients)
@@ -84,7 +84,7 @@ def _circulant(clients: int, degree: int) -> list[Edge]:
 
 
 def _swap(graph: nx.Graph, edges: list[Edge], rng: np.random.Generator) -> None:
-    """Two edges a-b, c-d become a-d, c-b, again and again, unless that makes a loop or a double."""
+    """Repeatedly turn edges a-b, c-d into a-d, c-b, unless that makes a loop or a double edge."""
     tries = _SWAPS_PER_EDGE * len(edges)
     picks = rng.integers(len(edges), size=(tries, 2)).tolist()
     turned = (rng.random(tries) < 0.5).tolist()

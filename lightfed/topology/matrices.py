@@ -1,4 +1,4 @@
-"""Matrices that a user wrote down, as lists or in a file: who hears whom, and with what weight."""
+"""Adjacency and mixing matrices given by the user, as lists or in a file."""
 
 import warnings
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ def read_adjacency(matrix: Sequence[Sequence[int]] | str, *, key: str) -> np.nda
 
     Args:
         matrix: K rows of K zeros and ones, or the path of a .npy or .csv file with them.
-        key: of the configuration, that an error names.
+        key: configuration key for errors.
 
     Raises:
-        UserError: it cannot be read, or is no square of zeros and ones.
+        UserError: it cannot be read, or is not a square matrix of zeros and ones.
     """
     values = _read(matrix, key)
     if values.ndim != 2 or values.shape[0] != values.shape[1]:
         found = f"an array of shape {values.shape}"
         raise UserError(key, found, "give a row and a column for each client")
     if not ((values == 0) | (values == 1)).all():
-        raise UserError(key, "values other than 0 and 1", "write 1 where one hears another")
+        raise UserError(key, "values other than 0 and 1", "write 1 where one receives from another")
     heard = values.astype(np.bool_)
     np.fill_diagonal(heard, False)
     return heard
@@ -40,12 +40,12 @@ def read_mixing(
     Args:
         mixing: N rows of N weights, or the path of a .npy or .csv file with them.
         servers: N.
-        key: of the configuration, that an error names.
-        wait: servers that a round waits for; all by default.
+        key: configuration key for errors.
+        wait: number of servers that a round waits for; all by default.
 
     Raises:
-        UserError: it cannot be read, or is no doubly stochastic matrix of so many servers, or not
-            all of them take part in every round.
+        UserError: it cannot be read, is not a doubly stochastic matrix of this many servers, or not
+            all servers take part in every round.
     """
     if wait is not None and wait != servers:
         found = f"given, and wait: {wait} of {servers} servers"
@@ -66,14 +66,14 @@ def read_mixing(
 
 
 def _read(source: Sequence[Sequence[float]] | str, key: str) -> np.ndarray:
-    """Float64 of whatever shape."""
+    """Read a float64 array of any shape."""
     try:
         if not isinstance(source, str):
             return np.array(source, dtype=np.float64)
         if Path(source).suffix == ".npy":
             return np.asarray(np.load(source, allow_pickle=False), dtype=np.float64)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of a file without numbers numpy only warns
+            warnings.simplefilter("error")  # numpy only warns about a file without numbers
             return np.loadtxt(source, delimiter=",", ndmin=2)
     except (OSError, EOFError, TypeError, ValueError, UserWarning) as error:
         fix = "give rows of numbers, or a .npy or .csv file of them"

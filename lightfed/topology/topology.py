@@ -1,6 +1,6 @@
-"""Who hears whom in a federation without a server: DisPFL's three graphs, and others.
+"""Communication graphs of a federation without a server: DisPFL's three graphs and others.
 
-A topology is a class whose arguments are config keys. `hearing` gives the lists of one round.
+A topology is a class whose arguments are config keys. `hearing` lists the senders of one round.
 """
 
 import math
@@ -21,29 +21,29 @@ _KEY = "model.algorithm.init_args.topology.init_args"
 
 
 class Topology(ABC):
-    """Who hears whom. Whatever is drawn is named by (seed, purpose, round, client).
+    """The senders of every client. All draws are named by (seed, purpose, round, client).
 
     Attributes:
-        varies: a new graph every round.
+        varies: whether the graph changes every round.
     """
 
     varies: ClassVar[bool] = False
 
     def check(self, clients: int) -> None:  # noqa: B027 - some graphs exist for any number
-        """Refuse a number of clients for which there is no such graph.
+        """Reject a number of clients for which there is no such graph.
 
         Raises:
-            UserError: naming the argument that does not fit it.
+            UserError: names the argument that does not fit it.
         """
 
     @abstractmethod
     def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        """Whom a client hears in round t: ascending, without itself.
+        """The senders to a client in round t: ascending, without itself.
 
         Args:
             client: 0 .. clients - 1.
-            t: the round; graphs that do not vary take no notice of it.
-            clients: how many there are; `check` has passed it.
+            t: the round; ignored by graphs that do not vary.
+            clients: number of clients, as passed to `check`.
             seed: of the run.
         """
 
@@ -56,15 +56,15 @@ def hearing(
     seed: int,
     active: Collection[int] | None = None,
 ) -> dict[int, list[int]]:
-    """For each active client, ascending, those that it hears in round t.
+    """The ascending senders to each active client in round t.
 
-    As in DisPFL's code an inactive client is drawn like any other and drops out afterwards: it
-    hears nobody and nobody hears it.
+    As in DisPFL's code, inactive clients are drawn like any other and drop out afterwards: they
+    neither send nor receive.
 
     Args:
-        topology: which has checked the number of clients.
+        topology: has checked the number of clients.
         t: the round.
-        clients: how many there are.
+        clients: number of clients.
         seed: of the run.
         active: None for all clients.
     """
@@ -78,7 +78,7 @@ def hearing(
 
 
 def warning_of_lonely(topology: Topology, *, clients: int, seed: int) -> str | None:
-    """Clients that hear nobody, named, where the graph is always the same; None without any."""
+    """Warning that names the clients without senders in a fixed graph; None if there are none."""
     if topology.varies:
         return None
     lists = hearing(topology, 0, clients=clients, seed=seed)
@@ -87,12 +87,12 @@ def warning_of_lonely(topology: Topology, *, clients: int, seed: int) -> str | N
         return None
     names = ", ".join(map(str, lonely[:10]))
     more = "" if len(lonely) <= 10 else f" and {len(lonely) - 10} more"
-    return f"the topology leaves clients {names}{more} alone: they hear nobody"
+    return f"the topology isolates clients {names}{more}: they receive from no other client"
 
 
 @dataclass(frozen=True)
 class Ring(Topology):
-    """Everybody hears the one before and the one after."""
+    """Every client receives from the previous and the next one."""
 
     @override
     def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
@@ -101,7 +101,7 @@ class Ring(Topology):
 
 @dataclass(frozen=True)
 class Full(Topology):
-    """Everybody hears everybody."""
+    """Every client receives from all others."""
 
     @override
     def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
@@ -110,15 +110,15 @@ class Full(Topology):
 
 @dataclass(frozen=True)
 class TimeVarying(Topology):
-    """Everybody hears some others, drawn anew for each client and round (DisPFL).
+    """Every client receives from some others, redrawn for each client and round (DisPFL).
 
-    The graph is directed: whom I hear need not hear me. The draws are uniform without replacement.
+    The graph is directed. The draws are uniform without replacement.
     """
 
     varies: ClassVar[bool] = True
 
     neighbours: int = 10
-    """Others that a client hears."""
+    """Number of other clients that a client receives from."""
 
     def __post_init__(self) -> None:
         _need(self.neighbours >= 1, "neighbours", self.neighbours, "give at least 1")
@@ -136,9 +136,9 @@ class TimeVarying(Topology):
 
 @dataclass(frozen=True)
 class Torus(Topology):
-    """The clients lie row by row on a grid without borders and hear the four beside them.
+    """A grid without borders, filled row by row; clients receive from their four neighbours.
 
-    In a single row or column, or two, some of the four coincide.
+    With one or two rows or columns, some of the four coincide.
     """
 
     rows: int | None = None
@@ -152,8 +152,8 @@ class Torus(Topology):
         rows = self._rows(clients)
         found = f"{clients} clients do not fill {rows} rows"
         _need(clients % rows == 0, "rows", found, "give a divisor of the number of clients")
-        found = f"{clients} clients form no grid but a single row"
-        _need(self.rows is not None or rows > 1, "rows", found, "change their number, or take Ring")
+        found = f"{clients} clients only form a grid of a single row"
+        _need(self.rows is not None or rows > 1, "rows", found, "change their number, or use Ring")
 
     def _rows(self, clients: int) -> int:
         if self.rows is not None:
@@ -172,10 +172,10 @@ class Torus(Topology):
 
 @dataclass(frozen=True)
 class RandomRegular(Topology):
-    """Everybody has equally many neighbours, both ways, drawn once for all rounds."""
+    """An undirected graph with the same number of neighbours for all, drawn once for all rounds."""
 
     degree: int
-    """Neighbours of a client; degree times clients is even."""
+    """Neighbours per client; degree times clients must be even."""
 
     def __post_init__(self) -> None:
         _need(self.degree >= 1, "degree", self.degree, "give at least 1")
@@ -193,17 +193,17 @@ class RandomRegular(Topology):
 
 @dataclass(frozen=True)
 class SmallWorld(Topology):
-    """A ring of near neighbours with shortcuts, both ways, drawn once (Watts and Strogatz 1998)."""
+    """An undirected ring with shortcuts, drawn once for all rounds (Watts and Strogatz 1998)."""
 
     neighbours: int
-    """The nearest on the ring, half of them on either side: an even number."""
+    """Number of nearest neighbours on the ring, half on either side; even."""
     rewire: float
-    """Probability with which an edge of the ring becomes one to anybody."""
+    """Probability of rewiring an edge of the ring to a random client."""
 
     def __post_init__(self) -> None:
         even = self.neighbours >= 2 and self.neighbours % 2 == 0
         _need(even, "neighbours", self.neighbours, "give an even number of at least 2")
-        found = f"{self.rewire} is no probability"
+        found = f"{self.rewire} is not a probability"
         _need(0.0 <= self.rewire <= 1.0, "rewire", found, "give a number from 0 to 1")
 
     @override
@@ -217,10 +217,10 @@ class SmallWorld(Topology):
 
 @dataclass(frozen=True)
 class Star(Topology):
-    """One client hears all others, and they hear it alone."""
+    """One client exchanges with all others, and they only with it."""
 
     centre: int = 0
-    """Number of the client in the middle."""
+    """Number of the central client."""
 
     def __post_init__(self) -> None:
         _need(self.centre >= 0, "centre", self.centre, "give the number of a client")
@@ -238,14 +238,14 @@ class Star(Topology):
 
 
 class Adjacency(Topology):
-    """A graph of the user's own, the same in all rounds; it need not be symmetric."""
+    """A graph given by the user, fixed for all rounds; it need not be symmetric."""
 
     def __init__(self, matrix: list[list[int]] | str) -> None:
         """Read the graph.
 
         Args:
-            matrix: K rows of K zeros and ones, or a .npy or .csv file with them; a one in row k and
-                column j lets client k hear client j. The diagonal has no meaning.
+            matrix: K rows of K zeros and ones, or a .npy or .csv file with them. A one in row k and
+                column j lets client k receive from client j. The diagonal is ignored.
         """
         self._heard = read_adjacency(matrix, key=f"{_KEY}.matrix")
 
@@ -257,7 +257,7 @@ class Adjacency(Topology):
 
     @override
     def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        assert len(self._heard) == clients, "check has refused this"
+        assert len(self._heard) == clients, "check rejects this"
         return np.flatnonzero(self._heard[client]).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Random generators, errors, signals, files: what every room may import.
+"""Random generators, errors, signals, files: every room may import them.
 
 Imports no other room.
 """

@@ -1,7 +1,7 @@
-"""Whole files: written at once or not at all, and read with every record held to its checksum.
+"""Atomic file writes, and reads that verify the checksum of every record.
 
-torch's archives are zip files with a CRC-32 of every record. torch writes it and never looks at it;
-here every reading of a file that may have lain on a bad disk does.
+torch's archives are zip files with a CRC-32 per record. torch writes the CRC but never checks it.
+Here every read of a file that may have been on a bad disk checks it.
 """
 
 import os
@@ -19,16 +19,16 @@ from lightfed.utils.errors import UserError
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Make `path` whole or not at all.
+    """Write all of `path` or leave it untouched.
 
-    A temporary file beside it, flushed to disk, then renamed over it.
+    Writes a temporary file next to it, flushes it to disk and renames it.
 
     Args:
         path: the target.
         write: called with a binary file.
 
     Raises:
-        OSError: it could not be written; nothing is left of it.
+        OSError: the write failed; no partial file is left.
     """
     temporary = path.with_name(f"{path.name}.{uuid4().hex[:8]}.part")
     try:
@@ -42,14 +42,14 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
             temporary.unlink(missing_ok=True)
         cause = error.__context__
         if isinstance(error, RuntimeError) and isinstance(cause, OSError):
-            # torch's writer goes on after a failed write, and then only misses its place.
+            # torch's writer continues after a failed write, and only complains about its position.
             raise OSError(*cause.args) from error
         raise
     flush_folder(path.parent)
 
 
 def flush_folder(folder: Path) -> None:
-    """Put the names in a folder on disk."""
+    """Flush a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,28 +58,28 @@ def flush_folder(folder: Path) -> None:
 
 
 def check(path: Path) -> None:
-    """Read all of a file, and hold what is in it to its checksums.
+    """Read a whole file and verify its checksums.
 
-    Mapped tensors are read when they are used: a spoilt one would then be believed, and one that
-    is out of the disk's reach would be the death of the process (SIGBUS).
+    Mapped tensors are read on use: a corrupt one would go unnoticed, and one that the disk cannot
+    read would kill the process (SIGBUS).
 
     Raises:
-        UserError: something is missing, or not as it was written.
+        UserError: the file is missing, truncated or corrupt.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            spoilt = archive.testzip()
+            corrupt = archive.testzip()
     except Exception as error:  # half a dozen types
         raise _unreadable(path, error) from error
-    if spoilt is not None:
-        raise _unreadable(path, f"the checksum of {spoilt} is wrong")
+    if corrupt is not None:
+        raise _unreadable(path, f"the checksum of {corrupt} is wrong")
 
 
 def read(path: Path) -> Any:
-    """What torch has saved, if it is tensors and primitives alone; tensors are mapped, not read.
+    """Load a torch file of tensors and primitives; tensors are memory-mapped.
 
     Raises:
-        UserError: it is not.
+        UserError: the file is broken or holds other objects.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -88,5 +88,5 @@ def read(path: Path) -> Any:
 
 
 def _unreadable(path: Path, reason: object) -> UserError:
-    told = re.split(r"\n|\. ", str(reason))[0]
-    return UserError("ckpt_path", f"{path} cannot be read ({told})", "give another checkpoint")
+    short = re.split(r"\n|\. ", str(reason))[0]
+    return UserError("ckpt_path", f"{path} cannot be read ({short})", "give another checkpoint")

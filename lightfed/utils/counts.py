@@ -1,24 +1,24 @@
-"""Whole numbers that are a share of others."""
+"""Rounding shares to whole numbers."""
 
 from math import ceil, floor
 
 import numpy as np
 
-_ERROR = 1e-12  # of a product of floats, relative, and far more than it can be
+_ERROR = 1e-12  # relative; far above the rounding error of a product of floats
 
 
 def rounded_up(product: float) -> int:
-    """Its ceiling, where .07 * 100, 7.000000000000001 in floats, is 7."""
+    """Ceiling that ignores rounding error: .07 * 100 (7.000000000000001 in floats) gives 7."""
     return ceil(product * (1 - _ERROR))
 
 
 def rounded_down(product: float) -> int:
-    """Its floor, where .29 * 100, 28.999999999999996 in floats, is 29."""
+    """Floor that ignores rounding error: .29 * 100 (28.999999999999996 in floats) gives 29."""
     return floor(product * (1 + _ERROR))
 
 
 def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers in proportion to shares (k,) that sum to total, each within one of exact."""
+    """Split total into whole numbers proportional to shares (k,), each within 1 of exact."""
     exact = shares / shares.sum() * total
     counts = np.floor(exact).astype(np.int64)
     rest = total - int(counts.sum())

@@ -1,16 +1,16 @@
-"""How a run ends before its time: what a user can cause, and what a signal asks for."""
+"""Exceptions that end a run early: user errors and signals."""
 
 
 class UserError(ValueError):
-    """What a user typed or pointed at cannot be used.
+    """An argument, flag or file given by the user cannot be used.
 
     Args:
-        key: the configuration key, flag or file that has to change.
+        key: the configuration key, flag or file to change.
         found: what was found there.
-        fix: what to do about it.
+        fix: how to fix it.
 
     Attributes:
-        status: with which the command ends.
+        status: exit status of the command.
     """
 
     status = 2
@@ -24,20 +24,20 @@ class UserError(ValueError):
 
 
 class DiskError(UserError):
-    """A run that was going well cannot write to its folder; what was whole there still is."""
+    """A run cannot write to its folder; the complete files there are intact."""
 
     status = 1
 
 
 class Interrupted(Exception):
-    """A signal stopped a run that is not finished; every rank has put its state on disk.
+    """A signal stopped an unfinished run; every rank has saved its state.
 
     Args:
-        signal_number: the signal that asked for it.
+        signal_number: the signal received.
         saved: what is on disk, in words: "round 4 of 30 and 3 of 10 sessions of round 5".
-        resumable: whether a checkpoint has what it takes to go on.
-        progressed: whether anything was finished since this process began or went on; a job that
-            is requeued again and again without is too short.
+        resumable: whether the run can resume from a checkpoint.
+        progressed: whether anything was finished since this process started or resumed. A job
+            that is requeued repeatedly without progress is too short.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""glibc's heap: kept while training, trimmed when the set-up is done."""
+"""glibc's heap: kept during training, trimmed after set-up."""
 
 import ctypes
 import sys
@@ -9,17 +9,17 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
 def keep_heap() -> None:
     """Ask glibc to keep freed memory.
 
-    Giving it back after every batch costs a tenth of a CPU round.
+    Returning it to the system after every batch costs a tenth of a CPU round.
     """
     libc = _glibc()
     if libc is not None:
-        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
+        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value glibc accepts
         libc.mallopt(_TRIM_THRESHOLD, 1 << 30)
         libc.mallopt(_TOP_PAD, 64 << 20)
 
 
 def trim_heap() -> None:
-    """Give back what the set-up has left behind: half of what a registered client takes."""
+    """Return memory freed after set-up: half of what a registered client takes."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)

@@ -1,7 +1,6 @@
 """The only file that imports private Lightning names.
 
-They were read in lightning 2.6; `pyproject.toml` pins 2.6.x, and a missing name fails here, at
-import, by name.
+They are those of lightning 2.6; `pyproject.toml` pins 2.6.x. A missing name fails here, at import.
 """
 
 from lightning.fabric.utilities.types import _PATH

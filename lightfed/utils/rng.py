@@ -1,7 +1,7 @@
 """Named randomness: every draw comes from a generator seeded by (seed, purpose, round, client).
 
-Nothing in lightfed reads global random state, so no random state is in a checkpoint, and what a
-client draws does not depend on the rank that trains it or on what was drawn before.
+lightfed never reads global random state. So checkpoints hold no random state, and a client's draws
+depend neither on the rank that trains it nor on earlier draws.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ def derive_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> i
 
 
 def torch_generator(seed: int, purpose: str, round: int = -1, client: int = -1) -> torch.Generator:
-    """A CPU generator: the same stream whatever the device of the computation."""
+    """A CPU generator: the stream is the same on every device."""
     return torch.Generator().manual_seed(derive_seed(seed, purpose, round, client))
 
 

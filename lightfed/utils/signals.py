@@ -1,7 +1,7 @@
-"""Signals that ask a run to stop and save: taken down here, obeyed by the loop at a safe place.
+"""Signals that ask a run to stop and save: recorded here, handled by the loop at a safe point.
 
-SLURM sends SIGUSR1 ahead of a time limit and SIGTERM when it preempts or requeues a job. A handler
-may run inside a collective, so it does nothing but take the number down.
+SLURM sends SIGUSR1 before a time limit and SIGTERM when it preempts or requeues a job. A handler
+may run inside a collective, so it only records the number.
 """
 
 import signal
@@ -20,33 +20,33 @@ def _take_down(number: int, frame: FrameType | None) -> None:
 
 
 def listen() -> None:
-    """From now on SIGUSR1 and SIGTERM are only taken down; calling it again changes nothing.
+    """Record SIGUSR1 and SIGTERM from now on; calling it again has no effect.
 
     Raises:
-        ValueError: outside the main thread, where Python cannot set handlers.
+        ValueError: called outside the main thread, where Python cannot set handlers.
     """
     for number in _SIGNALS:
         signal.signal(number, _take_down)
 
 
 def asked() -> int | None:
-    """The signal that came last since the run began to listen; None if none did."""
+    """The last signal since the run began to listen; None if there was none."""
     return _asked
 
 
 def forget() -> None:
-    """Of a signal that has been obeyed: the next one is told apart from it."""
+    """Clear a signal that has been handled, so that a new one is noticed."""
     global _asked
     _asked = None
 
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Listen for the length of a block, then have the handlers of before back.
+    """Listen within a block, then restore the previous handlers.
 
-    Where the process listens already nothing changes, and what came before the block counts in
-    it; otherwise what came in the block is forgotten after it. Outside the main thread, where
-    Python sets no handlers, nobody listens.
+    If the process already listens, nothing changes and earlier signals count in the block.
+    Otherwise signals of the block are forgotten after it. Does nothing outside the main thread,
+    where Python cannot set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

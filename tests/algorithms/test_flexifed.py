@@ -341,7 +341,7 @@ def test_nothing_is_said_of_a_family(caplog: pytest.LogCaptureFixture) -> None:
         ({"max_common_layers": -1}, r"max_common_layers: -1; give a number of layers"),
         (
             {"max_common_layers": 2, "share_classifier": True},
-            r"share_classifier: true, beside max_common_layers: 2; keep one",
+            r"share_classifier: true, together with max_common_layers: 2; keep one",
         ),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_start_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("count", "fragment"), [(0, "which is Standalone"), (4, "4, where the model has 3 layers")]
+    ("count", "fragment"), [(0, "use Standalone"), (4, "4, but the model has 3 layers")]
 )
 def test_a_count_that_cannot_be_is_refused(count: int, fragment: str) -> None:
     with pytest.raises(UserError, match=fragment):

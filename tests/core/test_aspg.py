@@ -380,7 +380,9 @@ def test_bad_settings_are_one_line(settings: dict[str, Any], message: str) -> No
 
 
 def test_loss_scaling_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^trainer\.precision: 16-mixed, and ASPG does not know"):
+    with pytest.raises(
+        UserError, match=r"^trainer\.precision: 16-mixed, and ASPG does not support"
+    ):
         make_stepper(
             ASPG(net_of().parameters()), schedulers=[], clipping=None,
             scaler=lambda: torch.amp.GradScaler("cpu"),

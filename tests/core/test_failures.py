@@ -191,7 +191,7 @@ def test_a_session_before_an_evaluation_may_fail_too(
         )
         trainer = fit(federation, broken_data(broken), tmp_path)
         figures.append(trainer.callback_metrics["finetuned/loss"])
-    said = f"client {BROKEN} is left out of the finetuned figures: ValueError: a sample it cannot"
+    said = f"client {BROKEN} is left out of the finetuned metrics: ValueError: a sample it cannot"
     assert len([r for r in caplog.records if said in r.message]) == 1
     assert figures[0].isfinite()
     assert figures[0] != figures[1]

@@ -229,7 +229,7 @@ def test_a_run_ends_in_one_line_and_leaves_what_is_there(
         fit(federation, random_data([4] * 4, features=2), tmp_path, rounds=5, **flags)
     assert ended.value.status == 1
     assert str(ended.value) == (
-        f"ckpt_path: {tmp_path / 'run'} belongs to a later start of this run now (process 4711 on "
-        "n7); leave the run to that one: this one writes no more"
+        f"ckpt_path: {tmp_path / 'run'} now belongs to a later start of this run (process 4711 on "
+        "n7); let that process continue; this one stops writing"
     )
     assert contents(tmp_path / "run") == callback.before

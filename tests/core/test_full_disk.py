@@ -70,7 +70,7 @@ def test_a_rank_that_cannot_write_is_named_by_all(
         errors = write_on(3, path)
     assert {str(error) for error in errors} == {
         f"trainer.default_root_dir: checkpoint {path} cannot be written (No space left on device) "
-        f"on rank {rank} (n7); free space and run the same command again; {path} is whole"
+        f"on rank {rank} (n7); free space and run the same command again; {path} is complete"
     }
     assert contents(tmp_path) == before
     write(path, 3.0, ranks=3)
@@ -99,7 +99,7 @@ def test_what_more_space_would_not_mend_is_not_called_full(
     monkeypatch.setattr(checkpoint, "write_atomically", failing(errno.EIO, lambda path: True))
     (error,) = write_on(1, tmp_path / "last.ckpt")
     assert "(Input/output error)" in error.found
-    assert error.fix == "see to the file system and run the same command again"
+    assert error.fix == "repair the file system and run the same command again"
 
 
 def test_a_folder_that_cannot_be_made_is_told_by_all(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_file_system_that_is_full_at_any_byte(stateful: bool, size: int, tmp_p
     before = contents(tmp_path)
     with room_for(size), pytest.raises(DiskError, match=r"\(File too large\) on rank 0") as caught:
         save(dict(content | rows), path, Ranks(CPU))
-    assert caught.value.fix == f"free space and run the same command again; {path} is whole"
+    assert caught.value.fix == f"free space and run the same command again; {path} is complete"
     assert contents(tmp_path) == before
 
 
@@ -139,7 +139,7 @@ def test_a_failure_after_the_new_name_leaves_the_new_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "flush_folder", broken)
         (error,) = write_on(1, path, 2.0)
-    assert error.fix.endswith(f"{path} is whole")
+    assert error.fix.endswith(f"{path} is complete")
     assert (value_of(path), value_of(previous_of(path))) == (2.0, 1.0)
 
 
@@ -159,7 +159,7 @@ def test_a_new_name_that_is_refused_leaves_the_old_checkpoint_under_its_own(
         patch.setattr(os, "replace", broken)
         (error,) = write_on(1, path)
     previous = previous_of(path)
-    assert error.fix.endswith(f"{previous} is whole")
+    assert error.fix.endswith(f"{previous} is complete")
     assert value_of(previous) == 1.0
     assert names_in(tmp_path) == ["last.ckpt.shards", "last.previous.ckpt"]
     assert tags_of(path) == 1

@@ -136,7 +136,7 @@ def test_memory_of_clients_that_keep_rows() -> None:
     found = memory(fleet, SGD_HALF)
     assert {what: size for what, size in found.items() if size} == {
         "rows of its clients": WIDE + 2 * NARROW,
-        "live modules, one a cohort": WIDE + NARROW,
+        "live modules, one per cohort": WIDE + NARROW,
         "gradients and optimiser state": 4 * PARAMETERS[0],  # plain SGD keeps gradients alone
     }
 

@@ -187,7 +187,7 @@ def test_last_is_of_the_same_configuration(
     place = RunLogger(str(tmp_path), "run").place
     with caplog.at_level(logging.WARNING):
         assert place.resume_newest(trains=True) is None
-    assert "run-2 is of this name, but of another configuration" in caplog.text
+    assert "run-2 has this name, but another configuration" in caplog.text
     place = RunLogger(str(tmp_path), "run").place
     newest = tmp_path / "run-2" / "checkpoints" / "last.ckpt"
     assert place.resume_newest(trains=False) == newest, "to be evaluated"
@@ -205,7 +205,7 @@ def test_last_finds_the_folders_of_jobs(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_spoilt_environment_is_none(tmp_path: Path) -> None:
     for text in ("{", "[]"):
         (tmp_path / "environment.json").write_text(text)
-        assert runfolder.told_of(tmp_path) == {}
+        assert runfolder.read_environment(tmp_path) == {}
 
 
 class SecondRank(Ranks):

@@ -221,8 +221,8 @@ def tied() -> nn.Module:
     [
         (Twice, "inner is called 2 times"),
         (Idle, "spare is never called"),
-        (lambda: net(Token()), "0 has token of its own beside its parts"),
-        (Token, "Token has token of its own"),
+        (lambda: net(Token()), "0 has its own token next to its parts"),
+        (Token, "Token has its own token"),
         (tied, "1 has the weights of 0"),
         (nn.Flatten, "without layers that have weights"),
         (lambda: nn.ModuleList([nn.Linear(4, 4)]), "ModuleList has no forward"),

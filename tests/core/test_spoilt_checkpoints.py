@@ -62,7 +62,7 @@ def test_a_spoilt_file_is_refused_by_name_and_the_one_before_used(
     assert (value_in(found), source) == (1.0, previous_of(path))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.message == f"{caught.value.found}; going on from {source} instead"
+    assert record.message == f"{caught.value.found}; resuming from {source} instead"
 
 
 def test_a_missing_shard_is_a_spoilt_checkpoint(path: Path) -> None:

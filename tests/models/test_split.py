@@ -118,10 +118,10 @@ class Wrong(nn.Module):
 @pytest.mark.parametrize(
     ("how", "found"),
     [
-        ("softmax", r"Wrong: its last linear layer, fc, does not give the logits; take another"),
+        ("softmax", r"Wrong: its last linear layer, fc, does not give the logits; use another"),
         ("relu", r"Wrong: its last linear layer, fc, does not give the logits"),
         ("twice", r"Wrong: its head fc is called 2 times"),
-        ("matrix", r"Wrong: its head fc is given \(2, 1, 7\), no vectors"),
+        ("matrix", r"Wrong: its head fc is given \(2, 1, 7\), not vectors"),
     ],
 )
 def test_a_network_that_cannot_be_split_is_refused_by_the_layers_name(how: str, found: str) -> None:

@@ -1,4 +1,4 @@
-"""What several papers have in common.
+"""Code that several papers share.
 
 Imports `runs` and the rooms above it.
 """

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper, beside
+from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper, aligned
 from lightfed.utils.errors import UserError
 
 _KEY = "model.optimizer.init_args"
@@ -26,9 +26,9 @@ _KEY = "model.optimizer.init_args"
 class ASPG(Optimizer):
     """The optimiser as a configuration names it, and on any parameters.
 
-    Between steps the parameters hold the extrapolated point, where the next gradient is wanted;
+    Between steps the parameters hold the extrapolated point, where the next gradient is taken;
     `iterates` are the model. A session of lightfed takes the same steps on a flat row
-    (`AspgStepper`), with the pull to a server's model and momentum that a client carries on.
+    (`AspgStepper`), with the pull to a server's model and carried momentum.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ASPG(Optimizer):
         return [self.state[p].get("x", p.detach()) for p in params]
 
     def stepper(self, clipping: Clipping | None) -> "AspgStepper":
-        """What takes these steps in a session."""
+        """The stepper that takes these steps in a session."""
         group = self.param_groups[0]
         return AspgStepper(group["params"], group, clipping)
 
@@ -94,9 +94,9 @@ class ASPG(Optimizer):
 class AspgStepper(SGDStepper):
     """ASPG on the row that a live module is bound to.
 
-    Within a session the row holds the extrapolated point, and the iterate a row of its own. What
-    the point is ahead of the iterate in the end, zeta (x^K - x^{K-1}), is where the device's next
-    session begins. Clipping acts on the gradient of the local objective, its pull included.
+    Within a session the row holds the extrapolated point, and a separate row the iterate. The final
+    difference of the two, zeta (x^K - x^{K-1}), is carried to the device's next session. Clipping
+    acts on the gradient of the local objective, including its pull.
     """
 
     def __init__(self, params: Params, group: dict[str, Any], clipping: Clipping | None) -> None:
@@ -118,7 +118,7 @@ class AspgStepper(SGDStepper):
         if len(self._gradient) != len(row):
             self._gradient = torch.zeros_like(row)
             self._iterate, self._moved = torch.empty_like(row), torch.empty_like(row)
-            self._parts = beside(values, row, self._gradient)
+            self._parts = aligned(values, row, self._gradient)
             starts = [int(part.storage_offset()) for part in self._parts]
             ends = [start + v.numel() for start, v in zip(starts, values, strict=True)]
             self._runs = _runs([*zip(starts, ends, strict=True)])
@@ -169,7 +169,7 @@ class AspgStepper(SGDStepper):
 def _runs(spans: Sequence[tuple[int, int]]) -> list[slice]:
     """Of a row, what is trained, from the spans of the parameters: whole lines, joined.
 
-    Frozen parameters lie between them: nobody pulls or projects those.
+    Frozen parameters between them are neither pulled nor projected.
     """
     lines = [(start, -(-end // ALIGNMENT) * ALIGNMENT) for start, end in spans]
     runs = [lines[0]]

@@ -12,7 +12,7 @@ from lightfed.utils.errors import UserError
 
 
 class CloudModels(nn.ModuleList):
-    """z_n: a model for every server, or one where all have the same.
+    """z_n: a model per server, or a single one if all have the same.
 
     Args:
         fed: the clients, of one layout.
@@ -67,10 +67,10 @@ class CloudModels(nn.ModuleList):
 
 
 def check_mean_step(key: str, rate: float) -> None:
-    """Refuse a step towards the devices' mean that diverges.
+    """Reject a step towards the devices' mean that diverges.
 
     Raises:
-        UserError: naming the key.
+        UserError: names the key.
     """
     if rate >= 2:
         fix = "give less than 2: z moves that far towards the devices' mean"
@@ -78,7 +78,7 @@ def check_mean_step(key: str, rate: float) -> None:
 
 
 def check_sum_step(key: str, rate: float, sums: Sequence[float], *, together: bool) -> None:
-    """Refuse a step along sum_i gamma_i (w - x_i) that diverges.
+    """Reject a step along sum_i gamma_i (w - x_i) that diverges.
 
     Args:
         key: of the rate.
@@ -87,11 +87,11 @@ def check_sum_step(key: str, rate: float, sums: Sequence[float], *, together: bo
         together: the servers have one model and step as one.
 
     Raises:
-        UserError: naming the key.
+        UserError: names the key.
     """
     total = sum(sums) if together else max(sums)
     product, bound = rate * total, "below 2" if together else "at most 1"
     if product >= 2 or (not together and product > 1):
-        whose = "all devices" if together else "the largest server's devices"
-        found = f"{rate:g}, times the sum of gamma over {whose}, {total:g}, is {product:g}"
+        which = "all devices" if together else "the largest server's devices"
+        found = f"{rate:g}, times the sum of gamma over {which}, {total:g}, is {product:g}"
         raise UserError(key, found, f"it must be {bound}; or server_step: mean")

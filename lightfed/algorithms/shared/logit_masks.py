@@ -28,7 +28,7 @@ class LogitMasks:
         network.register_forward_hook(partial(self._fill, module))
 
     def check(self, module: L.LightningModule) -> None:
-        """Refuse a module whose session was to be masked, but never came by the hook.
+        """Reject a module whose masked session never called the hook.
 
         Raises:
             UserError: naming the module.
@@ -45,7 +45,7 @@ class LogitMasks:
         num_classes: int,
         device: torch.device,
     ) -> None:
-        """Which labels the module's present client holds; None for all."""
+        """Which labels the module's current client holds; None for all."""
         if labels is None or len(labels) == num_classes:
             self._absent[id(module)] = None
             return

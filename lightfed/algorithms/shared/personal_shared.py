@@ -1,8 +1,8 @@
-"""Clients that train a network of their own beside one that all have: only the latter travels.
+"""Clients that train a private network and a shared one; only the shared one is sent.
 
-What pFedMoE, FML, FedKD and FedAPEN have in common. The client's module becomes a composite with
-the parts `private`, or others, and `shared`; a server model of the tensors below `shared` is sent
-to the participants and becomes the mean of what they made of it.
+This is the base of pFedMoE, FML, FedKD and FedAPEN. The client's module becomes a composite with a
+part `shared` and others, such as `private`. A server model of the tensors below `shared` is sent to
+the participants and becomes the mean of their trained copies.
 """
 
 from abc import abstractmethod
@@ -27,7 +27,7 @@ NetworkFactory = Callable[[], nn.Module]
 
 
 class Beside(Algorithm):
-    """A private network beside a shared one; `composite` says how they train together."""
+    """A private and a shared network; `composite` defines how they train together."""
 
     stateful = True
     moments: tuple[Moment, ...] = ("trained",)
@@ -35,10 +35,10 @@ class Beside(Algorithm):
     model: ServerModel  # the shared network
 
     def __init__(self, shared: NetworkFactory, weights: Weights = "samples") -> None:
-        """What travels.
+        """Set the shared network.
 
         Args:
-            shared: Network that all clients have besides their own.
+            shared: Network that all clients have in addition to their own.
             weights: Of the participants in the mean: by samples, or uniform.
         """
         super().__init__()
@@ -49,7 +49,7 @@ class Beside(Algorithm):
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         """The client's network: attributes `shared`, and `losses(x, y)` by the parts' names.
 
-        Also `clipped_apart`, the parts that are networks of their own for clipping.
+        Also `clipped_apart`, the parts that are clipped as separate networks.
         """
 
     @override

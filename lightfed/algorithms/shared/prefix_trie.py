@@ -18,8 +18,8 @@ class Node:
     """A layer that some cohorts have in common.
 
     Attributes:
-        depth: how many layers are in front of it; or, negative, its place from the end.
-        cohorts: whose clients share it, ascending.
+        depth: number of layers in front of it; if negative, its position from the end.
+        cohorts: cohorts that share it, ascending.
     """
 
     depth: int
@@ -43,7 +43,7 @@ class Trie:
 
     @classmethod
     def build(cls, models: Mapping[int, Sequence[Layer]]) -> "Trie":
-        """Of cohorts and their layers, in whatever order."""
+        """Build the trie of cohorts and their layers, in any order."""
         numbers: dict[tuple[int, tuple[str, ...], bool], int] = {}  # parent, layer, last -> node
         depths: list[int] = []
         cohorts: list[list[int]] = []
@@ -81,13 +81,13 @@ class Trie:
         return [n.cohorts for n in self.nodes if n.depth == len(self.models[n.cohorts[0]]) - 1]
 
     def whole(self, cluster: tuple[int, ...]) -> list[Node]:
-        """All layers of an architecture, shared by these cohorts that have it."""
+        """All layers of an architecture, shared by the given cohorts."""
         return [Node(depth, cluster) for depth in range(len(self.models[cluster[0]]))]
 
     def heads(self) -> list[Node]:
-        """The linear layers that the networks end with, or else the last one, whatever is in front.
+        """The networks' final linear layers (at least the last layer), regardless of their bases.
 
-        A layer is shared by the cohorts whose layers have the same shapes from there to the end.
+        A layer is shared by the cohorts with the same shapes from there to the end.
         """
         alike: dict[tuple[tuple[tuple[int, ...], ...], ...], list[int]] = {}
         for cohort, layers in self.models.items():

@@ -1,4 +1,4 @@
-"""Clients that exchange a vector for each class in place of weights: what FD and FedProto share."""
+"""Clients that exchange a vector per class instead of weights: the base of FD and FedProto."""
 
 from abc import abstractmethod
 from typing import Literal
@@ -28,7 +28,7 @@ class ByClass(Algorithm):
     seen: Tensor  # (C,)
 
     def __init__(self, weight: float, absent: Absent) -> None:
-        """The part of what others know in a client's loss, and how long the server knows it.
+        """Set the weight of the server's vectors in a client's loss, and how long they are kept.
 
         Args:
             weight: lambda, 0 or more.
@@ -63,7 +63,7 @@ class ByClass(Algorithm):
         for name, (_, other) in others:
             if other != size:
                 found = f"cohort {first} gives vectors of {size} numbers, cohort {name} of {other}"
-                fix = "take networks with the same number of features"
+                fix = "use networks with the same number of features"
                 raise UserError("model.cohorts", found, fix)
         _warn_of_absent_classes(fed)
         self.register_buffer("values", torch.zeros(classes, size))
@@ -119,7 +119,7 @@ class ByClass(Algorithm):
 
 
 def _warn_of_absent_classes(fed: Fleet) -> None:
-    """Name the classes that nobody will ever send a vector of."""
+    """Warn about classes that no client holds."""
     held = {label for client in range(fed.clients) for label in fed.data.labels(client).tolist()}
     absent = [name for label, name in enumerate(fed.data.class_names) if label not in held]
     fed.warn(f"no client holds a sample of class {', '.join(absent)}" if absent else None)

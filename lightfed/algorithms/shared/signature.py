@@ -1,15 +1,15 @@
-"""What the layers of a network are, read from its modules: equal signatures are equal layers.
+"""Signatures of a network's layers, read from its modules: equal signatures are equal layers.
 
 FlexiFed compares architectures layer by layer, from the input on. A layer is a module with weights
-together with the norms and activations right behind it; modules without weights in between, as
-poolings and dropout, belong to the layer that follows. Its signature is the kinds, settings and
-tensor shapes of all of them. Only so is the third convolution of CharCNN-3, which has no norm,
-another layer than that of CharCNN-4, and the second one of VGG-11, behind a pooling, another than
-that of VGG-13, while their first is the same.
+together with the norms and activations right after it. Modules without weights in between, such as
+pooling and dropout, belong to the next layer. The signature has the kinds, settings and tensor
+shapes of all of them. So the third convolution of CharCNN-3, which has no norm, differs from that
+of CharCNN-4. The second one of VGG-11, after a pooling, differs from that of VGG-13, while their
+first ones are equal.
 
-Layers are in the order in which a forward pass calls them. In a network that registers its modules
-in that order, as it should, that is the order of its state, where the released code compares names.
-What a network does between its modules (functions, additions, who holds them) is not seen.
+Layers are in the order in which a forward pass calls them. If a network registers its modules in
+that order, as it should, this is the order of its state, in which the released code compares names.
+Operations between modules (functions, additions, nesting) are not considered.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lightfed.utils.errors import UserError
 
-# Where torch keeps what joins the layer in front of it.
+# Torch modules that join the layer in front of them.
 _JOINING = {
     f"torch.nn.modules.{name}"
     for name in ("activation", "batchnorm", "instancenorm", "normalization")
@@ -37,11 +37,11 @@ class Layer:
     Attributes:
         path: of its module with weights.
         kind: class of that module.
-        signature: what it is: two layers are alike if and only if these are equal.
+        signature: two layers are alike if and only if their signatures are equal.
         tensors: names of its parameters and persistent buffers, in the order of the modules.
         shapes: of the tensors.
-        parameters: elements of those that are parameters.
-        text: for people.
+        parameters: number of elements of its parameters.
+        text: description for display.
     """
 
     path: str
@@ -58,12 +58,12 @@ def layers_of(module: nn.Module, batch: Tensor, *, key: str) -> tuple[Layer, ...
 
     Args:
         module: the network, on the device of the batch.
-        batch: that it takes; zeros will do.
-        key: of the configuration, for errors.
+        batch: an input batch; may be zeros.
+        key: configuration key, for errors.
 
     Raises:
-        UserError: the order of the layers cannot be told: a module is called twice or never, has
-            weights of its own beside its parts, or those of another; names it. Or there is none.
+        UserError: the order of the layers is ambiguous: a module is called twice or never, has its
+            own weights next to its parts, or shares another's (names it). Or there are no layers.
     """
     leaves = dict(_leaves(module, "", key))
     _check_untied(leaves, key)
@@ -89,7 +89,7 @@ def layers_of(module: nn.Module, batch: Tensor, *, key: str) -> tuple[Layer, ...
 
 
 def _layer(parts: list[nn.Module], paths: dict[nn.Module, str], before: list[str]) -> Layer:
-    """Of a module with weights and those that join it."""
+    """The layer of a module with weights and the modules that join it."""
     named = [
         (f"{paths[part]}.{name}".lstrip("."), tensor)
         for part in parts
@@ -110,9 +110,9 @@ def _layer(parts: list[nn.Module], paths: dict[nn.Module, str], before: list[str
 
 
 def _leaves(module: nn.Module, path: str, key: str) -> Iterator[tuple[nn.Module, str]]:
-    """The modules that are called to compute something, and their paths.
+    """The modules that compute something when called, and their paths.
 
-    One of torch's that has both weights and parts, as attention does, computes all by itself.
+    A torch module with both weights and parts, such as attention, counts as one.
     """
     children = list(module.named_children())
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
@@ -120,22 +120,22 @@ def _leaves(module: nn.Module, path: str, key: str) -> Iterator[tuple[nn.Module,
         yield module, path
         return
     if own:
-        found = f"{path or type(module).__name__} has {own[0][0]} of its own beside its parts"
-        fix = "the order of its layers cannot be told: put it into a module that forward calls"
+        found = f"{path or type(module).__name__} has its own {own[0][0]} next to its parts"
+        fix = "the order of its layers is ambiguous: put it into a module that forward calls"
         raise UserError(key, found, fix)
     for name, child in children:
         yield from _leaves(child, f"{path}.{name}".lstrip("."), key)
 
 
 def _check_untied(leaves: dict[nn.Module, str], key: str) -> None:
-    """Refuse weights that are two modules': they would be in two layers."""
+    """Reject weights that two modules share: they would be in two layers."""
     owners: dict[nn.Parameter, str] = {}
     for leaf, path in leaves.items():
         for parameter in leaf.parameters():
             other = owners.setdefault(parameter, path)
             if other != path:
                 found = f"{path} has the weights of {other}"
-                fix = "the order of its layers cannot be told: give every module its own"
+                fix = "the order of its layers is ambiguous: give every module its own"
                 raise UserError(key, found, fix)
 
 
@@ -151,7 +151,7 @@ def _calls(
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             module(batch)
     except NotImplementedError as error:
-        found = f"{type(module).__name__} has no forward that tells the order of its layers"
+        found = f"{type(module).__name__} has no forward that defines the order of its layers"
         raise UserError(key, found, "define one that maps a batch of inputs to logits") from error
     finally:
         module.train(training)
@@ -162,13 +162,13 @@ def _calls(
         if _has_tensors(leaf) and times != 1:
             how = "never called" if times == 0 else f"called {times} times"
             found = f"{path or type(leaf).__name__} is {how} in a forward pass"
-            fix = "the order of its layers cannot be told: call every module with weights once"
+            fix = "the order of its layers is ambiguous: call every module with weights once"
             raise UserError(key, found, fix)
     return calls
 
 
 def _joins(part: nn.Module) -> bool:
-    """Whether a module belongs to the layer right in front of it."""
+    """Whether a module joins the layer right in front of it."""
     return type(part).__module__ in _JOINING and not isinstance(part, nn.MultiheadAttention)
 
 

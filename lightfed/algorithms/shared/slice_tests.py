@@ -1,7 +1,7 @@
-"""How slices of a global model are tested: static batch normalisation, and logits of held labels.
+"""Tests of slices of a global model: static batch normalisation, and logits of held labels.
 
-HeteroFL (Diao, Ding, Tarokh, ICLR 2021, section 3.3). Modules of their own take the weights of the
-global model, or of a client's slice of it, and estimate batch-norm statistics when they are tested.
+HeteroFL (Diao, Ding, Tarokh, ICLR 2021, section 3.3). Separate modules take the weights of the
+global model, or of a client's slice, and estimate batch-norm statistics for the test.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,10 +21,10 @@ from lightfed.utils.rng import derive_seed
 
 
 class StaticNorms:
-    """A module of its own for evaluations, which takes its weights from rows.
+    """A separate module for evaluations that takes its weights from rows.
 
     Args:
-        module: a fresh one, on the device; it keeps no weights of its own.
+        module: a new module, on the device; its own weights are dropped.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
@@ -52,11 +52,11 @@ class StaticNorms:
     def estimate(
         self, batches: Iterable[tuple[int, Tensor]], *, sum_: Callable[[Tensor], Tensor], seed: int
     ) -> None:
-        """The mean of the batches' statistics, each batch counting alike; variances are unbiased.
+        """The mean of the batches' statistics, with equal weights; variances are unbiased.
 
         Args:
             batches: inputs with their numbers, which name the draws of dropout.
-            sum_: makes the mean over all batches of the sum over these.
+            sum_: turns the sum over these batches into the mean over all batches.
             seed: of the draws.
         """
         if self._norms:
@@ -76,10 +76,10 @@ class StaticNorms:
                 tensor.copy_(mean)
         self.module.eval()
         for scaler in self._scalers:
-            scaler.train()  # a slice that is used alone is scaled as in its training
+            scaler.train()  # a slice on its own is scaled as in its training
 
     def _statistics(self) -> list[Tensor]:
-        """Of all norms in order: mean and variance."""
+        """Mean and variance of all norms, in order."""
         return [s for n in self._norms for s in (n.running_mean, n.running_var) if s is not None]
 
 
@@ -134,7 +134,7 @@ class SliceTests:
         """The global model, for the labels that a client holds, or for all."""
         return self.masked(self._global.module, client)
 
-    @torch.inference_mode(False)  # its statistics are estimated in one evaluation after the other
+    @torch.inference_mode(False)  # it is reused in later evaluations
     def of_slice(self, client: int, cohort: int, row: Row) -> L.LightningModule:
         """A row of a cohort's layout, with statistics of the client's training data."""
         static = self._slices[cohort]
@@ -148,7 +148,7 @@ class SliceTests:
         return self.masked(static.module, client)
 
     def masked(self, module: L.LightningModule, client: int | None) -> L.LightningModule:
-        """A module whose logits of labels that a client does not hold are zero."""
+        """Set a module's logits of labels that a client does not hold to zero."""
         if self._masks is not None:
             data = self._fed.data
             labels = None if client is None else data.labels(client)

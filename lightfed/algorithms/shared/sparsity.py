@@ -1,4 +1,4 @@
-"""How many elements of every tensor a sparse model has, and which."""
+"""Densities of a sparse model's tensors, and initial masks."""
 
 from collections.abc import Sequence
 from math import prod
@@ -13,10 +13,10 @@ from lightfed.utils.errors import UserError
 def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[float]:
     """Erdos-Renyi-Kernel densities of tensors, for an overall density.
 
-    A tensor's density is eps * sum(shape) / prod(shape), and 1 where that is more: the tensors that
-    would exceed 1 the most are made dense, and eps is solved again, until none exceeds it. Small
-    tensors, of one dimension above all, stay dense. Mocanu et al. 2018; Evci et al., RigL, 2020;
-    with every tensor maskable as in the released code of DisPFL.
+    A tensor's density is eps * sum(shape) / prod(shape), at most 1: the tensors that exceed 1 the
+    most are made dense and eps is solved again, until none exceeds it. Small tensors, especially
+    1-D ones, stay dense. Mocanu et al. 2018; Evci et al., RigL, 2020; every tensor is maskable, as
+    in the released code of DisPFL.
 
     Args:
         shapes: of the tensors.
@@ -38,14 +38,14 @@ def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[flo
 
 
 def active_counts(shapes: Sequence[tuple[int, ...]], densities: Sequence[float]) -> list[int]:
-    """Elements of every tensor at its density, rounded down."""
+    """Number of elements of every tensor at its density, rounded down."""
     return [int(d * prod(shape)) for shape, d in zip(shapes, densities, strict=True)]
 
 
 def random_mask(
     segments: Segments, density: float, *, erk: bool, seed: int, device: torch.device
 ) -> Tensor:
-    """(W,) packed: of every tensor as many elements as its density says, at random.
+    """(W,) packed mask: random elements of every tensor, at its density.
 
     Args:
         segments: of the parameters.
@@ -61,10 +61,10 @@ def random_mask(
 
 
 def check_shares(key: str, shares: Sequence[float]) -> None:
-    """Refuse an empty list, and one with an entry outside (0, 1].
+    """Reject an empty list, and one with an entry outside (0, 1].
 
     Raises:
-        UserError: naming the key.
+        UserError: names the key.
     """
     if not shares:
         raise UserError(key, "an empty list", "give at least one share")
@@ -73,10 +73,10 @@ def check_shares(key: str, shares: Sequence[float]) -> None:
 
 
 def check_share(key: str, share: float, *, zero: bool = False) -> None:
-    """Refuse what is outside (0, 1], or outside [0, 1].
+    """Reject what is outside (0, 1], or outside [0, 1].
 
     Raises:
-        UserError: naming the key.
+        UserError: names the key.
     """
     if not 0 <= share <= 1 or (share == 0 and not zero):
         bounds = "[0, 1]" if zero else "(0, 1]"

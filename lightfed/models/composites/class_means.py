@@ -1,4 +1,4 @@
-"""Means by class: what clients exchange in place of weights, and what their gates are told by."""
+"""Means by class, which clients exchange instead of weights and which describe their gates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """A vector for each of some classes: a package that travels.
+    """A vector for each of some classes, as sent.
 
     Attributes:
-        values: (C, D) float32; zeros for a class that is not there.
-        seen: (C,) bool, the classes that are there.
+        values: (C, D) float32; zeros for a missing class.
+        seen: (C,) bool, the classes present.
     """
 
     values: Tensor
@@ -22,19 +22,19 @@ class ClassMeans:
 
     @classmethod
     def none(cls, classes: int, size: int) -> "ClassMeans":
-        """No class at all."""
+        """Without any class."""
         return cls(torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool))
 
     @property
     def bytes(self) -> int:
-        """Encoded: of every class that is there a vector and an int64 label."""
+        """Encoded size: a vector and an int64 label per class present."""
         return int(self.seen.sum()) * (4 * self.values.shape[1] + 8)
 
     def to(self, device: torch.device) -> "ClassMeans":
         return ClassMeans(self.values.to(device), self.seen.to(device))
 
     def over(self, older: "ClassMeans") -> "ClassMeans":
-        """These, and the older ones of the classes that are not among them."""
+        """These vectors, with the older ones of missing classes."""
         values = torch.where(self.seen[:, None], self.values, older.values)
         return ClassMeans(values, self.seen | older.seen)
 
@@ -42,7 +42,7 @@ class ClassMeans:
 class ClassSums:
     """Sums of vectors by class, batch by batch.
 
-    In float64, which neither autocast nor reduced-precision products touch.
+    The sums are float64, which neither autocast nor reduced-precision products affect.
 
     Args:
         classes: C.
@@ -62,7 +62,7 @@ class ClassSums:
             y: (B,) labels.
             values: (B, D).
         """
-        # A product, because adding by index has no fixed order on a GPU.
+        # A matrix product, because adding by index has no fixed order on a GPU.
         member = F.one_hot(y, len(self._counts)).double()
         self._sums += member.T @ values.double()
         self._counts += member.sum(0)
@@ -74,9 +74,9 @@ class ClassSums:
 
 
 def mean_of_clients(packages: Sequence[ClassMeans]) -> ClassMeans:
-    """What the server makes of its clients' packages: the mean over those that have a class.
+    """Aggregate the clients' packages: the mean over those that have a class.
 
-    Unweighted, as in FD and FedProto. A class that nobody has is not there.
+    Unweighted, as in FD and FedProto. Classes without clients are missing.
 
     Args:
         packages: at least one, all of one shape; summed in float64 in the order given.

@@ -1,13 +1,13 @@
-"""FedKD's compression: low-rank factors in place of matrices.
+"""FedKD's compression: low-rank factors instead of matrices.
 
 Wu et al. 2022, https://arxiv.org/abs/2108.13323. Of every matrix the fewest singular
 values are kept whose squares make up more than a share of all squares (the energy). A tensor of
-more than two dimensions is a batch of the matrices in its last two, kernels for a convolution, with
-one rank for all of them; vectors and tensors whose first dimension is 1 travel as they are.
+more than two dimensions is a batch of the matrices in its last two (kernels of a convolution), with
+one rank for all of them. Vectors and tensors with a first dimension of 1 are sent uncompressed.
 
-The released code never tries the full rank, and so sends nothing of a matrix whose singular values
-are about equal; here the rank goes up to the full one. It also takes a vector of three numbers for
-the factors of a matrix; a package knows what it is.
+The released code never tries the full rank, so it sends nothing of a matrix with nearly equal
+singular values; here the rank may be full. That code also mistakes a vector of three numbers for
+the factors of a matrix; a package knows its kind.
 """
 
 from collections.abc import Mapping
@@ -19,22 +19,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Package:
-    """What travels of one tensor.
+    """One tensor as sent.
 
     Attributes:
         parts: the tensor itself, or its factors U (..., m, n), s (..., n) and V^T (..., n, k), as
-            numpy and torch have them.
+            in numpy and torch.
     """
 
     parts: tuple[Tensor] | tuple[Tensor, Tensor, Tensor]
 
     @property
     def bytes(self) -> int:
-        """Of its numbers."""
+        """Bytes of its numbers."""
         return sum(part.nbytes for part in self.parts)
 
     def tensor(self) -> Tensor:
-        """What the receiver makes of it."""
+        """The tensor that the receiver reconstructs."""
         if len(self.parts) == 1:
             return self.parts[0]
         left, values, right = self.parts
@@ -42,7 +42,7 @@ class Package:
 
 
 def energy_of_round(t: int, rounds: int, *, start: float = 0.95, end: float = 0.98) -> float:
-    """The energy that is kept in round t = 0, 1, ...: it grows linearly to `end` in the last."""
+    """The energy to keep in round t = 0, 1, ...; it grows linearly to `end` in the last one."""
     return start + (t + 1) / rounds * (end - start)
 
 
@@ -50,7 +50,7 @@ def energy_of_round(t: int, rounds: int, *, start: float = 0.95, end: float = 0.
 def compress(tensors: Mapping[str, Tensor], energy: float) -> dict[str, Package]:
     """Packages of tensors by their names.
 
-    A tensor that would lose nothing, or that is smaller than its factors, travels whole, in the
+    A tensor that would lose nothing, or that is smaller than its factors, is sent whole; in the
     second case with the values that the factors would give.
 
     Args:
@@ -62,17 +62,17 @@ def compress(tensors: Mapping[str, Tensor], energy: float) -> dict[str, Package]
 
 
 def decompress(packages: Mapping[str, Package]) -> dict[str, Tensor]:
-    """The tensors that packages stand for."""
+    """Reconstruct the tensors of packages."""
     return {name: package.tensor() for name, package in packages.items()}
 
 
 def total_bytes(packages: Mapping[str, Package]) -> int:
-    """Of all packages."""
+    """Bytes of all packages."""
     return sum(package.bytes for package in packages.values())
 
 
 def kept_rank(values: Tensor, energy: float) -> int:
-    """The least n with sum_{i < n} s_i^2 > energy sum_i s_i^2, or all where there is none.
+    """The smallest n with sum_{i < n} s_i^2 > energy sum_i s_i^2, or all if there is none.
 
     Args:
         values: (..., r) singular values, descending; those of all matrices are summed.

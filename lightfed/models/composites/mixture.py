@@ -1,4 +1,4 @@
-"""The client of pFedMoE: two experts, a gate that weighs them for each sample, one head.
+"""The client of pFedMoE: two experts, a gate that weights them per sample, one head.
 
 Yi, Yu, Ren, Zhang, Wang, Liu, Li: pFedMoE: Data-Level Personalization with Mixture of Experts for
 Model-Heterogeneous Personalized Federated Learning. 2024. https://arxiv.org/abs/2402.01350
@@ -68,7 +68,7 @@ class Gate(nn.Module):
 
 
 class FixedGate(nn.Module):
-    """The same weights for all samples, and nothing to learn.
+    """A gate with constant weights.
 
     Args:
         general: weight of the shared expert; the private one has the rest.
@@ -89,20 +89,19 @@ class MixtureClient(nn.Module):
 
         (a_G, a_F) = H(x),  z = a_G G(x) + a_F F_ex(x),  logits = F_hd(z)
 
-    One backward pass of the cross-entropy updates everything; `parameter_groups` tells the
-    parts with learning rates of their own: shared (eta_theta), extractor and head (eta_omega, which
-    the paper sets to eta_theta), gate (eta_phi).
+    One backward pass of the cross-entropy updates everything. `parameter_groups` gives the parts
+    with separate learning rates: shared (eta_theta), extractor and head (eta_omega, which the paper
+    sets to eta_theta), gate (eta_phi).
 
     Args:
         extractor: F_ex, private: (B, ...) -> (B, d).
         head: F_hd, private: (B, d) -> (B, C) logits.
-        shared: G, the small extractor that travels: (B, ...) -> (B, d).
+        shared: G, the small extractor that is sent: (B, ...) -> (B, d).
         gate: H, private: (B, ...) -> (B, 2), the weights of the shared and the private expert.
-        batch: (B, ...) inputs of any values, to see the features.
+        batch: (B, ...) inputs of any values, to determine the feature sizes.
 
     Attributes:
-        gate_sums: gathers the gate's weights by class, of what `figures` is asked of; None for no
-            gathering.
+        gate_sums: sums the gate's weights by class over the calls of `figures`; None to disable.
 
     Raises:
         UserError: key "shared"; the extractors give different numbers of features.
@@ -123,8 +122,8 @@ class MixtureClient(nn.Module):
         super().__init__()
         own, common = feature_dim(extractor, batch), feature_dim(shared, batch)
         if own != common:
-            found = f"its extractor gives {common} features, where the client's gives {own}"
-            raise UserError("shared", found, "take extractors with the same number of features")
+            found = f"its extractor gives {common} features, but the client's gives {own}"
+            raise UserError("shared", found, "use extractors with the same number of features")
         self.extractor = extractor
         self.head = head
         self.shared = shared
@@ -167,9 +166,9 @@ class MixtureClient(nn.Module):
 
 
 def least_batch(client: nn.Module) -> int:
-    """Samples that a batch must have for a module to train: the most that a part of it declares.
+    """Minimum batch size for a module to train: the largest that a part of it declares.
 
-    Torch's own batch normalisation declares nothing: on vectors it refuses a single sample with a
+    Torch's batch normalisation declares none: on vectors it rejects a single sample with a
     ValueError, as these modules do.
     """
     return max(getattr(part, "least_batch", 1) for part in client.modules())

@@ -6,8 +6,8 @@ https://arxiv.org/abs/2108.13323
 FedAPEN: Qin et al., FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to
 Statistical Heterogeneity, 2023, https://doi.org/10.1145/3580305.3599344
 
-`losses` gives one loss a network. One backward pass of their sum updates both: in the form
-"separate" what a network learns from is a constant, so that the sum's gradient is each loss's own.
+`losses` gives one loss per network. One backward pass of their sum updates both. In the form
+"separate" a network's targets are constants, so the sum has the gradient of each loss.
 """
 
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Mean over the samples of KL(softmax(target) || softmax(logits)), in nats.
 
     Args:
-        target: (B, C) logits of the one that teaches.
-        logits: (B, C) of the one that learns.
+        target: (B, C) logits of the teacher.
+        logits: (B, C) logits of the learner.
     """
     wanted, found = target.log_softmax(1), logits.log_softmax(1)
     return (wanted.exp() * (wanted - found)).sum(1).mean()
@@ -52,9 +52,9 @@ class FML(nn.Module):
 
     Args:
         private: F: (B, ...) -> (B, C) logits; the one that is evaluated.
-        shared: G, the one that travels: (B, ...) -> (B, C) logits.
-        alpha: share of the labels in what the private network learns, in [0, 1].
-        beta: share of the labels in what the shared network learns, in [0, 1].
+        shared: G, the one that is sent: (B, ...) -> (B, C) logits.
+        alpha: weight of the labels in the private network's loss, in [0, 1].
+        beta: weight of the labels in the shared network's loss, in [0, 1].
         form: of mutual learning.
 
     Raises:
@@ -114,7 +114,7 @@ class FedKD(nn.Module):
 
     Args:
         private: F, the teacher, which is evaluated.
-        shared: G, the student, which travels.
+        shared: G, the student, which is sent.
         form: of mutual learning.
 
     Attributes:
@@ -158,7 +158,7 @@ class FedKD(nn.Module):
         return {"private": hard_own + soft_own / scale, "shared": hard_common + soft_common / scale}
 
     def _constant(self, value: Tensor) -> Tensor:
-        """What a loss takes as given."""
+        """Detach a loss's target in the form "separate"."""
         return value if self.form == "htfllib" else value.detach()
 
 
@@ -168,13 +168,12 @@ class FedAPEN(nn.Module):
         e = lambda p + (1 - lambda) s, of logits; lambda is the private network's share
         L_p = CE(p) + KL(s || p) + CE(lambda p + (1 - lambda) s'), L_s likewise
 
-    where ' and the first argument of KL are constants. The share is 0.5 until it is learned
-    (`learn_share`), between sessions; one that is never learned is the released code's "equal"
-    training.
+    where ' and the first argument of KL are constants. The share is 0.5 until it is learned between
+    sessions (`learn_share`). Without learning this is the released code's "equal" training.
 
     Args:
         private: p: (B, ...) -> (B, C) logits.
-        shared: s, the one that travels: (B, ...) -> (B, C) logits.
+        shared: s, the one that is sent: (B, ...) -> (B, C) logits.
 
     Attributes:
         share: () lambda, a buffer that stays with the client.
@@ -223,7 +222,7 @@ class FedAPEN(nn.Module):
     ) -> None:
         """Learning for adaptability: SGD on the share alone, kept within [0, 1].
 
-        The networks do not change, so that their logits are computed once for all passes.
+        The networks do not change, so their logits are computed once for all passes.
 
         Args:
             batches: (x, y) of the hold-out, in the order of every pass.

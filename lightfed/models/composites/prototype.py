@@ -1,4 +1,4 @@
-"""Clients that share a vector for each class in place of weights: FD and FedProto.
+"""Clients that share a vector per class instead of weights: FD and FedProto.
 
 FD: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and
 Augmentation under Non-IID Private Data, 2018, https://arxiv.org/abs/1811.11479
@@ -24,7 +24,7 @@ Inference = Literal["prototypes", "head"]
 
 
 class ClassClient(nn.Module):
-    """What both methods do with the vectors of classes.
+    """The handling of class vectors that both methods share.
 
     Args:
         num_classes: C.
@@ -39,7 +39,7 @@ class ClassClient(nn.Module):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(C, D) of what is exchanged."""
+        """(C, D) of the exchanged vectors."""
         return self._shape
 
     def receive(self, common: ClassMeans) -> None:
@@ -53,7 +53,7 @@ class ClassClient(nn.Module):
         self._sums = None
 
     def upload(self) -> ClassMeans:
-        """The means by class of what the session has gathered.
+        """The means by class of the session's gathered outputs.
 
         On the device of the network.
         """
@@ -70,14 +70,14 @@ class FDClient(ClassClient):
 
         L = CE(logits, y) + weight CE(logits, softmax(common logits of y))
 
-    A sample whose class has no common logits has the first term alone.
+    A sample of a class without common logits has only the first term.
 
     Args:
         net: (B, ...) -> (B, C) logits.
         num_classes: C.
         weight: of distillation, lambda.
-        target: raw: the logits themselves are the target, without softmax, and where there are
-            none the sample's own; as HtFLlib has it.
+        target: raw: the target is the logits without softmax or, if there are none, the sample's
+            own; as in HtFLlib.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class FDClient(ClassClient):
         return losses
 
     def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
-        """(B, C) what the logits of every sample shall be like."""
+        """(B, C) targets for the logits of every sample."""
         common, seen = self._common.values[y], self._common.seen[y, None]
         if self.target == "raw":
             return torch.where(seen, common, logits.detach().float())
@@ -120,14 +120,14 @@ class FedProtoClient(ClassClient):
 
         L = CE(logits, y) + weight MSE(z, prototype of y)
 
-    A sample whose class has no prototype has the first term alone.
+    A sample of a class without prototype has only the first term.
 
     Args:
         private: extractor and head.
         num_classes: C.
         weight: of the prototypes, lambda.
-        inference: prototypes: the nearest one, by the mean square of the differences, among the
-            classes that have one; before there is any, and with "head", the head.
+        inference: prototypes: classify by the nearest one in mean squared difference. The head
+            classifies if there are no prototypes yet, and with "head".
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class FedProtoClient(ClassClient):
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B, C) logits, or the negative distances to the prototypes.
 
-        The distance to a prototype that is not there is infinite, and so is the cross-entropy of a
-        sample of its class.
+        The distance to a missing prototype is infinite, and so is the cross-entropy of a sample of
+        its class.
         """
         return self._scores(self.private.extractor(x), self.inference)
 
@@ -166,7 +166,7 @@ class FedProtoClient(ClassClient):
     def _scores(self, features: Tensor, rule: Inference) -> Tensor:
         if rule == "head" or not self._has_common:
             return self.private.head(features)
-        # Not by a product of matrices, which cancels where distances are small.
+        # Not by a matrix product, which loses precision for small distances.
         mode = "donot_use_mm_for_euclid_dist"
         distances = torch.cdist(features.float(), self._common.values, compute_mode=mode)
         return torch.where(self._common.seen, -distances.square() / features.shape[1], -torch.inf)

@@ -33,11 +33,11 @@ class SplitNetwork(nn.Module):
 
 
 def split(net: nn.Module, batch: Tensor) -> SplitNetwork:
-    """The parts of a network, which are taken from it, not copied.
+    """Split a network into its parts, without copying.
 
-    A network with attributes `extractor` and `head` names them itself. Of any other one the head is
-    the linear layer whose output is the network's own, as a forward pass in evaluation tells; the
-    extractor is the network with an identity in its place.
+    A network may define the attributes `extractor` and `head`. Otherwise the head is the linear
+    layer that gives the network's output in a forward pass in evaluation, and the extractor is the
+    network with an identity in its place.
 
     Args:
         net: maps a batch of inputs to (B, C) logits.
@@ -45,7 +45,7 @@ def split(net: nn.Module, batch: Tensor) -> SplitNetwork:
 
     Raises:
         UserError: key "model"; no linear layer gives the logits, it is called more than once, or
-            its inputs are no vectors. Names the layer.
+            its inputs are not vectors. Names the layer.
     """
     extractor, head = getattr(net, "extractor", None), getattr(net, "head", None)
     if not isinstance(extractor, nn.Module) or not isinstance(head, nn.Module):
@@ -54,26 +54,26 @@ def split(net: nn.Module, batch: Tensor) -> SplitNetwork:
 
 
 def feature_dim(extractor: nn.Module, batch: Tensor) -> int:
-    """Features that an extractor gives for a sample, by a forward pass in evaluation.
+    """Number of features of an extractor, from a forward pass in evaluation.
 
     Args:
         extractor: maps a batch of inputs to features.
         batch: (B, ...) of any values, on the extractor's device.
 
     Raises:
-        UserError: key "model"; its outputs are no vectors.
+        UserError: key "model"; its outputs are not vectors.
     """
     features = _evaluate(extractor, batch)
     if not isinstance(features, Tensor) or features.dim() != 2:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         found = f"the extractor {type(extractor).__name__} gives {shape} for {tuple(batch.shape)}"
-        raise UserError("model", found, "it must give a vector a sample: (B, features)")
+        raise UserError("model", found, "it must give one vector per sample: (B, features)")
     return features.shape[1]
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """A module in evaluation; every part of it gets its own mode back."""
+    """Put a module into eval mode; restores the mode of every part afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -87,7 +87,7 @@ def parameter_groups(client: nn.Module) -> dict[str, list[str]]:
     """Names of the parameters of each part of a client module, by the part's name.
 
     The parts of pFedMoE's mixture are extractor, head, shared and gate; those of FedKD are private,
-    shared and projection. Learning rates, clipping and what travels (`shared`) go by them.
+    shared and projection. Learning rates, clipping and sending (`shared`) refer to them.
     """
     groups: dict[str, list[str]] = {}
     for name, _ in client.named_parameters():
@@ -96,11 +96,11 @@ def parameter_groups(client: nn.Module) -> dict[str, list[str]]:
 
 
 class _Calls:
-    """Records what goes through the linear layers of a network in a forward pass.
+    """Records inputs and outputs of a network's linear layers in a forward pass.
 
     Attributes:
-        outputs: by a layer's name, of every call: the output, and how often it had been written to
-            when it left the layer.
+        outputs: by a layer's name, for every call: the output, and its version when it left the
+            layer.
         inputs: by a layer's name, of its last call.
     """
 
@@ -109,7 +109,7 @@ class _Calls:
         self.inputs: dict[str, Tensor] = {}
         linears = [(n, m) for n, m in net.named_modules() if isinstance(m, nn.Linear)]
         handles = [
-            # In front of all other hooks, before any of them can replace the output.
+            # Before all other hooks, so that none of them can replace the output.
             module.register_forward_hook(self._hook(name), prepend=True, with_kwargs=True)
             for name, module in linears
         ]
@@ -129,7 +129,7 @@ class _Calls:
         return record
 
     def head(self) -> str | None:
-        """The layer whose output, as it left it, is the network's."""
+        """The layer whose unmodified output is the network's."""
         for name, calls in self.outputs.items():
             output, version = calls[-1]
             if output is self.result and output._version == version:
@@ -139,7 +139,7 @@ class _Calls:
 
 def _cut(net: nn.Module, batch: Tensor) -> tuple[nn.Module, nn.Module]:
     """The network without its last linear layer, and that layer."""
-    calls, fix = _Calls(net, batch), "take another network, or give it extractor and head"
+    calls, fix = _Calls(net, batch), "use another network, or give it extractor and head"
     name = calls.head()
     if name is None:
         last = list(calls.outputs)[-1:]
@@ -148,7 +148,7 @@ def _cut(net: nn.Module, batch: Tensor) -> tuple[nn.Module, nn.Module]:
         raise UserError("model", f"{type(net).__name__}: {which} {verb} the logits", fix)
     times, inputs = len(calls.outputs[name]), calls.inputs[name]
     if times > 1 or inputs.dim() != 2:
-        why = f"called {times} times" if times > 1 else f"given {tuple(inputs.shape)}, no vectors"
+        why = f"called {times} times" if times > 1 else f"given {tuple(inputs.shape)}, not vectors"
         raise UserError("model", f"{type(net).__name__}: its head {name} is {why}", fix)
     if not name:
         return nn.Identity(), net

@@ -9,24 +9,24 @@ class SwitchNorm1d(nn.Module):
     """Normalises by a learned mixture of the statistics of a sample and of the batch.
 
     Luo et al. 2019, Differentiable Learning-to-Normalize, https://arxiv.org/abs/1806.10779, eq. (3)
-    without the part of instance normalisation, which vectors do not have:
+    without instance normalisation, which does not apply to vectors:
 
         y = (x - m) / sqrt(v + eps) * weight + bias
         m = sum_i softmax(mean_weight)_i m_i,  v = sum_i softmax(var_weight)_i v_i,  i in {ln, bn}
 
     Variances are unbiased, as in the released code. That code starts its running statistics from
-    zeros and uses them as they are, so that for the first thousand batches a network in evaluation
-    divides by a variance of almost nothing; here they are divided by 1 - momentum^n after n batches
-    (mean 0 and variance 1 before the first).
+    zeros without correction. So for the first thousand batches a network in evaluation divides by a
+    variance near 0. Here they are divided by 1 - momentum^n after n batches (mean 0 and variance 1
+    before the first).
 
     Attributes:
-        least_batch: samples that a batch must have in training: one has no variance.
+        least_batch: minimum batch size in training: a single sample has no variance.
 
     Args:
         num_features: F, at least 2.
         eps: added to the variance.
-        momentum: share of the old running statistics that a batch leaves.
-        debias: the running statistics as above; otherwise those of the released code.
+        momentum: share of the old running statistics that remains after a batch.
+        debias: correct the running statistics as above; otherwise as in the released code.
     """
 
     least_batch = 2
@@ -75,7 +75,7 @@ class SwitchNorm1d(nn.Module):
         return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(F,) mean and variance over the batch, which the running ones follow."""
+        """(F,) mean and variance over the batch; also updates the running ones."""
         if len(x) < self.least_batch:
             raise ValueError(f"a batch of {len(x)} in training has no variance: {tuple(x.shape)}")
         mean, variance = x.mean(0), x.var(0)

@@ -36,7 +36,7 @@ class Transformer(nn.Module):
 
     Attributes:
         masked: (B, T) bool, the positions that the last forward pass masked.
-        label_rows: parameters whose rows are tokens, beside the last layer's.
+        label_rows: parameters whose rows are tokens, besides the last layer's.
 
     Raises:
         UserError: an argument that cannot be; names it.
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
         super().__init__()
         if len(input_shape) != 1:
             found = f"{tuple(input_shape)}, where a window of tokens has one dimension"
-            raise UserError("input_shape", found, "use data whose samples are windows of tokens")
+            raise UserError("input_shape", found, "use data with windows of tokens as samples")
         if not 0.0 <= mask_rate <= 1.0:
             raise UserError("mask_rate", f"{mask_rate} is outside [0, 1]", "give a probability")
         if heads < 1:
