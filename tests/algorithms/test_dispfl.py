@@ -298,7 +298,7 @@ def test_a_client_that_hears_nobody_is_named(method: Any, caplog: pytest.LogCapt
         fleet(method(TimeVarying(1)))
         assert not caplog.text
         fleet(method(Adjacency(graph)))
-    assert "clients 2 alone" in caplog.text
+    assert "isolates clients 2" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -311,8 +311,8 @@ def test_a_client_that_hears_nobody_is_named(method: Any, caplog: pytest.LogCapt
         ({"prune_rate": -0.1}, {}, "prune_rate", "-0.1 is outside [0, 1]"),
         ({"rounds": None}, {}, "rounds", "does not say how long the run is"),
         ({"rounds": 0}, {}, "rounds", "0"),
-        ({}, {"fraction": 0.5}, "model.fraction", "where all train"),
-        ({}, {"clients_per_round": 2}, "model.clients_per_round", "where all train"),
+        ({}, {"fraction": 0.5}, "model.fraction", "but all train"),
+        ({}, {"clients_per_round": 2}, "model.clients_per_round", "but all train"),
         ({"topology": TimeVarying(5)}, {}, "neighbours", "5"),
         ({"topology": Adjacency([[0, 1], [1, 0]])}, {}, "topology", "2"),
     ],
