@@ -22,7 +22,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs" / "bad" / "metrics.csv").write_text("round\n1\n")
     (tmp_path / "binary").write_bytes(bytes(range(128, 256)))
     (tmp_path / "negative.txt").write_text("0.5\n-1\n")
-    (tmp_path / "gap.txt").write_text("\n0.5\n")
     (tmp_path / "truncated.ckpt").write_bytes(b"PK\x03\x04 and no more")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     raw = tmp_path / "corrupt" / "MNIST" / "raw"

@@ -182,10 +182,17 @@ def _class_hint(name: str, wanted: Any) -> str:
     while left:
         children: list[type] = type.__subclasses__(left.pop())
         left += children
-        names += [c.__name__ for c in children if c.__name__[0] != "_" and not isabstract(c)]
+        names += [c.__name__ for c in children if _has_short_name(c)]
     if (hint := _hint(name.rpartition(".")[2], names)) != _HELP or wanted is None:
         return hint
     return "give " + re.sub(r"\b(?:[a-z]\w*\.)+(?=[A-Z])", "", _plain(str(wanted)))
+
+
+def _has_short_name(cls: type) -> bool:
+    """Whether it is one of a package's own: users name theirs by a dotted path."""
+    package = cls.__module__.partition(".")[0]
+    public = cls.__name__[0] != "_" and not isabstract(cls)
+    return public and package in ("lightfed", "lightning", "torch")
 
 
 def _base(wanted: Any) -> type | None:
