@@ -216,8 +216,9 @@ def _finish(
     if backend(out, partial) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
+        _, _, _, totals, _, _ = tables
         fixed = partial.dtype == torch.int64
-        merge("finish", out, partial, (), (flat, rest), tables, tables[3], fixed=fixed)
+        merge("finish", out, partial, (), (flat, rest), tables, totals, fixed=fixed)
     else:
         finish_torch(out, partial, tables)
 

@@ -14,7 +14,7 @@ from lightfed_kernels import (
     slice_sum,
     slice_take_,
 )
-from lightfed_kernels.merge import _finish, _merge, _sum, _take
+from lightfed_kernels.merge import _finish, _merge, _sum, _tables, _take
 from lightfed_kernels.slices import TILE
 from torch import Tensor
 
@@ -264,14 +264,13 @@ def test_checked_fixed_sums_refuse_what_would_overflow(
 def _operands() -> dict[str, tuple[object, ...]]:
     rows = [WIDE.new_row() + 1.0, SLIM.new_row() + 2.0]
     tiles = TABLE.tiles(torch.float32, 0)
-    tables = (TABLE.tensors, TABLE.levels, MEMBERS.first)
-    more = (MEMBERS.totals, MEMBERS.label_words, MEMBERS.label_totals)
+    tables, first = _tables(MEMBERS), MEMBERS.first
     sums = torch.ones(WIDE.size, dtype=torch.float64)
     return {
-        "merge": (WIDE.new_row(), rows, *tiles, *tables, *more, MEMBERS.weights, False),
-        "sum": (sums.clone(), rows, *tiles, *tables, *more, MEMBERS.weights),
-        "finish": (WIDE.new_row(), sums, *tiles, *tables, *more),
-        "take": (WIDE.new_row(), rows, *tiles, *tables),
+        "merge": (WIDE.new_row(), rows, *tiles, tables, MEMBERS.weights, False),
+        "sum": (sums.clone(), rows, *tiles, tables, MEMBERS.weights),
+        "finish": (WIDE.new_row(), sums, *tiles, tables),
+        "take": (WIDE.new_row(), rows, *tiles, TABLE.tensors, TABLE.levels, first),
     }
 
 
