@@ -356,7 +356,7 @@ def test_a_network_whose_layers_have_no_order_is_named() -> None:
             super().__init__(5)
             self.token = nn.Parameter(torch.zeros(4))
 
-    with pytest.raises(UserError, match=r"model\.cohorts\.1\.model: net has token of its own"):
+    with pytest.raises(UserError, match=r"model\.cohorts\.1\.model: net has its own token"):
         flexi_fleet(MaxCommon(), [Cohort(1, partial(Stack, 5)), Cohort(1, Token)])
 
 
