@@ -281,7 +281,7 @@ def test_the_table_names_the_cohort_that_cannot_be_read() -> None:
             self.bias = nn.Parameter(torch.zeros(2))
 
     cohorts = [Cohort(1, partial(Net, 5)), Cohort(1, Fixed)]
-    with pytest.raises(UserError, match=r"model\.cohorts\.1\.model: net has bias of its own"):
+    with pytest.raises(UserError, match=r"model\.cohorts\.1\.model: net has its own bias"):
         groups_table(cohorts, Images(), seed=0)  # type: ignore[arg-type]
 
 

@@ -203,7 +203,7 @@ def test_the_papers_networks_mix() -> None:
 def test_extractors_with_other_features_are_refused_with_both_numbers() -> None:
     small = nn.Linear(7, 3)
     own = network(6)
-    with pytest.raises(UserError, match=r"^shared: .* gives 3 features, .* client's gives 5; take"):
+    with pytest.raises(UserError, match=r"^shared: .* gives 3 features, .* client's gives 5;"):
         MixtureClient(own.extractor, own.head, small, FixedGate(0.0), batch=random(2, 7))
 
 

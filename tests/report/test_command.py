@@ -1,19 +1,15 @@
 """`lightfed report`, and what the package may import."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import lightfed.report
 from lightfed.report.command import main
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.make_study import strategy_run
-
-PACKAGE = Path(lightfed.report.__file__).parent
 
 
 def _two(root: Path) -> list[str]:
@@ -112,19 +108,3 @@ def test_a_report_needs_no_torch_and_no_global_pyplot(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[] []"
-
-
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
-def test_only_the_report_itself_and_the_one_error_are_imported(path: Path) -> None:
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            modules.add(str(node.module))
-    ours = {name for name in modules if name.split(".")[0] in ("lightfed", "lightfed_kernels")}
-    allowed = {name for name in ours if name.startswith("lightfed.report")}
-    assert ours - allowed <= {"lightfed.utils.errors"}
-    others = {name.split(".")[0] for name in modules - ours} - set(sys.stdlib_module_names)
-    assert others <= {"numpy", "matplotlib", "rich", "safetensors", "scipy"}
