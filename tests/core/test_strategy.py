@@ -205,6 +205,8 @@ def strategy_at(
     """A strategy of a single rank on the CPU, before it has met the others."""
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("MASTER_PORT", str(free_port() if port is None else port))
+    # A run of another test in this process has left its group.
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
     strategy = FederatedStrategy()
     strategy.accelerator = CPUAccelerator()
     strategy.cluster_environment = LightningEnvironment()
