@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from lightfed_kernels._bits import as_integers, select_table
-from lightfed_kernels.layout import ALIGNMENT
-from lightfed_kernels.segments import word_bounds
+from lightfed_kernels.layout import ALIGNMENT, word_bounds
 
 # Elements whose keys are computed at a time, so that they stay in cache.
 CHUNK = 32768

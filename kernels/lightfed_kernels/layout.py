@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 32
+# Elements of a tile, the piece of a tensor that one program owns.
+TILE = 4096
 
 
 def padded(numel: int) -> int:
@@ -97,3 +99,10 @@ class Layout:
     def only(self, names: Collection[str]) -> "Layout":
         """The layout of the same row with only these entries; the rest of it is nobody's."""
         return Layout(tuple(entry for entry in self.entries if entry.name in names), self.size)
+
+
+def word_bounds(bounds: Tensor) -> list[tuple[int, int]]:
+    """Where the words of every tensor begin and end."""
+    first = bounds[:, 0] // ALIGNMENT
+    last = first + (bounds[:, 1] + ALIGNMENT - 1) // ALIGNMENT
+    return list(zip(first.tolist(), last.tolist(), strict=True))

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from lightfed_kernels import _dispatch, _rows
-from lightfed_kernels.layout import ALIGNMENT, Layout
+from lightfed_kernels.layout import ALIGNMENT, TILE, Layout, word_bounds
 from lightfed_kernels.masks import popcount
-
-# Elements of a tile, the piece of a tensor that one program owns.
-TILE = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,13 +131,6 @@ def check_padding(name: str, words: Tensor, bounds: Tensor) -> None:
         f"{name}: {bits.sum()} bits are set in padding, the first at element "
         f"{ends[tail] // ALIGNMENT * ALIGNMENT + bit}; masks are 0 where a row has padding"
     )
-
-
-def word_bounds(bounds: Tensor) -> list[tuple[int, int]]:
-    """Where the words of every tensor begin and end."""
-    first = bounds[:, 0] // ALIGNMENT
-    last = first + (bounds[:, 1] + ALIGNMENT - 1) // ALIGNMENT
-    return list(zip(first.tolist(), last.tolist(), strict=True))
 
 
 def _tiles(bounds: np.ndarray, size: int = TILE) -> np.ndarray:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightfed_kernels import _rows
 from lightfed_kernels._select_torch import Order
 from lightfed_kernels.gpu.masks import count_ones, on_device, ranks
-from lightfed_kernels.segments import TILE
+from lightfed_kernels.layout import TILE
 
 WORDS = TILE // 32
 WARPS = 8
