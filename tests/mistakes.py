@@ -15,7 +15,7 @@ BASE = """
 trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
 model:
   algorithm: HeteroFL
-  cohorts:
+  clients:
   - {count: 1, level: a, model: {class_path: Conv, init_args: {hidden: [4]}}}
   - {count: 2, level: b, model: {class_path: Conv, init_args: {hidden: [4]}}}
   optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
@@ -108,11 +108,11 @@ def of_class(path: str, /, **arguments: Any) -> dict[str, Any]:
 
 
 def one_cohort(model: Any) -> dict[str, Any]:
-    return {"model.algorithm": "FedAvg", "model.cohorts": [{"count": 2, "model": model}]}
+    return {"model.algorithm": "FedAvg", "model.clients": [{"count": 2, "model": model}]}
 
 
 def hidden(*widths: int) -> dict[str, Any]:
-    return {f"model.cohorts.{i}.model.init_args.hidden": list(widths) for i in range(2)}
+    return {f"model.clients.{i}.model.init_args.hidden": list(widths) for i in range(2)}
 
 
 def edit(key: str, value: Any, fragment: str, *, named: str = "") -> Case:
@@ -125,7 +125,7 @@ def cloud_of(**arguments: Any) -> dict[str, Any]:
     model = {"class_path": "Conv", "init_args": {"hidden": [4]}}
     return {
         "model.algorithm": of_class("FedBCD", **({"servers": 3, "active": 1} | arguments)),
-        "model.cohorts": [{"count": 6, "model": model}],
+        "model.clients": [{"count": 6, "model": model}],
     }
 
 
@@ -135,7 +135,7 @@ def clouds(fragment: str, named: str = "", **arguments: Any) -> Case:
     return Case(f"model.algorithm.init_args.{key}", fragment, cloud_of(**arguments))
 
 
-MODEL = "model.cohorts.1.model"
+MODEL = "model.clients.1.model"
 PARTITION = "data.partition.init_args"
 
 UNKNOWN_KEYS = [
@@ -149,7 +149,7 @@ UNKNOWN_KEYS = [
     edit("seed_everything", 3, "use model.seed"),
     edit("fit", {"trainer": {"max_epochs": 1}}, "mean trainer.max_epochs?", named="fit.trainer"),
     edit("model.class_path", "Federation", "below model"),
-    edit("model.cohorts.1.cuont", 3, "did you mean count?"),
+    edit("model.clients.1.cuont", 3, "did you mean count?"),
     edit(f"{MODEL}.init_args.widht", 3, "known: hidden, input_shape"),
     edit(f"{MODEL}.hidden", [3], "'hidden': [3]", named=MODEL),
     edit(f"{PARTITION}.alhpa", 3, "did you mean alpha?"),
@@ -158,7 +158,7 @@ UNKNOWN_KEYS = [
     Case("trainer.accumulate_grad_batches", "data.batch_size",
          words=["--trainer.accumulate_grad_batches=2"]),
     Case("model.algorithm.init_args.msk", "mask", words=["--model.algorithm.msk", "true"]),
-    Case("model.cohorts", "--0.count=3", words=["--model.cohorts.0.count", "3"]),
+    Case("model.clients", "--0.count=3", words=["--model.clients.0.count", "3"]),
     edit("trainer.callbacks", [of_class("Timer"), of_class("EarlyStopping", monitr="x")],
           "did you mean monitor?", named="trainer.callbacks.1.init_args.monitr"),
 ]  # fmt: skip
@@ -178,11 +178,11 @@ WRONG_VALUES = [
         "deals the test samples to clients",
         {"data.pool": "union", "data.personal_test": "split"},
     ),
-    edit("model.cohorts", 3, "3; give list"),
-    edit("model.cohorts.1", "wide", "wide; give list"),
-    edit("model.cohorts.1.level", "z", "z; give Optional[Literal['a'"),
-    edit("model.cohorts.1.count", "two", "two; give int"),
-    edit("model.cohorts.1.rate", "half", "half; give float"),
+    edit("model.clients", 3, "3; give list"),
+    edit("model.clients.1", "wide", "wide; give list"),
+    edit("model.clients.1.level", "z", "z; give Optional[Literal['a'"),
+    edit("model.clients.1.count", "two", "two; give int"),
+    edit("model.clients.1.rate", "half", "half; give float"),
     edit(f"{MODEL}.init_args.norm", "batch", "batch; give Literal['bn'"),
     edit(f"{MODEL}.init_args.hidden", "wide", "wide; give Sequence[int]"),
     edit(f"{PARTITION}.alpha", "high", "high; give float"),
@@ -217,7 +217,7 @@ MISSING = [
     edit("model.algorithm", "FedProx", "required: mu; give float",
           named="model.algorithm.init_args.mu"),
     edit("data.partition", "Dirichlet", "required: alpha; give float", named=f"{PARTITION}.alpha"),
-    edit("model.cohorts.1.count", GONE, "required: count; give int"),
+    edit("model.clients.1.count", GONE, "required: count; give int"),
     edit(MODEL, GONE, "required: model; give Callable"),
     edit("data.dataset", GONE, "known: AGNews, CIFAR10, "),
     edit("data", GONE, "data.partition;", named="data.dataset"),
@@ -238,11 +238,11 @@ FILES = [
 ]
 
 FEDERATIONS = [
-    edit("model.cohorts", [], "an empty list"),
-    edit("model.cohorts.1.count", 0, "0 clients; give at least 1"),
-    Case("model.cohorts.1.rate", "1.5 is outside (0, 1]",
-         {"model.cohorts.1.level": GONE, "model.cohorts.1.rate": 1.5}),
-    edit("model.cohorts.1.rate", 0.5, "both rate 0.5 and level b are given; keep one"),
+    edit("model.clients", [], "an empty list"),
+    edit("model.clients.1.count", 0, "0 clients; give at least 1"),
+    Case("model.clients.1.rate", "1.5 is outside (0, 1]",
+         {"model.clients.1.level": GONE, "model.clients.1.rate": 1.5}),
+    edit("model.clients.1.rate", 0.5, "both rate 0.5 and level b are given; keep one"),
     edit(MODEL, of_class("torchvision.models.resnet18"), "a built ResNet; name a class"),
     edit("model.fraction", 0, "0.0 is outside (0, 1]"),
     edit("model.fraction", 2, "2.0 is outside (0, 1]"),
@@ -254,31 +254,31 @@ FEDERATIONS = [
           named="model.algorithm.init_args.mu"),
     edit("model.algorithm", of_class("HeteroFL", statistics_batch_size=1), "give at least 2",
           named="model.algorithm.init_args.statistics_batch_size"),
-    edit("model.algorithm", "FedAvg", "FedAvg needs one for all", named="model.cohorts"),
-    Case("model.cohorts.0.rate", "put the widest cohort first",
-         {"model.cohorts.0.level": "b", "model.cohorts.1.level": "a"}),
-    edit(f"{MODEL}.init_args.hidden", [4, 4], "cohort b does not fit", named="model.cohorts"),
+    edit("model.algorithm", "FedAvg", "FedAvg needs one for all", named="model.clients"),
+    Case("model.clients.0.rate", "put the widest cohort first",
+         {"model.clients.0.level": "b", "model.clients.1.level": "a"}),
+    edit(f"{MODEL}.init_args.hidden", [4, 4], "cohort b does not fit", named="model.clients"),
     edit(f"{MODEL}.init_args.num_classes", 7, "7, where the run has 10"),
     edit(f"{MODEL}.init_args.hidden", [-8], "negative dimension", named=MODEL),
     edit(f"{MODEL}.init_args", {"hidden": [6], "norm": "gn"},
          "blocks.2: 3 channels do not form 4 whole groups", named=MODEL),
-    Case("model.cohorts.0.model", "samples of shape (1, 8, 8) (Given input size: (4x1x1)",
+    Case("model.clients.0.model", "samples of shape (1, 8, 8) (Given input size: (4x1x1)",
          hidden(4, 4, 4, 4, 4)),
-    Case("model.cohorts.0.model", "samples of shape (1, 8, 8)", hidden(0)),
-    Case("model.cohorts.0.model", "(2, 64); it must be (2, 10)",
+    Case("model.clients.0.model", "samples of shape (1, 8, 8)", hidden(0)),
+    Case("model.clients.0.model", "(2, 64); it must be (2, 10)",
          one_cohort(of_class("torch.nn.Flatten"))),
-    Case("model.cohorts.0.model.init_args.name", "no model 'resnet181'",
+    Case("model.clients.0.model.init_args.name", "no model 'resnet181'",
          one_cohort(of_class("Torchvision", name="resnet181"))),
-    Case("model.cohorts.0.model", "expected input[2, 1, 8, 8] to have 3 channels",
+    Case("model.clients.0.model", "expected input[2, 1, 8, 8] to have 3 channels",
          one_cohort(of_class("Torchvision", name="resnet18"))),
-    Case("model.cohorts.0.level", "a width of 0.5, and Torchvision takes no rate; give its",
-         {**one_cohort(of_class("Torchvision", name="resnet18")), "model.cohorts.0.level": "b"}),
-    Case("model.cohorts.0.rate", "a width of 0.25, and Unvalidated takes no rate",
-         {**one_cohort(of_class(f"{HERE}.Unvalidated")), "model.cohorts.0.rate": 0.25}),
-    Case("model.cohorts.0.model", "has no training_step", one_cohort(of_class(f"{HERE}.Linear"))),
-    Case("model.cohorts.0.model", "validation_step", one_cohort(of_class(f"{HERE}.Unvalidated"))),
-    Case("model.cohorts.0.model", "optimises manually", one_cohort(of_class(f"{HERE}.Manual"))),
-    Case("model.cohorts.0.model", "2 optimizers", one_cohort(of_class(f"{HERE}.TwoOptimizers"))),
+    Case("model.clients.0.level", "a width of 0.5, and Torchvision takes no rate; give its",
+         {**one_cohort(of_class("Torchvision", name="resnet18")), "model.clients.0.level": "b"}),
+    Case("model.clients.0.rate", "a width of 0.25, and Unvalidated takes no rate",
+         {**one_cohort(of_class(f"{HERE}.Unvalidated")), "model.clients.0.rate": 0.25}),
+    Case("model.clients.0.model", "has no training_step", one_cohort(of_class(f"{HERE}.Linear"))),
+    Case("model.clients.0.model", "validation_step", one_cohort(of_class(f"{HERE}.Unvalidated"))),
+    Case("model.clients.0.model", "optimises manually", one_cohort(of_class(f"{HERE}.Manual"))),
+    Case("model.clients.0.model", "2 optimizers", one_cohort(of_class(f"{HERE}.TwoOptimizers"))),
     edit("model.optimizer.init_args.lr", float("nan"), "nan; give a finite number"),
     edit("model.optimizer.init_args.momentum", float("inf"), "inf; give a finite number"),
     edit("model.optimizer.init_args.weight_decay", float("nan"), "nan; give a finite number"),
@@ -323,7 +323,7 @@ DATA = [
     edit(f"{PARTITION}.min_size", 1000, "needs 3000 samples, the training set has 1437"),
     edit("data.partition", of_class("Classes", per_client=11), "the training set has 10",
           named=f"{PARTITION}.per_client"),
-    edit("model.cohorts.1.count", 2000, "need a sample each", named="data.partition"),
+    edit("model.clients.1.count", 2000, "need a sample each", named="data.partition"),
     edit("data.dataset", of_class("MNIST", root="nowhere"), "nowhere/MNIST/raw/train-images",
           named="data.dataset.init_args.root"),
     edit("data.dataset", of_class("MNIST", root="corrupt"), "cannot be read",
@@ -394,18 +394,18 @@ METHODS = [
     method("PFedMoE", "model.algorithm.init_args.gate_units", "0", shared=SMALL, gate_units=0),
     Case("data.last_batch", "ends on a single sample", {
         "model.algorithm": of_class("PFedMoE", shared=SMALL), "data.batch_size": 4,
-        "model.cohorts": [{"count": 3, "model": SMALL}],
+        "model.clients": [{"count": 3, "model": SMALL}],
     }),
     method("FML", "model.algorithm.init_args.alpha", "2.0 is outside", shared=SMALL, alpha=2),
     method("FedKD", "model.algorithm.init_args.energy", "shares in [0, 1]", shared=SMALL,
            energy=[0.5, 2]),
-    method("FedProto", "model.cohorts", "cohort a gives vectors of 4 numbers, cohort b of 2"),
+    method("FedProto", "model.clients", "cohort a gives vectors of 4 numbers, cohort b of 2"),
     method("FD", "model.algorithm.init_args.weight", "-1.0; give a weight of 0", weight=-1),
     method("FedAPEN", "model.algorithm.init_args.hold_out", "2.0; give a share", shared=SMALL,
            hold_out=2),
     method("FedAPEN", "model.algorithm.init_args.hold_out", "is all of what client", shared=SMALL,
            hold_out=0.9999),
-    method("LGFedAvg", "model.cohorts", "are [10, 4], [10], those of cohort b [10, 2], [10]",
+    method("LGFedAvg", "model.clients", "are [10, 4], [10], those of cohort b [10, 2], [10]",
            global_layers=1),
 ]  # fmt: skip
 

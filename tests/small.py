@@ -23,7 +23,7 @@ from lightfed.data.partition.partitioner import Partitioner
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
 from lightfed.local.session import Runtime
@@ -129,7 +129,7 @@ SGD_HALF = partial(SGD, lr=0.5)
 
 
 def fleet_of(
-    cohorts: list[Cohort],
+    cohorts: list[ClientGroup],
     algorithm: Algorithm,
     data: FederatedDataModule,
     *,

@@ -15,7 +15,7 @@ from tests.mistakes import PARTITION, Case, edit
 
 TWO_RANKS = ["--trainer.devices", "2"]
 IMPOSSIBLE = edit(f"{PARTITION}.min_size", 1000, "")
-LONELY = edit("model.cohorts", [{"count": 1, "model": {"class_path": "Conv"}}], "")
+LONELY = edit("model.clients", [{"count": 1, "model": {"class_path": "Conv"}}], "")
 SECONDS = 120  # for what takes about ten
 
 # Where Lightning would launch the ranks itself, and where a launcher such as torchrun has done so.

@@ -91,8 +91,8 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
         shared = model["algorithm"]["init_args"]["shared"]
         model["algorithm"]["init_args"]["shared"] = narrowed(shared)
     data["partition"] = narrowed(data["partition"])
-    total = sum(cohort["count"] for cohort in model["cohorts"])
-    for cohort in model["cohorts"]:
+    total = sum(cohort["count"] for cohort in model["clients"])
+    for cohort in model["clients"]:
         cohort["model"] = narrowed(cohort["model"])
         cohort["count"] = max(1, cohort["count"] * CLIENTS // max(total, CLIENTS))
     if "root" in str(data["dataset"]):

@@ -34,7 +34,7 @@ def arguments_of(node: Any) -> dict[str, Any]:
 def test_levels_are_those_of_the_released_code(name: str) -> None:
     control, theirs = Control.parse(name.partition(":")[2]), OFFICIAL[name]
     _, config = control_of(name)
-    cohorts = config["model"]["cohorts"]
+    cohorts = config["model"]["clients"]
     rates = [0.5 ** LEVELS.index(c.get("level") or c["name"]) for c in cohorts]
     assert theirs["global_rate"] == rates[0]
     if theirs["proportion"] is None:
@@ -63,7 +63,7 @@ def test_hyper_parameters_are_those_of_the_released_code(name: str) -> None:
     # The released code counts a batch of text in rows of all clients: 100 of them, one a client.
     batch = {"train": 100 if rows else config["data"]["batch_size"]}
     assert batch | {"test": config["data"]["eval_batch_size"]} == theirs["batch"]
-    network = arguments_of(model["cohorts"][0]["model"])
+    network = arguments_of(model["clients"][0]["model"])
     if not rows:
         assert network.get("norm", "bn") == theirs["norm"]
         assert network.get("scaler", True) == theirs["scale"]
@@ -108,7 +108,7 @@ def test_a_shipped_configuration_is_that_of_its_string(config: str, text: str) -
 def test_the_global_model_may_be_of_a_narrower_level() -> None:
     """HeteroFL's Scalers divide by widths relative to it, whatever its level."""
     _, config = control_of("MNIST:1_100_0.1_iid_fix_b3-e4_bn_1_1")
-    cohorts = config["model"]["cohorts"]
+    cohorts = config["model"]["clients"]
     assert [(c["level"], c["model"]) for c in cohorts] == [
         ("b", {"class_path": "Conv"}),
         ("e", {"class_path": "Conv"}),

@@ -39,7 +39,7 @@ def lines(study: str) -> list[tuple[str, dict[str, str]]]:
 def cohorts_of(config: str) -> list[dict[str, Any]]:
     cohorts: list[dict[str, Any]] = yaml.safe_load((FOLDER / f"{config}.yaml").read_text())[
         "model"
-    ]["cohorts"]
+    ]["clients"]
     return cohorts
 
 
@@ -50,7 +50,7 @@ def counted(line: tuple[str, dict[str, str]]) -> tuple[str, list[int], list[int]
     """
     config, given = line
     whole = [cohort | {"count": 0} for cohort in cohorts_of(config)]
-    changed = yaml.safe_load(given["--model.cohorts"])
+    changed = yaml.safe_load(given["--model.clients"])
     versions = [whole.index(cohort | {"count": 0}) for cohort in changed]
     return config, versions, [cohort["count"] for cohort in changed]
 

@@ -97,13 +97,13 @@ def test_the_item_at_fault_is_found_in_the_configuration(tmp_path: Path) -> None
         "model:\n  cohorts:\n  - {count: 1, model: Conv}\n  - {count: 1, level: z, model: Conv}\n"
     )
     message = (
-        'Parser key "model.cohorts":\n'
-        "  Problem with given class_path 'lightfed.local.client_group.Cohort':\n"
+        'Parser key "model.clients":\n'
+        "  Problem with given class_path 'lightfed.local.client_group.ClientGroup':\n"
         '    Parser key "level":\n      Something.'
     )
     for words in (["--config", str(file)], [f"--config={file}"], ["-c", str(file)]):
-        assert parser_error(message, ["fit", *words], SECTIONS).key == "model.cohorts.1.level"
-    assert parser_error(message, ["fit"], SECTIONS).key == "model.cohorts.level"
+        assert parser_error(message, ["fit", *words], SECTIONS).key == "model.clients.1.level"
+    assert parser_error(message, ["fit"], SECTIONS).key == "model.clients.level"
 
 
 def test_what_is_not_understood_is_one_line_with_a_key() -> None:

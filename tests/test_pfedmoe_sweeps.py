@@ -76,7 +76,7 @@ def test_the_methods_differ_in_algorithm_and_learning_rate_alone(data: str) -> N
 
 
 def test_client_k_has_cnn_k_mod_five() -> None:
-    variants = [c["model"]["init_args"]["variant"] for c in read("cifar10")["model"]["cohorts"]]
+    variants = [c["model"]["init_args"]["variant"] for c in read("cifar10")["model"]["clients"]]
     assert variants == [1, 2, 3, 4, 5]
 
 
@@ -95,7 +95,7 @@ def test_every_setting_of_a_study_has_all_methods(study: str) -> None:
 def test_scales_are_those_of_the_paper_with_ten_clients_a_round() -> None:
     found = set()
     for _, given in lines("scales") + lines("homogeneous") + lines("heterogeneous"):
-        counts = [c["count"] for c in json.loads(given.get("--model.cohorts", "[]"))] or [2] * 5
+        counts = [c["count"] for c in json.loads(given.get("--model.clients", "[]"))] or [2] * 5
         clients = sum(counts)
         assert len(set(counts)) == 1
         assert clients * float(given.get("--model.fraction", 1)) == pytest.approx(10)
@@ -212,6 +212,6 @@ def test_a_line_of_cifar100_is_of_cifar100(parser: ArgumentParser) -> None:
     assert fit.data.dataset.class_path.endswith("CIFAR100")
     assert fit.data.dataset.init_args.preset == "pfedmoe"
     assert fit.data.partition.init_args.per_client == 10
-    assert [cohort.count for cohort in fit.model.cohorts] == [10] * 5
+    assert [cohort.count for cohort in fit.model.clients] == [10] * 5
     assert fit.model.algorithm.class_path.endswith("PFedMoE")
     assert shlex.join(words).count("fraction") == 1

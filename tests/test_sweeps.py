@@ -78,8 +78,8 @@ def shape(words: list[str]) -> list[str]:
         reduced[place] = control_shape(reduced[place])
     else:
         reduced[place] = str(ROOT / words[place])
-    if "--model.cohorts" in reduced:
-        place = reduced.index("--model.cohorts") + 1
+    if "--model.clients" in reduced:
+        place = reduced.index("--model.clients") + 1
         cohorts = json.loads(reduced[place])
         reduced[place] = json.dumps([cohorts[0] | {"count": 1}])
     return reduced
@@ -88,14 +88,14 @@ def shape(words: list[str]) -> list[str]:
 def control_shape(written: str) -> str:
     """The configuration that a control string stands for, of one cohort."""
     config = json.loads(written)
-    for cohort in config["model"]["cohorts"]:
+    for cohort in config["model"]["clients"]:
         cohort["count"] = 1
         assert cohort.pop("level", "a") in LEVELS
         assert cohort.pop("name", "a") in LEVELS
         assert 0 < cohort.pop("rate", 1.0) <= 1
-    first, *others = config["model"]["cohorts"]
+    first, *others = config["model"]["clients"]
     assert all(cohort == first for cohort in others)
-    config["model"]["cohorts"] = [first | {"level": "a"}]
+    config["model"]["clients"] = [first | {"level": "a"}]
     config["trainer"]["name"] = "run"
     return json.dumps(config)
 

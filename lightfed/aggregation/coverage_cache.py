@@ -103,7 +103,7 @@ class Nesting:
 
     def _refusal(self, who: str, why: str) -> UserError:
         return UserError(
-            "model.cohorts",
+            "model.clients",
             f"{who} into the server model: {why}",
             f"use models that {self._method} can nest",
         )

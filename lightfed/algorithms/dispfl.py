@@ -138,7 +138,7 @@ class DisPFL(Algorithm):
         if statistics and self.statistics == "refuse":
             found = f"the model has buffers, such as {statistics[0].name}, which have no mask"
             fix = f"use a model without (ResNet18GN), or set {_KEY}.buffers: average"
-            raise UserError("model.cohorts", found, fix)
+            raise UserError("model.clients", found, fix)
         if fed.work.fraction != 1.0 or fed.work.clients_per_round is not None:
             key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
             fix = f"leave it out; {_KEY}.active and the topology say who communicates"

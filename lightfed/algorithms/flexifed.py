@@ -68,7 +68,7 @@ class FlexiFed(Algorithm):
         batch = blank(fed.data, samples=2).to(fed.device)
         self.trie = Trie.build(
             {
-                cohort: layers_of(state.module, batch, key=f"model.cohorts.{cohort}.model")
+                cohort: layers_of(state.module, batch, key=f"model.clients.{cohort}.model")
                 for cohort, state in enumerate(fed.cohorts)
             }
         )

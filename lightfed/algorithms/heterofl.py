@@ -95,7 +95,7 @@ class HeteroFL(Algorithm):
         widest = max(state.rate for state in fed.cohorts)
         if fed.cohorts[0].rate < widest:
             raise UserError(
-                "model.cohorts.0.rate",
+                "model.clients.0.rate",
                 f"{fed.cohorts[0].rate}, while another cohort has {widest}",
                 "put the widest cohort first: its model is the global one",
             )

@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import CohortState
+from lightfed.local.client_group import GroupState
 from lightfed.runs import checkpoint as checkpoints
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
@@ -113,10 +113,10 @@ class LGFedAvg(Algorithm):
                     f"those of cohort {state.name} {_text(other)}"
                 )
                 fix = "use networks with the same ones, or share fewer layers"
-                raise UserError("model.cohorts", found, fix)
+                raise UserError("model.clients", found, fix)
         return [[entry.name for entry in entries] for entries in chosen]
 
-    def _tensors(self, state: CohortState) -> frozenset[str] | None:
+    def _tensors(self, state: GroupState) -> frozenset[str] | None:
         """Names of the float tensors of a cohort's global layers; None for all tensors."""
         modules = state.module.named_modules()
         layers = [n for n, m in modules if list(m.parameters(recurse=False))]

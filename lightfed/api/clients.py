@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightfed.aggregation.coverage_cache import Nesting, Parts
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import CohortState
+from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import Hooks
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import put_integers
@@ -39,7 +39,7 @@ class Clients:
     ranks: Ranks
     device: torch.device
     clients: int
-    cohorts: list[CohortState]
+    cohorts: list[GroupState]
     kept: dict[str, Kept]
     masks: Kept | None
     _home_cohort: np.ndarray
@@ -66,7 +66,7 @@ class Clients:
         for state in self.cohorts:
             if state.layout != first.layout:
                 found = f"cohorts {first.name} and {state.name} have different architectures"
-                raise UserError("model.cohorts", found, fix)
+                raise UserError("model.clients", found, fix)
         return first.layout
 
     def one_after_the_other(self, key: str, found: str, fix: str) -> None:
@@ -78,7 +78,7 @@ class Clients:
         if self.ranks.world > 1:
             raise UserError(key, f"{found}, on {self.ranks.world} ranks", fix)
 
-    def state(self, client: int) -> CohortState:
+    def state(self, client: int) -> GroupState:
         """The cohort of a client in this round."""
         return self.cohorts[self.cohort_of(client)]
 

@@ -22,7 +22,7 @@ from lightfed.api.clients import Clients, Message
 from lightfed.api.failures import judge
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, place
-from lightfed.local.client_group import Cohort, CohortState, cohort_names
+from lightfed.local.client_group import ClientGroup, GroupState, cohort_names
 from lightfed.local.hooks import Hooks, Moment
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.local.session import Report, weighted_means
@@ -62,7 +62,7 @@ class Fleet(Clients):
 
     def __init__(
         self,
-        cohorts: Sequence[Cohort],
+        cohorts: Sequence[ClientGroup],
         algorithm: Hooks,
         data: ClientData,
         *,
@@ -92,7 +92,7 @@ class Fleet(Clients):
         self.clients = sum(cohort.count for cohort in cohorts)
         self.ledger = Ledger(self.clients)
         self.cohorts = [
-            CohortState.build(
+            GroupState.build(
                 cohort,
                 data,
                 name=name,

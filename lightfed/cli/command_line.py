@@ -3,6 +3,7 @@
 LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
 """
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -63,7 +64,6 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
 
 
 def _command_line(arguments: list[str] | None) -> None:
-    import logging
     import warnings
 
     from jsonargparse import ArgumentError, Namespace
@@ -158,6 +158,7 @@ def _command_line(arguments: list[str] | None) -> None:
             if self.subcommand == "plan":  # of any cluster, made on any machine
                 here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
                 options.trainer.update(Namespace(here))
+            _rename_cohorts(options.model)
             if options.trainer.name is None and options.config:
                 options.trainer.name = Path(str(options.config[-1])).stem
 
@@ -197,6 +198,17 @@ def _command_line(arguments: list[str] | None) -> None:
         parser_kwargs=_parser_kwargs(FederationCLI.subcommands()),
         args=arguments,
     )
+
+
+def _rename_cohorts(model: Any) -> None:
+    """Move the value of a configuration of version 0.1 to the key of today."""
+    former = model.pop("cohorts")
+    if former is None:
+        return
+    if model.clients is not None:
+        raise UserError("model.cohorts", "given besides model.clients", "keep clients")
+    logging.getLogger(__name__).warning("model.cohorts is now called model.clients")
+    model.clients = former
 
 
 def _parser_kwargs(subcommands: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.resident import batch_sizes
-from lightfed.local.client_group import CohortState, blank
+from lightfed.local.client_group import GroupState, blank
 from lightfed.local.client_module import ClientModule
 from lightfed.utils.errors import UserError
 
@@ -66,7 +66,7 @@ def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int 
     return None
 
 
-def _trains_on_one(state: CohortState, data: FederatedDataModule) -> bool:
+def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
     module = state.module
     training = module.training
     module.train()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from lightfed.engine.checks import check_global_test, check_single_samples, warn
 from lightfed.engine.evaluation import Evaluation, Jobs, Kind
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import LocalWork
 from lightfed.local.session import Report
@@ -65,7 +66,7 @@ class Federation(L.LightningModule):
     def __init__(
         self,
         algorithm: Algorithm,
-        cohorts: list[Cohort],
+        clients: list[ClientGroup] | None = None,
         *,
         optimizer: OptimizerFactory | None = None,
         lr_schedule: ScheduleFactory | None = None,
@@ -82,12 +83,13 @@ class Federation(L.LightningModule):
         max_failed_clients: int | None = None,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
+        cohorts: list[ClientGroup] | None = None,
     ) -> None:
         """Configure the federation.
 
         Args:
             algorithm: The federated algorithm.
-            cohorts: The clients, one item per architecture.
+            clients: The clients, one group per architecture.
             optimizer: Optimizer of local training, reset for every session. Leave it out if the
                 clients' modules define configure_optimizers.
             lr_schedule: Learning rate over rounds: a torch scheduler, stepped once per round.
@@ -115,12 +117,10 @@ class Federation(L.LightningModule):
             export: Which weights to write to the run folder as safetensors at the end: of the
                 server, of every client.
             seed: Seed of all draws.
+            cohorts: Former name of clients, until version 0.3.
         """
         super().__init__()
-        if not cohorts:
-            raise UserError("model.cohorts", "an empty list", "describe at least one: count, model")
-        for position, cohort in enumerate(cohorts):
-            cohort.check(position)
+        groups = self._groups_of(clients, cohorts)
         if eval_clients is not None and eval_clients < 1:
             fix = "give at least 1, or leave personal out of model.evaluate"
             raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
@@ -129,9 +129,9 @@ class Federation(L.LightningModule):
             fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
             raise UserError("model.lr_schedule", found, fix)
         self.algorithm = algorithm
-        self.cohorts = cohorts
+        self.cohorts = groups
         self.seed = seed
-        self.num_clients = sum(cohort.count for cohort in cohorts)
+        self.num_clients = sum(group.count for group in groups)
         self.optimizer = optimizer
         self._lr_schedule = lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
@@ -155,6 +155,26 @@ class Federation(L.LightningModule):
         self._round_started = 0.0
         self.fleet: Fleet
         self.evaluation: Evaluation
+
+    @staticmethod
+    def _groups_of(
+        clients: list[ClientGroup] | None, cohorts: list[ClientGroup] | None
+    ) -> list[ClientGroup]:
+        """The client groups, also under their former name.
+
+        Raises:
+            UserError: both names are given, or no group, or a group that cannot be built.
+        """
+        if cohorts is not None:
+            if clients is not None:
+                raise UserError("model.cohorts", "given besides model.clients", "keep clients")
+            warnings.warn("cohorts is now called clients", DeprecationWarning, stacklevel=3)
+        groups = clients or cohorts
+        if not groups:
+            raise UserError("model.clients", "no group", "describe at least one: count, model")
+        for position, group in enumerate(groups):
+            group.check(position)
+        return groups
 
     # Before the first round.
 

@@ -1,6 +1,7 @@
-"""Cohorts: groups of clients of one architecture, as configured and as held on a rank."""
+"""Client groups: the clients of one architecture, as configured and as held on a rank."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,11 +41,11 @@ class DataSpec(Protocol):
 
 
 @dataclass
-class Cohort:
+class ClientGroup:
     """The clients that share one architecture."""
 
     count: int
-    """Number of clients in the cohort."""
+    """Number of clients in the group."""
     model: Callable[[], nn.Module]
     """Network, or LightningModule, of these clients.
 
@@ -56,7 +57,7 @@ class Cohort:
     Passed to the model's constructor as `rate`. 1 if neither rate nor level is set.
     """
     level: Literal["a", "b", "c", "d", "e"] | None = None
-    """a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the cohort's name in reports."""
+    """a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the group's name in reports."""
     name: str | None = None
     """Name in metrics and reports; by default the level or, without one, the position."""
 
@@ -73,7 +74,7 @@ class Cohort:
         Raises:
             UserError: names the key of this cohort.
         """
-        key = f"model.cohorts.{position}"
+        key = f"model.clients.{position}"
         if self.count < 1:
             raise UserError(f"{key}.count", f"{self.count} clients", "give at least 1")
         if self.rate is not None and not 0 < self.rate <= 1:
@@ -108,7 +109,7 @@ class Cohort:
         """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(seed, "init", client=position))
-            key = f"model.cohorts.{position}.model"
+            key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
@@ -118,7 +119,7 @@ class Cohort:
         return ClientModule(module, num_classes=data.num_classes).float()
 
 
-def cohort_names(cohorts: Sequence[Cohort]) -> list[str]:
+def cohort_names(cohorts: Sequence[ClientGroup]) -> list[str]:
     """Names, levels or positions; a repeated name gets its position appended."""
     names: list[str] = []
     for position, cohort in enumerate(cohorts):
@@ -187,13 +188,13 @@ def _same(one: Any, other: Any) -> bool:
 def _check_user_module(module: L.LightningModule, position: int) -> None:
     if not is_overridden("training_step", module):
         raise UserError(
-            f"model.cohorts.{position}.model",
+            f"model.clients.{position}.model",
             f"{type(module).__name__} has no training_step",
             "define one that returns the loss of a batch",
         )
     if not module.automatic_optimization:
         raise UserError(
-            f"model.cohorts.{position}.model",
+            f"model.clients.{position}.model",
             f"{type(module).__name__} optimises manually",
             "set automatic_optimization = True and return the loss from training_step",
         )
@@ -209,7 +210,7 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
         return 0.0  # no forward, which Lightning does not require: its cost is unknown
-    key, shape = f"model.cohorts.{position}.model", tuple(data.input_shape)
+    key, shape = f"model.clients.{position}.model", tuple(data.input_shape)
     outputs: list[Any] = []
     handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
     try:
@@ -246,7 +247,7 @@ class _Objective(nn.Module):
 
 
 @dataclass(eq=False)
-class CohortState:
+class GroupState:
     """A cohort on this rank.
 
     Attributes:
@@ -262,7 +263,7 @@ class CohortState:
         takes_lr: whether its optimiser uses the round's learning rate.
     """
 
-    cohort: Cohort
+    cohort: ClientGroup
     name: str
     layout: ModelLayout
     live: LiveModule
@@ -277,7 +278,7 @@ class CohortState:
     @classmethod
     def build(
         cls,
-        cohort: Cohort,
+        cohort: ClientGroup,
         data: DataSpec,
         *,
         name: str,
@@ -286,7 +287,7 @@ class CohortState:
         device: torch.device,
         host_rows: bool,
         prepare: Callable[[L.LightningModule, DataSpec], None],
-    ) -> "CohortState":
+    ) -> "GroupState":
         """Build the cohort's module on the CPU, for identical values on all ranks, and move it.
 
         Args:
@@ -363,3 +364,10 @@ class CohortState:
                     f"{name}.{part}" for part, _ in module.named_parameters(recurse=False)
                 )
         return found
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Cohort":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Cohort is now called ClientGroup", DeprecationWarning, stacklevel=2)
+    return ClientGroup

@@ -10,7 +10,7 @@ import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
 
-from lightfed.local.client_group import CohortState, DataSpec
+from lightfed.local.client_group import DataSpec, GroupState
 from lightfed.local.optimizer import Proximal
 from lightfed.state.rows import ModelLayout, Row
 
@@ -37,7 +37,7 @@ class SessionContext:
     fed: Any
     client: int
     round: int
-    group: CohortState
+    group: GroupState
     row: Row
     received: Tensor = field(default_factory=lambda: torch.empty(0))
     lr: float | None = None

@@ -430,7 +430,7 @@ def make_stepper(
                 f"{type(optimizer).__name__} with a scheduler, groups or a part of the parameters"
             )
             fix = "return it alone, with all of them: configure_optimizers"
-            raise UserError("model.cohorts", found, fix)
+            raise UserError("model.clients", found, fix)
         if scaler is not None:
             found = f"16-mixed, and {type(optimizer).__name__} does not support loss scaling"
             raise UserError("trainer.precision", found, "use bf16-mixed or 32")

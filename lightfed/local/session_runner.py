@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightfed.distributed import liveness as watch
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import CohortState, blank
+from lightfed.local.client_group import GroupState, blank
 from lightfed.local.client_module import reported
 from lightfed.local.finished import Finished, Suspended
 from lightfed.local.hooks import Hooks, Moment, SessionContext
@@ -57,7 +57,7 @@ class Clients(Protocol):
     """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
 
     algorithm: Hooks
-    cohorts: list[CohortState]
+    cohorts: list[GroupState]
     data: ClientData
     device: torch.device
     kept: dict[str, Kept]
@@ -67,7 +67,7 @@ class Clients(Protocol):
 
     def mine(self, clients: Sequence[int]) -> list[int]: ...
     def row(self, client: int) -> Row: ...
-    def state(self, client: int) -> CohortState: ...
+    def state(self, client: int) -> GroupState: ...
     def cohort_of(self, client: int) -> int: ...
     def home_cohort(self, client: int) -> int: ...
     def mask(self, client: int) -> Tensor | None: ...
@@ -209,7 +209,7 @@ class Training:
             state.staging.put_back(client)
         return report
 
-    def _begin(self, client: int, state: CohortState, row: Row, t: int) -> SessionContext:
+    def _begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
         """Start a session: bind the module to its row."""
         state.live.bind(row)
         s = SessionContext(self._fleet, client, t, state, row, lr=self.lr)
@@ -230,7 +230,7 @@ class Training:
             apply_mask_(row, mask.to(row.device))
         return Report(client, 0, norm=float(row.norm()), error=reason)
 
-    def abandon(self, client: int, state: CohortState, error: Exception) -> str:
+    def abandon(self, client: int, state: GroupState, error: Exception) -> str:
         """Clean a cohort's module after a session that raised; return the reason in one line."""
         assert state.session is not None, "sessions are attached before the first round"
         if not self._explained:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightfed.local.client_group import CohortState
+from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Clipping, Stepper, make_stepper
 from lightfed.local.session import Runtime
 from lightfed.utils.errors import UserError
@@ -49,7 +49,7 @@ def runtime_of(trainer: L.Trainer, *, clips: str) -> Runtime:
 
 
 def client_stepper(
-    state: CohortState,
+    state: GroupState,
     position: int,
     factory: OptimizerFactory | None,
     runtime: Runtime,
@@ -70,7 +70,7 @@ def client_stepper(
     Returns:
         the stepper, and whether it uses the round's learning rate.
     """
-    module, key = state.module, f"model.cohorts.{position}.model"
+    module, key = state.module, f"model.clients.{position}.model"
     if evaluated and not is_overridden("validation_step", module):
         found = f"{type(module).__name__} has no validation_step"
         raise UserError(key, found, "define one, or set model.evaluate: []")
@@ -92,7 +92,7 @@ def client_stepper(
     return stepper, True
 
 
-def _factors(state: CohortState, given: Mapping[str, float]) -> list[float] | None:
+def _factors(state: GroupState, given: Mapping[str, float]) -> list[float] | None:
     """Factor of every trainable parameter; None if all have the configured learning rate."""
     if not given:
         return None
@@ -188,7 +188,7 @@ def _warn_of_hooks(module: L.LightningModule) -> None:
         )  # fmt: skip
 
 
-def _own_stepper(state: CohortState, key: str, runtime: Runtime) -> Stepper:
+def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
     module = state.module
     if runtime.trainer is not None:
         module.trainer = runtime.trainer

@@ -6,14 +6,14 @@ import lightning.pytorch as L
 
 from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import layers_of
-from lightfed.local.client_group import Cohort, DataSpec, blank, cohort_names
+from lightfed.local.client_group import ClientGroup, DataSpec, blank, cohort_names
 from lightfed.previews.columns import aligned
 
 _HEAD = ("layers", "clients", "parameters", "cohorts", "first layer", "last layer")
 
 
 def groups_table(
-    cohorts: Sequence[Cohort],
+    cohorts: Sequence[ClientGroup],
     data: DataSpec,
     *,
     seed: int,
@@ -35,7 +35,7 @@ def groups_table(
     for position, cohort in enumerate(cohorts):
         module = cohort.build(data, position=position, seed=seed)
         prepare(module, data)
-        models[position] = layers_of(module, batch, key=f"model.cohorts.{position}.model")
+        models[position] = layers_of(module, batch, key=f"model.clients.{position}.model")
     return trie_table(
         Trie.build(models), names=cohort_names(cohorts), counts=[c.count for c in cohorts]
     )

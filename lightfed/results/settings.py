@@ -12,6 +12,8 @@ OPTION = re.compile(
     r"|data\.(?!dataset\.init_args\.(root|download)$|(eval_batch_size|channels_last)$)"
 )
 
+_FORMER = re.compile(r"^model\.cohorts\b")  # the key's name in version 0.1
+
 
 def options(told: Mapping[str, str], *, but: re.Pattern[str]) -> dict[str, str]:
     """The settings that make an experiment another one, without those whose keys match `but`."""
@@ -19,7 +21,7 @@ def options(told: Mapping[str, str], *, but: re.Pattern[str]) -> dict[str, str]:
 
 
 def settings(config: str) -> dict[str, str]:
-    """`{"model.cohorts.0.level": "a", ...}`: every value as the text that stands there.
+    """`{"model.clients.0.level": "a", ...}`: every value as the text that stands there.
 
     Reads YAML as a run writes it: block style, a key or an item a line. Of a value that goes on in
     further lines the first is taken; a value in braces or brackets is one text.
@@ -40,7 +42,8 @@ def settings(config: str) -> dict[str, str]:
             path.append((2 * indent, setting.group(1)))
         value = setting.group(2) if setting else rest if item else None
         if value:
-            found[".".join(step for _, step in path)] = value.strip().strip("'\"")
+            key = ".".join(step for _, step in path)
+            found[_FORMER.sub("model.clients", key)] = value.strip().strip("'\"")
     return found
 
 

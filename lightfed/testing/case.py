@@ -19,7 +19,7 @@ from lightfed.data.datasets.dataset import Samples, Split
 from lightfed.data.datasets.vision import Digits
 from lightfed.data.partition.dirichlet import Dirichlet
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 
 CLIENTS = 7
 ROUNDS = 3
@@ -79,14 +79,14 @@ class Case:
     data: Callable[[], FederatedDataModule] = digits
     clients: int = CLIENTS
 
-    def cohorts(self) -> list[Cohort]:
+    def cohorts(self) -> list[ClientGroup]:
         """The cohorts, of equal size; the last one takes the remainder."""
         if not self.levels:
-            return [Cohort(self.clients, self.model)]
+            return [ClientGroup(self.clients, self.model)]
         counts = [self.clients // len(self.levels)] * len(self.levels)
         counts[-1] += self.clients - sum(counts)
         return [
-            Cohort(count, self.model, level=level)  # type: ignore[arg-type]
+            ClientGroup(count, self.model, level=level)  # type: ignore[arg-type]
             for count, level in zip(counts, self.levels, strict=True)
         ]
 

@@ -268,4 +268,4 @@ def _need(fits: bool, name: str, found: object, fix: str) -> None:
 
 def _check_others(name: str, wanted: int, clients: int) -> None:
     found = f"{wanted} neighbours, but each of {clients} clients has {clients - 1} others"
-    _need(wanted < clients, name, found, "lower it, or raise the number of clients (model.cohorts)")
+    _need(wanted < clients, name, found, "lower it, or raise the number of clients (model.clients)")

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.topology.topology import Topology
@@ -92,7 +92,7 @@ def federation(algorithm: DisPFL, vectors: dict[str, Tensor], about: dict[str, A
     """The recorded clients with their data, initial weights and masks."""
     optimizer = partial(SGD, lr=1.0, weight_decay=about["wd"])
     fleet = fleet_of(
-        [Cohort(CLIENTS, Net)], algorithm, data_in_order(vectors, about), optimizer=optimizer,
+        [ClientGroup(CLIENTS, Net)], algorithm, data_in_order(vectors, about), optimizer=optimizer,
         clip=about["clip"], epochs=about["epochs"],
     )  # fmt: skip
     plant(algorithm, fleet, vectors)

@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.hierarchy import Phase
 from lightfed.state.rows import ModelLayout
 from tests.algorithms.dispfl_cases import in_order
@@ -44,7 +44,7 @@ def federation(
     parts = [range(k * each, (k + 1) * each) for k in range(DEVICES)]
     data = in_order(data_of(x, y, parts, classes=4, batch_size=8))
     optimizer = partial(SGD, lr=about["lr"], momentum=about["momentum"], weight_decay=about["wd"])
-    fleet = fleet_of([Cohort(DEVICES, network)], algorithm, data, optimizer=optimizer)
+    fleet = fleet_of([ClientGroup(DEVICES, network)], algorithm, data, optimizer=optimizer)
     start = row_of(vectors, "init", fleet.cohorts[0].layout)
     for model in algorithm.buffers():
         if model.shape == start.shape:

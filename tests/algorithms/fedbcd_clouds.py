@@ -11,7 +11,7 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from tests.small import Line, fleet_of, random_data
 
@@ -36,7 +36,7 @@ class Normed(nn.Module):
 def fleet(algorithm: Algorithm, *, model: Any = mlp, sizes: Any = SIZES, **settings: Any) -> Fleet:
     optimizer = partial(ASPG, lr=0.05, momentum=0.8)
     return fleet_of(
-        [Cohort(len(sizes), model)], algorithm, random_data(sizes, batch_size=4),
+        [ClientGroup(len(sizes), model)], algorithm, random_data(sizes, batch_size=4),
         **({"optimizer": optimizer} | settings),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.hierarchy import Phase
 from tests.small import Line, data_of, fleet_of
 
@@ -46,7 +46,7 @@ class Local:
 def federation(algorithm: FedBCD, devices: int, local: Local, **settings: int) -> Fleet:
     optimizer = partial(ASPG, lr=local.eta, momentum=local.zeta, box=local.box)
     return fleet_of(
-        [Cohort(devices, partial(Line, START))], algorithm, regressions(devices),
+        [ClientGroup(devices, partial(Line, START))], algorithm, regressions(devices),
         optimizer=optimizer, **settings,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Clipping
 from lightfed.models.composites import low_rank as svd
@@ -43,7 +43,7 @@ def normed(num_classes: int = 3) -> nn.Module:
 def fleet(algorithm: Algorithm, models: Any = (large, larger), **settings: Any) -> Fleet:
     data = random_data(SIZES, batch_size=3)
     each = len(SIZES) // len(models)
-    cohorts = [Cohort(each, model) for model in models]
+    cohorts = [ClientGroup(each, model) for model in models]
     return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1), **settings)
 
 
@@ -287,7 +287,7 @@ def by_class(algorithm: FD | FedProto, **settings: Any) -> Fleet:
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     data = data_of(x, y, [range(4 * k, 4 * k + 4) for k in range(4)], classes=4)
     optimizer = partial(SGD, lr=0.1)
-    return fleet_of([Cohort(4, large)], algorithm, data, optimizer=optimizer, **settings)
+    return fleet_of([ClientGroup(4, large)], algorithm, data, optimizer=optimizer, **settings)
 
 
 @pytest.mark.parametrize("make", [FD, FedProto])
@@ -322,7 +322,7 @@ def test_an_evaluation_of_fedproto_reports_both_rules(tmp_path: Path) -> None:
     found = {}
     for rule, other in (rules, rules[::-1]):
         algorithm, optimizer = FedProto(inference=rule), partial(SGD, lr=0.1)
-        federation = Federation(algorithm, [Cohort(4, large)], optimizer=optimizer)
+        federation = Federation(algorithm, [ClientGroup(4, large)], optimizer=optimizer)
         trainer = fit(federation, random_data(SIZES, batch_size=3), tmp_path / rule, rounds=2)
         metrics = trainer.callback_metrics
         found[rule] = float(metrics["personal/accuracy"])

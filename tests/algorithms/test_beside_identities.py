@@ -18,7 +18,7 @@ from lightfed.algorithms.shared.personal_shared import Beside
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort, DataSpec, blank
+from lightfed.local.client_group import ClientGroup, DataSpec, blank
 from lightfed.models.composites import mutual
 from lightfed.models.composites.mixture import FixedGate, MixtureClient
 from lightfed.models.composites.split import split
@@ -62,7 +62,7 @@ class FixedMoE(PFedMoE):
 
 def fleet(algorithm: Algorithm, *models: Any, **settings: Any) -> Fleet:
     each = len(SIZES) // len(models)
-    cohorts = [Cohort(each, model) for model in models]
+    cohorts = [ClientGroup(each, model) for model in models]
     data = random_data(SIZES, batch_size=3)
     return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1), **settings)
 

@@ -13,7 +13,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.delays import Constant
 from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
@@ -58,7 +58,7 @@ def test_two_rounds_by_hand() -> None:
     algorithm.script = {
         (0, 0): ({1: 1}, 3.0), (0, 1): ({2: 2}, 4.0), (1, 0): ({0: 3}, 2.5), (1, 1): ({3: 1}, 1.0),
     }  # fmt: skip
-    fed = fleet_of([Cohort(4, Line)], algorithm, data)
+    fed = fleet_of([ClientGroup(4, Line)], algorithm, data)
     found = []
     for t in range(2):
         metrics = run_round(fed, t)
@@ -75,7 +75,7 @@ def test_a_session_starts_without_momentum() -> None:
     data = data_of(torch.tensor([[1.0, 0.0]]), torch.tensor([4]), [[0]])
     algorithm = CloudFedAvg(1, 1, mu=1.0, steps=(1, 1))
     fed = fleet_of(
-        [Cohort(1, Line)], algorithm, data,
+        [ClientGroup(1, Line)], algorithm, data,
         optimizer=partial(ASPG, lr=0.5, momentum=0.9, box=(-3.0, 3.0)),
     )  # fmt: skip
     found = []
@@ -103,7 +103,7 @@ def test_k_counts_steps_or_epochs_within_the_limit(unit: Any, limit: Any, steps:
     x, y = torch.zeros(10, 2), torch.zeros(10, dtype=torch.long)
     data = data_of(x, y, [range(5), range(5, 10)], batch_size=2)
     algorithm = CloudFedAvg(1, 2, steps=(3, 3), unit=unit)
-    fed = fleet_of([Cohort(2, Counted)], algorithm, data, limit=limit)
+    fed = fleet_of([ClientGroup(2, Counted)], algorithm, data, limit=limit)
     Counted.steps = 0
     run_round(fed, 0)
     assert Counted.steps == 2 * steps

@@ -21,7 +21,7 @@ from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Adjacency, Full, Ring, Star, TimeVarying
@@ -37,7 +37,7 @@ def fleet(algorithm: Algorithm, *, sizes: list[int] = SIZES, **settings: Any) ->
     data = random_data(sizes, batch_size=4)
     optimizer = partial(SGD, lr=0.1, weight_decay=5e-4)
     return fleet_of(
-        [Cohort(len(sizes), mlp)], algorithm, data, **({"optimizer": optimizer} | settings)
+        [ClientGroup(len(sizes), mlp)], algorithm, data, **({"optimizer": optimizer} | settings)
     )
 
 
@@ -65,7 +65,7 @@ def test_oracle_of_two_clients_and_two_weights() -> None:
     x, y = torch.eye(2), torch.zeros(2, dtype=torch.long)
     data = data_of(x.repeat(2, 1), y.repeat(2), [[0, 1], [2, 3]])
     algorithm = DisPFL(Full(), static=True)
-    fed = fleet_of([Cohort(2, partial(Line, (8.0, 4.0)))], algorithm, data)
+    fed = fleet_of([ClientGroup(2, partial(Line, (8.0, 4.0)))], algorithm, data)
     bits = torch.zeros(2, 32, dtype=torch.bool)
     bits[0, 0] = bits[1, 0] = bits[1, 1] = True
     algorithm.masks.update(enumerate(pack_mask(bits)))
@@ -220,7 +220,7 @@ def test_statistics_are_averaged_over_those_that_are_heard_if_asked() -> None:
         x = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(1))
         parts = [range(0, 10), range(10, 20)]
         data = data_of(x, torch.arange(20) % 10, parts, classes=10, batch_size=5)
-        return fleet_of([Cohort(2, NormNet)], algorithm, data)
+        return fleet_of([ClientGroup(2, NormNet)], algorithm, data)
 
     with pytest.raises(UserError, match=r"buffers, such as net\.layers\.1\.running_mean"):
         case(DisPFL(Ring(), static=True))
@@ -327,7 +327,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_two_architectures_are_refused() -> None:
-    cohorts = [Cohort(2, mlp), Cohort(3, partial(MLP, hidden=(8,)))]
+    cohorts = [ClientGroup(2, mlp), ClientGroup(3, partial(MLP, hidden=(8,)))]
     for algorithm in (DisPFL(Ring(), rounds=1), DPSGD(Ring())):
         with pytest.raises(UserError, match="different architectures"):
             fleet_of(cohorts, algorithm, random_data(SIZES))

@@ -18,7 +18,7 @@ from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Full, Ring, TimeVarying
 from lightfed.utils.errors import UserError
@@ -31,7 +31,7 @@ CLIENTS = range(len(SIZES))
 
 def fleet(algorithm: Algorithm, **work: Any) -> Fleet:
     data = random_data(SIZES, batch_size=4)
-    cohorts = [Cohort(len(SIZES), partial(MLP, hidden=(16,)))]
+    cohorts = [ClientGroup(len(SIZES), partial(MLP, hidden=(16,)))]
     return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1), **work)
 
 

@@ -14,7 +14,7 @@ from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fml import FML
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_module import ClientModule
 from lightfed.models.composites import mutual
 from lightfed.models.networks.mlp import MLP
@@ -29,7 +29,7 @@ large, larger, small = (partial(MLP, hidden=hidden) for hidden in ((7,), (8, 5),
 
 def fleet(algorithm: FedAPEN | FML, **settings: Any) -> Fleet:
     """Clients that take whole epochs as one batch, so that their order does not matter."""
-    cohorts = [Cohort(1, large), Cohort(2, larger)]
+    cohorts = [ClientGroup(1, large), ClientGroup(2, larger)]
     return fleet_of(
         cohorts, algorithm, random_data(SIZES), optimizer=partial(SGD, lr=0.1), **settings
     )
@@ -144,7 +144,7 @@ def test_who_does_not_take_part_keeps_its_row() -> None:
 
 def test_the_share_is_in_clients_csv(tmp_path: Path) -> None:
     federation = Federation(
-        FedAPEN(small, share_lr=0.02), [Cohort(3, large)], optimizer=partial(SGD, lr=0.1),
+        FedAPEN(small, share_lr=0.02), [ClientGroup(3, large)], optimizer=partial(SGD, lr=0.1),
         store="host",
     )  # fmt: skip
     trainer = fit(federation, random_data(SIZES), tmp_path, rounds=2)

@@ -15,7 +15,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round, server_row
@@ -45,7 +45,7 @@ def weights_of(fleet: Fleet) -> list[float]:
 )
 def test_one_step_by_hand(weights: Any, shares: tuple[float, float]) -> None:
     optimizer = partial(SGD, lr=RATE)
-    fleet = fleet_of([Cohort(2, Line)], FedAvg(weights), line_data(), optimizer=optimizer)
+    fleet = fleet_of([ClientGroup(2, Line)], FedAvg(weights), line_data(), optimizer=optimizer)
     metrics = run_round(fleet, 0)
     # Every number is a small multiple of 1/16, exact in float32.
     assert weights_of(fleet) == [
@@ -58,7 +58,7 @@ def test_one_step_by_hand(weights: Any, shares: tuple[float, float]) -> None:
 
 def test_the_second_round_starts_from_the_mean() -> None:
     optimizer = partial(SGD, lr=RATE)
-    fleet = fleet_of([Cohort(2, Line)], FedAvg(), line_data(), optimizer=optimizer)
+    fleet = fleet_of([ClientGroup(2, Line)], FedAvg(), line_data(), optimizer=optimizer)
     run_round(fleet, 0)
     w = weights_of(fleet)
     run_round(fleet, 1)
@@ -115,7 +115,7 @@ def buffers_of(fleet: Fleet, client: int | None = None) -> tuple[float, int, int
 
 @pytest.mark.parametrize(("weights", "level"), [("samples", (1 + 3 * 5) / 4), ("uniform", 3.0)])
 def test_averaged_buffers_are_means_and_the_largest_integers(weights: Any, level: float) -> None:
-    fleet = fleet_of([Cohort(2, Levels)], FedAvg(weights), levels_data())
+    fleet = fleet_of([ClientGroup(2, Levels)], FedAvg(weights), levels_data())
     run_round(fleet, 0)
     assert buffers_of(fleet)[:2] == (level, 3)
     run_round(fleet, 1)
@@ -123,13 +123,13 @@ def test_averaged_buffers_are_means_and_the_largest_integers(weights: Any, level
 
 
 def test_the_largest_integer_may_be_below_zero() -> None:
-    fleet = fleet_of([Cohort(2, Levels)], FedAvg(), levels_data())
+    fleet = fleet_of([ClientGroup(2, Levels)], FedAvg(), levels_data())
     run_round(fleet, 0)
     assert buffers_of(fleet)[2] == -1  # of -1 and -3
 
 
 def test_local_buffers_never_travel() -> None:
-    fleet = fleet_of([Cohort(2, Levels)], FedAvg(buffers="local"), levels_data())
+    fleet = fleet_of([ClientGroup(2, Levels)], FedAvg(buffers="local"), levels_data())
     for t in range(2):
         run_round(fleet, t)
     assert buffers_of(fleet, 0) == (1.0, 2, -1)
@@ -141,7 +141,7 @@ def test_local_buffers_never_travel() -> None:
 
 def test_a_client_keeps_its_buffers_while_others_train() -> None:
     algorithm = FedAvg(buffers="local")
-    fleet = fleet_of([Cohort(2, Levels)], algorithm, levels_data(), clients_per_round=1)
+    fleet = fleet_of([ClientGroup(2, Levels)], algorithm, levels_data(), clients_per_round=1)
     trained = [0, 0]
     for t in range(6):
         trained[fleet.participants(t)[0]] += 1
@@ -156,7 +156,7 @@ def _row(fleet: Fleet, client: int) -> Tensor:
 
 
 def test_a_client_is_evaluated_with_the_servers_weights_and_its_own_buffers() -> None:
-    fleet = fleet_of([Cohort(2, Levels)], FedAvg(buffers="local"), levels_data())
+    fleet = fleet_of([ClientGroup(2, Levels)], FedAvg(buffers="local"), levels_data())
     run_round(fleet, 0)
     assert isinstance(fleet.algorithm, FedAvg)
     assert fleet.algorithm.evaluated(fleet, None) is None
@@ -184,7 +184,7 @@ class Normed(nn.Module):
 
 def test_running_statistics_are_averaged_by_hand() -> None:
     data = random_data([4, 12], batch_size=100)
-    fleet = fleet_of([Cohort(2, Normed)], FedAvg(), data)
+    fleet = fleet_of([ClientGroup(2, Normed)], FedAvg(), data)
     run_round(fleet, 0)
     assert isinstance(fleet.algorithm, FedAvg)
     model = fleet.algorithm.model
@@ -203,7 +203,7 @@ def test_running_statistics_are_averaged_by_hand() -> None:
 
 def test_dropped_statistics_leave_batch_normalisation() -> None:
     data = random_data([4, 12])
-    fleet = fleet_of([Cohort(2, Normed)], FedAvg(buffers="drop"), data)
+    fleet = fleet_of([ClientGroup(2, Normed)], FedAvg(buffers="drop"), data)
     run_round(fleet, 0)
     state = fleet.cohorts[0]
     assert [e.name for e in state.layout.floats] == [
@@ -221,7 +221,7 @@ def test_dropped_statistics_leave_batch_normalisation() -> None:
 
 
 def test_clients_that_do_not_take_part_do_not_count() -> None:
-    fleet = fleet_of([Cohort(2, Line)], FedAvg(), line_data(), clients_per_round=1)
+    fleet = fleet_of([ClientGroup(2, Line)], FedAvg(), line_data(), clients_per_round=1)
     (chosen,) = fleet.participants(0)
     run_round(fleet, 0)
     assert weights_of(fleet) == list((W_0, W_1)[chosen])
@@ -230,14 +230,14 @@ def test_clients_that_do_not_take_part_do_not_count() -> None:
 
 
 def test_cohorts_of_different_shapes_are_refused() -> None:
-    cohorts = [Cohort(1, partial(MLP, hidden=(4,)), name="x"), Cohort(1, MLP, name="y")]
-    with pytest.raises(UserError, match=r"model\.cohorts: cohorts x and y have different"):
+    cohorts = [ClientGroup(1, partial(MLP, hidden=(4,)), name="x"), ClientGroup(1, MLP, name="y")]
+    with pytest.raises(UserError, match=r"model\.clients: cohorts x and y have different"):
         fleet_of(cohorts, FedAvg(), random_data([3, 3]))
 
 
 def test_cohorts_of_one_shape_are_one_federation(tmp_path: Path) -> None:
     rows = []
-    for cohorts in ([Cohort(3, MLP)], [Cohort(1, MLP), Cohort(2, MLP)]):
+    for cohorts in ([ClientGroup(3, MLP)], [ClientGroup(1, MLP), ClientGroup(2, MLP)]):
         model = Federation(FedAvg(), cohorts, optimizer=partial(SGD, lr=0.1))
         fit(model, random_data([5, 3, 4]), tmp_path, rounds=2)
         rows.append(server_row(model))

@@ -19,7 +19,7 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.cli.command_line import main
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.hierarchy import Phase
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers
 from tests.algorithms.fedbcd_oracle import START, Local, Oracle, federation
@@ -147,7 +147,7 @@ def test_a_stationary_federation_stays() -> None:
     y = (x @ torch.tensor([1.0, 0.5])).long()
     data = data_of(x.repeat(4, 1), y.repeat(4), [range(3 * k, 3 * k + 3) for k in range(4)])
     fed = fleet_of(
-        [Cohort(4, partial(Line, (1.0, 0.5)))], FedBCD(2, 1, wait=1), data,
+        [ClientGroup(4, partial(Line, (1.0, 0.5)))], FedBCD(2, 1, wait=1), data,
         optimizer=partial(ASPG, lr=0.1),
     )  # fmt: skip
     for t in range(3):
@@ -180,7 +180,10 @@ def test_a_session_starts_ahead_by_the_last_step_of_its_own_device() -> None:
     data = data_of(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long), [[0], [1]])
     algorithm = FedBCD(1, 2, gamma=0.0, steps=(1, 1))
     fed = fleet_of(
-        [Cohort(2, Line)], algorithm, data, optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None)
+        [ClientGroup(2, Line)],
+        algorithm,
+        data,
+        optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None),
     )
     algorithm.momenta.kept[1] = torch.eye(2, 32).T @ torch.tensor([1.0, 2.0])
     found = []
@@ -243,7 +246,7 @@ def test_async_servers_by_hand() -> None:
     }  # fmt: skip
     algorithm = Scripted(script, servers=3, active=1, wait=1, gamma=2.0)
     fed = fleet_of(
-        [Cohort(3, Line)], algorithm, data,
+        [ClientGroup(3, Line)], algorithm, data,
         optimizer=partial(ASPG, lr=0.25, momentum=0.0, box=None),
     )  # fmt: skip
     for device in range(3):
@@ -272,7 +275,7 @@ def test_the_first_servers_start_from_their_mean() -> None:
     data = data_of(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
     script = {(0, n): ([n], busy) for n, busy in enumerate([1.0, 9.0, 2.0])}
     algorithm = Scripted(script, servers=3, active=1, wait=2, gamma=1.0, server_lr=0.5)
-    fed = fleet_of([Cohort(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-9))
+    fed = fleet_of([ClientGroup(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-9))
     for n, z in enumerate([4.0, 100.0, 8.0]):
         algorithm.models.of(n).floats[0] = z
         fed.row(n).floats[0] = 2.0 * n
@@ -290,7 +293,7 @@ def test_rounds_of_a_given_mixing_by_hand() -> None:
     algorithm = FedBCD(
         3, 1, gamma=0.5, server_lr=1.0, server_step="sum", mixing=ring, steps=(1, 1)
     )  # fmt: skip
-    fed = fleet_of([Cohort(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
+    fed = fleet_of([ClientGroup(3, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
     z, x = torch.tensor([4.0, 8.0, 16.0]), torch.tensor([1.0, 2.0, 3.0])
     for n in range(3):
         algorithm.models.of(n).floats[0] = float(z[n])
@@ -308,7 +311,7 @@ def test_the_server_rate_falls_in_the_compatibility_mode() -> None:
     left = {}
     for compatibility in (False, True):
         algorithm = FedBCD(1, 1, server_lr=0.5, compatibility=compatibility)
-        fed = fleet_of([Cohort(1, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
+        fed = fleet_of([ClientGroup(1, Line)], algorithm, data, optimizer=partial(SGD, lr=1e-12))
         algorithm.models.of(0).floats[0] = 1.0
         for t in (0, 5000):
             run_round(fed, t)
@@ -330,7 +333,7 @@ def test_k_counts_steps_or_epochs_within_the_limit(unit: Any, limit: Any, steps:
     x, y = torch.zeros(10, 2), torch.zeros(10, dtype=torch.long)
     data = data_of(x, y, [range(5), range(5, 10)], batch_size=2)
     algorithm = FedBCD(1, 2, steps=(3, 3), unit=unit)
-    fed = fleet_of([Cohort(2, Counted)], algorithm, data, limit=limit)
+    fed = fleet_of([ClientGroup(2, Counted)], algorithm, data, limit=limit)
     Counted.steps = 0
     run_round(fed, 0)
     assert Counted.steps == 2 * steps
@@ -384,7 +387,7 @@ def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) 
     data = data_of(x, torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
     algorithm = FedBCD(1, 3, gamma=[1.0, 0.5, 2.0], server_lr=0.25, server_step=step)
     fed = fleet_of(
-        [Cohort(3, partial(Line, START))], algorithm, data,
+        [ClientGroup(3, partial(Line, START))], algorithm, data,
         optimizer=partial(ASPG, lr=1e-9, box=None),
     )  # fmt: skip
     fed.row(0).floats[0], fed.row(2).floats[0] = 4.0, 7.0

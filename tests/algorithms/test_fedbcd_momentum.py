@@ -14,7 +14,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedbcd import DECAY, FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.previews.dry_run import PlannedRanks
 from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
@@ -65,7 +65,10 @@ def moved(momentum: Any, *, rounds: int, devices: int = 1) -> list[Tensor]:
     )  # fmt: skip
     algorithm = Scheduled(1, devices, gamma=0.0, momentum=momentum)
     fed = fleet_of(
-        [Cohort(devices, Slope)], algorithm, data, optimizer=partial(SGD, lr=1.0, momentum=KEPT)
+        [ClientGroup(devices, Slope)],
+        algorithm,
+        data,
+        optimizer=partial(SGD, lr=1.0, momentum=KEPT),
     )
     found = [torch.zeros(devices)]
     for t in range(rounds):
@@ -180,7 +183,7 @@ def test_a_shared_buffer_that_is_no_number_is_dropped() -> None:
     data = data_of(x, torch.zeros(3, dtype=torch.long), [[0], [1], [2]], classes=3)
     algorithm = FedBCD(1, 3, momentum="shared")
     sgd = partial(SGD, lr=0.05, momentum=KEPT)
-    fed = fleet_of([Cohort(3, mlp)], algorithm, data, optimizer=sgd)
+    fed = fleet_of([ClientGroup(3, mlp)], algorithm, data, optimizer=sgd)
     metrics = run_round(fed, 0)
     assert metrics["excluded"] == 1.0
     assert list(algorithm.momenta.kept) == [2]
@@ -192,7 +195,7 @@ def test_a_shared_buffer_needs_one_rank() -> None:
         data = random_data(SIZES)
         data.prepare(clients=6, seed=0, device=CPU, folder=None)
         algorithm, ranks = FedBCD(3, 1, momentum=momentum), PlannedRanks(count)
-        Fleet([Cohort(6, mlp)], algorithm, data, ranks=ranks)
+        Fleet([ClientGroup(6, mlp)], algorithm, data, ranks=ranks)
 
     ranks(1, "shared")
     ranks(2, "device")

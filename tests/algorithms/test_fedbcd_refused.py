@@ -11,7 +11,7 @@ from torch.optim import SGD
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_clouds import SIZES, fleet, mlp, rows, servers, spread
@@ -127,7 +127,7 @@ def test_federations_that_are_refused(algorithm: FedBCD, settings: Any, line: st
 def test_a_checkpoint_of_another_hierarchy_is_refused(tmp_path: Path) -> None:
     def run(servers: int, **settings: Any) -> None:
         federation = Federation(
-            FedBCD(servers, 1, wait=1), [Cohort(6, mlp)], optimizer=partial(ASPG, lr=0.05)
+            FedBCD(servers, 1, wait=1), [ClientGroup(6, mlp)], optimizer=partial(ASPG, lr=0.05)
         )
         fit(federation, random_data(SIZES, batch_size=4), tmp_path, **settings)
 
@@ -138,8 +138,8 @@ def test_a_checkpoint_of_another_hierarchy_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_architecture_for_all() -> None:
-    cohorts = [Cohort(3, mlp), Cohort(3, partial(MLP, hidden=(9,)))]
+    cohorts = [ClientGroup(3, mlp), ClientGroup(3, partial(MLP, hidden=(9,)))]
     line = refusal(lambda: fleet_of(cohorts, FedBCD(3, 1), random_data(SIZES)))
     assert line == (
-        "model.cohorts: cohorts 0 and 1 have different architectures; FedBCD needs one for all"
+        "model.clients: cohorts 0 and 1 have different architectures; FedBCD needs one for all"
     )

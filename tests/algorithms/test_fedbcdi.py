@@ -14,7 +14,7 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.simulation.hierarchy import Phase
 from lightfed.utils.errors import UserError
 from tests.algorithms.fedbcd_clouds import Counted, Normed, fleet, rows, servers, spread
@@ -56,7 +56,7 @@ def test_a_device_that_nobody_hears_pauses(compatibility: bool, trainings: int) 
         script, servers=1, active=1, available=2, compatibility=compatibility, gamma=0.5
     )
     data = data_of(torch.ones(2, 2), torch.ones(2, dtype=torch.long), [[0], [1]])
-    fed = fleet_of([Cohort(2, Line)], algorithm, data, optimizer=partial(SGD, lr=0.01))
+    fed = fleet_of([ClientGroup(2, Line)], algorithm, data, optimizer=partial(SGD, lr=0.01))
     moved = []
     for t in range(heard + 8):
         before = fed.row(1).floats.clone()
@@ -78,7 +78,7 @@ def test_the_pull_by_hand() -> None:
     for box, pulled in ((None, 4 + 8 * 0.125), ((-6.0, 6.0), 4 + 2 * 0.125)):
         algorithm = Scripted(script, servers=1, active=2, available=3, gamma=0.5)
         fed = fleet_of(
-            [Cohort(3, Line)], algorithm, nothing(3),
+            [ClientGroup(3, Line)], algorithm, nothing(3),
             optimizer=partial(ASPG, lr=0.25, momentum=0.0, box=box),
         )  # fmt: skip
         algorithm.models.of(0).floats[0] = 4.0
@@ -98,7 +98,7 @@ def test_a_box_holds_between_pulls_beyond_z() -> None:
     script = {(0, 0): ([0], {0: 2}, 1.0)}
     algorithm = Scripted(script, servers=1, active=1, available=1, gamma=2.5, server_lr=0.1)
     fed = fleet_of(
-        [Cohort(1, Line)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1, momentum=0.0)
+        [ClientGroup(1, Line)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1, momentum=0.0)
     )
     algorithm.models.of(0).floats[0] = 1.0
     run_round(fed, 0)
@@ -109,7 +109,7 @@ def test_momentum_is_that_of_training_and_not_of_the_pull() -> None:
     script = {(t, 0): ([0], {0: 1}, 1.0) for t in range(2)}
     algorithm = Scripted(script, servers=1, active=1, available=1, gamma=0.5)
     fed = fleet_of(
-        [Cohort(1, Line)], algorithm, nothing(1),
+        [ClientGroup(1, Line)], algorithm, nothing(1),
         optimizer=partial(ASPG, lr=0.1, momentum=0.5, box=None),
     )  # fmt: skip
     algorithm.momenta.kept[0] = 4.0 * torch.eye(1, 32)[0]
@@ -128,7 +128,7 @@ def test_active_sets_wait_in_the_queue() -> None:
         (1, 1): ([3], {2: 1, 3: 1}, 9.0),
     }  # fmt: skip
     algorithm = Scripted(script, servers=2, active=1, available=2, wait=1, gamma=0.5)
-    fed = fleet_of([Cohort(4, Line)], algorithm, nothing(4), optimizer=partial(SGD, lr=0.1))
+    fed = fleet_of([ClientGroup(4, Line)], algorithm, nothing(4), optimizer=partial(SGD, lr=0.1))
     for device in range(4):
         fed.row(device).floats[0] = 8.0 * (device + 1)
     first = run_round(fed, 0)
@@ -167,7 +167,7 @@ def test_a_round_in_which_all_pause() -> None:
     script = {(t, n): ([2 * n], {2 * n + 1: 1, 2 * n: 1}, 1.0) for t in range(2) for n in range(2)}
     algorithm = Scripted(script, servers=2, active=1, available=2, patience=1)
     data = data_of(torch.ones(4, 2), torch.ones(4, dtype=torch.long), [[0], [1], [2], [3]])
-    fed = fleet_of([Cohort(4, Counted)], algorithm, data, optimizer=partial(SGD, lr=0.1))
+    fed = fleet_of([ClientGroup(4, Counted)], algorithm, data, optimizer=partial(SGD, lr=0.1))
     algorithm.offline.fill_(1)
     Counted.steps = 0
     metrics = run_round(fed, 0)
@@ -199,7 +199,7 @@ def test_frozen_parameters_are_not_projected_by_the_pull() -> None:
             self.frozen = torch.nn.Parameter(torch.full((3,), 7.0), requires_grad=False)
 
     algorithm = FedBCDI(1, 1, 1, gamma=0.5, steps=(2, 2))
-    fed = fleet_of([Cohort(1, Half)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1))
+    fed = fleet_of([ClientGroup(1, Half)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1))
     run_round(fed, 0)
     layout = fed.cohorts[0].layout.floats
     assert layout.views(fed.row(0).floats)["frozen"].tolist() == [7.0] * 3

@@ -17,7 +17,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.models.networks.mlp import MLP
@@ -32,7 +32,11 @@ def test_two_steps_by_hand(optimizer: Any) -> None:
     # step 2: w x = 5/4, grad = 1/4 x = (1/4, 1/2), distance 2 w = (1/2, 1), w -= 1/4 (3/4, 3/2).
     data = data_of(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), [[0]])
     fleet = fleet_of(
-        [Cohort(1, Line)], FedProx(mu=2.0), data, optimizer=partial(optimizer, lr=0.25), epochs=2
+        [ClientGroup(1, Line)],
+        FedProx(mu=2.0),
+        data,
+        optimizer=partial(optimizer, lr=0.25),
+        epochs=2,
     )
     run_round(fleet, 0)
     assert isinstance(fleet.algorithm, FedProx)
@@ -42,7 +46,7 @@ def test_two_steps_by_hand(optimizer: Any) -> None:
 def test_a_step_beyond_the_first_round_is_held_to_what_was_received() -> None:
     data = data_of(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), [[0]])
     fleet = fleet_of(
-        [Cohort(1, Line)], FedProx(mu=2.0), data, optimizer=partial(SGD, lr=0.25), epochs=2
+        [ClientGroup(1, Line)], FedProx(mu=2.0), data, optimizer=partial(SGD, lr=0.25), epochs=2
     )
     w = torch.zeros(2)
     x = torch.tensor([1.0, 2.0])
@@ -64,7 +68,7 @@ def test_mu_zero_is_fedavg(optimizer: Any, tmp_path: Path) -> None:
     for name, algorithm in algorithms.items():
         model = partial(MLP, hidden=(6,), dropout=0.3)
         federation = Federation(
-            algorithm, [Cohort(4, model)], optimizer=optimizer, fraction=0.6, local_epochs=2
+            algorithm, [ClientGroup(4, model)], optimizer=optimizer, fraction=0.6, local_epochs=2
         )
         fit(
             federation, random_data([5, 9, 4, 7], batch_size=3), tmp_path, rounds=3,
@@ -94,7 +98,7 @@ def test_a_frozen_parameter_has_no_anchor() -> None:
             self.frozen = nn.Parameter(torch.full((3,), 7.0), requires_grad=False)
 
     data = data_of(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), [[0]])
-    fleet = fleet_of([Cohort(1, Half)], FedProx(mu=1.0), data, epochs=2)
+    fleet = fleet_of([ClientGroup(1, Half)], FedProx(mu=1.0), data, epochs=2)
     run_round(fleet, 0)
     assert isinstance(fleet.algorithm, FedProx)
     views = fleet.algorithm.model.layout.floats.views(fleet.algorithm.model.floats)
@@ -120,7 +124,7 @@ def test_the_proximal_step_is_that_of_pfllib() -> None:
     algorithm = FedProx(mu=settings["mu"])
     data = data_of(x, y, [range(len(y))], classes=4, batch_size=settings["batch"])
     optimizer = partial(SGD, lr=settings["lr"])
-    fleet = fleet_of([Cohort(1, Golden)], algorithm, data, optimizer=optimizer)
+    fleet = fleet_of([ClientGroup(1, Golden)], algorithm, data, optimizer=optimizer)
     fleet.send(algorithm.model, [0])
     state = fleet.cohorts[0]
     row = fleet.row(0)

@@ -29,7 +29,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.small import fit, fleet_of, random_data, run_round, server_row
 
@@ -60,11 +60,13 @@ WIDTHS = {"a": (5,), "b": (5, 6, 7), "c": (5, 6, 5)}
 COUNTS = {"a": 2, "b": 2, "c": 1}
 
 
-def cohorts_of(counts: dict[str, int] = COUNTS) -> list[Cohort]:
-    return [Cohort(count, partial(Stack, *WIDTHS[n]), name=n) for n, count in counts.items()]
+def cohorts_of(counts: dict[str, int] = COUNTS) -> list[ClientGroup]:
+    return [ClientGroup(count, partial(Stack, *WIDTHS[n]), name=n) for n, count in counts.items()]
 
 
-def flexi_fleet(strategy: Algorithm, cohorts: list[Cohort] | None = None, **work: Any) -> Fleet:
+def flexi_fleet(
+    strategy: Algorithm, cohorts: list[ClientGroup] | None = None, **work: Any
+) -> Fleet:
     cohorts = cohorts_of() if cohorts is None else cohorts
     sizes = [6 + k % 3 for k in range(sum(cohort.count for cohort in cohorts))]
     return fleet_of(cohorts, strategy, random_data(sizes), optimizer=slow, **work)
@@ -234,7 +236,7 @@ def test_equal_architectures_are_fedavg(
     weights: Any = "samples" if strategy is by_samples else "uniform"
     for algorithm in (FedAvg(weights), strategy(initial="cohort")):
         federation = Federation(
-            algorithm, [Cohort(3, partial(Stack, 5, 6))], optimizer=slow, local_epochs=2,
+            algorithm, [ClientGroup(3, partial(Stack, 5, 6))], optimizer=slow, local_epochs=2,
             accumulate=accumulate,
         )  # fmt: skip
         fit(federation, random_data([6, 7, 9]), tmp_path, rounds=3)
@@ -247,8 +249,10 @@ def test_equal_architectures_are_fedavg(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_cohorts_of_one_architecture_are_one(strategy: Callable[..., FlexiFed]) -> None:
-    one = flexi_fleet(strategy(), [Cohort(4, partial(Stack, 5))])
-    two = flexi_fleet(strategy(), [Cohort(1, partial(Stack, 5)), Cohort(3, partial(Stack, 5))])
+    one = flexi_fleet(strategy(), [ClientGroup(4, partial(Stack, 5))])
+    two = flexi_fleet(
+        strategy(), [ClientGroup(1, partial(Stack, 5)), ClientGroup(3, partial(Stack, 5))]
+    )
     for fleet in (one, two):
         run_round(fleet, 0)
     for client in range(4):
@@ -268,7 +272,7 @@ def test_no_common_layers_is_standalone() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_clusters_that_share_nothing_are_clustered_fl(strategy: Callable[..., FlexiFed]) -> None:
-    strangers = [Cohort(2, partial(Stack, 5)), Cohort(3, partial(Stack, 6))]
+    strangers = [ClientGroup(2, partial(Stack, 5)), ClientGroup(3, partial(Stack, 6))]
     ours, theirs = (flexi_fleet(make(), strangers) for make in (strategy, ClusteredFL))
     for fleet in (ours, theirs):
         run_round(fleet, 0)
@@ -314,7 +318,9 @@ def test_a_client_that_diverges_starts_anew_and_spoils_no_mean(initial: Any) -> 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, strategy: FlexiFed, **counts: int) -> list[str]:
     widths = WIDTHS | {"z": (9,)}
-    cohorts = [Cohort(n, partial(Stack, *widths[name]), name=name) for name, n in counts.items()]
+    cohorts = [
+        ClientGroup(n, partial(Stack, *widths[name]), name=name) for name, n in counts.items()
+    ]
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         flexi_fleet(strategy, cohorts)
     return [record.getMessage() for record in caplog.records]
@@ -356,8 +362,8 @@ def test_a_network_whose_layers_have_no_order_is_named() -> None:
             super().__init__(5)
             self.token = nn.Parameter(torch.zeros(4))
 
-    with pytest.raises(UserError, match=r"model\.cohorts\.1\.model: net has its own token"):
-        flexi_fleet(MaxCommon(), [Cohort(1, partial(Stack, 5)), Cohort(1, Token)])
+    with pytest.raises(UserError, match=r"model\.clients\.1\.model: net has its own token"):
+        flexi_fleet(MaxCommon(), [ClientGroup(1, partial(Stack, 5)), ClientGroup(1, Token)])
 
 
 def test_clients_are_tested_on_their_own_rows_and_there_is_no_global_model() -> None:

@@ -20,7 +20,7 @@ from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_module import ClientModule
 from lightfed.models.composites.mixture import MixtureClient
 from lightfed.models.networks.mlp import MLP
@@ -34,7 +34,7 @@ moe = partial(PFedMoE, mlp, gate_units=4)
 
 def federation(algorithm: Algorithm, *, count: int = 3, **settings: Any) -> Federation:
     optimizer = partial(SGD, lr=0.1)
-    return Federation(algorithm, [Cohort(count, mlp)], optimizer=optimizer, **settings)
+    return Federation(algorithm, [ClientGroup(count, mlp)], optimizer=optimizer, **settings)
 
 
 def two_classes() -> FederatedDataModule:
@@ -133,11 +133,11 @@ def test_a_class_that_nobody_holds_is_named(
     part = [i for i in range(9) if y[i] in (0, 2, 3)]
     data = data_of(x, y, [part[:3], part[3:]], classes=5)
     with caplog.at_level(logging.WARNING, logger="lightfed"):
-        fleet_of([Cohort(2, mlp)], algorithm, data)
+        fleet_of([ClientGroup(2, mlp)], algorithm, data)
     assert caplog.messages == ["no client holds a sample of class 1, 4"]
 
 
 def test_classes_that_somebody_holds_are_not(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="lightfed"):
-        fleet_of([Cohort(3, mlp)], FD(), two_classes())
+        fleet_of([ClientGroup(3, mlp)], FD(), two_classes())
     assert not caplog.messages

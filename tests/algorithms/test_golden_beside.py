@@ -25,7 +25,7 @@ from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.models.composites.class_means import ClassMeans
 from lightfed.models.composites.split import SplitNetwork
@@ -111,7 +111,9 @@ def one_client(
     x, y = vectors["x"], vectors["y"]
     data = in_order(data_of(x, y, [range(len(y))], classes=4, batch_size=6))
     planted(algorithm, lambda _: start)
-    return fleet_of([Cohort(1, model)], algorithm, data, optimizer=partial(SGD, lr=lr), epochs=2)
+    return fleet_of(
+        [ClientGroup(1, model)], algorithm, data, optimizer=partial(SGD, lr=lr), epochs=2
+    )
 
 
 FORMS: list[tuple[Any, bool]] = [("htfllib", True), ("separate", False)]
@@ -262,7 +264,11 @@ def test_pfedmoe() -> None:
     algorithm = PFedMoE(partial(expert, 2), gate_units=5, gate_lr=0.02 / 0.05)
     planted(algorithm, lambda _: mixture("init"))
     fleet = fleet_of(
-        [Cohort(1, partial(expert, 4))], algorithm, data, optimizer=partial(SGD, lr=0.05), epochs=2
+        [ClientGroup(1, partial(expert, 4))],
+        algorithm,
+        data,
+        optimizer=partial(SGD, lr=0.05),
+        epochs=2,
     )
     run_round(fleet, 0)
     views = fleet.cohorts[0].layout.floats.views(fleet.row(0).floats)
@@ -280,7 +286,7 @@ def test_htfllibs_mean_of_fmls_shared_network_is_without_weights(weights: Any, s
     uploads = [recorded(HTFLLIB, f"fml_agg/in/{k}", "net.shared.") for k in range(3)]
     planted(algorithm, lambda client: uploads[client])
     data = random_data(SIZES, classes=4, features=7)
-    fleet = fleet_of([Cohort(3, partial(network, 6))], algorithm, data, optimizer=frozen)
+    fleet = fleet_of([ClientGroup(3, partial(network, 6))], algorithm, data, optimizer=frozen)
     run_round(fleet, 0)
     assert server_holds(algorithm.model, recorded(HTFLLIB, "fml_agg/out", "net.shared.")) == same
     shares = SIZES if weights == "samples" else [1, 1, 1]
@@ -300,7 +306,7 @@ def test_htfllibs_mean_of_prototypes() -> None:
             if (value := HTFLLIB.get(f"proto_agg/in/{client}/{c}")) is not None:
                 uploads[client].values[c], uploads[client].seen[c] = value, True
     data = random_data(SIZES, classes=4, features=7)
-    fleet = fleet_of([Cohort(3, partial(network, 6))], algorithm, data, optimizer=frozen)
+    fleet = fleet_of([ClientGroup(3, partial(network, 6))], algorithm, data, optimizer=frozen)
 
     def send(s: SessionContext) -> None:
         upload = uploads[s.client]
@@ -324,7 +330,7 @@ def test_htfllibs_mean_of_the_heads_of_different_networks(weights: Any, same: bo
     def flat() -> nn.Module:
         return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 4))
 
-    cohorts = [Cohort(1, partial(network, 6)), Cohort(2, flat)]
+    cohorts = [ClientGroup(1, partial(network, 6)), ClientGroup(2, flat)]
     fleet = fleet_of(
         cohorts, algorithm, random_data(SIZES, classes=4, features=7), optimizer=frozen
     )

@@ -20,7 +20,7 @@ from lightfed.algorithms.my2 import My2
 from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.topology.topology import Ring
@@ -123,7 +123,7 @@ def test_golden_training_loop_through_fit(tmp_path: Path) -> None:
     algorithm = Whole(Recorded(about["neighbour_choice"]), regrow="gradient")
     model = Federation(
         algorithm,
-        [Cohort(CLIENTS, Net)],
+        [ClientGroup(CLIENTS, Net)],
         optimizer=partial(SGD, lr=about["lr"], weight_decay=about["wd"]),
         lr_schedule=partial(ExponentialLR, gamma=about["lr_decay"]),
         local_epochs=about["epochs"],
@@ -163,7 +163,7 @@ def test_golden_masked_sgd(momentum: float) -> None:
     optimizer = partial(SGD, lr=1.0, momentum=momentum, weight_decay=about["wd"])
     data = data_of(x, y, [range(10), range(10, 20)], classes=5)
     fleet = fleet_of(
-        [Cohort(2, Net)],
+        [ClientGroup(2, Net)],
         DisPFL(Ring(), static=True),
         data,
         optimizer=optimizer,

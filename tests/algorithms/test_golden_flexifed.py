@@ -25,7 +25,7 @@ from lightfed.algorithms.flexifed import (
     MaxCommon,
 )
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.state.rows import Row
 from tests.algorithms.dispfl_cases import Replayed
 from tests.small import GOLDEN, data_of, fleet_of, run_round
@@ -72,7 +72,7 @@ def fleet_of_case(case: str, strategy: FlexiFed) -> Fleet:
     meta = NUMERIC[case]
     versions: list[str] = meta["clients"]
     cohorts = [
-        Cohort(versions.count(v), partial(Recorded, v, meta["widths"], meta["classifier"]))
+        ClientGroup(versions.count(v), partial(Recorded, v, meta["widths"], meta["classifier"]))
         for v in dict.fromkeys(versions)
     ]
     bounds = accumulate(range(2, 2 + len(versions)), initial=0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.local.client_group import Cohort, CohortState
+from lightfed.local.client_group import ClientGroup, GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.models.networks.cnn import Conv
@@ -25,7 +25,7 @@ def settings_of(name: str) -> dict[str, Any]:
     return found
 
 
-def load_row(state: CohortState, row: Tensor, tensors: dict[str, Tensor], prefix: str) -> None:
+def load_row(state: GroupState, row: Tensor, tensors: dict[str, Tensor], prefix: str) -> None:
     for name, view in state.layout.floats.views(row).items():
         view.copy_(tensors[f"{prefix}/{name.removeprefix('net.')}"])
 
@@ -45,7 +45,7 @@ class Local:
             SGD, lr=self.settings["lr"], momentum=self.settings["momentum"],
             weight_decay=self.settings["weight_decay"],
         )  # fmt: skip
-        cohorts = [Cohort(1, model, level="a"), Cohort(1, model, level="c")]
+        cohorts = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="c")]
         self.fleet = fleet_of(
             cohorts, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
         )
@@ -128,7 +128,7 @@ class Static:
         model = partial(Conv, hidden=settings["hidden"])
         self.algorithm = HeteroFL(statistics_batch_size=settings["batch"])
         data = data_of(x, y, [rest, held], classes=6)
-        self.fleet = fleet_of([Cohort(2, model, level="a")], self.algorithm, data)
+        self.fleet = fleet_of([ClientGroup(2, model, level="a")], self.algorithm, data)
         load_row(self.fleet.cohorts[0], self.algorithm.model.floats, self.tensors, "params")
         self.algorithm.evaluation_start(self.fleet)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.heterofl import HeteroFL
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.session import Work
 from lightfed.models.networks.resnet import PreActResNet
@@ -56,7 +56,7 @@ class Local:
             weight_decay=self.settings["weight_decay"],
         )  # fmt: skip
         data = data_of(x, y, [[0], range(1, len(y))], classes=6)
-        cohorts = [Cohort(1, model, level="a"), Cohort(1, model, level="b")]
+        cohorts = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="b")]
         self.fleet = fleet_of(
             cohorts, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
         )

@@ -18,7 +18,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fit, fleet_of, run_round, server_row
@@ -53,7 +53,8 @@ def test_full_width_and_all_labels_are_fedavg(mask: bool, accumulate: Any, tmp_p
     rows = []
     for algorithm in algorithms:
         federation = Federation(
-            algorithm, [Cohort(4, conv, level="a")], optimizer=partial(SGD, lr=0.1, momentum=0.9),
+            algorithm, [ClientGroup(4, conv, level="a")], optimizer=partial(SGD, lr=0.1,
+            momentum=0.9),
             fraction=0.6, local_epochs=2, accumulate=accumulate, evaluate=["personal"],
         )  # fmt: skip
         fit(federation, images([6, 9, 5, 7]), tmp_path, rounds=3, gradient_clip_val=1.0)
@@ -66,7 +67,7 @@ def test_a_global_model_of_level_b_is_one_of_half_the_channels() -> None:
     rows = []
     for hidden, levels in (((12, 16), "bc"), ((6, 8), "ab")):
         model = partial(Conv, hidden=hidden, norm="none")
-        cohorts = [Cohort(2, model, level=level) for level in levels]  # type: ignore[arg-type]
+        cohorts = [ClientGroup(2, model, level=level) for level in levels]  # type: ignore[arg-type]
         fleet = fleet_of(cohorts, HeteroFL(), images([6, 9, 5, 7]))
         for t in range(2):
             run_round(fleet, t)
@@ -80,7 +81,7 @@ def test_labels_that_are_not_held_are_not_fedavg() -> None:
     algorithms: list[Algorithm] = [HeteroFL(), FedAvg("uniform", buffers="drop")]
     for algorithm in algorithms:
         data = images([6, 9, 5], own=True)
-        fleet = fleet_of([Cohort(3, conv, level="a")], algorithm, data)
+        fleet = fleet_of([ClientGroup(3, conv, level="a")], algorithm, data)
         run_round(fleet, 0)
         rows.append(model_of(fleet))
     for name, value in rows[0].items():
@@ -96,7 +97,7 @@ def two_levels(*, mask: bool = True) -> tuple[Fleet, dict[str, Tensor], dict[str
             fed.train([1], t)
             fed.merge([1], into=self.model, weights=self.weights)
 
-    cohorts = [Cohort(1, conv, level="a"), Cohort(1, conv, rate=0.5)]
+    cohorts = [ClientGroup(1, conv, level="a"), ClientGroup(1, conv, rate=0.5)]
     # Weight decay changes every row of the client's model, also those of labels it does not hold.
     optimizer = partial(SGD, lr=0.1, weight_decay=0.5)
     fleet = fleet_of(cohorts, Narrow(mask=mask), images([6, 6], own=True), optimizer=optimizer)
@@ -131,13 +132,16 @@ def test_a_narrow_client_is_sent_the_leading_channels() -> None:
 
 
 def test_the_widest_cohort_comes_first() -> None:
-    cohorts = [Cohort(1, conv, level="c"), Cohort(1, conv, level="b")]
+    cohorts = [ClientGroup(1, conv, level="c"), ClientGroup(1, conv, level="b")]
     with pytest.raises(UserError, match=r"cohorts\.0\.rate: 0\.25, while another cohort has 0\.5"):
         fleet_of(cohorts, HeteroFL(), images([6, 6]))
 
 
 def test_models_that_do_not_nest_are_refused() -> None:
-    cohorts = [Cohort(1, conv, level="a"), Cohort(1, partial(Conv, hidden=(8, 4)), rate=1.0)]
+    cohorts = [
+        ClientGroup(1, conv, level="a"),
+        ClientGroup(1, partial(Conv, hidden=(8, 4)), rate=1.0),
+    ]
     with pytest.raises(UserError, match="cohort 1 does not fit into the server model"):
         fleet_of(cohorts, HeteroFL(), images([6, 6]))
 
@@ -156,7 +160,7 @@ class Plain(nn.Module):
 
 def test_arguments_of_each_cohort_make_widths_of_an_own_network() -> None:
     widths = (8, 4, 2)
-    cohorts = [Cohort(1, partial(Plain, units=units)) for units in widths]
+    cohorts = [ClientGroup(1, partial(Plain, units=units)) for units in widths]
     for position, cohort in enumerate(cohorts):
         cohort.check(position)
     fleet = fleet_of(cohorts, HeteroFL(), images([6, 6, 6]))
@@ -172,7 +176,7 @@ LEVELS = {"a": 2, "b": 3, "e": 5}
 
 
 def dynamic_fleet(seed: int = 0, level_weights: list[float] | None = None) -> Fleet:
-    cohorts = [Cohort(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
+    cohorts = [ClientGroup(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
     algorithm = HeteroFL("dynamic", level_weights=level_weights)
     return fleet_of(cohorts, algorithm, images([3] * 10), seed=seed)
 
@@ -204,7 +208,7 @@ def test_levels_are_drawn_with_the_shares_of_cohorts_or_weights(
 def test_weights_that_no_level_is_drawn_with_are_refused(
     weights: list[float], assignment: Any, found: str
 ) -> None:
-    cohorts = [Cohort(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
+    cohorts = [ClientGroup(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
     with pytest.raises(UserError, match=f"init_args.level_weights: .*{found}"):
         fleet_of(cohorts, HeteroFL(assignment, level_weights=weights), images([3] * 10))
 
@@ -224,7 +228,7 @@ def test_levels_are_drawn_anew_for_every_round_by_the_seed() -> None:
 
 
 def test_fixed_levels_follow_the_cohorts() -> None:
-    cohorts = [Cohort(1, conv, level="a"), Cohort(2, conv, level="b")]
+    cohorts = [ClientGroup(1, conv, level="a"), ClientGroup(2, conv, level="b")]
     fleet = fleet_of(cohorts, HeteroFL(), images([6, 6, 6]))
     run_round(fleet, 0)
     assert [fleet.cohort_of(m) for m in range(3)] == [0, 1, 1]
@@ -247,7 +251,7 @@ class Flat(nn.Module):
 
 def test_a_last_batch_of_one_sample_does_not_end_the_run() -> None:
     algorithm = HeteroFL(statistics_batch_size=5)
-    cohorts = [Cohort(1, Flat, level="a"), Cohort(1, Flat, level="b")]
+    cohorts = [ClientGroup(1, Flat, level="a"), ClientGroup(1, Flat, level="b")]
     fleet = fleet_of(cohorts, algorithm, images([6, 5]))
     algorithm.evaluation_start(fleet)
     module = algorithm.evaluated(fleet, None)
@@ -266,7 +270,7 @@ class Dropping(Conv):
 
 def test_statistics_do_not_depend_on_global_random_state() -> None:
     algorithm = HeteroFL(statistics_batch_size=4)
-    fleet = fleet_of([Cohort(2, Dropping, level="a")], algorithm, images([6, 6]))
+    fleet = fleet_of([ClientGroup(2, Dropping, level="a")], algorithm, images([6, 6]))
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -297,6 +301,8 @@ def test_a_mask_that_no_step_comes_by_is_refused() -> None:
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
-    fleet = fleet_of([Cohort(2, Aside)], HeteroFL(), data_of(x, y, [[0, 1], [2, 3]], classes=3))
+    fleet = fleet_of(
+        [ClientGroup(2, Aside)], HeteroFL(), data_of(x, y, [[0, 1], [2, 3]], classes=3)
+    )
     with pytest.raises(UserError, match=r"mask: true, but the training_step of Aside"):
         run_round(fleet, 0)

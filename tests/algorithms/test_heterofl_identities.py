@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import Cohort, Task
+from lightfed.local.client_group import ClientGroup, Task
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
@@ -53,7 +53,7 @@ class Federation:
 
     def fleet(self) -> Fleet:
         task: Task = "masked_lm" if self.model.func is Transformer else "classification"  # type: ignore[attr-defined]
-        cohorts = [Cohort(1, self.model, rate=rate) for rate in self.rates]
+        cohorts = [ClientGroup(1, self.model, rate=rate) for rate in self.rates]
         return fleet_of(cohorts, HeteroFL(mask=False), Held(self.labels, task))
 
 

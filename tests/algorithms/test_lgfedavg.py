@@ -14,7 +14,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
@@ -41,7 +41,7 @@ class Normed(nn.Module):
 
 
 def lg_fleet(algorithm: LGFedAvg, model: Any = mlp, **work: Any) -> Fleet:
-    return fleet_of([Cohort(3, model)], algorithm, random_data(SIZES), optimizer=slow, **work)
+    return fleet_of([ClientGroup(3, model)], algorithm, random_data(SIZES), optimizer=slow, **work)
 
 
 def row_of(fleet: Fleet, client: int) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ def test_all_layers_global_is_fedavg(model: Any, tmp_path: Path) -> None:
     found = []
     for algorithm in (LGFedAvg(3, weights="samples"), FedAvg()):
         federation = Federation(
-            algorithm, [Cohort(3, model)], optimizer=slow, clients_per_round=2, local_epochs=2
+            algorithm, [ClientGroup(3, model)], optimizer=slow, clients_per_round=2, local_epochs=2
         )
         trainer = fit(federation, random_data(SIZES), tmp_path, rounds=3)
         found.append((server_row(federation), trainer.callback_metrics))
@@ -154,7 +154,7 @@ def test_all_layers_global_is_fedavg(model: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def finished(tmp_path: Path) -> tuple[Path, Tensor]:
     """The run folder of a FedAvg run, and its model."""
-    federation = Federation(FedAvg(), [Cohort(3, Normed)], optimizer=slow)
+    federation = Federation(FedAvg(), [ClientGroup(3, Normed)], optimizer=slow)
     fit(federation, random_data(SIZES), tmp_path, rounds=2)
     return tmp_path / "run", server_row(federation)
 
@@ -199,14 +199,14 @@ def test_a_count_that_cannot_be_is_refused(count: int, fragment: str) -> None:
 
 
 def test_cohorts_of_different_shapes_are_refused() -> None:
-    cohorts = [Cohort(1, mlp, name="x"), Cohort(1, MLP, name="y")]
+    cohorts = [ClientGroup(1, mlp, name="x"), ClientGroup(1, MLP, name="y")]
     message = r"cohorts: .* x are \[3, 5\], \[3\], those of cohort y \[3, 200\], \[3\]; use"
     with pytest.raises(UserError, match=message):
         fleet_of(cohorts, LGFedAvg(1), random_data([3, 3]))
 
 
 def other_shapes(algorithm: LGFedAvg, *models: Any, **work: Any) -> Fleet:
-    cohorts = [Cohort(1, models[0]), Cohort(2, models[1])]
+    cohorts = [ClientGroup(1, models[0]), ClientGroup(2, models[1])]
     return fleet_of(cohorts, algorithm, random_data(SIZES), optimizer=slow, **work)
 
 

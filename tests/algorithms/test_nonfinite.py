@@ -19,7 +19,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round, server_row
@@ -41,7 +41,7 @@ def broken_data(value: float = math.nan, **settings: Any) -> FederatedDataModule
 
 
 def rows_of(
-    algorithm: Algorithm, cohorts: list[Cohort], *, sampled: bool, accumulate: str
+    algorithm: Algorithm, cohorts: list[ClientGroup], *, sampled: bool, accumulate: str
 ) -> tuple[Tensor, dict[str, float]]:
     fleet = fleet_of(
         cohorts, algorithm, broken_data(), optimizer=partial(SGD, lr=0.1, momentum=0.9),
@@ -60,13 +60,13 @@ def rows_of(
 @pytest.mark.parametrize(
     ("algorithm", "cohorts"),
     [
-        (partial(FedAvg, "uniform"), [Cohort(4, mlp)]),
-        (FedAvg, [Cohort(4, mlp)]),
-        (HeteroFL, [Cohort(2, mlp, level="a"), Cohort(2, mlp, level="b")]),
+        (partial(FedAvg, "uniform"), [ClientGroup(4, mlp)]),
+        (FedAvg, [ClientGroup(4, mlp)]),
+        (HeteroFL, [ClientGroup(2, mlp, level="a"), ClientGroup(2, mlp, level="b")]),
     ],
 )
 def test_the_others_train_as_if_the_broken_client_had_not_been_drawn(
-    algorithm: Any, cohorts: list[Cohort], accumulate: str
+    algorithm: Any, cohorts: list[ClientGroup], accumulate: str
 ) -> None:
     with_it, metrics = rows_of(algorithm(), cohorts, sampled=True, accumulate=accumulate)
     without, others = rows_of(algorithm(), cohorts, sampled=False, accumulate=accumulate)
@@ -81,7 +81,7 @@ def test_the_others_train_as_if_the_broken_client_had_not_been_drawn(
 def test_a_run_with_a_broken_client_stays_finite_and_names_it(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    federation = Federation(FedAvg(), [Cohort(4, mlp)], optimizer=partial(SGD, lr=0.1))
+    federation = Federation(FedAvg(), [ClientGroup(4, mlp)], optimizer=partial(SGD, lr=0.1))
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         trainer = fit(federation, broken_data(value), tmp_path, rounds=2)
     assert server_row(federation).isfinite().all()
@@ -95,7 +95,7 @@ def test_a_run_with_a_broken_client_stays_finite_and_names_it(
 def test_if_all_break_the_run_ends_and_the_server_stays_as_it_is() -> None:
     data = data_of(torch.full((4, 2), math.nan), torch.tensor([1, 2, 3, 1]), [[0, 1], [2, 3]])
     algorithm = FedAvg()
-    fleet = fleet_of([Cohort(2, Line)], algorithm, data)
+    fleet = fleet_of([ClientGroup(2, Line)], algorithm, data)
     before = algorithm.model.floats.clone()
     with pytest.raises(UserError, match="2 of 2 sessions of round 0 failed") as error:
         run_round(fleet, 0)
@@ -109,7 +109,7 @@ def one_a_round(broken: set[int], *, clients: int = 6) -> Fleet:
     x[sorted(broken)] = math.nan
     parts = [[k] for k in range(clients)]
     data = data_of(x, torch.arange(clients), parts, classes=clients)
-    fleet = fleet_of([Cohort(clients, Line)], FedAvg(), data, clients_per_round=1)
+    fleet = fleet_of([ClientGroup(clients, Line)], FedAvg(), data, clients_per_round=1)
     fleet.participants = lambda t: [t]  # type: ignore[method-assign]
     return fleet
 
@@ -135,7 +135,7 @@ class Kill(Callback):
 def test_a_killed_and_resumed_run_remembers_the_rounds_that_broke(tmp_path: Path) -> None:
     def train(folder: Path, **settings: Any) -> None:
         federation = Federation(
-            FedAvg(), [Cohort(4, mlp)], optimizer=partial(SGD, lr=1e30), clients_per_round=1
+            FedAvg(), [ClientGroup(4, mlp)], optimizer=partial(SGD, lr=1e30), clients_per_round=1
         )
         fit(federation, random_data(SIZES, batch_size=3), folder, rounds=9, **settings)
 
@@ -173,7 +173,7 @@ def test_a_client_is_back_when_it_has_recovered(buffers: Any) -> None:
     """It is left out of the round's merges, not for good."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [99.0, 1.0], [5.0, 99.0]])
     data = data_of(x, torch.tensor([0, 1, 0, 1]), [[0, 1], [2, 3]])
-    fleet = fleet_of([Cohort(2, Fragile)], FedAvg(buffers=buffers), data)
+    fleet = fleet_of([ClientGroup(2, Fragile)], FedAvg(buffers=buffers), data)
     Fragile.broken = True
     assert run_round(fleet, 0)["excluded"] == 1.0
     Fragile.broken = False
@@ -184,7 +184,7 @@ def test_values_beyond_fixed_point_are_left_out_and_float64_takes_them() -> None
     for accumulate, excluded in (("float64", 0.0), ("fixed", 1.0)):
         x = torch.tensor([[1.0, 0.0], [40.0, 0.0]])
         data = data_of(x, torch.tensor([1, 2000]), [[0], [1]], classes=2001)
-        fleet = fleet_of([Cohort(2, Line)], FedAvg(), data, accumulate=accumulate)
+        fleet = fleet_of([ClientGroup(2, Line)], FedAvg(), data, accumulate=accumulate)
         # w = 1/2 x 2000 x 40 = 4e4, which two more steps multiply by -799 each; 2^22 is about 4e6.
         assert run_round(fleet, 0)["excluded"] == 0.0
         fleet.work = type(fleet.work)(epochs=2)

@@ -11,7 +11,7 @@ from torch.optim import SGD
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round
 
@@ -20,7 +20,7 @@ CLIENTS = len(SIZES)
 mlp = partial(MLP, hidden=(6,), dropout=0.2)
 
 
-def rows_after(changed: int | None, cohorts: list[Cohort]) -> list[Tensor]:
+def rows_after(changed: int | None, cohorts: list[ClientGroup]) -> list[Tensor]:
     """The clients' rows after three rounds; one of them with other data than it has by default."""
     data = random_data(SIZES, batch_size=3)
     if changed is not None:
@@ -40,17 +40,18 @@ def row_of(fleet: Fleet, client: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "cohorts", [[Cohort(3, mlp)], [Cohort(2, mlp), Cohort(1, partial(MLP, hidden=(3,)))]]
+    "cohorts",
+    [[ClientGroup(3, mlp)], [ClientGroup(2, mlp), ClientGroup(1, partial(MLP, hidden=(3,)))]],
 )
 @pytest.mark.parametrize("changed", range(CLIENTS))
-def test_a_clients_data_change_its_own_row_alone(changed: int, cohorts: list[Cohort]) -> None:
+def test_a_clients_data_change_its_own_row_alone(changed: int, cohorts: list[ClientGroup]) -> None:
     before, after = rows_after(None, cohorts), rows_after(changed, cohorts)
     for client in range(CLIENTS):
         assert torch.equal(before[client], after[client]) == (client != changed)
 
 
 def test_clients_of_a_cohort_start_alike() -> None:
-    cohorts = [Cohort(2, mlp), Cohort(1, mlp)]
+    cohorts = [ClientGroup(2, mlp), ClientGroup(1, mlp)]
     fleet = fleet_of(cohorts, Standalone(), random_data(SIZES))
     assert torch.equal(row_of(fleet, 0), row_of(fleet, 1))
     assert not torch.equal(row_of(fleet, 0), row_of(fleet, 2))
@@ -60,7 +61,7 @@ def test_a_client_goes_on_from_its_own_weights() -> None:
     # x = (1, 0) and y = 1 for client 0, y = 3 for client 1; steps of 1/2 halve the distance to y.
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     data = data_of(x, torch.tensor([1, 3]), [[0], [1]])
-    fleet = fleet_of([Cohort(2, Line)], Standalone(), data)
+    fleet = fleet_of([ClientGroup(2, Line)], Standalone(), data)
     found = []
     for t in range(3):
         run_round(fleet, t)
@@ -69,7 +70,7 @@ def test_a_client_goes_on_from_its_own_weights() -> None:
 
 
 def test_who_does_not_take_part_stays_as_it_is() -> None:
-    fleet = fleet_of([Cohort(3, mlp)], Standalone(), random_data(SIZES), clients_per_round=1)
+    fleet = fleet_of([ClientGroup(3, mlp)], Standalone(), random_data(SIZES), clients_per_round=1)
     for t in range(4):
         before = [row_of(fleet, k).clone() for k in range(CLIENTS)]
         chosen = fleet.participants(t)
@@ -80,7 +81,10 @@ def test_who_does_not_take_part_stays_as_it_is() -> None:
 
 def test_there_are_personal_figures_and_no_server(tmp_path: Path) -> None:
     federation = Federation(
-        Standalone(), [Cohort(3, mlp)], optimizer=partial(SGD, lr=0.1), export=["server", "clients"]
+        Standalone(),
+        [ClientGroup(3, mlp)],
+        optimizer=partial(SGD, lr=0.1),
+        export=["server", "clients"],
     )
     trainer = fit(federation, random_data(SIZES), tmp_path, rounds=2)
     groups = {name.split("/")[0] for name in trainer.callback_metrics if "/" in name}

@@ -18,7 +18,7 @@ from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 
 ENDLESS = 1_000_000_000
 
@@ -98,7 +98,7 @@ def build(
     """
     federation = Federation(
         FedAvg(),
-        [Cohort(workload.clients, workload.network)],
+        [ClientGroup(workload.clients, workload.network)],
         optimizer=partial(torch.optim.SGD, lr=LEARNING_RATE),
         clients_per_round=workload.per_round,
         evaluate=(),

@@ -25,7 +25,7 @@ trainer:
     - class_path: first_session.Leave
 model:
   algorithm: {class_path: lightfed.algorithms.fedavg.FedAvg}
-  cohorts:
+  clients:
     - {count: 10, model: {class_path: lightfed.models.networks.mlp.MLP}}
   optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
 data:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_module import ClientModule
 from lightfed.models.networks.mlp import MLP
 from tests.small import random_data, server_row
@@ -69,7 +69,7 @@ def federation(**settings: Any) -> Federation:
     algorithm = settings.pop("algorithm", None) or FedAvg()
     optimizer = partial(SGD, lr=0.2, momentum=0.9)
     settings = {"optimizer": optimizer, "fraction": 0.7, **settings}
-    return Federation(algorithm, [Cohort(len(SIZES), Counting)], **settings)
+    return Federation(algorithm, [ClientGroup(len(SIZES), Counting)], **settings)
 
 
 def data(**settings: Any) -> Any:

@@ -15,7 +15,7 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.simulation.delays import Exponential
 from tests.small import Line, data_of, fleet_of, run_round
@@ -39,7 +39,7 @@ def breaks(fleet: Fleet, client: int, *, after: int = 0) -> None:
 def devices(after: int) -> Fleet:
     """Two devices; one of them does not get beyond a batch in any round but the first."""
     fleet = fleet_of(
-        [Cohort(2, Line)], FedBCD(1, 2, gamma=0.5, steps=(2, 2), delay=Exponential(1.0)),
+        [ClientGroup(2, Line)], FedBCD(1, 2, gamma=0.5, steps=(2, 2), delay=Exponential(1.0)),
         data_of(torch.ones(8, 2), torch.full((8,), 9), [range(4), range(4, 8)], batch_size=1),
         optimizer=partial(ASPG, lr=0.01, momentum=0.9, box=(-1.0, 1.0)),
     )  # fmt: skip
@@ -96,7 +96,7 @@ def test_half_a_backward_pass_leaves_no_gradient_for_the_next_client() -> None:
         algorithm = FedAvg()
         y = torch.tensor([900, 900, 1, 2])
         fleet = fleet_of(
-            [Cohort(2, TwoLines)], algorithm,
+            [ClientGroup(2, TwoLines)], algorithm,
             data_of(torch.ones(4, 2), y, [[0, 1], [2, 3]]), optimizer=partial(ASGD, lr=0.1),
         )  # fmt: skip
         fleet.participants = lambda t, drawn=drawn: drawn  # type: ignore[method-assign,misc]
@@ -125,7 +125,7 @@ class Metered(Line):
 
 def test_a_metric_that_was_not_logged_is_not_the_next_clients() -> None:
     fleet = fleet_of(
-        [Cohort(2, Metered)], FedAvg(),
+        [ClientGroup(2, Metered)], FedAvg(),
         data_of(torch.ones(4, 2), torch.tensor([900, 900, 1, 2]), [[0, 1], [2, 3]]),
     )  # fmt: skip
     assert run_round(fleet, 0)["mean"] == 1.5
@@ -136,7 +136,7 @@ def test_heterofl_goes_on_with_a_client_that_has_no_batch_to_mask(broken: int) -
     x, y = torch.randn(12, 4), torch.tensor([0, 1] * 2 + [1, 2] * 2 + [0, 2] * 2)
     parts = [range(4), range(4, 8), range(8, 12)]
     fleet = fleet_of(
-        [Cohort(3, partial(MLP, hidden=(6,)))], HeteroFL(), data_of(x, y, parts, classes=3),
+        [ClientGroup(3, partial(MLP, hidden=(6,)))], HeteroFL(), data_of(x, y, parts, classes=3),
         optimizer=partial(SGD, lr=0.1),
     )  # fmt: skip
     breaks(fleet, broken)

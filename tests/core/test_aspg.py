@@ -425,7 +425,7 @@ def test_an_own_module_that_wants_more_than_a_session_can_is_refused(configure: 
         live = LiveModule(module, ModelLayout.of(module))
 
     with pytest.raises(
-        UserError, match=r"^model\.cohorts: ASPG with a scheduler, groups or a part"
+        UserError, match=r"^model\.clients: ASPG with a scheduler, groups or a part"
     ):
         client_stepper(State(), 0, None, Runtime(), evaluated=False)  # type: ignore[arg-type]
 

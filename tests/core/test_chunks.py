@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.session import PendingReport
 from lightfed.local.session_runner import RunClient
 from tests.small import Line, data_of, fleet_of, run_round
@@ -23,7 +23,7 @@ def chunked(*, batch_size: int = 4, **work: int) -> Fleet:
     """Two clients of 7 and 4 samples: chunks of 3, 2, 2 and 2, 1, 1."""
     data = data_of(*samples(), [range(7), range(7, 11)], classes=2, batch_size=batch_size)
     data.chunks = CHUNKS
-    return fleet_of([Cohort(2, Line)], Standalone(), data, **work)
+    return fleet_of([ClientGroup(2, Line)], Standalone(), data, **work)
 
 
 def chunk(fleet: Fleet, client: int, t: int) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import GLOBAL, Evaluation
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.session import Report, weighted_means
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Ring
@@ -81,13 +81,13 @@ def evaluate(
 VALUES = [0.5, 0.25, 1.0, 0.75, 0.0, 0.5, 0.25, 1.0, 0.125, 0.5, 0.75, 0.375]
 
 
-def fleet_and_data(cohorts: list[Cohort]) -> tuple[Fleet, FederatedDataModule]:
+def fleet_and_data(cohorts: list[ClientGroup]) -> tuple[Fleet, FederatedDataModule]:
     data = scored(VALUES)
     return fleet_of(cohorts, FedAvg(), data), data
 
 
 def test_personal_figures_count_every_client_once() -> None:
-    figures, reports = evaluate(*fleet_and_data([Cohort(CLIENTS, Score)]), kinds=("personal",))
+    figures, reports = evaluate(*fleet_and_data([ClientGroup(CLIENTS, Score)]), kinds=("personal",))
     assert [(r.client, r.samples, r.metrics["score"]) for r in reports] == [
         (k, k + 1, value) for k, value in enumerate(VALUES)
     ]
@@ -103,7 +103,11 @@ def test_personal_figures_count_every_client_once() -> None:
 
 
 def test_cohorts_have_figures_of_their_own() -> None:
-    cohorts = [Cohort(4, Score, name="wide"), Cohort(5, Score, level="c"), Cohort(3, Score)]
+    cohorts = [
+        ClientGroup(4, Score, name="wide"),
+        ClientGroup(5, Score, level="c"),
+        ClientGroup(3, Score),
+    ]
     figures, _ = evaluate(*fleet_and_data(cohorts), kinds=("personal",))
     assert figures["personal/score/wide"] == sum(VALUES[:4]) / 4
     assert figures["personal/score/c"] == sum(VALUES[4:9]) / 5
@@ -112,7 +116,7 @@ def test_cohorts_have_figures_of_their_own() -> None:
 
 
 def test_the_global_figure_counts_every_sample_once() -> None:
-    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    fleet, data = fleet_and_data([ClientGroup(CLIENTS, Score)])
     figures, reports = evaluate(fleet, data, kinds=("global",))
     samples = CLIENTS * (CLIENTS + 1) // 2
     mean = sum((k + 1) * v for k, v in enumerate(VALUES)) / samples
@@ -122,12 +126,12 @@ def test_the_global_figure_counts_every_sample_once() -> None:
 
 
 def test_a_share_of_the_clients_is_drawn_once() -> None:
-    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    fleet, data = fleet_and_data([ClientGroup(CLIENTS, Score)])
     evaluations = [Evaluation(fleet, data, kinds=("personal",), clients=5) for _ in range(2)]
     chosen = list(evaluations[0].jobs)
     assert len(chosen) == len(evaluations[0].jobs) == 5
     assert chosen == sorted(set(chosen)) == list(evaluations[1].jobs)
-    other = fleet_of([Cohort(CLIENTS, Score)], FedAvg(), data, seed=1)
+    other = fleet_of([ClientGroup(CLIENTS, Score)], FedAvg(), data, seed=1)
     assert list(Evaluation(other, data, kinds=("personal",), clients=5).jobs) != chosen
     figures, reports = evaluate(fleet, data, kinds=("personal",), clients=5)
     assert [r.client for r in reports] == chosen
@@ -136,7 +140,7 @@ def test_a_share_of_the_clients_is_drawn_once() -> None:
 
 @pytest.mark.parametrize("clients", [None, CLIENTS, 99])
 def test_all_clients_are_evaluated_by_default(clients: int | None) -> None:
-    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    fleet, data = fleet_and_data([ClientGroup(CLIENTS, Score)])
     jobs = Evaluation(fleet, data, kinds=("global", "personal"), clients=clients).jobs
     assert list(jobs) == [GLOBAL, *range(CLIENTS)]
 
@@ -146,14 +150,14 @@ def test_all_clients_are_evaluated_by_default(clients: int | None) -> None:
 )  # fmt: skip
 def test_without_a_server_there_is_no_global_figure(algorithm: Algorithm) -> None:
     data = scored(VALUES)
-    fleet = fleet_of([Cohort(CLIENTS, Score)], algorithm, data)
+    fleet = fleet_of([ClientGroup(CLIENTS, Score)], algorithm, data)
     figures, reports = evaluate(fleet, data)
     assert len(reports) == CLIENTS
     assert {name.split("/")[0] for name in figures} == {"personal"}
 
 
 def test_an_evaluation_starts_from_nothing() -> None:
-    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    fleet, data = fleet_and_data([ClientGroup(CLIENTS, Score)])
     evaluation = Evaluation(fleet, data, kinds=("personal",), clients=None)
     for _ in range(2):
         evaluation.start()
@@ -163,7 +167,7 @@ def test_an_evaluation_starts_from_nothing() -> None:
 
 
 def test_clients_without_a_test_sample_have_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet, data = fleet_and_data([Cohort(CLIENTS, Score)])
+    fleet, data = fleet_and_data([ClientGroup(CLIENTS, Score)])
     whole = data.test_batches
     monkeypatch.setattr(data, "test_batches", lambda k: iter(()) if k == 4 else whole(k))
     figures, reports = evaluate(fleet, data, kinds=("personal",))
@@ -177,7 +181,7 @@ def test_batches_of_any_size_give_the_mean_over_the_whole_test_set(
 ) -> None:
     data = random_data([9, 14], batch_size=4, eval_batch_size=eval_batch_size)
     optimizer = partial(SGD, lr=0.1)
-    model = Federation(FedAvg(), [Cohort(2, partial(MLP, hidden=(5,)))], optimizer=optimizer)
+    model = Federation(FedAvg(), [ClientGroup(2, partial(MLP, hidden=(5,)))], optimizer=optimizer)
     trainer = fit(model, data, tmp_path, rounds=2)
     metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
     module = model.fleet.bind_model(model.algorithm.model)  # type: ignore[arg-type]
@@ -202,7 +206,7 @@ def test_weighted_means_leave_out_what_a_report_does_not_have() -> None:
 
 def test_what_a_module_draws_does_not_depend_on_what_was_drawn_before() -> None:
     data = random_data([6, 5, 7])
-    fleet = fleet_of([Cohort(3, Noisy)], FedAvg(), data)
+    fleet = fleet_of([ClientGroup(3, Noisy)], FedAvg(), data)
     first, _ = evaluate(fleet, data)
     torch.rand(3)
     assert evaluate(fleet, data)[0] == first
@@ -215,5 +219,5 @@ def test_a_report_says_what_a_client_keeps() -> None:
     data = random_data([6, 5])
     parameters = 4 * 3 + 3
     for algorithm, stored in ((FedAvg(), 0), (Standalone(), 4 * parameters)):
-        fleet = fleet_of([Cohort(2, Noisy)], algorithm, data)
+        fleet = fleet_of([ClientGroup(2, Noisy)], algorithm, data)
         assert [report.stored for report in evaluate(fleet, data)[1]] == [stored] * 2

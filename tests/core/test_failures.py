@@ -21,7 +21,7 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_module import ClientModule
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Ring
@@ -64,7 +64,7 @@ def broken_data(clients: tuple[int, ...] = (BROKEN,)) -> Any:
 def picky_fleet(algorithm: Any, **settings: Any) -> Fleet:
     broken = settings.pop("clients", (BROKEN,))
     return fleet_of(
-        [Cohort(4, Picky)], algorithm, broken_data(broken),
+        [ClientGroup(4, Picky)], algorithm, broken_data(broken),
         optimizer=partial(SGD, lr=0.1, momentum=0.9), **settings,
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ def test_who_fails_receives_but_sends_nothing() -> None:
 def test_algorithms_whose_clients_keep_rows_go_on_with_one_that_fails(algorithm: Any) -> None:
     kept = algorithm()
     if isinstance(kept, FedKD):  # takes networks: what fails is the first batch's loss
-        fleet = fleet_of([Cohort(4, mlp)], kept, random_data(SIZES, batch_size=3))
+        fleet = fleet_of([ClientGroup(4, mlp)], kept, random_data(SIZES, batch_size=3))
         spoil(fleet, BROKEN)
     else:
         fleet = picky_fleet(kept)
@@ -141,7 +141,7 @@ class Later(Line):
 def test_a_row_that_is_kept_stays_as_far_as_it_came() -> None:
     x, y = torch.ones(8, 2), torch.arange(8)
     fleet = fleet_of(
-        [Cohort(1, Later), Cohort(1, Line)], Standalone(),
+        [ClientGroup(1, Later), ClientGroup(1, Line)], Standalone(),
         data_of(x, y, [[0, 1, 2, 3], [4, 5, 6, 7]], batch_size=1),
         optimizer=partial(SGD, lr=0.01), steps=2,
     )  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_row_that_is_kept_stays_as_far_as_it_came() -> None:
     steps = fleet.row(0).floats.clone()
     assert steps.abs().sum() > 0
     again = fleet_of(
-        [Cohort(1, Later), Cohort(1, Line)], Standalone(),
+        [ClientGroup(1, Later), ClientGroup(1, Line)], Standalone(),
         data_of(x, y, [[0, 1, 2, 3], [4, 5, 6, 7]], batch_size=1),
         optimizer=partial(SGD, lr=0.01), steps=4,
     )  # fmt: skip
@@ -159,7 +159,7 @@ def test_a_row_that_is_kept_stays_as_far_as_it_came() -> None:
 
 def test_rows_on_the_host_are_put_back(tmp_path: Path) -> None:
     federation = Federation(
-        Standalone(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1), store="host"
+        Standalone(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), store="host"
     )
     trainer = fit(federation, broken_data(), tmp_path, rounds=2)
     assert trainer.callback_metrics["excluded"] == 1.0
@@ -171,7 +171,7 @@ def test_a_run_names_who_fails_and_why(
     store: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(
-        FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1), store=store
+        FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), store=store
     )
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         fit(federation, broken_data(), tmp_path, rounds=2)
@@ -187,7 +187,10 @@ def test_a_session_before_an_evaluation_may_fail_too(
     figures = []
     for broken in ((BROKEN,), ()):
         federation = Federation(
-            FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.0), evaluate=("finetuned",)
+            FedAvg(),
+            [ClientGroup(4, Picky)],
+            optimizer=partial(SGD, lr=0.0),
+            evaluate=("finetuned",),
         )
         trainer = fit(federation, broken_data(broken), tmp_path)
         figures.append(trainer.callback_metrics["finetuned/loss"])
@@ -202,7 +205,10 @@ def test_a_run_ends_when_more_fail_than_may(
     allowed: int | None, ends: bool, tmp_path: Path
 ) -> None:
     federation = Federation(
-        FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1), max_failed_clients=allowed
+        FedAvg(),
+        [ClientGroup(4, Picky)],
+        optimizer=partial(SGD, lr=0.1),
+        max_failed_clients=allowed,
     )
     if not ends:
         fit(federation, broken_data((1, 2)), tmp_path)
@@ -216,21 +222,21 @@ def test_an_update_that_is_not_finite_counts_as_well(tmp_path: Path) -> None:
     data = random_data(SIZES)
     data.dataset.load("train").x[0] = float("nan")
     federation = Federation(
-        FedAvg(), [Cohort(4, mlp)], optimizer=partial(SGD, lr=0.1), max_failed_clients=0
+        FedAvg(), [ClientGroup(4, mlp)], optimizer=partial(SGD, lr=0.1), max_failed_clients=0
     )
     with pytest.raises(UserError, match=r"client 0: its update is not finite"):
         fit(federation, data, tmp_path)
 
 
 def test_a_run_in_which_nothing_can_be_trained_ends(tmp_path: Path) -> None:
-    federation = Federation(FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1))
+    federation = Federation(FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1))
     with pytest.raises(UserError, match="4 of 4 sessions of round 0 failed"):
         fit(federation, broken_data((0, 1, 2, 3)), tmp_path)
 
 
 def test_a_lone_session_that_raises_may_do_so_twice(tmp_path: Path) -> None:
     federation = Federation(
-        FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1), clients_per_round=1
+        FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), clients_per_round=1
     )
     with pytest.raises(UserError, match=r"3 rounds in a row .*: ValueError: a sample") as error:
         fit(federation, broken_data((0, 1, 2, 3)), tmp_path, rounds=5)
@@ -242,7 +248,7 @@ def test_a_round_without_a_usable_update_ends_the_run_whatever_may_fail(tmp_path
     data = broken_data((0, 1, 2))
     data.dataset.load("train").x[-1] = float("nan")
     federation = Federation(
-        FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1), max_failed_clients=4
+        FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1), max_failed_clients=4
     )
     with pytest.raises(UserError, match="4 of 4 sessions of round 0 failed") as error:
         fit(federation, data, tmp_path)
@@ -262,7 +268,7 @@ def test_arguments_of_an_optimiser_that_are_not_finite_are_refused(
 ) -> None:
     factory = partial(optimizer, **({"lr": 0.1} | {name: value}))
     with pytest.raises(UserError) as error:
-        fleet_of([Cohort(4, mlp)], FedAvg(), random_data(SIZES), optimizer=factory)
+        fleet_of([ClientGroup(4, mlp)], FedAvg(), random_data(SIZES), optimizer=factory)
     assert error.value.key == f"model.optimizer.init_args.{name}"
 
 
@@ -276,17 +282,17 @@ class Unbounded(Picky):
 
 def test_so_are_those_of_a_modules_own() -> None:
     with pytest.raises(UserError, match="lr inf from configure_optimizers") as error:
-        fleet_of([Cohort(4, Unbounded)], FedAvg(), random_data(SIZES))
-    assert error.value.key == "model.cohorts.0.model"
+        fleet_of([ClientGroup(4, Unbounded)], FedAvg(), random_data(SIZES))
+    assert error.value.key == "model.clients.0.model"
 
 
 def test_a_refusal_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Picky, "error", partial(UserError, "data.root", "a file", "mend it"))
-    federation = Federation(FedAvg(), [Cohort(4, Picky)], optimizer=partial(SGD, lr=0.1))
+    federation = Federation(FedAvg(), [ClientGroup(4, Picky)], optimizer=partial(SGD, lr=0.1))
     with pytest.raises(UserError, match=r"data\.root"):
         fit(federation, broken_data(), tmp_path)
 
 
 def test_fewer_than_none_cannot_fail() -> None:
     with pytest.raises(UserError, match=r"model.max_failed_clients: -1 clients"):
-        Federation(FedAvg(), [Cohort(4, Picky)], max_failed_clients=-1)
+        Federation(FedAvg(), [ClientGroup(4, Picky)], max_failed_clients=-1)

@@ -14,7 +14,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
 from lightfed.runs import run_lock as fence
 from lightfed.runs.checkpoint import previous_of, save
@@ -222,7 +222,7 @@ class LosesItsFolder(L.Callback):
 def test_a_run_ends_in_one_line_and_leaves_what_is_there(
     validated: int, signalled: bool, tmp_path: Path
 ) -> None:
-    federation = Federation(FedAvg(), [Cohort(4, Line)], optimizer=SGD_HALF)
+    federation = Federation(FedAvg(), [ClientGroup(4, Line)], optimizer=SGD_HALF)
     callback = LosesItsFolder(tmp_path / "run", signalled=signalled)
     flags = {"callbacks": [callback], "check_val_every_n_epoch": validated}
     with pytest.raises(TakenOver) as ended:

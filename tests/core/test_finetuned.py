@@ -27,7 +27,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import KINDS, Evaluation
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from lightfed.runs.export import state_dict
 from lightfed.topology.topology import Ring
@@ -99,19 +99,20 @@ def session_by_hand(
 
 
 CASES: dict[str, tuple[Callable[[], Algorithm], list[Any], bool]] = {
-    "fedavg": (FedAvg, [Cohort(4, mlp)], False),
-    "fedavg_statistics": (FedAvg, [Cohort(4, Normed)], False),
-    "fedprox": (partial(FedProx, mu=0.7), [Cohort(4, mlp)], False),
-    "heterofl": (HeteroFL, [Cohort(1, mlp, level="a"), Cohort(2, mlp, level="b")], True),
+    "fedavg": (FedAvg, [ClientGroup(4, mlp)], False),
+    "fedavg_statistics": (FedAvg, [ClientGroup(4, Normed)], False),
+    "fedprox": (partial(FedProx, mu=0.7), [ClientGroup(4, mlp)], False),
+    "heterofl": (HeteroFL, [ClientGroup(1, mlp, level="a"), ClientGroup(2, mlp, level="b")], True),
     "heterofl_dynamic": (
-        partial(HeteroFL, "dynamic"), [Cohort(1, mlp, level="a"), Cohort(2, mlp, level="b")], True,
+        partial(HeteroFL, "dynamic"), [ClientGroup(1, mlp, level="a"), ClientGroup(2, mlp,
+        level="b")], True,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "cohorts", "masked"), CASES.values(), ids=CASES)
 def test_figures_are_those_of_sessions_from_what_the_server_has(
-    make: Callable[[], Algorithm], cohorts: list[Cohort], masked: bool
+    make: Callable[[], Algorithm], cohorts: list[ClientGroup], masked: bool
 ) -> None:
     source = few_labels() if masked else random_data(SIZES, batch_size=4, eval_batch_size=5)
     optimizer = partial(SGD, lr=LR, momentum=MOMENTUM)
@@ -139,7 +140,7 @@ def test_figures_are_those_of_sessions_from_what_the_server_has(
 
 def test_only_those_figures_are_made_that_are_asked_for() -> None:
     source = random_data(SIZES, batch_size=4)
-    fed = fleet_of([Cohort(4, mlp)], FedAvg(), source)
+    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), source)
     run_round(fed, 0)
     evaluation = Evaluation(fed, source, kinds=("finetuned",), clients=3)
     evaluation.start()
@@ -167,17 +168,17 @@ def test_nothing_of_it_survives(store: str, tmp_path: Path) -> None:
 def test_the_steps_of_a_rounds_sessions_are_not_those_of_an_evaluation() -> None:
     """Some clients were in the round, whose sessions are of one step; figures are as of none."""
     source, trained = random_data(SIZES, batch_size=2), CloudFedAvg(2, 1, steps=(1, 1))
-    fed = fleet_of([Cohort(4, mlp)], trained, source)
+    fed = fleet_of([ClientGroup(4, mlp)], trained, source)
     run_round(fed, 0)
     loaded = CloudFedAvg(2, 1, steps=(1, 1))
-    other = fleet_of([Cohort(4, mlp)], loaded, random_data(SIZES, batch_size=2))
+    other = fleet_of([ClientGroup(4, mlp)], loaded, random_data(SIZES, batch_size=2))
     loaded.load_state_dict(trained.state_dict())
     assert evaluate(fed, source) == evaluate(other, source)
 
 
 def test_clients_take_turns_in_one_copy() -> None:
     source = random_data(SIZES, batch_size=4)
-    fed = fleet_of([Cohort(4, mlp)], FedAvg(), source)
+    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), source)
     run_round(fed, 0)
     rows = len(fed.cohorts[0].live._views)
     evaluate(fed, source)
@@ -193,7 +194,7 @@ def test_clients_take_turns_in_one_copy() -> None:
 )  # fmt: skip
 def test_clients_that_keep_rows_are_refused(make: Callable[[], Algorithm]) -> None:
     source = random_data(SIZES)
-    fed = fleet_of([Cohort(4, mlp)], make(), source)
+    fed = fleet_of([ClientGroup(4, mlp)], make(), source)
     with pytest.raises(UserError, match=r"model\.evaluate: finetuned, but clients of"):
         Evaluation(fed, source, kinds=("finetuned",), clients=None)
     Evaluation(fed, source, kinds=("global", "personal"), clients=None)

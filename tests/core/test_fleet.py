@@ -15,7 +15,7 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.session import Runtime
 from lightfed.local.session_setup import client_stepper
@@ -28,7 +28,9 @@ mlp = partial(MLP, hidden=(6,), dropout=0.2)
 
 
 def fleet(clients: int, *, seed: int = 0, **work: Any) -> Fleet:
-    return fleet_of([Cohort(clients, mlp)], FedAvg(), random_data([3] * clients), seed=seed, **work)
+    return fleet_of(
+        [ClientGroup(clients, mlp)], FedAvg(), random_data([3] * clients), seed=seed, **work
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,27 +100,28 @@ def test_work_that_cannot_be_is_refused(work: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("cohort", "key"),
     [
-        (Cohort(0, mlp), "count"),
-        (Cohort(1, mlp, rate=0.0), "rate"), (Cohort(1, mlp, rate=2.0), "rate"),
-        (Cohort(1, mlp, rate=0.5, level="b"), "rate"), (Cohort(1, nn.Linear(2, 2)), "model"),
-        (Cohort(1, partial(nn.Linear, 4, 3), level="b"), "level"),
-        (Cohort(1, partial(nn.Linear, 4, 3), rate=0.5), "rate"),
+        (ClientGroup(0, mlp), "count"),
+        (ClientGroup(1, mlp, rate=0.0), "rate"), (ClientGroup(1, mlp, rate=2.0), "rate"),
+        (ClientGroup(1, mlp, rate=0.5, level="b"), "rate"), (ClientGroup(1, nn.Linear(2, 2)),
+        "model"),
+        (ClientGroup(1, partial(nn.Linear, 4, 3), level="b"), "level"),
+        (ClientGroup(1, partial(nn.Linear, 4, 3), rate=0.5), "rate"),
     ],
 )  # fmt: skip
-def test_cohorts_that_cannot_be_are_refused(cohort: Cohort, key: str) -> None:
+def test_cohorts_that_cannot_be_are_refused(cohort: ClientGroup, key: str) -> None:
     with pytest.raises(UserError) as caught:
         cohort.check(3)
-    assert caught.value.key == f"model.cohorts.3.{key}"
+    assert caught.value.key == f"model.clients.3.{key}"
 
 
 def test_a_network_without_a_rate_is_of_full_width() -> None:
-    Cohort(1, partial(nn.Linear, 4, 3), level="a").check(0)
-    Cohort(1, partial(nn.Linear, 4, 3), rate=1.0).check(0)
+    ClientGroup(1, partial(nn.Linear, 4, 3), level="a").check(0)
+    ClientGroup(1, partial(nn.Linear, 4, 3), rate=1.0).check(0)
 
 
 def build(model: Any, *, position: int = 0, seed: int = 0, **settings: Any) -> L.LightningModule:
     data = random_data([6])
-    return Cohort(1, model, **settings).build(data, position=position, seed=seed)
+    return ClientGroup(1, model, **settings).build(data, position=position, seed=seed)
 
 
 def test_a_model_is_given_what_it_takes() -> None:
@@ -135,7 +138,7 @@ def test_what_is_linked_from_the_data_may_not_be_written_otherwise() -> None:
 
 
 def test_a_models_own_complaint_names_its_cohort() -> None:
-    with pytest.raises(UserError, match=r"model\.cohorts\.2\.model: .*unexpected keyword"):
+    with pytest.raises(UserError, match=r"model\.clients\.2\.model: .*unexpected keyword"):
         build(partial(MLP, widht=3), position=2)  # type: ignore[call-arg]
 
 
@@ -158,7 +161,7 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
     for host in (False, True):
         data = random_data([5, 3, 9, 4, 6], batch_size=2)
         data.prepare(clients=5, seed=0, device=CPU, folder=None)
-        fed = Fleet([Cohort(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
+        fed = Fleet([ClientGroup(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
         optimizer = partial(SGD, lr=0.1, momentum=0.9)
         stepper = client_stepper(fed.cohorts[0], 0, optimizer, Runtime(), evaluated=False)
         fed.training.attach(Runtime(), [stepper])
@@ -184,7 +187,7 @@ def test_one_rank_needs_no_process_group() -> None:
 def served(clients: int) -> tuple[Fleet, FedAvg]:
     algorithm = FedAvg()
     data = random_data([3] * clients, features=3)
-    fed = fleet_of([Cohort(clients, partial(nn.BatchNorm1d, 3))], algorithm, data)
+    fed = fleet_of([ClientGroup(clients, partial(nn.BatchNorm1d, 3))], algorithm, data)
     return fed, algorithm
 
 
@@ -252,7 +255,7 @@ def test_a_row_on_the_host_is_evaluated_in_a_copy() -> None:
     """On a GPU the module could not compute with the row itself."""
     data = random_data([5, 3], batch_size=2)
     data.prepare(clients=2, seed=0, device=CPU, folder=None)
-    fed = Fleet([Cohort(2, mlp)], Standalone(), data, ranks=Ranks(CPU), host_rows=True)
+    fed = Fleet([ClientGroup(2, mlp)], Standalone(), data, ranks=Ranks(CPU), host_rows=True)
     row = fed.row(1).floats
     row.copy_(torch.arange(len(row)))
     with torch.inference_mode():
@@ -271,7 +274,7 @@ def test_a_module_with_an_optimiser_of_its_own_keeps_its_rate() -> None:
     trained = []
     for model in (Own, Line):
         data = data_of(torch.eye(2), torch.zeros(2).long(), [[0, 1]])
-        fed = fleet_of([Cohort(1, partial(model, (8.0, 4.0)))], Standalone(), data)
+        fed = fleet_of([ClientGroup(1, partial(model, (8.0, 4.0)))], Standalone(), data)
         fed.training.lr = 0.25  # of the round
         run_round(fed, 0)
         trained.append(fed.row(0).floats[:2].tolist())

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import Cohort, Task
+from lightfed.local.client_group import ClientGroup, Task
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
@@ -77,7 +77,9 @@ class Golden:
         else:
             data = images_of(labels, (next(iter(shapes.values()))[1], 8, 8))
         self.algorithm = ReplayedHeteroFL(mask_token=False)  # as in the released code
-        cohorts = [Cohort(1, partial(model, **settings(name, self.meta)), level=x) for x in levels]
+        cohorts = [
+            ClientGroup(1, partial(model, **settings(name, self.meta)), level=x) for x in levels
+        ]
         self.fed: Fleet = fleet_of(
             cohorts, self.algorithm, data, clients_per_round=len(self.clients)
         )

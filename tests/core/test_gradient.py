@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.session import Runtime
 from lightfed.local.session_setup import client_stepper
 from lightfed.runs.export import state_dict
@@ -39,7 +39,7 @@ class Net(nn.Module):
 def fleet(model: Any, **settings: Any) -> Fleet:
     data = random_data([10, 7, 12], batch_size=4)
     optimizer = partial(SGD, lr=0.2)
-    return fleet_of([Cohort(3, model)], Standalone(), data, optimizer=optimizer, **settings)
+    return fleet_of([ClientGroup(3, model)], Standalone(), data, optimizer=optimizer, **settings)
 
 
 def test_it_is_that_of_one_batch_in_evaluation() -> None:
@@ -99,7 +99,7 @@ def test_rows_on_the_host_have_the_same() -> None:
     data = random_data([10, 7, 12], batch_size=4)
     device = fleet(Net)
     data.prepare(clients=3, seed=0, device=CPU, folder=None)
-    host = Fleet([Cohort(3, Net)], Standalone(), data, ranks=device.ranks, host_rows=True)
+    host = Fleet([ClientGroup(3, Net)], Standalone(), data, ranks=device.ranks, host_rows=True)
     optimizer = partial(SGD, lr=0.2)
     stepper = client_stepper(host.cohorts[0], 0, optimizer, Runtime(), evaluated=False)
     host.training.attach(Runtime(), [stepper])

@@ -12,7 +12,7 @@ from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
 from lightfed.state.costs import Ledger, forward_flops, masked_flops, weight_uses
@@ -58,7 +58,7 @@ def test_counting_leaves_the_module_as_it_was() -> None:
 
 def test_a_round_of_fedavg_by_hand() -> None:
     data = random_data([6, 9, 3, 5], batch_size=4)
-    fed = fleet_of([Cohort(4, mlp)], FedAvg(), data, clients_per_round=2, epochs=3)
+    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), data, clients_per_round=2, epochs=3)
     chosen = fed.participants(0)
     sums = run_round(fed, 0)
     samples = {k: 3 * (6, 9, 3, 5)[k] for k in chosen}
@@ -72,7 +72,7 @@ def test_a_round_of_fedavg_by_hand() -> None:
 
 def test_totals_add_up_over_rounds_and_sums_start_anew() -> None:
     data = random_data([6, 9, 3, 5], batch_size=4)
-    fed = fleet_of([Cohort(4, mlp)], FedAvg(), data, fraction=0.5)
+    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), data, fraction=0.5)
     sums = [run_round(fed, t) for t in range(5)]
     for name, column in (("bytes_up", 0), ("bytes_down", 1), ("flops", 2)):
         assert sum(s[name] for s in sums) == fed.ledger.totals[:, column].sum()
@@ -89,7 +89,7 @@ def test_totals_add_up_over_rounds_and_sums_start_anew() -> None:
 )
 def test_buffers_cost_what_is_sent_of_them(buffers: str, sent: int) -> None:
     algorithm = FedAvg(buffers=buffers)  # type: ignore[arg-type]
-    fed = fleet_of([Cohort(2, Normed)], algorithm, random_data([6, 6]))
+    fed = fleet_of([ClientGroup(2, Normed)], algorithm, random_data([6, 6]))
     sums = run_round(fed, 0)
     assert (sums["bytes_up"], sums["bytes_down"]) == (2 * sent, 2 * sent)
 
@@ -99,7 +99,9 @@ def test_a_level_of_heterofl_pays_for_its_own_slice() -> None:
     model = partial(Conv, hidden=hidden)
     x, y = torch.zeros(6, 1, 4, 4), torch.arange(6) % 3
     data = data_of(x, y, [range(0, 3), range(3, 6)])
-    fed = fleet_of([Cohort(1, model, level="a"), Cohort(1, model, level="c")], HeteroFL(), data)
+    fed = fleet_of(
+        [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="c")], HeteroFL(), data
+    )
     run_round(fed, 0)
 
     def parameters(one: int, two: int) -> int:
@@ -116,7 +118,7 @@ def test_a_level_of_heterofl_pays_for_its_own_slice() -> None:
 
 
 def test_nothing_is_sent_without_an_exchange() -> None:
-    fed = fleet_of([Cohort(2, mlp)], Standalone(), random_data([6, 6]))
+    fed = fleet_of([ClientGroup(2, mlp)], Standalone(), random_data([6, 6]))
     sums = run_round(fed, 0)
     assert (sums["bytes_up"], sums["bytes_down"]) == (0.0, 0.0)
     assert sums["flops"] == 3 * MLP_FLOPS * 12
@@ -214,5 +216,5 @@ def test_flops_that_nobody_knows_are_none_under_a_mask_too() -> None:
             return ((batch[0] @ self.w - batch[1]) ** 2).sum()
 
     data = data_of(torch.eye(2).repeat(2, 1), torch.zeros(4).long(), [[0, 1], [2, 3]])
-    fed = fleet_of([Cohort(2, Steps)], DisPFL(Ring(), static=True), data)
+    fed = fleet_of([ClientGroup(2, Steps)], DisPFL(Ring(), static=True), data)
     assert run_round(fed, 0)["flops"] == 0

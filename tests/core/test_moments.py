@@ -27,7 +27,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.scaler import Scaler
@@ -90,7 +90,7 @@ def by_hand(
 
 def test_the_global_model_on_a_clients_data_is_not_the_slice_that_it_holds() -> None:
     source = two_labels_each()
-    cohorts = [Cohort(1, Slim, rate=1.0), Cohort(2, Slim, rate=0.25)]
+    cohorts = [ClientGroup(1, Slim, rate=1.0), ClientGroup(2, Slim, rate=0.25)]
     optimizer = partial(SGD, lr=0.3)
     fed = fleet_of(cohorts, HeteroFL(), source, optimizer=optimizer, epochs=4)
     for t in range(3):
@@ -130,7 +130,7 @@ def evaluated(
 def test_a_client_is_tested_as_its_session_left_it() -> None:
     """FedAvg: by rows that are still there when the round is over."""
     source = random_data(SIZES, batch_size=4)
-    fed = fleet_of([Cohort(4, mlp)], FedAvg(), source, optimizer=partial(SGD, lr=0.3))
+    fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), source, optimizer=partial(SGD, lr=0.3))
     run_round(fed, 0)
     fed.training.tested = {"trained": range(4)}
     run_round(fed, 1)
@@ -155,7 +155,7 @@ def test_a_private_part_is_tested_with_the_servers_shared_network() -> None:
     source = random_data(SIZES, batch_size=4)
     plain = partial(MLP, hidden=(8,))
     algorithm = PFedMoE(plain, gate_units=4)
-    fed = fleet_of([Cohort(4, plain)], algorithm, source, optimizer=partial(SGD, lr=0.3))
+    fed = fleet_of([ClientGroup(4, plain)], algorithm, source, optimizer=partial(SGD, lr=0.3))
     run_round(fed, 0)
     rows = [fed.row(k).floats.clone() for k in range(4)]
     _, reports = evaluated(fed, source, ("personal", "aggregated")).finish()

@@ -11,7 +11,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fleet_of
 
@@ -50,12 +50,12 @@ class Model(nn.Module):
         return self.head(hidden + self.heads.o(self.heads.q(hidden)))
 
 
-def fleet(algorithm: FedAvg | HeteroFL, *cohorts: Cohort) -> Fleet:
+def fleet(algorithm: FedAvg | HeteroFL, *cohorts: ClientGroup) -> Fleet:
     x, y = torch.arange(24.0).reshape(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     return fleet_of(list(cohorts), algorithm, data_of(x, y, [[0, 3], [1, 4, 2, 5]]))
 
 
-WIDE, SLIM = Cohort(1, Model), Cohort(1, Model, rate=0.5)
+WIDE, SLIM = ClientGroup(1, Model), ClientGroup(1, Model, rate=0.5)
 
 
 def fill(fed: Fleet, client: int, value: float) -> None:
@@ -93,7 +93,7 @@ def test_declared_label_rows_and_the_row_of_no_label(surplus: bool) -> None:
 
 def test_only_the_named_tensors_travel_and_count() -> None:
     algorithm = FedAvg()
-    fed = fleet(algorithm, Cohort(2, Model))
+    fed = fleet(algorithm, ClientGroup(2, Model))
     layout = algorithm.model.layout.floats
     algorithm.model.floats.copy_(5.0 * layout.live())
     fed.send(algorithm.model, [0, 1])
@@ -114,6 +114,6 @@ def test_only_the_named_tensors_travel_and_count() -> None:
 
 
 def test_a_client_without_whole_heads_is_refused_by_name() -> None:
-    broken = Cohort(1, partial(Model, inner=3), rate=0.5)
+    broken = ClientGroup(1, partial(Model, inner=3), rate=0.5)
     with pytest.raises(UserError, match=r"cohort 1 .*net.heads.q.weight is \[3, 4\], which leaves"):
         fleet(HeteroFL(mask=False), WIDE, broken)

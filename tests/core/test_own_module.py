@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.small import data_of, fleet_of, run_round
 
@@ -86,7 +86,7 @@ def test_a_loss_may_be_a_tensor_of_one_element(name: str) -> None:
 
 def assert_trains_as_outside(configure: Callable[[Two], Any], shape: tuple[int, ...]) -> None:
     model = partial(Two, configure, shape)
-    fleet = fleet_of([Cohort(1, model)], Standalone(), one_sample(), epochs=STEPS)
+    fleet = fleet_of([ClientGroup(1, model)], Standalone(), one_sample(), epochs=STEPS)
     state = fleet.cohorts[0]
     twin = Two(configure)
     twin.load_state_dict(state.module.state_dict())
@@ -126,8 +126,8 @@ def plateau(model: Two) -> Any:
     ],
 )
 def test_what_a_session_cannot_do_is_refused(configure: Any, found: str) -> None:
-    with pytest.raises(UserError, match=rf"model\.cohorts\.0\.model: .*{found}"):
-        fleet_of([Cohort(1, partial(Two, configure))], Standalone(), one_sample())
+    with pytest.raises(UserError, match=rf"model\.clients\.0\.model: .*{found}"):
+        fleet_of([ClientGroup(1, partial(Two, configure))], Standalone(), one_sample())
 
 
 def test_manual_optimisation_is_refused() -> None:
@@ -137,7 +137,7 @@ def test_manual_optimisation_is_refused() -> None:
             self.automatic_optimization = False
 
     with pytest.raises(UserError, match="Manual optimises manually"):
-        fleet_of([Cohort(1, Manual)], Standalone(), one_sample())
+        fleet_of([ClientGroup(1, Manual)], Standalone(), one_sample())
 
 
 def test_a_module_needs_no_forward() -> None:
@@ -152,7 +152,7 @@ def test_a_module_needs_no_forward() -> None:
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             return self.net(batch[0]).sum()
 
-    fleet = fleet_of([Cohort(1, Stepping)], Standalone(), one_sample())
+    fleet = fleet_of([ClientGroup(1, Stepping)], Standalone(), one_sample())
     before = fleet.row(0).floats.clone()
     run_round(fleet, 0)
     # One step of 1/2 against the sample itself.
@@ -168,7 +168,7 @@ def test_hooks_that_a_session_does_not_call_are_named(caplog: pytest.LogCaptureF
 
     with caplog.at_level("WARNING", logger="lightfed.local.session_setup"):
         module = partial(Hooked, lambda model: SGD(model.parameters(), lr=0.1))
-        fed = fleet_of([Cohort(1, module)], Standalone(), one_sample())
+        fed = fleet_of([ClientGroup(1, module)], Standalone(), one_sample())
         run_round(fed, 0)
     assert "Hooked: a session calls training_step" in caplog.text
     assert caplog.text.rstrip().endswith("but not on_after_backward")

@@ -14,7 +14,7 @@ from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.session_setup import OptimizerFactory
 from lightfed.models.networks.cnn import Conv
 from lightfed.state.server_model import ServerModel
@@ -30,7 +30,7 @@ def fleet(algorithm: Algorithm, optimizer: OptimizerFactory, accumulate: str, le
     data = data_of(x, y, [range(0, 12), range(12, 24)], batch_size=5)
     # 33 and 3 channels: tensors that end anywhere in their last 32 elements.
     model = partial(Conv, hidden=(33, 3))
-    cohorts = [Cohort(2 // len(levels), model, level=level) for level in levels]  # type: ignore[arg-type]
+    cohorts = [ClientGroup(2 // len(levels), model, level=level) for level in levels]  # type: ignore[arg-type]
     return fleet_of(
         cohorts, algorithm, data, optimizer=optimizer, accumulate=accumulate, clip=1.0, epochs=2
     )

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 from tests.small import fleet_of, random_data, run_round
@@ -64,7 +64,7 @@ class Renamed(Standalone):
 
 
 def fleet(algorithm: Renamed) -> Fleet:
-    cohorts = [Cohort(1, First), Cohort(2, Second)]
+    cohorts = [ClientGroup(1, First), ClientGroup(2, Second)]
     data = random_data(SIZES, batch_size=2)
     data.last_batch = "join"
     return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1))

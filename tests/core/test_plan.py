@@ -15,7 +15,7 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.distributed.placement import Rates
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.models.networks.mlp import MLP
 from lightfed.previews.dry_run import DryFleet, PlannedRanks
@@ -91,8 +91,8 @@ def test_bytes_that_depend_on_training_are_not_counted(name: str) -> None:
 
 # Five samples of four features, and so on; a hidden layer of 2 or 9 units, two classes.
 SIZES = (5, 3, 4, 6)
-COHORTS = [Cohort(2, partial(MLP, hidden=(9,))), Cohort(2, partial(MLP, hidden=(2,)))]
-ALIKE = [Cohort(4, partial(MLP, hidden=(9,)))]
+COHORTS = [ClientGroup(2, partial(MLP, hidden=(9,))), ClientGroup(2, partial(MLP, hidden=(2,)))]
+ALIKE = [ClientGroup(4, partial(MLP, hidden=(9,)))]
 PARAMETERS = (4 * 9 + 9 + 9 * 2 + 2, 4 * 2 + 2 + 2 * 2 + 2)
 WIDE, NARROW = 4 * 160, 4 * 128  # bytes of a row: tensors begin at multiples of 32
 
@@ -101,7 +101,7 @@ def planned(
     algorithm: Algorithm,
     *,
     world: int = 2,
-    cohorts: list[Cohort] = COHORTS,
+    cohorts: list[ClientGroup] = COHORTS,
     rounds: int = 1,
     sizes: tuple[int, ...] = SIZES,
     **settings: Any,

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.engine.federation import Federation
 from lightfed.engine.progress import RoundProgressBar
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.mlp import MLP
 from tests.small import fit, random_data
 
@@ -24,7 +24,7 @@ NUMBER = r"([\d.e+-]+)"
 
 
 def run(bar: RoundProgressBar, folder: Path, *others: Callback, **flags: Any) -> None:
-    cohorts = [Cohort(3, partial(MLP, hidden=(5,)))]
+    cohorts = [ClientGroup(3, partial(MLP, hidden=(5,)))]
     federation = Federation(FedAvg(), cohorts, optimizer=partial(SGD, lr=0.3))
     flags |= {"callbacks": [bar, *others], "enable_progress_bar": True}
     fit(federation, random_data([9, 7, 8]), folder, **flags)

@@ -11,13 +11,13 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import RATES, Rates
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.session import Report, Stopwatch
 from lightfed.models.networks.mlp import MLP
 from tests.small import CPU, fleet_of, random_data, run_round
 
-WIDE, NARROW = Cohort(2, partial(MLP, hidden=(64,))), Cohort(2, partial(MLP, hidden=(2,)))
+WIDE, NARROW = ClientGroup(2, partial(MLP, hidden=(64,))), ClientGroup(2, partial(MLP, hidden=(2,)))
 SIZES = (6, 9, 3, 5)
 
 
@@ -131,7 +131,7 @@ def test_a_session_is_timed() -> None:
 
 
 def test_a_client_that_draws_its_level_is_timed_at_that_level() -> None:
-    levels = [Cohort(2, partial(MLP, hidden=(8,)), level=level) for level in ("a", "e")]
+    levels = [ClientGroup(2, partial(MLP, hidden=(8,)), level=level) for level in ("a", "e")]
     algorithm = HeteroFL("dynamic")
     fleet = fleet_of(levels, algorithm, random_data(SIZES))
     drawn = [algorithm.draw_level(fleet, k, 5) for k in range(4)]

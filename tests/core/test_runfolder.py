@@ -16,7 +16,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.cli.command_line import main
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
 from lightfed.runs.identity import config_digest
 from lightfed.runs.run_logger import RunLogger
@@ -234,7 +234,7 @@ def test_ranks_that_see_different_disks_say_so(tmp_path: Path, found: str | None
 
 
 def line_federation() -> Federation:
-    return Federation(FedAvg(), [Cohort(2, Line)], optimizer=SGD_HALF)
+    return Federation(FedAvg(), [ClientGroup(2, Line)], optimizer=SGD_HALF)
 
 
 class Stops(L.Callback):

@@ -20,7 +20,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.optimizer import make_stepper
 from lightfed.local.session import LocalSession, Runtime, Work, batch_size
 from lightfed.models.networks.mlp import MLP
@@ -118,7 +118,7 @@ def test_one_client_is_a_bare_loop(algorithm: Any, tmp_path: Path) -> None:
     data = random_data([23], batch_size=5)
     optimizer = partial(SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
     federation = Federation(
-        algorithm(), [Cohort(1, Net)], optimizer=optimizer, local_epochs=2, seed=SEED
+        algorithm(), [ClientGroup(1, Net)], optimizer=optimizer, local_epochs=2, seed=SEED
     )
     fit(federation, data, tmp_path, rounds=3, gradient_clip_val=1.0)
 
@@ -138,7 +138,7 @@ def test_one_client_is_a_bare_loop(algorithm: Any, tmp_path: Path) -> None:
 
 def test_a_users_module_trains_as_it_is(tmp_path: Path) -> None:
     data = random_data([23], batch_size=5)
-    federation = Federation(FedAvg(), [Cohort(1, Own)], local_epochs=3, seed=SEED)
+    federation = Federation(FedAvg(), [ClientGroup(1, Own)], local_epochs=3, seed=SEED)
     trainer = fit(federation, data, tmp_path, rounds=2)
 
     own = initial(Own, num_classes=3)
@@ -186,7 +186,9 @@ def test_clients_of_a_users_module_start_from_fresh_optimizers(tmp_path: Path) -
 
     data = random_data([8], batch_size=8)
     data.partition.parts = [list(range(8)), list(range(8))]  # type: ignore[attr-defined]
-    federation = Federation(Standalone(), [Cohort(2, Deterministic)], local_epochs=4, seed=SEED)
+    federation = Federation(
+        Standalone(), [ClientGroup(2, Deterministic)], local_epochs=4, seed=SEED
+    )
     fit(federation, data, tmp_path, rounds=2)
     first, second = (trained(federation, client) for client in (0, 1))
     for name, value in first.items():

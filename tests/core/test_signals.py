@@ -16,7 +16,7 @@ from typing_extensions import override
 import lightfed.cli.command_line
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.utils import signals
 from tests.mistakes import edited
 from tests.small import SGD_HALF, Line, fit, random_data
@@ -137,7 +137,7 @@ class Asks(L.Callback):
 
 
 def line_federation() -> Federation:
-    return Federation(FedAvg(), [Cohort(2, Line)], optimizer=SGD_HALF)
+    return Federation(FedAvg(), [ClientGroup(2, Line)], optimizer=SGD_HALF)
 
 
 def test_a_script_ends_with_the_status_of_the_signal(

@@ -17,7 +17,7 @@ VECTORS = torch.zeros(2, 4)
 
 
 def read(module: nn.Module, batch: Tensor = IMAGES) -> tuple[Layer, ...]:
-    return layers_of(module, batch, key="model.cohorts.0.model")
+    return layers_of(module, batch, key="model.clients.0.model")
 
 
 def conv(*behind: nn.Module, stride: int = 1) -> list[nn.Module]:
@@ -230,6 +230,6 @@ def tied() -> nn.Module:
 )
 def test_layers_without_an_order_are_refused(make: Callable[[], nn.Module], fragment: str) -> None:
     module = make()
-    with pytest.raises(UserError, match=f"model.cohorts.0.model: .*{fragment}.*; "):
+    with pytest.raises(UserError, match=f"model.clients.0.model: .*{fragment}.*; "):
         read(module, VECTORS)
     assert not any(part._forward_pre_hooks for part in module.modules())

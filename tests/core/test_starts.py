@@ -20,7 +20,7 @@ from lightfed.algorithms.my2 import My2
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.engine.client_metrics import client_figures
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Full, Ring, TimeVarying
@@ -35,7 +35,7 @@ mlp = partial(MLP, hidden=(8,), dropout=0.4)
 def fleet(algorithm: Algorithm, tested: Any) -> Fleet:
     source = random_data(SIZES, batch_size=4, eval_batch_size=5)
     optimizer = partial(SGD, lr=0.2, momentum=0.9)
-    fed = fleet_of([Cohort(len(SIZES), mlp)], algorithm, source, optimizer=optimizer)
+    fed = fleet_of([ClientGroup(len(SIZES), mlp)], algorithm, source, optimizer=optimizer)
     fed.training.tested = {"aggregated": tested}
     return fed
 
@@ -142,7 +142,7 @@ def test_a_module_of_a_users_own_is_tested_by_its_validation_step() -> None:
             self.log("log_perplexity", 2.0)
 
     source = random_data([4, 5])
-    fed = fleet_of([Cohort(2, Seen)], DPSGD(Ring()), source)
+    fed = fleet_of([ClientGroup(2, Seen)], DPSGD(Ring()), source)
     fed.training.tested = {"aggregated": {1}}
     metrics = starting_round(fed, 0)
     assert seen == [False]
@@ -154,7 +154,7 @@ def test_what_a_module_draws_in_evaluation_is_the_clients_own() -> None:
     source = random_data([6, 5, 7])
     found = []
     for tested in ([0, 2], [0], [0, 1]):
-        fed = fleet_of([Cohort(3, Noisy)], DPSGD(Ring()), source)
+        fed = fleet_of([ClientGroup(3, Noisy)], DPSGD(Ring()), source)
         fed.training.tested = {"aggregated": tested}
         torch.rand(len(found))
         run_round(fed, 0)

@@ -23,7 +23,7 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.session_runner import Training
 from lightfed.models.networks.mlp import MLP
 from lightfed.runs import checkpoint, journal
@@ -87,7 +87,7 @@ def run(
     """What a run leaves: state, figures, metrics.csv without what is of this machine."""
     algorithm, settings = ALGORITHMS[name]
     settings = {"optimizer": partial(SGD, lr=0.2, momentum=0.9), **settings}
-    federation = Federation(algorithm(), [Cohort(len(SIZES), mlp)], **settings)
+    federation = Federation(algorithm(), [ClientGroup(len(SIZES), mlp)], **settings)
     trainer = fit(federation, random_data(SIZES, batch_size=2), folder, rounds=ROUNDS, **flags)
     state = {k: v.tolist() for k, v in federation.state_dict().items()}
     for client, tensors in (federation.fleet.states() or {}).items():
@@ -282,7 +282,9 @@ def test_a_run_without_a_limit_of_rounds_tells_how_many_are_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     callbacks = [SignalAt(len(SIZES) + 1)]
-    federation = Federation(FedAvg(), [Cohort(len(SIZES), mlp)], optimizer=partial(SGD, lr=0.2))
+    federation = Federation(
+        FedAvg(), [ClientGroup(len(SIZES), mlp)], optimizer=partial(SGD, lr=0.2)
+    )
     with pytest.raises(SystemExit):
         fit(federation, random_data(SIZES), tmp_path, rounds=-1, max_steps=9, callbacks=callbacks)
     assert "after 1 rounds and 1 session of the next" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from torchvision.models.vgg import make_layers
 from lightfed.aggregation.group_mean import Group
 from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import Layer, layers_of
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.models.networks.cifar_resnet import CIFARResNet
 from lightfed.models.networks.vdcnn import VDCNN
@@ -255,9 +255,9 @@ class Net(nn.Module):
 
 def test_the_table_says_who_shares_what() -> None:
     cohorts = [
-        Cohort(3, partial(Net, 5), name="five"),
-        Cohort(1, partial(Net, 6), name="six"),
-        Cohort(2, partial(Net, 5)),
+        ClientGroup(3, partial(Net, 5), name="five"),
+        ClientGroup(1, partial(Net, 6), name="six"),
+        ClientGroup(2, partial(Net, 5)),
     ]
     assert groups_table(cohorts, Images(), seed=0).splitlines() == [  # type: ignore[arg-type]
         "6 clients of 3 cohorts, 2 architectures",
@@ -280,13 +280,13 @@ def test_the_table_names_the_cohort_that_cannot_be_read() -> None:
             super().__init__(5)
             self.bias = nn.Parameter(torch.zeros(2))
 
-    cohorts = [Cohort(1, partial(Net, 5)), Cohort(1, Fixed)]
-    with pytest.raises(UserError, match=r"model\.cohorts\.1\.model: net has its own bias"):
+    cohorts = [ClientGroup(1, partial(Net, 5)), ClientGroup(1, Fixed)]
+    with pytest.raises(UserError, match=r"model\.clients\.1\.model: net has its own bias"):
         groups_table(cohorts, Images(), seed=0)  # type: ignore[arg-type]
 
 
 def test_the_table_is_of_the_modules_as_the_algorithm_trains_them() -> None:
-    cohorts = [Cohort(1, partial(Net, 5)), Cohort(1, partial(Net, 5))]
+    cohorts = [ClientGroup(1, partial(Net, 5)), ClientGroup(1, partial(Net, 5))]
 
     def double(module: Any, data: object) -> None:
         module.net.rest.append(nn.Linear(2, 2))

@@ -278,7 +278,7 @@ def test_bad_arguments_are_named() -> None:
         draw(Iid(), test="split", train_fraction=1.0)
     with pytest.raises(UserError, match=r"data\.personal_test: 'other'; choose one of match"):
         draw(Iid(), test="other")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"model\.cohorts: 0 clients"):
+    with pytest.raises(UserError, match=r"model\.clients: 0 clients"):
         draw(Iid(), clients=0)
 
 

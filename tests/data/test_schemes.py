@@ -250,7 +250,7 @@ def test_what_cannot_be_is_said_with_its_numbers() -> None:
     )
     assert refusal(Iid(), 2000) == (
         "data.partition: 2000 clients need a sample each, the training set has 1437; "
-        "lower the number of clients (model.cohorts)"
+        "lower the number of clients (model.clients)"
     )
     assert "per_client: 3 clients x 2 cover 6 of 10 classes; raise it to 4" in refusal(
         Classes(2), 3

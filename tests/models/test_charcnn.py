@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.state.rows import LiveModule, ModelLayout
 from lightfed.utils.errors import UserError
@@ -119,8 +119,8 @@ def test_a_cohort_names_the_key() -> None:
         task = "classification"
 
     with pytest.raises(UserError) as error:
-        Cohort(1, CharCNN).build(Spec(), position=2, seed=0)  # type: ignore[arg-type]
-    assert error.value.key == "model.cohorts.2.model.init_args.layers"
+        ClientGroup(1, CharCNN).build(Spec(), position=2, seed=0)  # type: ignore[arg-type]
+    assert error.value.key == "model.clients.2.model.init_args.layers"
 
 
 def test_letters_can_be_learnt_from() -> None:

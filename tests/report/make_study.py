@@ -66,7 +66,7 @@ def strategy_run(
         "trainer": {"name": f"{name or strategy}-s{seed}", "max_epochs": len(course), "devices": 1},
         "model": {
             "algorithm": algorithm | ({"init_args": given} if given else {}),
-            "cohorts": [
+            "clients": [
                 {
                     "count": count,
                     "model": {

@@ -56,7 +56,7 @@ def _run(
         "trainer": {"name": name, "max_epochs": 1},
         "model": {
             "algorithm": {"class_path": algorithm, "init_args": arguments},
-            "cohorts": [
+            "clients": [
                 {
                     "count": count,
                     "model": deepcopy(model),

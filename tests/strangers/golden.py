@@ -14,7 +14,7 @@ from torch.optim import SGD
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import Cohort
+from lightfed.local.client_group import ClientGroup
 from tests.small import GOLDEN, Given, Tensors, fleet_of
 
 
@@ -70,7 +70,7 @@ class Recorded:
         optimizer = partial(
             SGD, lr=rule["lr"], momentum=rule["momentum"], weight_decay=rule["weight_decay"]
         )
-        clients = [Cohort(count, partial(Net, dims))]
+        clients = [ClientGroup(count, partial(Net, dims))]
         self.fleet: Fleet = fleet_of(
             clients, algorithm, data, optimizer=optimizer, epochs=self.about.get("local_epochs", 1)
         )

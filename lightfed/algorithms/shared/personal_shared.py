@@ -57,7 +57,7 @@ class Beside(Algorithm):
         if not isinstance(module, ClientModule):
             found = f"{type(module).__name__}, a LightningModule of its own"
             fix = f"{type(self).__name__} trains networks; name one"
-            raise UserError("model.cohorts", found, fix)
+            raise UserError("model.clients", found, fix)
         shared = build_network(self.shared, data, key=f"{_KEY}.shared")
         module.net = self.composite(module.net, shared, data)
 

@@ -53,7 +53,7 @@ class ByClass(Algorithm):
         if not isinstance(module, ClientModule):
             found = f"{type(module).__name__}, a LightningModule of its own"
             fix = f"{type(self).__name__} trains networks; name one"
-            raise UserError("model.cohorts", found, fix)
+            raise UserError("model.clients", found, fix)
         module.net = self.client(module.net, data)
 
     @override
@@ -64,7 +64,7 @@ class ByClass(Algorithm):
             if other != size:
                 found = f"cohort {first} gives vectors of {size} numbers, cohort {name} of {other}"
                 fix = "use networks with the same number of features"
-                raise UserError("model.cohorts", found, fix)
+                raise UserError("model.clients", found, fix)
         _warn_of_absent_classes(fed)
         self.register_buffer("values", torch.zeros(classes, size))
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))

@@ -222,7 +222,7 @@ def draw_partition(
     """
     check_personal_test(test, train_fraction)
     if clients < 1:
-        raise UserError("model.cohorts", f"{clients} clients", "give at least one client")
+        raise UserError("model.clients", f"{clients} clients", "give at least one client")
     name, num_classes = type(scheme).__name__, len(dataset.classes)
     labels, test_labels = train.y.numpy(), test_samples.y.numpy()
     parts = scheme.split(

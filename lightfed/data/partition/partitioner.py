@@ -88,7 +88,7 @@ class Dealer(Partitioner):
             raise UserError(
                 "data.partition",
                 f"{clients} clients need a sample each, the training set has {len(labels)}",
-                "lower the number of clients (model.cohorts)",
+                "lower the number of clients (model.clients)",
             )
         owner = self._owners(Task(labels, clients, num_classes, rng, groups))
         order = np.argsort(owner, kind="stable")

@@ -173,7 +173,7 @@ class Natural(Dealer):
             raise UserError(
                 "data.partition",
                 f"{task.clients} clients, but the training set has {len(names)} natural owners",
-                "lower the number of clients (model.cohorts)",
+                "lower the number of clients (model.clients)",
             )
         holder = np.arange(len(names))
         if len(names) > task.clients:
@@ -250,7 +250,7 @@ def _heterofl(task: Task, per_client: int) -> np.ndarray:
             key,
             f"{task.clients} clients x {per_client} shards are {slots}, "
             f"not a multiple of the {task.num_classes} classes",
-            "change the number of clients (model.cohorts), or set strict_paper: false",
+            "change the number of clients (model.clients), or set strict_paper: false",
         )
     shards = slots // task.num_classes
     fewest = int(task.class_sizes().min())

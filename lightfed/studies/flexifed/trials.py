@@ -27,11 +27,11 @@ VERSIONS, CLIENTS, SHARES = "versions", "clients", "shares"
 VERSION_SETTINGS = ("depth", "layers", "variant")
 # options that a trial tells elsewhere: strategy, clients, data, and what its version sets
 TOLD = re.compile(
-    r"model\.cohorts\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
-    r"|model\.cohorts\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
+    r"model\.clients\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
+    r"|model\.clients\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
 )
 UNSPOKEN = re.compile(
-    r"^(trainer|model\.cohorts\.0\.model|model\.algorithm|model|data)\.|\b(init_args|class_path)\b"
+    r"^(trainer|model\.clients\.0\.model|model\.algorithm|model|data)\.|\b(init_args|class_path)\b"
 )
 
 
@@ -79,7 +79,7 @@ def trial_of(group: Group) -> Trial | None:
     strategy = STRATEGIES.get(run.algorithm)
     stated = run.environment.get("cohorts")
     counts = {n: whole_number(c) for n, c in stated.items()} if isinstance(stated, dict) else {}
-    models = [told.get(f"model.cohorts.{i}.model.class_path", "") for i in range(len(counts))]
+    models = [told.get(f"model.clients.{i}.model.class_path", "") for i in range(len(counts))]
     if strategy is None or not counts or not all(counts.values()) or not all(models):
         return None
     versions = _versions(told, list(counts))
@@ -98,7 +98,7 @@ def _versions(told: Mapping[str, str], cohorts: list[str]) -> dict[str, str]:
     """The cohort of each version; the cohorts' names are the versions where no setting tells."""
     names = []
     for place, cohort in enumerate(cohorts):
-        keys = [f"model.cohorts.{place}.model.init_args.{name}" for name in VERSION_SETTINGS]
+        keys = [f"model.clients.{place}.model.init_args.{name}" for name in VERSION_SETTINGS]
         names.append(next((told[key] for key in keys if key in told), cohort))
     if len(set(names)) < len(names):
         names = cohorts

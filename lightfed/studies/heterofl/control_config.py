@@ -84,7 +84,7 @@ def configuration(control: Control, data: str) -> dict[str, Any]:
     algorithm |= {} if control.mask else {"mask": False}
     model: dict[str, Any] = {
         "algorithm": _named("HeteroFL", algorithm) if algorithm else "HeteroFL",
-        "cohorts": _cohorts(control, setting),
+        "clients": _cohorts(control, setting),
         "optimizer": _named("torch.optim.SGD", sgd),
         "lr_schedule": _named("torch.optim.lr_scheduler.MultiStepLR", schedule),
         "fraction": control.fraction,

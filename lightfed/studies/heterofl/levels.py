@@ -20,12 +20,12 @@ from lightfed.results.variants import difference, usual
 
 LETTERS = "abcde"
 UNEVEN = 0.05  # of the clients: what a division without remainder may leave to one level
-MODEL = "model.cohorts.0.model."
+MODEL = "model.clients.0.model."
 PREFIXES = (f"{MODEL}init_args.", "model.algorithm.init_args.", "model.")
 # what a combination and its data set; all other options of the model are a variant
 NO_VARIANT = re.compile(
-    r"trainer\.|data\.|model\.(cohorts\.(?!0\.model\.)"
-    r"|cohorts\.0\.model\.(class_path$|init_args\.(rate$|num_classes$|input_shape))"
+    r"trainer\.|data\.|model\.(clients\.(?!0\.model\.)"
+    r"|clients\.0\.model\.(class_path$|init_args\.(rate$|num_classes$|input_shape))"
     r"|algorithm\.(class_path$|init_args\.(assignment$|level_weights)))"
 )
 
@@ -194,7 +194,7 @@ def _mixture(group: Group) -> Mixture | None:
 
 def _cohort_keys(told: Mapping[str, str]) -> list[str]:
     return list(
-        dict.fromkeys(key[0] for name in told if (key := re.match(r"model\.cohorts\.\d+", name)))
+        dict.fromkeys(key[0] for name in told if (key := re.match(r"model\.clients\.\d+", name)))
     )
 
 
