@@ -26,6 +26,7 @@ from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
+from lightfed.local.packed.rules import SideBySide, packing
 from lightfed.local.session import Runtime
 from lightfed.local.session_setup import OptimizerFactory, client_stepper
 from lightfed.runs.run_logger import RunLogger
@@ -137,6 +138,7 @@ def fleet_of(
     clip: float | None = None,
     seed: int = 0,
     accumulate: Any = "float64",
+    side_by_side: SideBySide = "auto",
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -157,7 +159,14 @@ def fleet_of(
         )
         for i, state in enumerate(fleet.cohorts)
     ]
-    fleet.training.attach(runtime, steppers)
+    packings = [
+        packing(
+            side_by_side, state, stepper, algorithm, batch_size=data.batch_size, scaled=False,
+            memory=1 << 28,
+        )
+        for state, (stepper, _) in zip(fleet.cohorts, steppers, strict=True)
+    ]  # fmt: skip
+    fleet.training.attach(runtime, steppers, packings)
     return fleet
 
 

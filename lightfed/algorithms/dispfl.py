@@ -51,6 +51,7 @@ class DisPFL(Algorithm):
     stateful = True
     moments: tuple[Moment, ...] = ("trained",)
     tests_both = True
+    side_by_side = True
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class HeteroFL(Algorithm):
     """Width-heterogeneous federated averaging; the first cohort's model is the global one."""
 
     label_rows = True
+    side_by_side = True
     holds = "its slice of the global model, with batch-norm statistics of its own training data"
     model: ServerModel
 
@@ -88,7 +89,7 @@ class HeteroFL(Algorithm):
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         drop_statistics(module)  # static batch normalisation: no statistics are tracked in training
         if self.mask:
-            self._hooks.attach(module)
+            self._hooks.attach(module, data.num_classes)
 
     @override
     def setup(self, fed: Fleet) -> None:

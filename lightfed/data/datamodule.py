@@ -1,6 +1,6 @@
 """The data of a run: both splits on the device, who owns what, and the batches of each client."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from lightfed.data.portions import Portions
 from lightfed.data.resident import (
     Batch,
     LastBatch,
+    Plan,
     Resident,
     ResidentSplit,
     ResidentTokens,
@@ -243,7 +244,7 @@ class FederatedDataModule(LightningDataModule):
         own = self._tokens.index_select(0, torch.from_numpy(self.partition_.train(client)))
         return torch.bincount(own.flatten()).nonzero().squeeze(1)
 
-    def train_epoch(
+    def train_plan(
         self,
         client: int,
         *,
@@ -251,8 +252,8 @@ class FederatedDataModule(LightningDataModule):
         augment: torch.Generator | None,
         limit: int | None = None,
         t: int = 0,
-    ) -> Iterator[Batch]:
-        """One pass over what a client trains on in a round, in random order.
+    ) -> Plan:
+        """One pass over what a client trains on in a round, before its samples are gathered.
 
         Args:
             client: whose samples.
@@ -261,7 +262,7 @@ class FederatedDataModule(LightningDataModule):
             limit: at most this many batches.
             t: the round, which names the chunk; -1, an evaluation, takes the last one.
         """
-        return self.train.epoch(
+        return self.train.plan(
             torch.from_numpy(self._portions.samples(client, t)),
             batch_size=self.batch_size,
             generator=augment,
@@ -269,6 +270,14 @@ class FederatedDataModule(LightningDataModule):
             last_batch=self.last_batch,
             limit=limit,
         )
+
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        """The training batches of a plan."""
+        return self.train.batches(plan)
+
+    def side_by_side(self, plans: Sequence[Plan], batches: Sequence[int]) -> Batch:
+        """One training batch of each of K plans, (K, B, ...); all of one size."""
+        return self.train.side_by_side(plans, batches)
 
     def test_batches(self, client: int) -> Iterator[Batch]:
         """What a client is tested on, in a fixed order; nothing if it owns no test sample."""

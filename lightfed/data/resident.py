@@ -5,8 +5,9 @@ epoch of a small client is one gather altogether, cut into views.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NotRequired, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,31 @@ def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[in
     elif rest and last_batch != "drop":
         sizes.append(rest)
     return sizes
+
+
+class How(TypedDict):
+    """Arguments of `Resident.plan`."""
+
+    batch_size: int
+    generator: torch.Generator | None
+    order: torch.Generator | None
+    last_batch: NotRequired[LastBatch]
+    limit: NotRequired[int | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One pass over some samples.
+
+    Attributes:
+        index: (n,) the samples in order, of an integer type.
+        sizes: of the batches; their sum is n.
+        draw: of the augmentation, (..., n) on the CPU; None for none.
+    """
+
+    index: Tensor
+    sizes: list[int]
+    draw: Tensor | None
 
 
 class Resident(ABC):
@@ -78,7 +104,7 @@ class Resident(ABC):
     def span(self, start: int, stop: int) -> Batch:
         """Samples start to stop - 1, not augmented; views where nothing has to be done to them."""
 
-    def epoch(
+    def plan(
         self,
         index: Tensor,
         *,
@@ -87,8 +113,8 @@ class Resident(ABC):
         order: torch.Generator | None,
         last_batch: LastBatch = "keep",
         limit: int | None = None,
-    ) -> Iterator[Batch]:
-        """One pass over the samples of an index, in batches.
+    ) -> Plan:
+        """The order, the batches and the augmentation of one pass over the samples of an index.
 
         Everything random is drawn before the first batch, so that it depends neither on the batch
         size nor on how many batches are gathered together.
@@ -101,24 +127,51 @@ class Resident(ABC):
             last_batch: keep a smaller last batch, drop it, or join it to the one before if it is a
                 single sample.
             limit: at most this many batches.
-
-        Returns:
-            Batches as of `batch`; each is a view of memory that belongs to no other batch.
         """
         if order is not None:
             shuffled = torch.randperm(len(index), generator=order)
             index = index.index_select(0, shuffled.to(index.device))
         sizes = batch_sizes(len(index), batch_size, last_batch)[:limit]
         count = sum(sizes)
-        if count == 0:
+        draw = self._draw(count, generator) if count else None
+        return Plan(index[:count], sizes, draw)
+
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        """The batches of a plan as of `batch`; each has memory of its own."""
+        if not plan.sizes:
             return iter(())
-        draw = self._draw(count, generator)
-        index = index[:count].to(self.device)
-        together = max(1, self._gather_bytes // (batch_size * self._sample_bytes))
+        sizes, draw, index = plan.sizes, plan.draw, plan.index.to(self.device)
+        together = max(1, self._gather_bytes // (sizes[0] * self._sample_bytes))
         if len(sizes) <= together:
             x, y = self._take(index, draw)
             return zip(_cut(x, sizes), _cut(y, sizes), strict=True)
         return self._gathers(index, draw, sizes=sizes, together=together)
+
+    def side_by_side(self, plans: Sequence[Plan], batches: Sequence[int]) -> Batch:
+        """One batch of each of K plans.
+
+        Args:
+            plans: K, on this split.
+            batches: the position of the batch in each plan; all of one size B.
+
+        Returns:
+            x and y as of `batch`, (K, B, ...) each.
+        """
+        starts = [sum(plan.sizes[:batch]) for plan, batch in zip(plans, batches, strict=True)]
+        size = plans[0].sizes[batches[0]]
+        parts = [slice(start, start + size) for start in starts]
+        index = torch.cat([plan.index[part] for plan, part in zip(plans, parts, strict=True)])
+        draws = [
+            plan.draw[..., part]
+            for plan, part in zip(plans, parts, strict=True)
+            if plan.draw is not None
+        ]
+        x, y = self._take(index.to(self.device), torch.cat(draws, -1) if draws else None)
+        return x.unflatten(0, (len(plans), size)), y.unflatten(0, (len(plans), size))
+
+    def epoch(self, index: Tensor, **how: Unpack[How]) -> Iterator[Batch]:
+        """One pass over the samples of an index, in batches; the arguments are those of `plan`."""
+        return self.batches(self.plan(index, **how))
 
     def _gathers(
         self, index: Tensor, draw: Tensor | None, *, sizes: list[int], together: int

@@ -25,6 +25,8 @@ from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import LocalWork
+from lightfed.local.packed.rules import SideBySide, packing
+from lightfed.local.packed.rules import check as check_side_by_side
 from lightfed.local.session import Report
 from lightfed.local.session_runner import Waves
 from lightfed.local.session_setup import (
@@ -80,6 +82,8 @@ class Federation(L.LightningModule):
         accumulate: Accumulate = "float64",
         store: Literal["device", "host"] = "device",
         exchange_buffer: int = 256,
+        side_by_side: SideBySide = "auto",
+        pack_memory: int = 256,
         max_failed_clients: int | None = None,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
@@ -110,6 +114,10 @@ class Federation(L.LightningModule):
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
             store: Keep client rows on the device, or in pinned host memory if they do not fit.
             exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL).
+            side_by_side: Clients of a group that train at once, by one set of operators: a number,
+                auto (where it pays and the module allows it) or off.
+            pack_memory: Memory in MiB for the rows of clients that train at once, with their
+                gradients; bounds auto.
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
                 non-finite update, before the run ends; they are left out and named. The run always
                 ends when no session of a round has a usable update; with one session per round,
@@ -144,6 +152,9 @@ class Federation(L.LightningModule):
             fix = "give at least 1; a few rows of the model make it quick"
             raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
         self.exchange_buffer = exchange_buffer * 2**20
+        check_side_by_side(side_by_side)
+        self._side_by_side: SideBySide = side_by_side
+        self._pack_memory = pack_memory * 2**20
         if max_failed_clients is not None and max_failed_clients < 0:
             fix = "give 0 or more"
             raise UserError("model.max_failed_clients", f"{max_failed_clients} clients", fix)
@@ -221,7 +232,19 @@ class Federation(L.LightningModule):
             )
             for i, state in enumerate(self.fleet.cohorts)
         ]
-        self.fleet.training.attach(runtime, steppers)
+        self._packings = [
+            packing(
+                self._side_by_side,
+                state,
+                stepper,
+                self.algorithm,
+                batch_size=data.batch_size,
+                scaled=runtime.scaler is not None,
+                memory=self._pack_memory,
+            )
+            for state, (stepper, _) in zip(self.fleet.cohorts, steppers, strict=True)
+        ]
+        self.fleet.training.attach(runtime, steppers, self._packings)
         self.evaluation = Evaluation(
             self.fleet,
             data,
@@ -295,6 +318,10 @@ class Federation(L.LightningModule):
                 "precision": str(trainer.precision),
                 "personal": self.algorithm.holds,
                 "evaluate_at": self.evaluation.at,
+                "side_by_side": {
+                    state.name: found.reason or found.most
+                    for state, found in zip(self.fleet.cohorts, self._packings, strict=True)
+                },
             }
             | self.algorithm.facts(self.fleet)
         )

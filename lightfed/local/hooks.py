@@ -43,6 +43,11 @@ class SessionContext:
     lr: float | None = None
     step: int = 0
 
+    def move(self, row: Row) -> None:
+        """Go on with another row of the same values."""
+        self.row = row
+        self.__dict__.pop("parameters", None)
+
     @property
     def module(self) -> L.LightningModule:
         """The group's live module."""
@@ -72,6 +77,9 @@ class Hooks(nn.Module, ABC):
             model. The first is the default of `model.evaluate_at`.
         tests_both: the paper reports clients at both moments, and so does every evaluation.
         holds: short description of the client's own model, for the run's page.
+        side_by_side: sessions may run in packs: between `session_start` and `session_end` a client
+            has nothing in Python attributes of its module, only in buffers. By default where
+            neither is overridden. After a failure `session_start` is called twice.
     """
 
     stateful: bool = False
@@ -82,6 +90,7 @@ class Hooks(nn.Module, ABC):
     moments: tuple[Moment, ...] = ("aggregated",)
     tests_both: bool = False
     holds: str = "the model that it keeps"
+    side_by_side: bool | None = None
 
     @abstractmethod
     def setup(self, fed: Any) -> None:

@@ -8,7 +8,7 @@ from autograd, and a few foreach calls give the same bits as torch.optim.SGD at 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,6 +193,9 @@ class SGDStepper(Stepper):
 
     Gradients are taken with respect to the module's parameters and applied to the views of the
     bound row that they alias. These are plain tensors, which need no `no_grad`.
+
+    Attributes:
+        clipping: of gradients.
     """
 
     def __init__(
@@ -209,7 +212,7 @@ class SGDStepper(Stepper):
         self._dampening: float = group["dampening"]
         self._weight_decay: float = group["weight_decay"]
         self._nesterov: bool = group["nesterov"]
-        self._clipping = clipping
+        self.clipping = clipping
         self._values: Params = []
         self._row = torch.empty(0)
         self._buffers: list[Tensor | None] = []
@@ -236,9 +239,9 @@ class SGDStepper(Stepper):
         # Parameters outside the graph are skipped, as optimisers skip those without a gradient.
         used = [i for i, grad in enumerate(grads) if grad is not None]
         if len(used) == len(grads):
-            self._update(self._values, list(grads), used, hook)
+            self.update(self._values, list(grads), used, hook)
         else:
-            self._update([self._values[i] for i in used], [grads[i] for i in used], used, hook)
+            self.update([self._values[i] for i in used], [grads[i] for i in used], used, hook)
 
     def _gradients(self, loss: Tensor) -> tuple[Any, ...]:
         """torch.autograd.grad without its Python overhead, a fifth of a small model's step."""
@@ -249,15 +252,23 @@ class SGDStepper(Stepper):
             (scalar,), (self._one,), False, False, self._inputs, True, accumulate_grad=False
         )
 
-    def _update(
+    def update(
         self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
     ) -> None:
+        """One step from gradients.
+
+        Args:
+            values: of the used parameters.
+            grads: of the used parameters; may be overwritten.
+            used: their positions among all parameters.
+            hook: as of `step`.
+        """
         if hook is not None:
             grads = self._hooked(hook, grads, used)
         if self._pull is not None:
             self._pull(grads, used)
-        if self._clipping is not None:
-            self._clipping(grads, used)
+        if self.clipping is not None:
+            self.clipping(grads, used)
         if self._weight_decay:
             grads = list(torch._foreach_add(grads, values, alpha=self._weight_decay))
         if self._momentum:
@@ -270,6 +281,15 @@ class SGDStepper(Stepper):
         if self._factors is not None:
             grads = list(torch._foreach_mul(grads, [self._factors[i] for i in used]))
         torch._foreach_add_(values, grads, alpha=-self._lr)
+
+    def twin(self) -> "SGDStepper":
+        """Another stepper of these settings, for another row."""
+        return copy(self)
+
+    def narrow(self, clients: int) -> None:
+        """Keep the state of the first clients only, where every value is (K, *shape)."""
+        self._values = [value[:clients] for value in self._values]
+        self._buffers = [None if b is None else b[:clients] for b in self._buffers]
 
     def _hooked(self, hook: GradientHook, grads: Params, used: list[int]) -> Params:
         if self._flat is None:
@@ -327,7 +347,7 @@ class OptimizerStepper(Stepper):
         ]
         self._schedulers = schedulers
         self._scheduler_states = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
-        self._clipping = clipping
+        self.clipping = clipping
         self._make_scaler = scaler
         self._counts = {"step": 0, "epoch": 0}  # of the session, for schedulers of a frequency
         self._scaler: torch.amp.GradScaler | None = None
@@ -335,6 +355,12 @@ class OptimizerStepper(Stepper):
         self._row = torch.empty(0)
         self._flat: FlatGradient | None = None
         self._carries = False
+
+    @property
+    def plain_optimizer(self) -> Optimizer | None:
+        """The optimiser, if nothing but its steps changes the parameters of one group."""
+        plain = not self._schedulers and self._make_scaler is None and len(self._groups) == 1
+        return self._optimizer if plain else None
 
     @override
     def reset(
@@ -398,8 +424,8 @@ class OptimizerStepper(Stepper):
             torch._foreach_copy_(grads, self._flat.changed(hook, grads, used))
         if self._pull is not None:
             self._pull(grads, used)
-        if self._clipping is not None:
-            self._clipping(grads, used)
+        if self.clipping is not None:
+            self.clipping(grads, used)
 
 
 def make_stepper(

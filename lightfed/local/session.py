@@ -260,6 +260,11 @@ class PendingReport:
     stopwatch: Stopwatch
     flops: float = 0.0
 
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        return len(self.losses)
+
     def resolve(self) -> Report:
         samples = sum(self.sizes)
         metrics = {name: float(value) for name, value in self.logged.items()}
@@ -274,8 +279,18 @@ class PendingReport:
         norm = float(self.square) ** 0.5
         seconds = self.stopwatch.seconds()  # the norm was computed later, so the events are done
         return Report(
-            self.client, samples, len(self.losses), metrics, norm, flops=self.flops, seconds=seconds
+            self.client, samples, self.steps, metrics, norm, flops=self.flops, seconds=seconds
         )
+
+
+@dataclass(frozen=True)
+class Known:
+    """A report that is already complete: of a session that failed or ran before a restart."""
+
+    report: Report
+
+    def resolve(self) -> Report:
+        return self.report
 
 
 def seed_default_generators(seed: int, device: torch.device) -> None:

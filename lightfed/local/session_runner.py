@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -20,7 +19,11 @@ from lightfed.local.finished import Finished, Suspended
 from lightfed.local.hooks import Hooks, Moment, SessionContext
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.local.optimizer import Proximal, Stepper
+from lightfed.local.packed.rules import Packing
+from lightfed.local.packed.runner import PackRunner
+from lightfed.local.packed.session import PackedReport
 from lightfed.local.session import (
+    Known,
     LocalSession,
     PendingReport,
     Report,
@@ -38,17 +41,7 @@ from lightfed.utils.rng import derive_seed, torch_generator
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Known:
-    """A report that is already complete: of a session that failed or ran before a restart."""
-
-    report: Report
-
-    def resolve(self) -> Report:
-        return self.report
-
-
-Pending = PendingReport | Known
+Pending = PendingReport | PackedReport | Known
 RunClient = Callable[[int], Pending | None]
 Waves = Callable[[list[int], int, RunClient], list[Pending]]
 
@@ -108,16 +101,24 @@ class Training:
         self._known_call = 0
         self._refusals: list[UserError] = []
         self._explained = False
+        self._packs = PackRunner(fleet, self)
 
-    def attach(self, runtime: Runtime, steppers: Sequence[tuple[Stepper, bool]]) -> None:
+    def attach(
+        self,
+        runtime: Runtime,
+        steppers: Sequence[tuple[Stepper, bool]],
+        packings: Sequence[Packing] = (),
+    ) -> None:
         """Create the sessions of the cohorts.
 
         Args:
             runtime: of the Trainer.
             steppers: one per cohort, and whether it uses the round's learning rate.
+            packings: one per cohort; without them clients train one after the other.
         """
         self._runtime = runtime
         self._sessions = {}
+        self._packs.attach(packings, runtime.forward_context)
         for state, (stepper, takes_lr) in zip(self._fleet.cohorts, steppers, strict=True):
             state.takes_lr = takes_lr
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
@@ -153,6 +154,7 @@ class Training:
         mine = fleet.mine(clients)
         self.tests, self._refusals = {moment: [] for moment in self.tested}, []
         watch.forget_signal()
+        self._packs.form([client for client in mine if not self._is_known(client)], t)
         pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
         here = [report.resolve() for report in pending]
         fleet.ranks.meet(f"the end of the sessions of round {t}")
@@ -177,37 +179,55 @@ class Training:
         """
         if self._is_known(client):
             return Known(self._put_in_place(client))
+        if self._packs.has_run(client):
+            return self._packs.result(client)
         if self.suspends and _asked():
             return None
         try:
+            if self._packs.holds(client) and self._packs.run(client, t):
+                return self._packs.result(client)
             return self._session(client, mine, t)
         except UserError as refusal:
             self._refusals.append(refusal)
             return None
         except Exception as error:  # a failing client must not stop the others
-            return Known(self._failed(client, error))
+            return self.failed(client, error)
 
     def _is_known(self, client: int) -> bool:
         return self.calls == self._known_call and client in self._known
 
     def _session(self, client: int, mine: list[int], t: int) -> PendingReport:
-        fleet, state = self._fleet, self._fleet.state(client)
+        state = self._fleet.state(client)
         assert state.session is not None, "sessions are attached before the first round"
-        s = self._begin(client, state, self._fetch(client, mine), t)
-        self._test("aggregated", s)
-        mask = fleet.mask(client)
-        proximal = fleet.algorithm.proximal(s)
-        report = state.session.train(s.row, self._work(s, "", mask, proximal))
-        s.step = len(report.losses)
-        report.flops = state.flops if mask is None else self._masked_flops(client, mask)
-        if proximal is not None and proximal.gap is not None:
-            report.logged["stationarity"] = proximal.gap
-        if self._has_end:
-            fleet.algorithm.session_end(s)
-        self._test("trained", s)
+        s = self.begin(client, state, self._fetch(client, mine), t)
+        work = self.work(s)
+        report = state.session.train(s.row, work)
+        self.end(s, work, report)
         if state.staging is not None:
             state.staging.put_back(client)
         return report
+
+    def begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
+        """Start a session on a row, and test the client before its training."""
+        s = self._begin(client, state, row, t)
+        self._test("aggregated", s)
+        return s
+
+    def work(self, s: SessionContext) -> Work:
+        """The work of a session that has begun."""
+        return self._work(s, "", self._fleet.mask(s.client), self._fleet.algorithm.proximal(s))
+
+    def end(self, s: SessionContext, work: Work, report: PendingReport | PackedReport) -> None:
+        """Finish a session on its trained row, and test the client after its training."""
+        s.step = report.steps
+        report.flops = s.group.flops
+        if work.mask is not None:
+            report.flops = self._masked_flops(s.client, work.mask)
+        if work.proximal is not None and work.proximal.gap is not None:
+            report.logged["stationarity"] = work.proximal.gap
+        if self._has_end:
+            self._fleet.algorithm.session_end(s)
+        self._test("trained", s)
 
     def _begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
         """Start a session: bind the module to its row."""
@@ -218,7 +238,7 @@ class Training:
         self._fleet.algorithm.session_start(s)
         return s
 
-    def _failed(self, client: int, error: Exception) -> Report:
+    def failed(self, client: int, error: Exception) -> Known:
         """Report a session that raised; its row keeps the steps done, within the client's mask."""
         fleet, state = self._fleet, self._fleet.state(client)
         reason = self.abandon(client, state, error)
@@ -228,7 +248,7 @@ class Training:
         mask = fleet.mask(client)
         if mask is not None:
             apply_mask_(row, mask.to(row.device))
-        return Report(client, 0, norm=float(row.norm()), error=reason)
+        return Known(Report(client, 0, norm=float(row.norm()), error=reason))
 
     def abandon(self, client: int, state: GroupState, error: Exception) -> str:
         """Clean a cohort's module after a session that raised; return the reason in one line."""
@@ -329,19 +349,29 @@ class Training:
     ) -> Work:
         """A session's work; the names of its draws start with `purpose`."""
         fleet, client, t = self._fleet, s.client, s.round
-        per_epoch = fleet.data.num_batches(client, t)
-        given = None if purpose else self.steps.get(client)
-        left = fleet.work.batches(per_epoch) if given is None else fleet.work.limited(given)
+        left = (
+            self.batches(client, t)
+            if not purpose
+            else fleet.work.batches(fleet.data.num_batches(client, t))
+        )
         return Work(
             client,
             self._batches(client, t, left, purpose),
-            epoch_batches=per_epoch,
+            epoch_batches=fleet.data.num_batches(client, t),
             lr=self.lr if s.group.takes_lr else None,
             seed=derive_seed(fleet.seed, f"{purpose}session", t, client),
             hook=partial(self._gradient, s) if self._has_gradient else None,
             mask=mask,
             proximal=proximal,
         )
+
+    def batches(self, client: int, t: int) -> int:
+        """Number of batches of a client's session in round t."""
+        given = self.steps.get(client)
+        work = self._fleet.work
+        if given is not None:
+            return work.limited(given)
+        return work.batches(self._fleet.data.num_batches(client, t))
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
         """Pass a batch's gradient through the algorithm's hook before the optimiser."""
@@ -362,18 +392,21 @@ class Training:
 
     def _batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
         """`left` training batches; their order is named (seed, purpose + "order", t, client)."""
+        for plan in self.plans(client, t, left, purpose):
+            yield from self._fleet.data.batches(plan)
+
+    def plans(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
+        """The local epochs of `left` training batches, before their samples are gathered."""
         fleet, data = self._fleet, self._fleet.data
         order = torch_generator(fleet.seed, f"{purpose}order", t, client)
         augment = None
         if data.augments:
             augment = torch_generator(fleet.seed, f"{purpose}augment", t, client)
         while left > 0:
-            before = left
-            epoch = data.train_epoch(client, order=order, augment=augment, limit=left, t=t)
-            for batch in epoch:
-                left -= 1
-                yield batch
-            assert left < before, f"client {client} has no batch"
+            plan = data.train_plan(client, order=order, augment=augment, limit=left, t=t)
+            assert plan.sizes, f"client {client} has no batch"
+            left -= len(plan.sizes)
+            yield plan
 
     def _test(self, moment: Moment, s: SessionContext) -> None:
         """Test a client on its own test split, if this moment is to be tested."""

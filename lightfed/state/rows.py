@@ -6,6 +6,7 @@ row. There is one live module per cohort and rank. A session binds it to a clien
 microseconds; building a module takes a hundred milliseconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +81,8 @@ class ModelLayout:
 class Row:
     """One client's (or the server's) state: a view of a store, or tensors of its own.
 
+    A block of K rows has a leading dimension K in both.
+
     Attributes:
         floats: (P,) parameters and float buffers.
         integers: (Q,) int64 integer buffers.
@@ -87,6 +90,13 @@ class Row:
 
     floats: Tensor
     integers: Tensor
+
+    def clone(self) -> "Row":
+        return Row(self.floats.clone(), self.integers.clone())
+
+    def each(self) -> list["Row"]:
+        """The rows of a block of K rows."""
+        return [Row(f, i) for f, i in zip(self.floats, self.integers, strict=True)]
 
     def copy_(self, source: "Row") -> "Row":
         self.floats.copy_(source.floats, non_blocking=True)
@@ -244,6 +254,24 @@ class RowStore:
         """The client's row as views of the store."""
         slot = self.slots[client]
         return Row(self._floats[slot], self._integers[slot])
+
+    def block(self, clients: Sequence[int]) -> tuple[Row, bool]:
+        """The clients' rows as (K, P) and (K, Q), and whether these are views of the store."""
+        slots = [self.slots[client] for client in clients]
+        first = slots[0]
+        if slots == list(range(first, first + len(slots))):
+            span = slice(first, first + len(slots))
+            return Row(self._floats[span], self._integers[span]), True
+        index = torch.tensor(slots, device=self._place)
+        return Row(
+            self._floats.index_select(0, index), self._integers.index_select(0, index)
+        ), False
+
+    def put_block(self, clients: Sequence[int], block: Row) -> None:
+        """Write a block of rows that is no view into the store."""
+        index = torch.tensor([self.slots[client] for client in clients], device=self._place)
+        self._floats.index_copy_(0, index, block.floats)
+        self._integers.index_copy_(0, index, block.integers)
 
     def __contains__(self, client: int) -> bool:
         return client in self.slots

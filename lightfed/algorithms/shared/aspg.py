@@ -8,6 +8,7 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from math import isfinite
 from typing import Any
 
@@ -110,6 +111,12 @@ class AspgStepper(SGDStepper):
         self._steps = 0
 
     @override
+    def twin(self) -> "AspgStepper":
+        other = copy(self)
+        other._gradient = torch.empty(0)  # and with it the other rows, at its first session
+        return other
+
+    @override
     def reset(
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
     ) -> None:
@@ -128,7 +135,7 @@ class AspgStepper(SGDStepper):
             row += proximal.momentum
 
     @override
-    def _update(
+    def update(
         self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
     ) -> None:
         if hook is not None:
@@ -140,10 +147,10 @@ class AspgStepper(SGDStepper):
         gamma, anchor = 0.0, self._moved  # a pull of no weight
         if self._proximal is not None:
             gamma, anchor = self._proximal.gamma, self._proximal.anchor
-        if self._clipping is not None:
+        if self.clipping is not None:
             for run in self._runs:
                 self._gradient[run].add_(self._point[run] - anchor[run], alpha=gamma)
-            self._clipping(self._parts, range(len(self._parts)))
+            self.clipping(self._parts, range(len(self._parts)))
             gamma = 0.0
         for run in self._runs:
             aspg_step_(

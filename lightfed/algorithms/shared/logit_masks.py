@@ -1,6 +1,5 @@
 """Logits of labels that a client does not hold, set to zero (HeteroFL, section 3.3)."""
 
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as L
@@ -10,22 +9,26 @@ from torch import Tensor
 from lightfed.local.client_module import NetworkClient
 from lightfed.utils.errors import UserError
 
+_BUFFER = "absent_labels"
+
 
 class LogitMasks:
     """Forward hooks that set the logits of labels outside a client's data to zero.
 
     Zero and not minus infinity: absent classes still add exp(0) to the softmax denominator, but get
-    no gradient.
+    no gradient. Which labels are absent lies in a buffer of the module, `absent_labels` (C,).
     """
 
     def __init__(self) -> None:
-        self._absent: dict[int, Tensor | None] = {}
-        self._filled: set[int] = set()  # modules whose masks have been used
+        self._hooks: dict[int, _Mask] = {}
 
-    def attach(self, module: L.LightningModule) -> None:
+    def attach(self, module: L.LightningModule, num_classes: int) -> None:
         """Hook a NetworkClient's network, or a user's module, whose steps call `self(x)`."""
+        absent = torch.zeros(num_classes, dtype=torch.bool, device=module.device)
+        module.register_buffer(_BUFFER, absent, persistent=False)
         network = module.net if isinstance(module, NetworkClient) else module
-        network.register_forward_hook(partial(self._fill, module))
+        self._hooks[id(module)] = mask = _Mask(module)
+        network.register_forward_hook(mask)
 
     def check(self, module: L.LightningModule) -> None:
         """Reject a module whose masked session never called the hook.
@@ -33,31 +36,36 @@ class LogitMasks:
         Raises:
             UserError: naming the module.
         """
-        if self._absent.get(id(module)) is not None and id(module) not in self._filled:
+        if not self._hooks[id(module)].called and module.get_buffer(_BUFFER).any():
             found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
             fix = "call it there, or set mask: false"
             raise UserError("model.algorithm.init_args.mask", found, fix)
 
-    def hold(
-        self,
-        module: L.LightningModule,
-        labels: Tensor | None,
-        num_classes: int,
-        device: torch.device,
-    ) -> None:
+    def hold(self, module: L.LightningModule, labels: Tensor | None) -> None:
         """Which labels the module's current client holds; None for all."""
-        if labels is None or len(labels) == num_classes:
-            self._absent[id(module)] = None
-            return
-        absent = torch.ones(num_classes, dtype=torch.bool)
-        absent[labels] = False
-        self._absent[id(module)] = absent.to(device)
+        buffer = module.get_buffer(_BUFFER)
+        absent = torch.full((len(buffer),), labels is not None)
+        if labels is not None:
+            absent[labels] = False
+        buffer.copy_(absent)
 
-    def _fill(
-        self, module: L.LightningModule, network: torch.nn.Module, inputs: Any, logits: Tensor
-    ) -> Tensor:
-        absent = self._absent.get(id(module))
-        if absent is None:
-            return logits
-        self._filled.add(id(module))
-        return logits.masked_fill(absent, 0.0)
+
+class _Mask:
+    """The hook of one module.
+
+    Attributes:
+        stacked: it takes the logits of several clients at once, (K, B, C), with a buffer (K, C).
+        called: the hook has run.
+    """
+
+    stacked = True
+
+    def __init__(self, module: L.LightningModule) -> None:
+        self._module = module
+        self.called = False
+
+    def __call__(self, network: torch.nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+        self.called = True
+        absent: Tensor = self._module.absent_labels  # type: ignore[assignment]
+        shape = (*absent.shape[:-1], *[1] * (logits.dim() - absent.dim()), absent.shape[-1])
+        return logits.masked_fill(absent.view(shape), 0.0)

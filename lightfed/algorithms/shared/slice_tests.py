@@ -115,7 +115,7 @@ class SliceTests:
         module = fed.cohorts[cohort].cohort.build(fed.data, position=cohort, seed=fed.seed)
         scale_to(widest, module.to(fed.device))
         if self._masks is not None:
-            self._masks.attach(module)
+            self._masks.attach(module, fed.data.num_classes)
         return StaticNorms(module)
 
     def estimate_global(self, model: ServerModel) -> None:
@@ -150,7 +150,6 @@ class SliceTests:
     def masked(self, module: L.LightningModule, client: int | None) -> L.LightningModule:
         """Set a module's logits of labels that a client does not hold to zero."""
         if self._masks is not None:
-            data = self._fed.data
-            labels = None if client is None else data.labels(client)
-            self._masks.hold(module, labels, data.num_classes, self._fed.device)
+            labels = None if client is None else self._fed.data.labels(client)
+            self._masks.hold(module, labels)
         return module

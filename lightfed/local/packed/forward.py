@@ -1,0 +1,214 @@
+"""The training step of K clients at once."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from typing_extensions import override
+
+from lightfed.local.client_module import ClientModule
+from lightfed.local.packed.graph import NetworkGraph, Unknown, cross_entropy, gradients
+from lightfed.local.packed.operators import Generators, KeyedDropout
+from lightfed.state.rows import ModelLayout
+
+log = logging.getLogger(__name__)
+
+Views = dict[str, Tensor]
+_STEP = "module."
+
+
+class _TrainingStep(nn.Module):
+    """`training_step` as a forward pass; returns the loss and what the step logged."""
+
+    def __init__(self, module: L.LightningModule) -> None:
+        super().__init__()
+        self.module = module
+
+    @override
+    def forward(self, batch: Any, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        logged: dict[str, Tensor] = {}
+        own = self.module.log, self.module.log_dict
+        self.module.log = partial(_note, logged)  # type: ignore[method-assign,assignment]
+        self.module.log_dict = partial(_note_all, logged)  # type: ignore[method-assign,assignment]
+        try:
+            output = self.module.training_step(batch, index)
+        finally:
+            self.module.log, self.module.log_dict = own  # type: ignore[method-assign]
+        return (output["loss"] if isinstance(output, dict) else output), logged
+
+
+def _note(logged: dict[str, Tensor], name: str, value: Any, *_: Any, **options: Any) -> None:
+    """`self.log` of a step of K clients: plain numbers only."""
+    if options.get("batch_size") is not None:
+        raise NotImplementedError("self.log with a batch_size")
+    if not isinstance(value, Tensor | int | float):
+        raise NotImplementedError(f"self.log of a {type(value).__name__}")
+    logged[name] = torch.as_tensor(value).detach()
+
+
+def _note_all(logged: dict[str, Tensor], values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    for name, value in values.items():
+        _note(logged, name, value)
+
+
+@dataclass
+class Losses:
+    """Of one batch of each client.
+
+    Attributes:
+        values: (K,).
+        logged: (K,) each, what the module logged.
+        gradients: (K, *shape) of each trainable parameter; None where the loss does not use it.
+    """
+
+    values: Tensor
+    logged: dict[str, Tensor]
+    gradients: tuple[Tensor | None, ...]
+
+
+class PackedForward:
+    """The losses of K clients and their gradients, by one set of operators.
+
+    Args:
+        module: the group's live module.
+        layout: of its rows.
+        trainable: names of the parameters to differentiate.
+
+    Attributes:
+        buffers: types of the buffers that lie in a row, by name.
+    """
+
+    def __init__(self, module: L.LightningModule, layout: ModelLayout, trainable: set[str]) -> None:
+        self._step = _TrainingStep(module)
+        self._entries = [(e.name, e.offset, e.numel, e.shape) for e in layout.floats]
+        self._integers = [(e.name, e.offset, e.numel, e.shape) for e in layout.integers]
+        self._trainable = [name for name, *_ in self._entries if name in trainable]
+        self._drops = any(isinstance(part, nn.Dropout) for part in module.modules())
+        self._graph = graph_of(module)
+        self._module = module
+        self._network: Any = getattr(module, "net", None)
+        self._network_hooks = list(self._network._forward_hooks.values()) if self._graph else []
+        in_row = {name for name, *_ in [*self._entries[layout.parameters :], *self._integers]}
+        self.buffers = {n: b.dtype for n, b in module.named_buffers() if n in in_row}
+        self._own = {n for n, _ in module.named_buffers()} - in_row
+
+    def views(self, floats: Tensor, integers: Tensor) -> Views:
+        """The tensors of K rows as (K, *shape) views, by name."""
+        rows = ((floats, self._entries), (integers, self._integers))
+        return {
+            name: row[:, offset : offset + numel].unflatten(1, shape) if shape else row[:, offset]
+            for row, entries in rows
+            for name, offset, numel, shape in entries
+        }
+
+    def trainable(self, views: Views) -> list[Tensor]:
+        """The views of the parameters that are trained, in the order of the row."""
+        return [views[name] for name in self._trainable]
+
+    def losses(
+        self,
+        views: Views,
+        batch: Sequence[Tensor],
+        index: int,
+        *,
+        shared: Views,
+        generators: Generators,
+        real: int | None = None,
+    ) -> Losses:
+        """One batch for each client; buffers are updated in place.
+
+        Args:
+            views: (K, *shape) parameters, buffers of the rows, and further buffers by client.
+            batch: (K, B, ...) each.
+            index: of the batch in the session.
+            shared: buffers that are the same for all clients.
+            generators: gives one for each client, for dropout.
+            real: number of leading clients; the others are padding. None if there is none.
+        """
+        leaves = {name: views[name].detach().requires_grad_() for name in self._trainable}
+        if self._graph is None:
+            values, logged = self._by_vmap(views | leaves, batch, index, shared, generators)
+        else:
+            values, logged = self._by_graph(views | leaves, batch, shared, generators), {}
+        found = gradients(values, list(leaves.values()))
+        if real is None:
+            return Losses(values.detach(), logged, found)
+        return Losses(
+            values.detach()[:real],
+            {name: value[:real] for name, value in logged.items()},
+            tuple(None if grad is None else grad[:real] for grad in found),
+        )
+
+    def _by_vmap(
+        self,
+        views: Views,
+        batch: Sequence[Tensor],
+        index: int,
+        shared: Views,
+        generators: Generators,
+    ) -> tuple[Tensor, Views]:
+        """(K,) losses of any module that `vmap` can run, and what it logged."""
+        given = {_STEP + name: value for name, value in views.items()}
+        same = {_STEP + name: value for name, value in shared.items()}
+
+        def step(mine: Views, x: Sequence[Tensor]) -> tuple[Tensor, Views]:
+            loss, logged = functional_call(self._step, {**mine, **same}, (tuple(x), index))
+            if loss is None:
+                raise NotImplementedError("a training_step that skips batches")
+            return loss, logged
+
+        with KeyedDropout(generators) if self._drops else nullcontext():
+            values, logged = vmap(step, randomness="error")(given, tuple(batch))
+        return values, logged
+
+    def _by_graph(
+        self, views: Views, batch: Sequence[Tensor], shared: Views, generators: Generators
+    ) -> Tensor:
+        """(K,) losses of a classifier of known layers."""
+        assert self._graph is not None
+        x, labels = batch
+        logits = self._graph(x, views | shared, generators)
+        with _placed(self._module, {name: views[name] for name in self._own & views.keys()}):
+            for hook in self._network_hooks:
+                logits = hook(self._network, (x,), logits)
+        return cross_entropy(logits, labels)
+
+
+def graph_of(module: L.LightningModule) -> NetworkGraph | None:
+    """The graph of a `ClientModule` without losses of its own, if its layers are known."""
+    if type(module) is not ClientModule or hasattr(module.net, "losses"):
+        return None
+    hooked = {part for part in module.modules() if part._forward_hooks or part._forward_pre_hooks}
+    on_network = module.net._forward_hooks.values()
+    if hooked - {module.net} or not all(getattr(hook, "stacked", False) for hook in on_network):
+        return None
+    module.train()
+    try:
+        return NetworkGraph(module.net, "net.")
+    except Unknown as found:
+        log.debug("no graph: %s", found)
+        return None
+
+
+@contextmanager
+def _placed(module: nn.Module, values: Views) -> Iterator[None]:
+    """Put values of K clients in the place of some buffers."""
+    before = {name: module.get_buffer(name) for name in values}
+    try:
+        _place(module, values)
+        yield
+    finally:
+        _place(module, before)
+
+
+def _place(module: nn.Module, values: Views) -> None:
+    for name, value in values.items():
+        path, _, last = name.rpartition(".")
+        module.get_submodule(path)._buffers[last] = value

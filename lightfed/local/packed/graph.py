@@ -1,0 +1,255 @@
+"""A network's graph, run on K clients at once without `vmap`.
+
+`vmap` takes a millisecond of Python a step; a traced graph takes about as long as one client does.
+Known layers are run here, and a network with any other is left to `forward.PackedForward`.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightfed.local.packed.operators import Generators, dropout, linear
+
+Values = Mapping[str, Tensor]
+
+
+class Unknown(Exception):
+    """A network has something that is not run on several clients here."""
+
+
+class Stack:
+    """An activation of K clients.
+
+    Attributes:
+        tensor: (K, B, ...), or folded (B, K * C, ...), which convolutions take.
+        folded: whether it is folded.
+    """
+
+    def __init__(self, tensor: Tensor, *, folded: bool = False) -> None:
+        self.tensor, self.folded = tensor, folded
+
+    def fold(self) -> Tensor:
+        """(B, K * C, ...)."""
+        return self.tensor if self.folded else self.tensor.transpose(0, 1).flatten(1, 2)
+
+    def unfold(self, clients: int) -> Tensor:
+        """(K, B, ...)."""
+        if not self.folded:
+            return self.tensor
+        return self.tensor.unflatten(1, (clients, -1)).transpose(0, 1)
+
+    def map(self, function: Callable[..., Tensor], *others: Any) -> "Stack":
+        """An element-wise function, of another activation or number too."""
+        if any(isinstance(x, Stack) and x.folded != self.folded for x in others):
+            raise Unknown("activations of several kinds are added")
+        given = [x.tensor if isinstance(x, Stack) else x for x in others]
+        return Stack(function(self.tensor, *given), folded=self.folded)
+
+
+class NetworkGraph:
+    """The graph of a network in training.
+
+    Args:
+        net: the network, in training mode.
+        prefix: of its parameters' names.
+
+    Raises:
+        Unknown: it cannot be traced, or has a layer that is not known here.
+    """
+
+    def __init__(self, net: nn.Module, prefix: str) -> None:
+        try:
+            traced = fx.symbolic_trace(net)
+        except Exception as error:  # whatever a user's forward does with a symbol
+            raise Unknown(f"{type(net).__name__} cannot be traced") from error
+        self._modules = dict(traced.named_modules())
+        self._prefix = prefix
+        self._nodes = [node for node in traced.graph.nodes if node.op != "output"]
+        (self._output,) = next(n for n in traced.graph.nodes if n.op == "output").args
+        for node in self._nodes:
+            self._check(node)
+
+    def _check(self, node: fx.Node) -> None:
+        known = {
+            "placeholder": True,
+            "call_module": type(self._modules.get(str(node.target))) in _LAYERS,
+            "call_function": node.target in _FUNCTIONS,
+            "call_method": node.target in _METHODS,
+        }
+        if not known.get(node.op, False):
+            raise Unknown(f"its graph has {node.target}")
+        layer = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
+            raise Unknown("it has grouped convolutions")
+
+    def __call__(self, x: Tensor, values: Values, generators: Generators) -> Tensor:
+        """The outputs (K, B, ...) of K clients.
+
+        Args:
+            x: (K, B, ...).
+            values: (K, *shape) parameters and buffers by name; buffers are updated in place.
+            generators: gives one for each client, for dropout.
+        """
+        clients = len(x)
+        found: dict[fx.Node, Any] = {}
+        for node in self._nodes:
+            args = fx.node.map_arg(node.args, found.__getitem__)
+            if node.op == "placeholder":
+                found[node] = Stack(x)
+            elif node.op == "call_module":
+                layer = self._modules[str(node.target)]
+                mine = _Mine(values, f"{self._prefix}{node.target}.", clients, generators)
+                found[node] = _LAYERS[type(layer)](layer, args[0], mine)
+            else:
+                table: Mapping[Any, Callable[..., Stack]] = (
+                    _FUNCTIONS if node.op == "call_function" else _METHODS
+                )
+                found[node] = table[node.target](*args, **node.kwargs)
+        result: Stack = found[self._output]
+        return result.unfold(clients)
+
+
+class _Mine:
+    """A layer's values, by the name within the layer."""
+
+    def __init__(self, values: Values, prefix: str, clients: int, generators: Generators) -> None:
+        self._values, self._prefix = values, prefix
+        self.clients, self.generators = clients, generators
+
+    def __call__(self, name: str) -> Tensor | None:
+        return self._values.get(self._prefix + name)
+
+    def flat(self, name: str) -> Tensor | None:
+        """(K * C, ...) of a value (K, C, ...)."""
+        value = self(name)
+        return None if value is None else value.flatten(0, 1)
+
+
+def _linear(layer: nn.Module, x: Stack, mine: _Mine) -> Stack:
+    weight = mine("weight")
+    assert weight is not None
+    return Stack(linear(x.unfold(mine.clients), weight, mine("bias")))
+
+
+def _conv(layer: nn.Conv2d, x: Stack, mine: _Mine) -> Stack:
+    weight = mine.flat("weight")
+    assert weight is not None
+    out = F.conv2d(
+        x.fold(),
+        weight,
+        mine.flat("bias"),
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        mine.clients,
+    )
+    return Stack(out, folded=True)
+
+
+def _batch_norm(layer: _BatchNorm, x: Stack, mine: _Mine) -> Stack:
+    mean, var, count = mine("running_mean"), mine("running_var"), mine("num_batches_tracked")
+    if layer.track_running_stats and (layer.momentum is None or count is None):
+        raise Unknown("batch normalisation with a cumulative mean")
+    if count is not None:
+        count.add_(1)
+    out = F.batch_norm(
+        x.fold(),
+        None if mean is None else mean.view(-1),
+        None if var is None else var.view(-1),
+        mine.flat("weight"),
+        mine.flat("bias"),
+        True,
+        layer.momentum or 0.0,
+        layer.eps,
+    )
+    return Stack(out, folded=True)
+
+
+def _group_norm(layer: nn.GroupNorm, x: Stack, mine: _Mine) -> Stack:
+    groups = mine.clients * layer.num_groups
+    out = F.group_norm(x.fold(), groups, mine.flat("weight"), mine.flat("bias"), layer.eps)
+    return Stack(out, folded=True)
+
+
+def _pool(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
+    return Stack(layer(x.fold() if not x.folded else x.tensor), folded=True)
+
+
+def _elementwise(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
+    return x.map(layer)
+
+
+def _same(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
+    return x
+
+
+def _drop(layer: nn.Dropout, x: Stack, mine: _Mine) -> Stack:
+    return Stack(dropout(x.unfold(mine.clients), layer.p, mine.generators))
+
+
+def _flatten_layer(layer: nn.Flatten, x: Stack, mine: _Mine) -> Stack:
+    if (layer.start_dim, layer.end_dim) != (1, -1):
+        raise Unknown("it flattens a part of the dimensions")
+    return Stack(x.unfold(mine.clients).flatten(2))
+
+
+def _apply(function: Callable[..., Tensor]) -> Callable[..., Stack]:
+    def applied(x: Stack, *others: Any, **options: Any) -> Stack:
+        if not isinstance(x, Stack):
+            raise Unknown("a number comes before an activation")
+        return x.map(lambda *tensors: function(*tensors, **options), *others)
+
+    return applied
+
+
+_LAYERS: dict[type[nn.Module], Callable[..., Stack]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _conv,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.GroupNorm: _group_norm,
+    nn.MaxPool2d: _pool,
+    nn.AvgPool2d: _pool,
+    nn.AdaptiveAvgPool2d: _pool,
+    nn.Flatten: _flatten_layer,
+    nn.Dropout: _drop,
+    nn.Identity: _same,
+    **dict.fromkeys(
+        (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
+        _elementwise,
+    ),
+}
+_FUNCTIONS: dict[Any, Callable[..., Stack]] = {
+    function: _apply(function)
+    for function in (
+        operator.add,
+        operator.iadd,
+        operator.mul,
+        operator.truediv,
+        torch.add,
+        torch.mul,
+        torch.relu,
+        torch.tanh,
+        torch.sigmoid,
+        F.relu,
+        F.gelu,
+        F.silu,
+    )
+}
+_METHODS: dict[Any, Callable[..., Stack]] = {"relu": _apply(torch.relu)}
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """(K,) mean cross-entropy of (K, B, C) logits and (K, B) labels."""
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.view(labels.shape).mean(1)
+
+
+def gradients(values: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Of the sum of (K,) losses, which no two clients share."""
+    return torch.autograd.grad(values, leaves, torch.ones_like(values), allow_unused=True)

@@ -1,0 +1,151 @@
+"""Which client groups train side by side, how many clients at once, and why others do not.
+
+The configuration alone decides, never a rank's load or its free memory: how a client is trained is
+part of its bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from lightfed.local.client_group import GroupState
+from lightfed.local.hooks import Hooks
+from lightfed.local.optimizer import Stepper
+from lightfed.local.packed.forward import graph_of
+from lightfed.local.packed.steppers import PackedStepper, packed_stepper
+from lightfed.utils.errors import UserError
+
+SideBySide = Literal["auto", "off"] | int
+
+# Fewer clients than this give convolutions other bits: torch then takes other algorithms.
+FLOOR = 3
+_MOST = 128  # clients of a pack under `auto`
+# Rows in work at once: parameters, gradients, momentum, a copy in case the pack fails.
+_ROWS = 5
+# Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing
+# (measured on the networks of tests/benchmarks/packs.py).
+_BUSY_CONVOLUTIONS = 2e8
+_BUSY = 1e9
+_BUSY_VMAP = 4e6  # vmap takes milliseconds of Python a step
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a group is packed.
+
+    Attributes:
+        most: clients of the largest pack; 0 for one after the other.
+        floor: fewest clients whose bits do not depend on how many there are.
+        stepper: of K rows; None for one after the other.
+        reason: why the clients train one after the other; empty if they do not.
+    """
+
+    most: int = 0
+    floor: int = 1
+    stepper: PackedStepper | None = None
+    reason: str = ""
+
+
+def check(side_by_side: SideBySide) -> None:
+    """Validate the configured value.
+
+    Raises:
+        UserError: it is a number below 2.
+    """
+    if isinstance(side_by_side, int) and side_by_side < 2:
+        fix = "give the clients of a pack, 2 or more, or auto, or off"
+        raise UserError("model.side_by_side", str(side_by_side), fix)
+
+
+def packing(
+    side_by_side: SideBySide,
+    state: GroupState,
+    stepper: Stepper,
+    algorithm: Hooks,
+    *,
+    batch_size: int,
+    scaled: bool,
+    memory: int,
+) -> Packing:
+    """Decide how a group is trained.
+
+    Args:
+        side_by_side: as configured.
+        state: the group.
+        stepper: of its sessions.
+        algorithm: of the run.
+        batch_size: samples of a batch.
+        scaled: 16-mixed, where each session scales its loss.
+        memory: bytes for the rows of a pack and their gradients.
+    """
+    if side_by_side == "off":
+        return Packing(reason="model.side_by_side: off")
+    reason = _unfit(state, algorithm, scaled=scaled)
+    if not reason and side_by_side == "auto":
+        reason = _unprofitable(state, batch_size)
+    if reason:
+        return Packing(reason=reason)
+    pulls = type(algorithm).proximal is not Hooks.proximal
+    packed = packed_stepper(stepper, pulls=pulls)
+    if isinstance(packed, str):
+        return Packing(reason=packed)
+    fits = max(1, memory // (4 * state.layout.size * _ROWS))
+    most = side_by_side if isinstance(side_by_side, int) else min(_MOST, fits)
+    floor = FLOOR if _has(state.module, (_ConvNd,)) else 1
+    return Packing(max(most, floor), floor, packed)
+
+
+def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
+    """Why a group cannot be packed; empty if it can."""
+    if not _hooks_allow(algorithm):
+        return f"{type(algorithm).__name__} does not declare side_by_side for its session hooks"
+    if state.staging is not None:
+        return "model.store: host"
+    if scaled:
+        return "16-mixed scales the loss of each session"
+    dropout = _has(state.module, (nn.modules.dropout._DropoutNd,))
+    if dropout and state.store.device.type != "cpu":
+        return "dropout draws on the device"
+    return ""
+
+
+def _hooks_allow(algorithm: Hooks) -> bool:
+    """Whether an algorithm's session hooks keep a client's state out of Python attributes.
+
+    A class that overrides a hook has to declare it again: what its parent says is of other hooks.
+    """
+    order = type(algorithm).__mro__
+    declared = _first_with(order, "side_by_side")
+    if order[declared] is Hooks:
+        declared = len(order)
+    hooks = [_first_with(order, name) for name in ("session_start", "session_end")]
+    overridden = [place for place in hooks if order[place] is not Hooks]
+    if any(place < declared for place in overridden):
+        return False
+    return algorithm.side_by_side is not False
+
+
+def _first_with(order: Sequence[type], name: str) -> int:
+    """The position of the first class that defines an attribute."""
+    return next(i for i, kind in enumerate(order) if name in vars(kind))
+
+
+def _unprofitable(state: GroupState, batch_size: int) -> str:
+    """Why packing would not pay on this device; empty if it does."""
+    if state.store.device.type != "cpu":
+        return ""
+    if state.flops == 0:
+        return "the cost of its step is unknown; set model.side_by_side to a number to try"
+    flops = state.flops * batch_size
+    if graph_of(state.module) is None and flops > _BUSY_VMAP:
+        return "its layers are not all known, and a step of vmap costs more than it saves"
+    if flops > (_BUSY_CONVOLUTIONS if _has(state.module, (_ConvNd,)) else _BUSY):
+        return "one client keeps a CPU busy"
+    return ""
+
+
+def _has(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    return any(isinstance(part, kinds) for part in module.modules())

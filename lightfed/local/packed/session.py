@@ -1,0 +1,313 @@
+"""The local training of K clients of one group, side by side.
+
+A client's bits depend neither on K nor on the other clients: every operator acts on each client's
+part alone, and a pack smaller than the `floor` is padded.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from lightfed_kernels import apply_mask_
+from torch import Tensor
+
+from lightfed.local.logbook import reset_metrics
+from lightfed.local.optimizer import GradientHook, Proximal
+from lightfed.local.packed.forward import Losses, PackedForward, Views
+from lightfed.local.packed.steppers import PackedStepper
+from lightfed.local.session import Autocast, Report, Stopwatch
+from lightfed.state.rows import LiveModule, Row
+
+
+@dataclass
+class Member:
+    """One client of a pack.
+
+    Attributes:
+        client: its number.
+        batches: of the session, for `gather`.
+        sizes: samples of each batch.
+        seed: of dropout.
+        hook: the algorithm's change to the gradients.
+        mask: packed words (P / 32,); uncovered elements are 0 after every step.
+        proximal: a pull towards another model.
+        buffers: the client's values of buffers that are not in its row, by name.
+    """
+
+    client: int
+    batches: Sequence[Any]
+    sizes: Sequence[int]
+    seed: int
+    hook: GradientHook | None = None
+    mask: Tensor | None = None
+    proximal: Proximal | None = None
+    buffers: Views = field(default_factory=dict)
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """Of dropout, seeded as torch's own for a session of one client."""
+        return torch.Generator().manual_seed(self.seed)
+
+
+# The batches of several clients as tensors (K, B, ...).
+Gather = Callable[[Sequence[Any]], Sequence[Tensor]]
+
+
+class PackResult:
+    """What K sessions report; the numbers may still be on the device.
+
+    Args:
+        members: the clients.
+        losses: (K, steps) of the batches; only a client's own steps are used.
+        logged: what the modules logged, by name: (2, K) sums over samples, and their numbers.
+        squares: (K,) squared norms of the trained rows.
+        stopwatch: of the pack.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        losses: Tensor,
+        logged: dict[str, Tensor],
+        squares: Tensor,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._members = members
+        self._losses, self._logged, self._squares = losses, logged, squares
+        self._stopwatch = stopwatch
+
+    def reports(self) -> list["PackedReport"]:
+        """One for each client."""
+        return [
+            PackedReport(self, place, len(member.sizes))
+            for place, member in enumerate(self._members)
+        ]
+
+    @cached_property
+    def _numbers(
+        self,
+    ) -> tuple[list[list[float]], dict[str, list[list[float]]], list[float], float]:
+        """All numbers, read from the device once."""
+        logged = {name: sums.tolist() for name, sums in self._logged.items()}
+        numbers = self._losses.tolist(), logged, self._squares.tolist()
+        return *numbers, self._stopwatch.seconds() / len(self._members)
+
+    def report(self, place: int, flops: float, extra: dict[str, float]) -> Report:
+        """The report of one client."""
+        member = self._members[place]
+        losses, logged, squares, seconds = self._numbers
+        samples = sum(member.sizes)
+        metrics = {name: sums[place] / counts[place] for name, (sums, counts) in logged.items()}
+        metrics |= extra
+        weighted = sum(x * n for x, n in zip(losses[place], member.sizes, strict=False))
+        metrics.setdefault("train_loss", weighted / samples)
+        steps, norm = len(member.sizes), squares[place] ** 0.5
+        return Report(
+            member.client, samples, steps, metrics, norm, flops=flops, seconds=seconds
+        )  # fmt: skip
+
+
+@dataclass
+class PackedReport:
+    """The report of one client of a pack, read with those of the others."""
+
+    result: PackResult
+    place: int
+    steps: int
+    flops: float = 0.0
+    logged: dict[str, Tensor | float] = field(default_factory=dict)
+
+    def resolve(self) -> Report:
+        extra = {name: float(value) for name, value in self.logged.items()}
+        return self.result.report(self.place, self.flops, extra)
+
+
+class PackedSession:
+    """Trains K clients in one module.
+
+    Args:
+        live: the group's module.
+        stepper: of K rows.
+        context: of the Trainer's precision.
+        floor: fewest clients whose operators have the bits of any larger number.
+    """
+
+    def __init__(
+        self, live: LiveModule, stepper: PackedStepper, *, context: Autocast | None, floor: int
+    ) -> None:
+        module: Any = live.module
+        trained = {name for name, p in module.named_parameters() if p.requires_grad}
+        self._module = module
+        self._layout = live.layout
+        self._forward = PackedForward(module, live.layout, trained)
+        self._stepper = stepper
+        self._context: Autocast = context or nullcontext
+        self._floor = floor
+
+    def train(
+        self,
+        rows: Row,
+        members: Sequence[Member],
+        gather: Gather,
+        *,
+        lr: float | None,
+        shared: Views | None = None,
+    ) -> PackResult:
+        """Train K rows in place.
+
+        Args:
+            rows: (K, P) and (K, Q), in the order of the members.
+            members: with the most batches first.
+            gather: makes the batch of several clients from an item of `Member.batches` of each.
+            lr: learning rate of the round; None keeps the optimiser's own.
+            shared: buffers that are neither in a row nor a client's own.
+        """
+        stopwatch = Stopwatch(rows.floats.device)
+        if not self._module.training:
+            self._module.train()
+        reset_metrics(self._module)
+        pack = _Pack(self._forward, rows, members, shared or {}, floor=self._floor)
+        layout = self._layout
+        parameters = rows.floats[:, : layout.floats.span(layout.parameters)]
+        self._stepper.reset(
+            parameters,
+            self._forward.trainable(pack.views),
+            lr=lr,
+            proximals=[member.proximal for member in members],
+            hooks=[member.hook for member in members],
+        )
+        masked = [(row, m.mask) for row, m in zip(rows.floats, members, strict=True)]
+        try:
+            for step in range(len(members[0].sizes)):
+                active = sum(len(member.sizes) > step for member in members)
+                with self._context():
+                    gradients = pack.gradients(step, active, gather)
+                self._stepper.step(gradients, active)
+                for row, mask in masked[:active]:
+                    if mask is not None:
+                        apply_mask_(row, mask)
+        finally:
+            self._stepper.finish()
+        pack.put_buffers_back()
+        stopwatch.stop()
+        # One dot product a client: the bits of a sum over a dimension depend on K.
+        squares = torch.bmm(rows.floats.unsqueeze(1), rows.floats.unsqueeze(2)).flatten()
+        return PackResult(members, pack.losses, pack.logged, squares, stopwatch)
+
+
+class _Pack:
+    """The tensors of one pack's session.
+
+    Attributes:
+        views: (K, *shape) by name; parameters are views of the rows.
+        losses: (K, steps) so far.
+        logged: (2, K) sums over samples so far, and numbers of samples.
+    """
+
+    def __init__(
+        self,
+        forward: PackedForward,
+        rows: Row,
+        members: Sequence[Member],
+        shared: Views,
+        *,
+        floor: int,
+    ) -> None:
+        self._forward, self._members, self._shared = forward, members, shared
+        self._floor = floor
+        self.views = forward.views(rows.floats, rows.integers)
+        # Batch normalisation under vmap updates only statistics that are contiguous.
+        self._buffers = {
+            name: (self.views[name], self.views[name].contiguous().to(dtype))
+            for name, dtype in forward.buffers.items()
+        }
+        self.views |= {name: copied for name, (_, copied) in self._buffers.items()}
+        self.views |= {
+            name: torch.stack([member.buffers[name] for member in members])
+            for name in members[0].buffers
+        }
+        steps = len(members[0].sizes)
+        self.losses = rows.floats.new_zeros(len(members), steps)
+        self.logged: dict[str, Tensor] = {}
+
+    def gradients(self, step: int, active: int, gather: Gather) -> Sequence[Tensor | None]:
+        """(active, *shape) gradients of one batch of each active client."""
+        by_size: dict[int, list[int]] = {}
+        for place in range(active):
+            by_size.setdefault(self._members[place].sizes[step], []).append(place)
+        if len(by_size) == 1 and active >= self._floor:
+            found = self._losses(self._first(active), range(active), step, gather)
+            self._note(slice(0, active), found, step, *by_size)
+            return found.gradients
+        whole: list[Tensor | None] = []
+        for size, places in by_size.items():
+            index = torch.tensor(places, device=self.losses.device)
+            padded = [*places, *[places[-1]] * (self._floor - len(places))]
+            taken = self._take(torch.tensor(padded, device=self.losses.device))
+            found = self._losses(taken, padded, step, gather, real=len(places))
+            self._keep_buffers(taken, index)
+            self._note(index, found, step, size)
+            whole = _scattered(whole, found.gradients, index, active)
+        return whole
+
+    def _losses(
+        self,
+        views: Views,
+        places: Sequence[int],
+        step: int,
+        gather: Gather,
+        *,
+        real: int | None = None,
+    ) -> Losses:
+        members = [self._members[place] for place in places]
+        batch = gather([member.batches[step] for member in members])
+
+        def generators() -> list[torch.Generator]:
+            padding = [torch.Generator() for _ in members[real:]] if real is not None else []
+            return [member.generator for member in members[:real]] + padding
+
+        return self._forward.losses(
+            views, batch, step, shared=self._shared, generators=generators, real=real
+        )
+
+    def _first(self, clients: int) -> Views:
+        if clients == len(self._members):
+            return self.views
+        return {name: view[:clients] for name, view in self.views.items()}
+
+    def _take(self, index: Tensor) -> Views:
+        return {name: view.index_select(0, index) for name, view in self.views.items()}
+
+    def _keep_buffers(self, taken: Views, index: Tensor) -> None:
+        """Copy the buffers of some clients back after their step, without the padding's."""
+        for name, (_, buffer) in self._buffers.items():
+            buffer.index_copy_(0, index, taken[name][: len(index)])
+
+    def _note(self, places: Tensor | slice, found: Losses, step: int, size: int) -> None:
+        """Add the numbers of a step."""
+        self.losses[places, step] = found.values.to(self.losses.dtype)
+        for name, values in found.logged.items():
+            if name not in self.logged:
+                self.logged[name] = values.new_zeros(2, len(self._members))
+            self.logged[name][0, places] += values * size
+            self.logged[name][1, places] += size
+
+    def put_buffers_back(self) -> None:
+        """Write the buffers into the rows."""
+        for row, buffer in self._buffers.values():
+            row.copy_(buffer)
+
+
+def _scattered(
+    whole: list[Tensor | None], found: Sequence[Tensor | None], index: Tensor, clients: int
+) -> list[Tensor | None]:
+    """Put the gradients of some clients into those of all."""
+    if not whole:
+        whole = [None if g is None else g.new_zeros(clients, *g.shape[1:]) for g in found]
+    for target, source in zip(whole, found, strict=True):
+        if target is not None and source is not None:
+            target.index_copy_(0, index, source)
+    return whole
