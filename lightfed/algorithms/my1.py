@@ -20,6 +20,7 @@ from lightfed.algorithms.dispfl import DisPFL
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.state.client_state import Kept
+from lightfed.topology.topology import Topology
 
 
 class My1(DisPFL):
@@ -27,19 +28,20 @@ class My1(DisPFL):
 
     def __init__(
         self,
-        *args: Any,
+        topology: Topology | None = None,
+        *,
         regrow_signal: Literal["gradient", "magnitude"] = "gradient",
         **dispfl: Any,
     ) -> None:
         """As DisPFL, but for regrowth.
 
         Args:
-            *args: See DisPFL.
+            topology: See DisPFL.
             regrow_signal: Grow where the gradient of a batch at the consensus is largest, or where
                 the consensus itself is.
             **dispfl: See DisPFL.
         """
-        super().__init__(*args, regrow="random", static=False, **dispfl)
+        super().__init__(topology, regrow="random", static=False, **dispfl)
         self.regrow_signal = regrow_signal
         self.next: Kept  # m_{k,t+1}: its growth is known only during the round
         self._signal: Tensor  # of the current session

@@ -27,22 +27,25 @@ from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.api.fleet import Fleet
+from lightfed.topology.topology import Topology
 from lightfed.utils.rng import derive_seed
 
 
 class My2(DisPFL):
     """DisPFL with masks changed by the neighbours' plain mean before training."""
 
-    def __init__(self, *args: Any, keep_own: bool = False, **dispfl: Any) -> None:
+    def __init__(
+        self, topology: Topology | None = None, *, keep_own: bool = False, **dispfl: Any
+    ) -> None:
         """As DisPFL, but for the masks.
 
         Args:
-            *args: See DisPFL.
+            topology: See DisPFL.
             keep_own: Start kept weights from the client's own values and grown ones from the mean;
                 in a dense tensor the dropped ones count as grown.
             **dispfl: See DisPFL.
         """
-        super().__init__(*args, regrow="random", static=False, **dispfl)
+        super().__init__(topology, regrow="random", static=False, **dispfl)
         self.keep_own = keep_own
 
     @override
