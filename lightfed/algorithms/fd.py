@@ -16,7 +16,7 @@ from torch import nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.prototypes import ByClass
-from lightfed.local.client_group import DataSpec
+from lightfed.models.build import DataSpec
 from lightfed.models.composites.prototype import ClassClient, FDClient, Target
 
 

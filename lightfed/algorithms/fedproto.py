@@ -16,7 +16,7 @@ from torch import nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.prototypes import ByClass
-from lightfed.local.client_group import DataSpec, blank
+from lightfed.models.build import DataSpec, blank
 from lightfed.models.composites.prototype import ClassClient, FedProtoClient, Inference
 from lightfed.models.composites.split import split
 

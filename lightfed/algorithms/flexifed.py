@@ -28,7 +28,7 @@ from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import layers_of
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import blank
+from lightfed.models.build import blank
 from lightfed.state.rows import LiveModule
 from lightfed.utils.errors import UserError
 

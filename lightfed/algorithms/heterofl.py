@@ -25,8 +25,8 @@ from lightfed.algorithms.shared.logit_masks import LogitMasks
 from lightfed.algorithms.shared.slice_tests import SliceTests
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import DataSpec
 from lightfed.local.hooks import SessionContext
+from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError

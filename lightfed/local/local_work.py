@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lightfed.local.client_group import DataSpec
+from lightfed.models.build import DataSpec
 from lightfed.utils.counts import rounded_down
 from lightfed.utils.errors import UserError
 

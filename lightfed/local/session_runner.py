@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightfed.distributed import liveness as watch
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import GroupState, blank
+from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import reported
 from lightfed.local.finished import Finished, Suspended
 from lightfed.local.hooks import Hooks, Moment, SessionContext
@@ -28,6 +28,7 @@ from lightfed.local.session import (
     Work,
     seed_default_generators,
 )
+from lightfed.models.build import blank
 from lightfed.state.client_state import Kept
 from lightfed.state.costs import masked_flops, weight_uses
 from lightfed.state.rows import Row

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import DataSpec, build_network
 from lightfed.local.client_module import ClientModule
 from lightfed.local.hooks import Moment
+from lightfed.models.build import DataSpec, build_network
 from lightfed.state.server_model import ServerModel
 
 PREFIX = "net.shared."
