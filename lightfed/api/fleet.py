@@ -24,7 +24,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, place
 from lightfed.local.client_group import ClientGroup, GroupState, cohort_names
 from lightfed.local.hooks import Hooks, Moment
-from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.local.local_work import ClientData, LocalWork, Phase
 from lightfed.local.session import Report, weighted_means
 from lightfed.local.session_runner import Training
 from lightfed.state.client_state import Kept
@@ -247,7 +247,12 @@ class Fleet(Clients):
                     self._deliver(client)
 
     def train(
-        self, clients: Sequence[int], t: int, *, steps: Mapping[int, int] | None = None
+        self,
+        clients: Sequence[int],
+        t: int,
+        *,
+        steps: Mapping[int, int] | None = None,
+        phases: Sequence[Phase] = (),
     ) -> None:
         """Train every client locally, in waves; metrics are means weighted by samples.
 
@@ -258,6 +263,7 @@ class Fleet(Clients):
             clients: clients to train.
             t: the round.
             steps: batches per session by client; as configured by default.
+            phases: parts of every session, one after the other, instead of `steps`.
 
         Raises:
             Suspended: a signal asked the run to stop before all sessions finished.
@@ -270,7 +276,7 @@ class Fleet(Clients):
             else max(sum(self._owner[k] == r for k in clients) for r in range(self.ranks.world))
         )
         training = self.training
-        training.steps = steps or {}
+        training.steps, training.phases = steps or {}, phases
         reports = training.sessions(clients, waves, t)
         for report in reports:
             self.ledger.computed(report.client, 3 * report.flops * report.samples)

@@ -137,6 +137,14 @@ class Stepper(ABC):
         """
 
     @abstractmethod
+    def train_only(self, parameters: Sequence[Tensor]) -> None:
+        """Freeze all other parameters, with their optimiser state, until the next call or session.
+
+        Raises:
+            UserError: the optimiser moves all parameters at once.
+        """
+
+    @abstractmethod
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
         """One update.
 
@@ -205,7 +213,8 @@ class SGDStepper(Stepper):
         clipping: Clipping | None,
         factors: Sequence[float] | None = None,
     ) -> None:
-        self._inputs = tuple(params)
+        self._params = self._inputs = tuple(params)
+        self._trained: Sequence[int] = range(len(params))  # positions of the inputs
         self._factors = factors  # of every parameter's learning rate
         self._lr: float = group["lr"]
         self._momentum: float = group["momentum"]
@@ -226,6 +235,7 @@ class SGDStepper(Stepper):
         self, lr: float | None, values: Params, row: Tensor, proximal: Proximal | None
     ) -> None:
         self._values, self._row, self._proximal, self._flat = values, row, proximal, None
+        self._inputs, self._trained = self._params, range(len(self._params))
         self._pull = None if proximal is None else _Pull(values, row, proximal)
         self._buffers = [None] * len(values)
         if proximal is not None and proximal.momentum is not None:
@@ -234,14 +244,20 @@ class SGDStepper(Stepper):
             self._lr = lr
 
     @override
+    def train_only(self, parameters: Sequence[Tensor]) -> None:
+        chosen = {id(p) for p in parameters}
+        self._trained = [i for i, p in enumerate(self._params) if id(p) in chosen]
+        self._inputs = tuple(self._params[i] for i in self._trained)
+
+    @override
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
-        grads = self._gradients(loss)
+        found = zip(self._trained, self._gradients(loss), strict=True)
         # Parameters outside the graph are skipped, as optimisers skip those without a gradient.
-        used = [i for i, grad in enumerate(grads) if grad is not None]
-        if len(used) == len(grads):
-            self.update(self._values, list(grads), used, hook)
-        else:
-            self.update([self._values[i] for i in used], [grads[i] for i in used], used, hook)
+        grads = {i: grad for i, grad in found if grad is not None}
+        used = [*grads]
+        everything = len(used) == len(self._params)
+        values = self._values if everything else [self._values[i] for i in used]
+        self.update(values, [*grads.values()], used, hook)
 
     def _gradients(self, loss: Tensor) -> tuple[Any, ...]:
         """torch.autograd.grad without its Python overhead, a fifth of a small model's step."""
@@ -342,6 +358,7 @@ class OptimizerStepper(Stepper):
     ) -> None:
         self._optimizer = optimizer
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._trained: Sequence[Tensor] | None = None  # all
         self._groups = [
             {k: deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups
         ]
@@ -369,6 +386,7 @@ class OptimizerStepper(Stepper):
         self._pull = None if proximal is None else _Pull(self._params, row, proximal)
         self._row, self._flat = row, None
         self._carries = proximal is not None and proximal.carries
+        self._trained = None
         self._optimizer.state.clear()
         for group, initial in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(deepcopy(initial))
@@ -380,9 +398,13 @@ class OptimizerStepper(Stepper):
         self._scaler = self._make_scaler() if self._make_scaler else None
 
     @override
+    def train_only(self, parameters: Sequence[Tensor]) -> None:
+        self._trained = parameters
+
+    @override
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
         scaler = self._scaler
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        (loss if scaler is None else scaler.scale(loss)).backward(inputs=self._trained)
         if scaler is not None:
             scaler.unscale_(self._optimizer)
         self._adjust(hook)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Protocol
 
 import lightning.pytorch as L
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lightfed.distributed import liveness as watch
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import GroupState, blank
+from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import reported
 from lightfed.local.finished import Finished, Suspended
 from lightfed.local.hooks import Hooks, Moment, SessionContext
-from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.local.local_work import ClientData, LocalWork, Phase
 from lightfed.local.optimizer import Proximal, Stepper
 from lightfed.local.packed.rules import Packing
 from lightfed.local.packed.runner import PackRunner
@@ -31,6 +31,7 @@ from lightfed.local.session import (
     Work,
     seed_default_generators,
 )
+from lightfed.models.build import blank
 from lightfed.state.client_state import Kept
 from lightfed.state.costs import masked_flops, weight_uses
 from lightfed.state.rows import Row
@@ -79,6 +80,7 @@ class Training:
         calls: number of calls of `sessions` in this round.
         tests: reports of those tests, of this rank's sessions.
         steps: batches per session by client, if they differ from the configuration.
+        phases: parts of every session, if it has several.
     """
 
     def __init__(self, fleet: Clients) -> None:
@@ -95,6 +97,7 @@ class Training:
         self.tested: Mapping[Moment, Collection[int]] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.steps: Mapping[int, int] = {}
+        self.phases: Sequence[Phase] = ()
         self.suspends = False
         self.calls = 0
         self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions already run
@@ -154,7 +157,8 @@ class Training:
         mine = fleet.mine(clients)
         self.tests, self._refusals = {moment: [] for moment in self.tested}, []
         watch.forget_signal()
-        self._packs.form([client for client in mine if not self._is_known(client)], t)
+        together = [] if self.phases else [k for k in mine if not self._is_known(k)]
+        self._packs.form(together, t)
         pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
         here = [report.resolve() for report in pending]
         fleet.ranks.meet(f"the end of the sessions of round {t}")
@@ -349,20 +353,25 @@ class Training:
     ) -> Work:
         """A session's work; the names of its draws start with `purpose`."""
         fleet, client, t = self._fleet, s.client, s.round
-        left = (
-            self.batches(client, t)
-            if not purpose
-            else fleet.work.batches(fleet.data.num_batches(client, t))
-        )
+        phases = () if purpose else self.phases
+        per_epoch = fleet.data.num_batches(client, t)
+        lengths = (fleet.work.phase(phase, per_epoch) for phase in phases)
+        *starts, end = accumulate(lengths, initial=0)
+        if not phases:
+            end = fleet.work.batches(per_epoch) if purpose else self.batches(client, t)
         return Work(
             client,
-            self._batches(client, t, left, purpose),
-            epoch_batches=fleet.data.num_batches(client, t),
+            self._batches(client, t, end, purpose),
+            epoch_batches=per_epoch,
             lr=self.lr if s.group.takes_lr else None,
             seed=derive_seed(fleet.seed, f"{purpose}session", t, client),
             hook=partial(self._gradient, s) if self._has_gradient else None,
             mask=mask,
             proximal=proximal,
+            phases={
+                start: phase.parameters(s.module)
+                for start, phase in zip(starts, phases, strict=True)
+            },
         )
 
     def batches(self, client: int, t: int) -> int:

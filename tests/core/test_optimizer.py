@@ -124,6 +124,22 @@ def test_parameters_that_need_no_gradient_are_left_alone() -> None:
     assert_equal(net, twin)
 
 
+@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9, weight_decay=0.1), Adam])
+def test_frozen_parameters_keep_their_momentum(build: Callable[..., Optimizer]) -> None:
+    net, twin = net_of(), net_of()
+    stepper, optimizer = make(build(net.parameters(), lr=0.05)), build(twin.parameters(), lr=0.05)
+    reset(stepper, net)
+    for part in ("head", "body", "head"):
+        stepper.train_only([*net.get_submodule(part).parameters()])
+        twin.requires_grad_(False).get_submodule(part).requires_grad_(True)
+        run_stepper(net, stepper, 2)
+        run_torch(twin, optimizer, 2)
+        assert_equal(net, twin)
+    reset(stepper, net)  # all are trained in the next session
+    run_stepper(net, stepper, 1)
+    assert not torch.equal(net.side.weight, twin.side.weight)
+
+
 @pytest.mark.parametrize("build", [partial(SGD, momentum=0.9), partial(SGD, maximize=True), Adam])
 def test_the_hook_changes_gradients_before_clipping(build: Callable[..., Optimizer]) -> None:
     net, twin = net_of(), net_of()

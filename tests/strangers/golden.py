@@ -1,7 +1,7 @@
 """Recorded federations of the second circle: their data, batches and participants."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
@@ -46,13 +46,29 @@ class InOrder(FederatedDataModule):
 class Recorded:
     """A federation that trains as the recorded one.
 
+    Args:
+        folder: of the algorithm.
+        name: of the run.
+        algorithm: to run.
+        optimizer: of the run, from the parameters and lr; SGD with the recorded settings if None.
+        names: of layers in the recorded tensors, where they differ from those of `Net`.
+
     Attributes:
         about: the settings.
         tensors: the recorded ones.
         fleet: the clients, with the recorded initial values.
     """
 
-    def __init__(self, folder: str, name: str, algorithm: Algorithm) -> None:
+    def __init__(
+        self,
+        folder: str,
+        name: str,
+        algorithm: Algorithm,
+        *,
+        optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.names = names or {}
         place = GOLDEN / folder / name
         self.about = json.loads(place.with_suffix(".json").read_text())
         self.tensors = load_file(place.with_suffix(".safetensors"))
@@ -67,19 +83,20 @@ class Recorded:
         data = InOrder(dataset, Given(*owned), batch_size=8)
         data.recorded = parts
         rule = self.about["optimizer"]
-        optimizer = partial(
-            SGD, lr=rule["lr"], momentum=rule["momentum"], weight_decay=rule["weight_decay"]
-        )
+        settings = {name: rule[name] for name in ("lr", "momentum", "weight_decay")}
+        step: Any = partial(optimizer, lr=rule["lr"]) if optimizer else partial(SGD, **settings)
         clients = [ClientGroup(count, partial(Net, dims))]
         self.fleet: Fleet = fleet_of(
-            clients, algorithm, data, optimizer=optimizer, epochs=self.about.get("local_epochs", 1)
+            clients, algorithm, data, optimizer=step, epochs=self.about.get("local_epochs", 1)
         )
         self.fleet.training.lr = rule["lr"]
 
     def row(self, prefix: str) -> Tensor:
-        """(P,) recorded tensors as a row."""
+        """(P,) recorded tensors as a row; 0 for those that are not recorded."""
         layout = self.fleet.cohorts[0].layout
         row = layout.floats.new_row()
         for name, view in layout.floats.views(row).items():
-            view.copy_(self.tensors[f"{prefix}/{name.removeprefix('net.')}"])
+            _, layer, kind = name.split(".")
+            recorded = self.tensors.get(f"{prefix}/{self.names.get(layer, layer)}.{kind}")
+            view.copy_(torch.zeros(()) if recorded is None else recorded)
         return row

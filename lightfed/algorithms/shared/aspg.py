@@ -135,6 +135,11 @@ class AspgStepper(SGDStepper):
             row += proximal.momentum
 
     @override
+    def train_only(self, parameters: Sequence[Tensor]) -> None:
+        found = "ASPG, and the algorithm freezes a part of the model"
+        raise UserError("model.optimizer", found, "use torch.optim.SGD")
+
+    @override
     def update(
         self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
     ) -> None:

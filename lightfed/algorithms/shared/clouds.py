@@ -66,30 +66,35 @@ class CloudModels(nn.ModuleList):
         return float((models - models.mean(0)).norm(dim=1).mean())
 
 
-def check_mean_step(key: str, rate: float) -> None:
-    """Reject a step towards the devices' mean that diverges.
-
-    Raises:
-        UserError: names the key.
-    """
-    if rate >= 2:
-        fix = "give less than 2: z moves that far towards the devices' mean"
-        raise UserError(key, str(rate), fix)
-
-
-def check_sum_step(key: str, rate: float, sums: Sequence[float], *, together: bool) -> None:
+def check_step(
+    key: str,
+    rate: float,
+    gammas: Sequence[Sequence[float]],
+    *,
+    divided: bool,
+    devices: int,
+    together: bool,
+) -> None:
     """Reject a step along sum_i gamma_i (w - x_i) that diverges.
 
     Args:
         key: of the rate.
         rate: eta_z.
-        sums: largest sum of gamma_i in a step, of every server.
+        gammas: gamma_i of every server's devices.
+        divided: the step is divided by the sum of gamma, so that it leads to the devices' mean.
+        devices: number of devices in a server's step.
         together: the servers have one model and step as one.
 
     Raises:
         UserError: names the key.
     """
-    total = sum(sums) if together else max(sums)
+    if divided:
+        if rate >= 2:
+            fix = "give less than 2: z moves that far towards the devices' mean"
+            raise UserError(key, str(rate), fix)
+        return
+    largest = [sum(sorted(cloud, reverse=True)[:devices]) for cloud in gammas]
+    total = sum(largest) if together else max(largest)
     product, bound = rate * total, "below 2" if together else "at most 1"
     if product >= 2 or (not together and product > 1):
         which = "all devices" if together else "the largest server's devices"

@@ -17,6 +17,7 @@ from lightfed.local.session import seed_default_generators
 from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed
 
 
@@ -83,7 +84,7 @@ class StaticNorms:
         return [s for n in self._norms for s in (n.running_mean, n.running_var) if s is not None]
 
 
-def scale_to(global_rate: float, module: L.LightningModule) -> None:
+def _scale_to(global_rate: float, module: L.LightningModule) -> None:
     """Scalers divide by the rate relative to the widest client's: its model is not scaled."""
     for part in module.modules():
         if isinstance(part, Scaler):
@@ -94,18 +95,26 @@ class SliceTests:
     """A module for the global model, and one for the slices of every cohort.
 
     Args:
-        fed: the clients; the first cohort has the global model's layout.
-        widest: rate of the first cohort.
+        fed: the clients; the first cohort has the global model. The Scalers of their modules are
+            set to rates relative to it.
         batch_size: of the passes that estimate statistics.
         masks: of the clients' logits; None for none.
+
+    Raises:
+        UserError: another cohort is wider than the first.
     """
 
-    def __init__(
-        self, fed: Fleet, *, widest: float, batch_size: int, masks: LogitMasks | None
-    ) -> None:
+    def __init__(self, fed: Fleet, *, batch_size: int, masks: LogitMasks | None) -> None:
         self._fed = fed
         self._batch_size = batch_size
         self._masks = masks
+        widest, first = max(state.rate for state in fed.cohorts), fed.cohorts[0].rate
+        if first < widest:
+            found = f"{first}, while another cohort has {widest}"
+            fix = "put the widest cohort first: its model is the global one"
+            raise UserError("model.clients.0.rate", found, fix)
+        for state in fed.cohorts:
+            _scale_to(widest, state.module)
         self._global = self._module(0, widest)
         self._slices = [self._module(c, widest) for c in range(len(fed.cohorts))]
 
@@ -113,7 +122,7 @@ class SliceTests:
         """A cohort's model, scaled and masked as in training."""
         fed = self._fed
         module = fed.cohorts[cohort].cohort.build(fed.data, position=cohort, seed=fed.seed)
-        scale_to(widest, module.to(fed.device))
+        _scale_to(widest, module.to(fed.device))
         if self._masks is not None:
             self._masks.attach(module, fed.data.num_classes)
         return StaticNorms(module)
