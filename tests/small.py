@@ -161,8 +161,8 @@ def fleet_of(
     ]
     packings = [
         packing(
-            side_by_side, state, stepper, algorithm, batch_size=data.batch_size, scaled=False,
-            memory=1 << 28,
+            side_by_side, state, stepper, algorithm, data, batch_size=data.batch_size,
+            scaled=False, memory=1 << 28,
         )
         for state, (stepper, _) in zip(fleet.cohorts, steppers, strict=True)
     ]  # fmt: skip

@@ -59,6 +59,7 @@ class FedBCD(Hierarchical):
     """Personal models at the devices, global ones at the servers, sync or async."""
 
     stateful = True
+    side_by_side = True
     # Servers step towards the devices; these keep their models.
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     holds = "the device's own model, x_i"
@@ -116,9 +117,10 @@ class FedBCD(Hierarchical):
         if mixing is not None:
             self.mixing = read_mixing(mixing, servers, key=f"{_KEY}.mixing", wait=self.wait)
         self.momentum = momentum
+        if momentum == "shared":
+            self.side_by_side = False  # a session starts from the momentum of the one before
         self.compatibility = compatibility
         self._phases: dict[int, Phase] = {}  # by server, phases that start in this round
-        self._pull_of: Proximal  # of the current session
         self._scratch: list[ServerModel] = []  # not state
 
     @property
@@ -247,12 +249,12 @@ class FedBCD(Hierarchical):
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
         model = self.models.of(self.hierarchy.server_of(s.client, s.fed.clients))
-        self._pull_of = self.momenta.pull(s, model.parameters_row, self.penalty(s.client))
-        return self._pull_of
+        return self.momenta.pull(s, model.parameters_row, self.penalty(s.client))
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        self.momenta.keep(s.client, self._pull_of.momentum)
+        assert s.proximal is not None, "every session is pulled"
+        self.momenta.keep(s.client, s.proximal.momentum)
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:

@@ -47,6 +47,7 @@ class FedKD(Beside):
 
     moments = ("trained", "aggregated")  # the same model: the private network is never averaged
     holds = "its private network"
+    side_by_side = True
     received: Tensor  # (clients,) bool: clients that have received the student
 
     def __init__(

@@ -271,6 +271,10 @@ class FederatedDataModule(LightningDataModule):
             limit=limit,
         )
 
+    def train_epoch(self, client: int, **how: Any) -> Iterator[Batch]:
+        """The batches of a `train_plan`; takes its arguments."""
+        return self.batches(self.train_plan(client, **how))
+
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """The training batches of a plan."""
         return self.train.batches(plan)

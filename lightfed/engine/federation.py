@@ -238,6 +238,7 @@ class Federation(L.LightningModule):
                 state,
                 stepper,
                 self.algorithm,
+                data,
                 batch_size=data.batch_size,
                 scaled=runtime.scaler is not None,
                 memory=self._pack_memory,

@@ -33,6 +33,7 @@ class SessionContext:
             `local_gradient` or a `session_end`.
         lr: learning rate of the round; None if the optimiser uses its own.
         step: number of finished batches.
+        proximal: the session's pull towards another model, once it trains.
     """
 
     fed: Any
@@ -43,6 +44,7 @@ class SessionContext:
     received: Tensor = field(default_factory=lambda: torch.empty(0))
     lr: float | None = None
     step: int = 0
+    proximal: Proximal | None = None
 
     def move(self, row: Row) -> None:
         """Go on with another row of the same values."""

@@ -219,7 +219,8 @@ class Training:
 
     def work(self, s: SessionContext) -> Work:
         """The work of a session that has begun."""
-        return self._work(s, "", self._fleet.mask(s.client), self._fleet.algorithm.proximal(s))
+        s.proximal = self._fleet.algorithm.proximal(s)
+        return self._work(s, "", self._fleet.mask(s.client), s.proximal)
 
     def end(self, s: SessionContext, work: Work, report: PendingReport | PackedReport) -> None:
         """Finish a session on its trained row, and test the client after its training."""

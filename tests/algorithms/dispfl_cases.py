@@ -1,6 +1,5 @@
 """The network and the federation of the vectors in golden/dispfl."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from typing_extensions import override
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.resident import Plan
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import ModelLayout, Row
@@ -58,15 +58,12 @@ def vectors(name: str) -> dict[str, Tensor]:
 def in_order(data: FederatedDataModule) -> FederatedDataModule:
     """The data module, whose batches come as the samples lie."""
 
-    def train_epoch(
-        client: int, *, order: torch.Generator, augment: Any, limit: int | None, t: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        samples = data.dataset.load("train")
+    def train_plan(client: int, *, limit: int | None, **_: Any) -> Plan:
         mine = torch.from_numpy(data.partition_.train(client))
-        batches = list(mine.split(data.batch_size))
-        yield from ((samples.x[b], samples.y[b]) for b in batches[:limit])
+        sizes = [len(batch) for batch in mine.split(data.batch_size)][:limit]
+        return Plan(mine[: sum(sizes)], sizes, None)
 
-    data.train_epoch = train_epoch  # type: ignore[method-assign,assignment]
+    data.train_plan = train_plan  # type: ignore[method-assign,assignment]
     return data
 
 

@@ -137,7 +137,7 @@ def test_heterofl_goes_on_with_a_client_that_has_no_batch_to_mask(broken: int) -
     parts = [range(4), range(4, 8), range(8, 12)]
     fleet = fleet_of(
         [ClientGroup(3, partial(MLP, hidden=(6,)))], HeteroFL(), data_of(x, y, parts, classes=3),
-        optimizer=partial(SGD, lr=0.1),
+        optimizer=partial(SGD, lr=0.1), side_by_side="off",
     )  # fmt: skip
     breaks(fleet, broken)
     for t in range(2):

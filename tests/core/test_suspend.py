@@ -86,7 +86,7 @@ def run(
 ) -> tuple[dict[str, Any], dict[str, float], str]:
     """What a run leaves: state, figures, metrics.csv without what is of this machine."""
     algorithm, settings = ALGORITHMS[name]
-    settings = {"optimizer": partial(SGD, lr=0.2, momentum=0.9), **settings}
+    settings = {"optimizer": partial(SGD, lr=0.2, momentum=0.9), "side_by_side": "off", **settings}
     federation = Federation(algorithm(), [ClientGroup(len(SIZES), mlp)], **settings)
     trainer = fit(federation, random_data(SIZES, batch_size=2), folder, rounds=ROUNDS, **flags)
     state = {k: v.tolist() for k, v in federation.state_dict().items()}
@@ -283,8 +283,9 @@ def test_a_run_without_a_limit_of_rounds_tells_how_many_are_over(
 ) -> None:
     callbacks = [SignalAt(len(SIZES) + 1)]
     federation = Federation(
-        FedAvg(), [ClientGroup(len(SIZES), mlp)], optimizer=partial(SGD, lr=0.2)
-    )
+        FedAvg(), [ClientGroup(len(SIZES), mlp)], optimizer=partial(SGD, lr=0.2),
+        side_by_side="off",
+    )  # fmt: skip
     with pytest.raises(SystemExit):
         fit(federation, random_data(SIZES), tmp_path, rounds=-1, max_steps=9, callbacks=callbacks)
     assert "after 1 rounds and 1 session of the next" in capsys.readouterr().err

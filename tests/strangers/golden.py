@@ -1,7 +1,7 @@
 """Recorded federations of the second circle: their data, batches and participants."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.resident import Plan
 from lightfed.local.client_group import ClientGroup
 from tests.small import GOLDEN, Given, Tensors, fleet_of
 
@@ -36,11 +37,9 @@ class Net(nn.Module):
 class InOrder(FederatedDataModule):
     """A client's batches in the recorded order, which does not change."""
 
-    def train_epoch(self, client: int, **_: Any) -> Iterator[Any]:  # type: ignore[override]
-        x, y = self.recorded[client]
-        return iter(zip(x.split(8), y.split(8), strict=True))
-
-    recorded: list[tuple[Tensor, Tensor]]
+    def train_plan(self, client: int, **_: Any) -> Plan:  # type: ignore[override]
+        own = torch.from_numpy(self.partition_.train(client))
+        return Plan(own, [len(batch) for batch in own.split(8)], None)
 
 
 class Recorded:
@@ -81,7 +80,6 @@ class Recorded:
         dims = self.about["model"]["dims"]
         dataset = Tensors(x, y, classes=dims[-1], test=(x, y))
         data = InOrder(dataset, Given(*owned), batch_size=8)
-        data.recorded = parts
         rule = self.about["optimizer"]
         settings = {name: rule[name] for name in ("lr", "momentum", "weight_decay")}
         step: Any = partial(optimizer, lr=rule["lr"]) if optimizer else partial(SGD, **settings)

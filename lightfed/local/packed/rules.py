@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from lightfed.local.client_group import GroupState
+from lightfed.local.client_group import DataSpec, GroupState, blank
 from lightfed.local.hooks import Hooks
 from lightfed.local.optimizer import Stepper
-from lightfed.local.packed.forward import graph_of
+from lightfed.local.packed.forward import PackedForward, graph_of
 from lightfed.local.packed.steppers import PackedStepper, packed_stepper
+from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
 SideBySide = Literal["auto", "off"] | int
@@ -65,6 +67,7 @@ def packing(
     state: GroupState,
     stepper: Stepper,
     algorithm: Hooks,
+    data: DataSpec,
     *,
     batch_size: int,
     scaled: bool,
@@ -77,6 +80,7 @@ def packing(
         state: the group.
         stepper: of its sessions.
         algorithm: of the run.
+        data: shape of a sample.
         batch_size: samples of a batch.
         scaled: 16-mixed, where each session scales its loss.
         memory: bytes for the rows of a pack and their gradients.
@@ -86,10 +90,11 @@ def packing(
     reason = _unfit(state, algorithm, scaled=scaled)
     if not reason and side_by_side == "auto":
         reason = _unprofitable(state, batch_size)
+    reason = reason or _fails(state, data)
     if reason:
         return Packing(reason=reason)
     pulls = type(algorithm).proximal is not Hooks.proximal
-    packed = packed_stepper(stepper, pulls=pulls)
+    packed = packed_stepper(stepper, state.live.trainable, pulls=pulls)
     if isinstance(packed, str):
         return Packing(reason=packed)
     fits = max(1, memory // (4 * state.layout.size * _ROWS))
@@ -100,6 +105,8 @@ def packing(
 
 def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
     """Why a group cannot be packed; empty if it can."""
+    if state.cohort.count == 1:
+        return "its only client"
     if not _hooks_allow(algorithm):
         return f"{type(algorithm).__name__} does not declare side_by_side for its session hooks"
     if state.staging is not None:
@@ -144,6 +151,39 @@ def _unprofitable(state: GroupState, batch_size: int) -> str:
         return "its layers are not all known, and a step of vmap costs more than it saves"
     if flops > (_BUSY_CONVOLUTIONS if _has(state.module, (_ConvNd,)) else _BUSY):
         return "one client keeps a CPU busy"
+    return ""
+
+
+def _fails(state: GroupState, data: DataSpec) -> str:
+    """Why the training step of several clients raises; empty if it does not."""
+    module, count = state.module, 2
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    forward = PackedForward(module, state.layout, trained)
+    if forward.has_graph:
+        return ""
+    mode = module.training
+    block = Row(
+        state.initial.floats.to(state.store.device).repeat(count, 1),
+        state.initial.integers.to(state.store.device).repeat(count, 1),
+    )
+    x = blank(data, samples=2).to(state.store.device)
+    y = x if data.task == "masked_lm" else torch.zeros(2, dtype=torch.int64, device=x.device)
+    batch = [part.expand(count, *part.shape).clone() for part in (x, y)]
+    try:
+        module.train()
+        forward.losses(
+            {n: v.clone() for n, v in forward.views(block.floats, block.integers).items()},
+            batch,
+            0,
+            shared={n: b.clone() for n, b in module.named_buffers() if n not in forward.buffers},
+            generators=lambda: [torch.Generator() for _ in range(count)],
+        )
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's step does that vmap cannot follow
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    finally:
+        module.train(mode)
     return ""
 
 

@@ -129,13 +129,19 @@ class PackRunner:
             found = self._alone(client, t)
             if found is not None:
                 failed[client] = self._sessions.failed(client, found)
-        if not failed:  # the module trains one client, but not several
-            log.warning("clients are not trained side by side in round %d", t, exc_info=error)
-            for client in clients:
-                self._packs.pop(client)
-            return {}
         others = [client for client in clients if client not in failed]
-        return failed | (self._pack(others, t).run() if others else {})
+        try:
+            if failed and others:
+                return failed | self._pack(others, t).run()
+        except UserError:
+            raise
+        except Exception as again:
+            error = again
+        if others:  # the module trains one client, but not several
+            log.warning("clients are not trained side by side in round %d", t, exc_info=error)
+            for client in others:
+                self._packs.pop(client)
+        return failed
 
     def _alone(self, client: int, t: int) -> Exception | None:
         """What a client's session raises; without an error its row is left as it was."""

@@ -65,11 +65,14 @@ class PackedStepper(ABC):
         """Called after the sessions: the rows must then hold the models."""
 
 
-def packed_stepper(stepper: Stepper, *, pulls: bool) -> PackedStepper | str:
+def packed_stepper(
+    stepper: Stepper, trainable: Sequence[Tensor], *, pulls: bool
+) -> PackedStepper | str:
     """The stepper of K rows that does what `stepper` does to one.
 
     Args:
         stepper: of the group's sessions.
+        trainable: the parameters that the optimiser should have.
         pulls: the algorithm pulls its sessions towards another model.
 
     Returns:
@@ -83,6 +86,8 @@ def packed_stepper(stepper: Stepper, *, pulls: bool) -> PackedStepper | str:
     optimizer = stepper.plain_optimizer
     if optimizer is None:
         return "its optimiser has a scheduler, a loss scaler or several parameter groups"
+    if [id(p) for p in optimizer.param_groups[0]["params"]] != [id(p) for p in trainable]:
+        return "its optimiser has a part of the parameters"
     if type(optimizer) not in _ELEMENTWISE:
         return f"{type(optimizer).__name__} may mix the parameters of a tensor"
     if pulls:

@@ -1,0 +1,249 @@
+"""Clients trained side by side: the bits of any pack size, and what falls back."""
+
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+from typing_extensions import override
+
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.standalone import Standalone
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.client_module import ClientModule
+from lightfed.local.packed.rules import FLOOR
+from lightfed.models import MLP, CIFARResNet, Conv
+from lightfed.topology.topology import Ring
+from lightfed.utils.errors import UserError
+from tests.core.test_suspend import SignalAt
+from tests.small import data_of, fit, fleet_of, random_data, run_round, server_row
+
+SIZES = [5, 9, 4, 16, 7, 7, 12]  # sessions of one to four batches, some with a small last one
+CLIENTS = len(SIZES)
+mlp = partial(MLP, hidden=(40, 30))
+
+
+class Residual(nn.Module):
+    """A network whose graph has a sum."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.inner = nn.Linear(input_shape[0], input_shape[0])
+        self.outer = nn.Linear(input_shape[0], num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(x + torch.relu(self.inner(x)))
+
+
+class Smooth(ClientModule):
+    """A training step of a user's, which logs; only `vmap` runs it for several clients."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(Residual(num_classes, input_shape), num_classes=num_classes)
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self.net(x)
+        self.log("top", logits.max())
+        return nn.functional.cross_entropy(logits, y, label_smoothing=0.1)
+
+
+class Reads(Smooth):
+    """Looks at the value of a tensor, which `vmap` cannot."""
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss.item() < 1e6 else 0 * loss
+
+
+def images(sizes: list[int]) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(sum(sizes), 1, 8, 8, generator=generator)
+    y = torch.arange(sum(sizes)) % 3
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return data_of(x, y, parts, classes=3, batch_size=4)
+
+
+def vectors(sizes: list[int]) -> Any:
+    return random_data(sizes, batch_size=4)
+
+
+conv = partial(Conv, hidden=(8, 12))
+CASES: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "momentum": {"optimizer": partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True)},
+    "adam": {"optimizer": partial(Adam, lr=0.01)},
+    "adamw": {"optimizer": partial(AdamW, lr=0.01)},
+    "clipped": {"clip": 0.5},
+    "fedprox": {"algorithm": partial(FedProx, 0.3)},
+    "dropout": {"model": partial(MLP, hidden=(40, 30), dropout=0.3)},
+    "residual": {"model": Residual},
+    "vmap": {"model": Smooth},
+    "standalone": {"algorithm": Standalone},
+    "dispfl": {"algorithm": partial(DisPFL, Ring(), density=0.5, rounds=4)},
+    "aspg": {
+        "algorithm": partial(FedBCD, 1, CLIENTS, gamma=0.1, steps=(1, 3)),
+        "optimizer": partial(ASPG, lr=0.05),
+        "epochs": 1,
+    },
+    "bn": {"model": conv, "data": images},
+    "gn": {"model": partial(Conv, hidden=(8, 12), norm="gn"), "data": images},
+    "static bn": {"model": conv, "data": images, "algorithm": HeteroFL},
+    "resnet": {
+        "model": partial(CIFARResNet, depth=8),
+        "data": images,
+        "optimizer": partial(SGD, lr=1e-3),
+    },
+}
+
+
+def fleet(name: str, side_by_side: Any, sizes: list[int] = SIZES, **more: Any) -> Fleet:
+    case = {
+        "model": mlp, "data": vectors, "algorithm": FedAvg,
+        "optimizer": partial(SGD, lr=0.1), "epochs": 2,
+    } | CASES[name] | more  # fmt: skip
+    group = ClientGroup(len(sizes), case.pop("model"))
+    data, algorithm = case.pop("data"), case.pop("algorithm")
+    return fleet_of([group], algorithm(), data(sizes), side_by_side=side_by_side, **case)
+
+
+def after(made: Fleet, rounds: int = 2) -> tuple[Tensor, dict[str, float]]:
+    """All rows and the metrics after some rounds."""
+    for t in range(rounds):
+        metrics = run_round(made, t)
+    rows = [made.row(k) for k in range(made.clients)]
+    states = [torch.cat((row.floats, row.integers.float())) for row in rows]
+    return torch.stack(states), {k: v for k, v in metrics.items() if k != "seconds"}
+
+
+def most(made: Fleet) -> list[int]:
+    """Clients of the largest pack of each group that is packed."""
+    return [*made.training._packs._most.values()]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_clients_bits_are_those_of_any_pack(name: str) -> None:
+    whole = fleet(name, CLIENTS)
+    rows, metrics = after(whole)
+    assert most(whole) == [CLIENTS]
+    for size in (3, 5):
+        some = fleet(name, size)
+        found = after(some)
+        assert most(some) == [size]
+        assert torch.equal(found[0], rows)
+        assert found[1] == metrics
+    alone, its = after(fleet(name, "off"))
+    torch.testing.assert_close(rows, alone, rtol=1e-5, atol=2e-6)
+    assert metrics == pytest.approx(its, rel=1e-5)
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_linear_layers_have_the_bits_of_a_client_alone(width: int) -> None:
+    model, data = partial(MLP, hidden=(width,)), partial(random_data, features=64, batch_size=8)
+    rows = [
+        after(fleet("mlp", side, [24] * 5, model=model, data=data))[0] for side in ("off", 5, 2)
+    ]
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])
+
+
+def test_a_pack_below_the_floor_is_padded() -> None:
+    drawn = [[0], [0, 1], [*range(FLOOR + 1)]]
+    found = []
+    for clients in drawn:
+        made = fleet("bn", CLIENTS)
+        made.participants = lambda t, c=clients: c  # type: ignore[method-assign,misc]
+        run_round(made, 0)
+        found.append(made.row(0).floats.clone())
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, Standalone])
+def test_a_client_that_fails_is_left_out_and_the_others_keep_their_bits(
+    algorithm: Callable[[], Any],
+) -> None:
+    rows = []
+    for broken in (False, True):
+        made = fleet("mlp", 4, algorithm=algorithm)
+        if broken:
+            last = SIZES[0] + SIZES[1] - 1  # of client 1, whose second or third batch raises
+            made.data.train.y[last] = 99
+        else:
+            others = [k for k in range(CLIENTS) if k != 1]
+            made.participants = lambda t, o=others: o  # type: ignore[method-assign,misc]
+        assert run_round(made, 0)["excluded"] == float(broken)
+        rows.append(torch.stack([made.row(k).floats.clone() for k in range(CLIENTS) if k != 1]))
+    assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model": Reads}, "item"),
+        ({"algorithm": partial(My1, Ring(), rounds=4)}, "My1"),
+        ({"optimizer": partial(torch.optim.ASGD, lr=0.1)}, "ASGD"),
+    ],
+)
+def test_what_cannot_be_packed_trains_one_client_at_a_time(
+    settings: dict[str, Any], reason: str
+) -> None:
+    made = fleet("mlp", CLIENTS, **settings)
+    assert most(made) == []
+    rows, _ = after(made)
+    assert torch.equal(rows, after(fleet("mlp", "off", **settings))[0])
+    assert reason
+
+
+def test_the_environment_says_how_each_group_is_trained(tmp_path: Path) -> None:
+    import json
+
+    groups = [ClientGroup(3, mlp, name="net"), ClientGroup(2, Reads, name="own")]
+    federation = Federation(Standalone(), groups, optimizer=partial(SGD, lr=0.1), side_by_side=2)
+    fit(federation, random_data([6] * 5), tmp_path)
+    found = json.loads((tmp_path / "run/environment.json").read_text())["side_by_side"]
+    assert found["net"] == 2
+    assert "item" in found["own"]
+
+
+def test_a_number_below_two_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        Federation(FedAvg(), [ClientGroup(2, mlp)], side_by_side=1)
+    assert refused.value.key == "model.side_by_side"
+
+
+def test_a_run_stopped_between_two_packs_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    def run(folder: Path, **flags: Any) -> Tensor:
+        federation = Federation(
+            FedAvg(), [ClientGroup(CLIENTS, mlp)], optimizer=partial(SGD, lr=0.2), side_by_side=3
+        )
+        fit(federation, vectors(SIZES), folder, rounds=2, **flags)
+        return server_row(federation)
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(SystemExit) as left:
+        run(tmp_path / "other", callbacks=[SignalAt(2)])
+    assert left.value.code == 128 + signal.SIGUSR1
+    assert torch.equal(run(tmp_path / "other", ckpt_path="last"), whole)
+
+
+def test_a_users_module_logs_means_over_samples() -> None:
+    values = [run_round(fleet("vmap", side), 0)["top"] for side in ("off", CLIENTS)]
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
