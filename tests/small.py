@@ -162,7 +162,7 @@ def fleet_of(
     packings = [
         packing(
             side_by_side, state, stepper, algorithm, data, batch_size=data.batch_size,
-            scaled=False, memory=1 << 28,
+            expected=state.cohort.count, scaled=False, memory=1 << 28,
         )
         for state, (stepper, _) in zip(fleet.cohorts, steppers, strict=True)
     ]  # fmt: skip

@@ -240,6 +240,7 @@ class Federation(L.LightningModule):
                 self.algorithm,
                 data,
                 batch_size=data.batch_size,
+                expected=self.fleet.work.share(self.num_clients) * state.cohort.count,
                 scaled=runtime.scaler is not None,
                 memory=self._pack_memory,
             )

@@ -118,6 +118,12 @@ class LocalWork:
         total = phase.steps if phase.steps is not None else phase.epochs * per_epoch
         return self.limited(total)
 
+    def share(self, clients: int) -> float:
+        """The share of the clients in a round."""
+        if self.clients_per_round is None:
+            return self.fraction
+        return min(1.0, self.clients_per_round / clients)
+
     def batches(self, per_epoch: int) -> int:
         """Number of batches of a session for a client with `per_epoch` batches per epoch."""
         return self.limited(self.steps if self.steps is not None else self.epochs * per_epoch)

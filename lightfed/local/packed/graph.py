@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightfed.local.packed.operators import Generators, dropout, linear
+from lightfed.local.packed.operators import Generators, dropout, linear, linear_of_columns
 
 Values = Mapping[str, Tensor]
 
@@ -26,7 +26,7 @@ class Stack:
     """An activation of K clients.
 
     Attributes:
-        tensor: (K, B, ...), or folded (B, K * C, ...), which convolutions take.
+        tensor: (K, B, ...), or folded (K, C, B, ...), as convolutions give it.
         folded: whether it is folded.
     """
 
@@ -34,14 +34,12 @@ class Stack:
         self.tensor, self.folded = tensor, folded
 
     def fold(self) -> Tensor:
-        """(B, K * C, ...)."""
-        return self.tensor if self.folded else self.tensor.transpose(0, 1).flatten(1, 2)
+        """(K, C, B, ...)."""
+        return self.tensor if self.folded else self.tensor.transpose(1, 2)
 
-    def unfold(self, clients: int) -> Tensor:
+    def unfold(self) -> Tensor:
         """(K, B, ...)."""
-        if not self.folded:
-            return self.tensor
-        return self.tensor.unflatten(1, (clients, -1)).transpose(0, 1)
+        return self.tensor.transpose(1, 2) if self.folded else self.tensor
 
     def map(self, function: Callable[..., Tensor], *others: Any) -> "Stack":
         """An element-wise function, of another activation or number too."""
@@ -111,7 +109,7 @@ class NetworkGraph:
                 )
                 found[node] = table[node.target](*args, **node.kwargs)
         result: Stack = found[self._output]
-        return result.unfold(clients)
+        return result.unfold()
 
 
 class _Mine:
@@ -133,22 +131,35 @@ class _Mine:
 def _linear(layer: nn.Module, x: Stack, mine: _Mine) -> Stack:
     weight = mine("weight")
     assert weight is not None
-    return Stack(linear(x.unfold(mine.clients), weight, mine("bias")))
+    return Stack(linear(x.unfold(), weight, mine("bias")))
 
 
 def _conv(layer: nn.Conv2d, x: Stack, mine: _Mine) -> Stack:
-    weight = mine.flat("weight")
+    """Convolutions as one product of matrices for each client.
+
+    The bits of torch's grouped convolution depend on the number of groups.
+    """
+    weight, bias = mine("weight"), mine("bias")
     assert weight is not None
-    out = F.conv2d(
-        x.fold(),
-        weight,
-        mine.flat("bias"),
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        mine.clients,
-    )
-    return Stack(out, folded=True)
+    clients, batch = len(weight), x.unfold().shape[1]
+    images = x.unfold().flatten(0, 1)  # (K * B, C, H, W)
+    padding = _pair(layer.padding)
+    sizes = [
+        (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+        for size, pad, dilation, kernel, stride in zip(
+            images.shape[2:], padding, layer.dilation, layer.kernel_size, layer.stride, strict=True
+        )
+    ]
+    patches = F.unfold(images, layer.kernel_size, layer.dilation, padding, layer.stride)
+    columns = patches.unflatten(0, (clients, batch)).transpose(1, 2).flatten(2)
+    out = linear_of_columns(weight.flatten(2), columns, bias)  # (K, O, B * H * W)
+    return Stack(out.unflatten(2, (batch, *sizes)), folded=True)
+
+
+def _pair(padding: Any) -> tuple[int, int]:
+    if isinstance(padding, str):
+        raise Unknown(f"a convolution with padding {padding}")
+    return padding[0], padding[1]
 
 
 def _batch_norm(layer: _BatchNorm, x: Stack, mine: _Mine) -> Stack:
@@ -157,8 +168,11 @@ def _batch_norm(layer: _BatchNorm, x: Stack, mine: _Mine) -> Stack:
         raise Unknown("batch normalisation with a cumulative mean")
     if count is not None:
         count.add_(1)
+    folded = x.fold()
+    if folded.shape[2:].numel() == 1:
+        raise ValueError("batch normalisation needs more than one value a channel in training")
     out = F.batch_norm(
-        x.fold(),
+        folded.flatten(0, 1).flatten(1).unsqueeze(0),
         None if mean is None else mean.view(-1),
         None if var is None else var.view(-1),
         mine.flat("weight"),
@@ -167,17 +181,21 @@ def _batch_norm(layer: _BatchNorm, x: Stack, mine: _Mine) -> Stack:
         layer.momentum or 0.0,
         layer.eps,
     )
-    return Stack(out, folded=True)
+    return Stack(out.view(folded.shape), folded=True)
 
 
 def _group_norm(layer: nn.GroupNorm, x: Stack, mine: _Mine) -> Stack:
-    groups = mine.clients * layer.num_groups
-    out = F.group_norm(x.fold(), groups, mine.flat("weight"), mine.flat("bias"), layer.eps)
-    return Stack(out, folded=True)
+    images = x.unfold()  # (K, B, C, ...)
+    clients, channels = images.shape[0], images.shape[2]
+    together = images.transpose(0, 1).flatten(1, 2)  # (B, K * C, ...)
+    groups = clients * layer.num_groups
+    out = F.group_norm(together, groups, mine.flat("weight"), mine.flat("bias"), layer.eps)
+    return Stack(out.unflatten(1, (clients, channels)).transpose(0, 1))
 
 
 def _pool(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
-    return Stack(layer(x.fold() if not x.folded else x.tensor), folded=True)
+    images = x.tensor.flatten(0, 1)
+    return Stack(layer(images).unflatten(0, x.tensor.shape[:2]), folded=x.folded)
 
 
 def _elementwise(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
@@ -189,13 +207,13 @@ def _same(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
 
 
 def _drop(layer: nn.Dropout, x: Stack, mine: _Mine) -> Stack:
-    return Stack(dropout(x.unfold(mine.clients), layer.p, mine.generators))
+    return Stack(dropout(x.unfold(), layer.p, mine.generators))
 
 
 def _flatten_layer(layer: nn.Flatten, x: Stack, mine: _Mine) -> Stack:
     if (layer.start_dim, layer.end_dim) != (1, -1):
         raise Unknown("it flattens a part of the dimensions")
-    return Stack(x.unfold(mine.clients).flatten(2))
+    return Stack(x.unfold().flatten(2))
 
 
 def _apply(function: Callable[..., Tensor]) -> Callable[..., Stack]:

@@ -45,6 +45,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
+def linear_of_columns(weight: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
+    """(K, O, I) of (K, I, N) -> (K, O, N), with a bias (K, O)."""
+    if torch.is_autocast_enabled(columns.device.type):
+        dtype = torch.get_autocast_dtype(columns.device.type)
+        weight, columns = weight.to(dtype), columns.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    if bias is None:
+        return torch.bmm(weight, columns)
+    return torch.baddbmm(bias.unsqueeze(2), weight, columns)
+
+
 def dropout(x: Tensor, p: float, generators: Generators) -> Tensor:
     """Dropout of (K, ...), each client's draws from its generator."""
     # Filled and scaled as torch does for one client on a CPU, hence the same draws.

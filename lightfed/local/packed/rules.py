@@ -22,14 +22,16 @@ from lightfed.utils.errors import UserError
 
 SideBySide = Literal["auto", "off"] | int
 
-# Fewer clients than this give convolutions other bits: torch then takes other algorithms.
+# Under vmap fewer clients than this have other bits: torch then takes other algorithms.
 FLOOR = 3
+# Fewer clients of a group in a round gain nothing.
+_FEW = 4
 _MOST = 128  # clients of a pack under `auto`
 # Rows in work at once: parameters, gradients, momentum, a copy in case the pack fails.
 _ROWS = 5
 # Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing
 # (measured on the networks of tests/benchmarks/packs.py).
-_BUSY_CONVOLUTIONS = 2e8
+_BUSY_CONVOLUTIONS = 1e7
 _BUSY = 1e9
 _BUSY_VMAP = 4e6  # vmap takes milliseconds of Python a step
 
@@ -70,6 +72,7 @@ def packing(
     data: DataSpec,
     *,
     batch_size: int,
+    expected: float,
     scaled: bool,
     memory: int,
 ) -> Packing:
@@ -82,6 +85,7 @@ def packing(
         algorithm: of the run.
         data: shape of a sample.
         batch_size: samples of a batch.
+        expected: clients of the group in a round, on average.
         scaled: 16-mixed, where each session scales its loss.
         memory: bytes for the rows of a pack and their gradients.
     """
@@ -89,7 +93,7 @@ def packing(
         return Packing(reason="model.side_by_side: off")
     reason = _unfit(state, algorithm, scaled=scaled)
     if not reason and side_by_side == "auto":
-        reason = _unprofitable(state, batch_size)
+        reason = _unprofitable(state, batch_size, expected)
     reason = reason or _fails(state, data)
     if reason:
         return Packing(reason=reason)
@@ -99,7 +103,7 @@ def packing(
         return Packing(reason=packed)
     fits = max(1, memory // (4 * state.layout.size * _ROWS))
     most = side_by_side if isinstance(side_by_side, int) else min(_MOST, fits)
-    floor = FLOOR if _has(state.module, (_ConvNd,)) else 1
+    floor = FLOOR if graph_of(state.module) is None else 1
     return Packing(max(most, floor), floor, packed)
 
 
@@ -140,12 +144,14 @@ def _first_with(order: Sequence[type], name: str) -> int:
     return next(i for i, kind in enumerate(order) if name in vars(kind))
 
 
-def _unprofitable(state: GroupState, batch_size: int) -> str:
+def _unprofitable(state: GroupState, batch_size: int, expected: float) -> str:
     """Why packing would not pay on this device; empty if it does."""
     if state.store.device.type != "cpu":
         return ""
     if state.flops == 0:
         return "the cost of its step is unknown; set model.side_by_side to a number to try"
+    if expected < _FEW:
+        return f"{expected:.3g} clients in a round"
     flops = state.flops * batch_size
     if graph_of(state.module) is None and flops > _BUSY_VMAP:
         return "its layers are not all known, and a step of vmap costs more than it saves"
