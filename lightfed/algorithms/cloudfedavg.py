@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
-from lightfed.algorithms.shared.hierarchical import Hierarchical
+from lightfed.algorithms.shared.clouds import Hierarchical
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal

@@ -37,8 +37,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.clouds import CloudModels, check_step
-from lightfed.algorithms.shared.hierarchical import Hierarchical
+from lightfed.algorithms.shared.clouds import CloudModels, Hierarchical, check_step
 from lightfed.algorithms.shared.momenta import Momenta, Momentum
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment, SessionContext

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from lightfed.local.optimizer import Clipping, OptimizerStepper, SGDStepper
+from lightfed.local.optimizer import Clipping
+from lightfed.local.steppers.sgd import SGDStepper
+from lightfed.local.steppers.torch_optimizer import OptimizerStepper
 from tests.core.steps import Net, assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
 
 SGDS = {

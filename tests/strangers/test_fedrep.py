@@ -13,6 +13,7 @@ from torch.optim import SGD, Optimizer
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.local_work import LocalWork, Phase
 from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN, fit, random_data, run_round
@@ -79,3 +80,10 @@ def test_a_head_that_is_not_there(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"model.clients: a model without .* below net.head\."):
         fit(federation, random_data([4, 4]), tmp_path)
+
+
+def test_the_length_of_a_phase() -> None:
+    epochs, steps = Phase(epochs=2), Phase(steps=2, epochs=5)
+    assert [LocalWork().phase(phase, 3) for phase in (epochs, steps)] == [6, 2]
+    assert [LocalWork(limit=4).phase(phase, 3) for phase in (epochs, steps)] == [4, 2]
+    assert [LocalWork(limit=0.5).phase(phase, 3) for phase in (epochs, steps)] == [3, 1]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper, aligned
+from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, aligned
+from lightfed.local.steppers.sgd import SGDStepper
 from lightfed.utils.errors import UserError
 
 _KEY = "model.optimizer.init_args"

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from lightfed.local.client_group import DataSpec, GroupState, blank
+from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import Hooks
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.forward import PackedForward, graph_of
 from lightfed.local.packed.steppers import PackedStepper, packed_stepper
+from lightfed.models.build import DataSpec, blank
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 

@@ -13,12 +13,12 @@ from lightfed.local.optimizer import (
     Clipping,
     FlatGradient,
     GradientHook,
-    OptimizerStepper,
     Params,
     Proximal,
-    SGDStepper,
     Stepper,
 )
+from lightfed.local.steppers.sgd import SGDStepper
+from lightfed.local.steppers.torch_optimizer import OptimizerStepper
 
 # Their step of an element depends on the gradients of that element alone.
 _ELEMENTWISE = (
