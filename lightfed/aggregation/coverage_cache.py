@@ -1,13 +1,14 @@
 """Coverages of the server's models by the cohorts, built on first use and cached."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from lightfed.aggregation.coverage import Coverage
-from lightfed.state.parts import shared_floats
-from lightfed.state.rows import ModelLayout
+from lightfed.aggregation.coverage import Accumulate, Coverage
+from lightfed.distributed.collectives import Ranks
+from lightfed.state.parts import integers_of, put_integers, shared_floats
+from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 
@@ -34,7 +35,7 @@ class Parts:
         return self.buffers and self.tensors is None
 
 
-class Nesting:
+class Coverages:
     """The part of a server model that every cohort's rows cover.
 
     Args:
@@ -113,3 +114,53 @@ class Nesting:
         integers = model.layout.integers.numel if parts.integers else 0
         floats = self.fitting(model, cohort, parts).elements[cohort]
         return 4 * floats + 8 * integers
+
+    def take(self, model: ServerModel, cohort: int, parts: Parts, row: Row) -> None:
+        """Copy the parts of a server model that a cohort covers into one of its rows.
+
+        Raises:
+            UserError: as `fitting`.
+        """
+        self.fitting(model, cohort, parts).take(model.floats, cohort, row.floats)
+        if parts.integers and model.integers.numel():
+            put_integers(model, cohort, self._layouts[cohort], row)
+
+    def merge_(
+        self,
+        into: ServerModel,
+        parts: Parts,
+        cohorts: Sequence[int],
+        rows: Mapping[int, Row],
+        *,
+        weights: Sequence[float],
+        labels: Sequence[Sequence[int]] | None,
+        accumulate: Accumulate,
+        ranks: Ranks,
+    ) -> None:
+        """Put the coverage-weighted mean of clients' rows into a server model.
+
+        Args:
+            into: uncovered elements keep their value. Integers become the largest of the clients'.
+            parts: to merge.
+            cohorts: of every client of the merge.
+            rows: position of a client of this rank among all -> its row, on any device.
+            weights: of every client.
+            labels: of every client, if only rows of its labels count; None for all.
+            accumulate: how sums are held.
+            ranks: of the run.
+        """
+        self.coverage(into, parts).merge_(
+            into.floats,
+            cohorts,
+            {i: row.floats for i, row in rows.items()},
+            weights=weights,
+            labels=labels,
+            accumulate=accumulate,
+            sum_over_ranks=ranks.sum_ if ranks.world > 1 else None,
+        )
+        if parts.integers and into.integers.numel():
+            largest = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
+            for i, row in rows.items():
+                theirs = integers_of(into, cohorts[i], self._layouts[cohorts[i]], row)
+                torch.maximum(largest, theirs.to(largest.device), out=largest)
+            into.integers.copy_(ranks.max_(largest))

@@ -133,7 +133,7 @@ def test_a_narrow_client_is_sent_the_leading_channels() -> None:
 
 def test_the_widest_cohort_comes_first() -> None:
     cohorts = [ClientGroup(1, conv, level="c"), ClientGroup(1, conv, level="b")]
-    with pytest.raises(UserError, match=r"cohorts\.0\.rate: 0\.25, while another cohort has 0\.5"):
+    with pytest.raises(UserError, match=r"clients\.0\.rate: 0\.25, while another cohort has 0\.5"):
         fleet_of(cohorts, HeteroFL(), images([6, 6]))
 
 
