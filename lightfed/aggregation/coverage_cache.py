@@ -1,13 +1,14 @@
 """Coverages of the server's models by the cohorts, built on first use and cached."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from lightfed.aggregation.coverage import Accumulate, Coverage
 from lightfed.distributed.collectives import Ranks
-from lightfed.state.parts import integers_of, put_integers, shared_floats
+from lightfed.state.parts import NOTHING, integers_of, put_integers, shared
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
@@ -42,6 +43,7 @@ class Coverages:
         layouts: of the cohorts' rows.
         names: of the cohorts.
         label_rows: tensors of which a client covers only the rows of its labels; None for none.
+        depths: cohorts may lack tensors of a server model.
         method: the algorithm's name, for errors.
         device: of the tables.
     """
@@ -52,12 +54,14 @@ class Coverages:
         names: Sequence[str],
         *,
         label_rows: Sequence[str] | None,
+        depths: bool,
         method: str,
         device: torch.device,
     ) -> None:
         self._layouts = layouts
         self._names = names
         self._label_rows = label_rows
+        self._depths = depths
         self._method = method
         self._device = device
         # Keyed by the server model's layout (which a coverage keeps alive) and the parts sent.
@@ -79,10 +83,11 @@ class Coverages:
         try:
             made = Coverage.build(
                 layout,
-                [shared_floats(model, i, own) for i, own in enumerate(self._layouts)],
+                [shared(model, i, own.floats) for i, own in enumerate(self._layouts)],
                 tensors=names if parts.buffers else names - buffers,
                 groups=dict(model.layout.groups),
                 label_rows=rows,
+                depths=self._depths,
                 device=self._device,
             )
         except ValueError as error:
@@ -111,9 +116,29 @@ class Coverages:
 
     def bytes(self, model: ServerModel, cohort: int, parts: Parts) -> float:
         """Client bytes of the part that a cohort covers: 4 per float, 8 per integer."""
-        integers = model.layout.integers.numel if parts.integers else 0
         floats = self.fitting(model, cohort, parts).elements[cohort]
-        return 4 * floats + 8 * integers
+        integers = shared(model, cohort, self._layouts[cohort].integers).numel
+        return 4 * floats + 8 * integers * parts.integers
+
+    def reorder_(self, model: ServerModel, order: Callable[[int], Tensor]) -> None:
+        """Reorder a server model's units along every axis that is narrower in some cohort.
+
+        Args:
+            model: changed in place.
+            order: width of a layer -> (width,) the old position of each of its units.
+        """
+        layout = model.layout.floats
+        narrow = [shared(model, i, own.floats) for i, own in enumerate(self._layouts)]
+        least = {
+            entry.name: [min(sizes) for sizes in zip(entry.shape, *shapes, strict=True)]
+            for entry in layout
+            if (shapes := [e.shape for own in narrow for e in own if e.name == entry.name])
+        }
+        for name, view in layout.views(model.floats).items():
+            for axis, size in enumerate(least.get(name, ())):
+                if size < view.shape[axis]:
+                    positions = order(view.shape[axis]).to(view.device)
+                    view.copy_(view.index_select(axis, positions))
 
     def take(self, model: ServerModel, cohort: int, parts: Parts, row: Row) -> None:
         """Copy the parts of a server model that a cohort covers into one of its rows.
@@ -159,8 +184,9 @@ class Coverages:
             sum_over_ranks=ranks.sum_ if ranks.world > 1 else None,
         )
         if parts.integers and into.integers.numel():
-            largest = torch.full_like(into.integers, torch.iinfo(torch.int64).min)
+            largest = torch.full_like(into.integers, NOTHING)
             for i, row in rows.items():
                 theirs = integers_of(into, cohorts[i], self._layouts[cohorts[i]], row)
                 torch.maximum(largest, theirs.to(largest.device), out=largest)
-            into.integers.copy_(ranks.max_(largest))
+            largest = ranks.max_(largest)
+            into.integers.copy_(torch.where(largest == NOTHING, into.integers, largest))

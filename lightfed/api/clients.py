@@ -94,6 +94,7 @@ class Clients:
             [state.layout for state in self.cohorts],
             [state.name for state in self.cohorts],
             label_rows=output,
+            depths=algorithm.depths,
             method=type(algorithm).__name__,
             device=self.device,
         )
@@ -191,6 +192,7 @@ class Clients:
 
     def bind_model(self, model: ServerModel, cohort: int = 0) -> L.LightningModule:
         """A cohort's live module, bound to a server model of its layout."""
+        assert self.cohorts[cohort].layout == model.layout, "the model of another cohort"
         module = self.cohorts[cohort].live.bind(model.row)
         assert isinstance(module, L.LightningModule)
         return module

@@ -1,6 +1,7 @@
 """Messages between servers and clients, and among clients; every byte is counted."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -119,6 +120,26 @@ class Messenger(Clients):
                 ranks=self.ranks,
             )
         return valid
+
+    @contextmanager
+    def reordered(self, model: ServerModel, order: Callable[[int], Tensor]) -> Iterator[None]:
+        """Send and merge other slices of a server model than the leading ones.
+
+        Within the context the units of every layer are in another order, so that the leading part
+        of it is a rolling window (FedRolex) or a random choice, the same for all clients. Axes that
+        no cohort narrows stay: inputs, classes. Layers are connected unit by unit, which a
+        flattened feature map is not.
+
+        Args:
+            model: of the server; in its own order again afterwards.
+            order: width of a layer -> (width,) the position of each unit in the model. Layers of
+                one width have one order, because residual connections add them.
+        """
+        self._coverages.reorder_(model, order)
+        try:
+            yield
+        finally:
+            self._coverages.reorder_(model, lambda width: order(width).argsort())
 
     def average(
         self,

@@ -1,21 +1,25 @@
 """Recorded federations of the second circle: their data, batches and participants."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
-from tests.small import GOLDEN, Given, Tensors, fleet_of
+from tests.small import GOLDEN, Given, Tensors, fleet_of, run_round
+
+# Numbers of ranks for the promises: in the default tier, and in the matrix of releases.
+RANKS = [(1, 2), pytest.param((1, 2, 4), marks=pytest.mark.matrix)]
 
 
 class Net(nn.Module):
@@ -38,48 +42,86 @@ class InOrder(FederatedDataModule):
 
     def train_epoch(self, client: int, **_: Any) -> Iterator[Any]:  # type: ignore[override]
         x, y = self.recorded[client]
-        return iter(zip(x.split(8), y.split(8), strict=True))
+        return iter(zip(x.split(self.size), y.split(self.size), strict=True))
 
     recorded: list[tuple[Tensor, Tensor]]
+    size: int
 
 
 class Recorded:
     """A federation that trains as the recorded one.
 
+    Args:
+        folder: of the algorithm.
+        name: of the recording.
+        algorithm: to compare.
+        cohorts: of the clients; by default all have the recorded perceptron. Clients that the
+            recording lacks come first and never take part.
+        optimizer: of the run, from the parameters and lr; SGD with the recorded settings if None.
+        names: of layers in the recorded tensors, where they differ from the network's.
+
     Attributes:
         about: the settings.
         tensors: the recorded ones.
-        fleet: the clients, with the recorded initial values.
+        fleet: the clients.
     """
 
-    def __init__(self, folder: str, name: str, algorithm: Algorithm) -> None:
+    def __init__(
+        self,
+        folder: str,
+        name: str,
+        algorithm: Algorithm,
+        cohorts: Sequence[ClientGroup] | None = None,
+        *,
+        optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.names = names or {}
         place = GOLDEN / folder / name
         self.about = json.loads(place.with_suffix(".json").read_text())
         self.tensors = load_file(place.with_suffix(".safetensors"))
-        count = len(self.about["batches"])
+        count, model = len(self.about["batches"]), self.about["model"]
+        cohorts = cohorts or [ClientGroup(count, partial(Net, model["dims"]))]
+        self.spare = sum(cohort.count for cohort in cohorts) - count
         given = [[self.tensors[f"data/{k}/{name}"] for name in "xy"] for k in range(count)]
-        parts = [(x, y.long()) for x, y in given]
+        parts = [(x, y.long()) for x, y in given[:1] * self.spare + given]
         x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         ends = torch.tensor([len(labels) for _, labels in parts]).cumsum(0).tolist()
         owned = [range(a, b) for a, b in pairwise([0, *ends])]
-        dims = self.about["model"]["dims"]
-        dataset = Tensors(x, y, classes=dims[-1], test=(x, y))
-        data = InOrder(dataset, Given(*owned), batch_size=8)
-        data.recorded = parts
+        classes = model["classes"] if "classes" in model else model["dims"][-1]
+        data = InOrder(Tensors(x, y, classes=classes, test=(x, y)), Given(*owned), batch_size=8)
+        data.recorded, data.size = parts, self.about["batch_size"]
         rule = self.about["optimizer"]
+        self.lr = rule["lr"] if "lr" in rule else rule["lr0"]
         optimizer = partial(
-            SGD, lr=rule["lr"], momentum=rule["momentum"], weight_decay=rule["weight_decay"]
+            SGD, lr=self.lr, momentum=rule["momentum"], weight_decay=rule["weight_decay"]
         )
-        clients = [ClientGroup(count, partial(Net, dims))]
         self.fleet: Fleet = fleet_of(
-            clients, algorithm, data, optimizer=optimizer, epochs=self.about.get("local_epochs", 1)
-        )
-        self.fleet.training.lr = rule["lr"]
+            list(cohorts), algorithm, data, optimizer=optimizer, clip=rule.get("grad_norm_clip"),
+            epochs=self.about.get("local_epochs", 1),
+        )  # fmt: skip
+        self.fleet.training.lr = self.lr
+
+    def rounds(self, patch: pytest.MonkeyPatch, first: int = 0) -> Iterator[tuple[int, list[int]]]:
+        """Run the recorded rounds: after each, its number and its participants.
+
+        Args:
+            patch: names the participants.
+            first: number of the first round in the run.
+        """
+        for t, recorded in enumerate(self.about["rounds"]):
+            clients = sorted(k + self.spare for k in recorded["active"])
+            patch.setattr(Fleet, "participants", lambda self, t, clients=clients: clients)
+            self.fleet.training.lr = recorded.get("lr", self.lr)
+            run_round(self.fleet, first + t)
+            yield t, clients
 
     def row(self, prefix: str) -> Tensor:
-        """(P,) recorded tensors as a row."""
+        """(P,) recorded tensors as a row of the first cohort; 0 for those that are not recorded."""
         layout = self.fleet.cohorts[0].layout
         row = layout.floats.new_row()
         for name, view in layout.floats.views(row).items():
-            view.copy_(self.tensors[f"{prefix}/{name.removeprefix('net.')}"])
+            layer, _, kind = name.removeprefix("net.").rpartition(".")
+            recorded = self.tensors.get(f"{prefix}/{self.names.get(layer, layer)}.{kind}")
+            view.copy_(torch.zeros(()) if recorded is None else recorded)
         return row
