@@ -27,18 +27,20 @@ def mlp(num_classes: int = 5, rate: float = 1.0, widths: tuple[int, ...] = WIDTH
     return DepthNet(blocks[:depth], heads[:depth])
 
 
-def convolutions(num_classes: int = 10, rate: float = 1.0) -> DepthNet:
+class Convolutions(DepthNet):
     """One to four blocks with BatchNorm."""
-    channels, depth = (1, 4, 4, 6, 6), round(4 * rate)
-    blocks = [
-        nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
-        for a, b in pairwise(channels)
-    ]
-    heads = [
-        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes))
-        for width in channels[1:]
-    ]
-    return DepthNet(blocks[:depth], heads[:depth])
+
+    def __init__(self, num_classes: int = 10, rate: float = 1.0) -> None:
+        channels, depth = (1, 4, 4, 6, 6), round(4 * rate)
+        blocks = [
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in pairwise(channels)
+        ]
+        heads = [
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes))
+            for width in channels[1:]
+        ]
+        super().__init__(blocks[:depth], heads[:depth])
 
 
 def test_the_recorded_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,4 +95,4 @@ def test_a_client_that_is_no_part_of_the_deepest_is_refused(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_promises(ranks: tuple[int, ...]) -> None:
-    conformance(DepthFL, model=convolutions, levels="abc", ranks=ranks)
+    conformance(DepthFL, model=Convolutions, levels="abc", ranks=ranks)
