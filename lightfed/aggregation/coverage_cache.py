@@ -127,16 +127,13 @@ class Coverages:
             model: changed in place.
             order: width of a layer -> (width,) the old position of each of its units.
         """
-        layout = model.layout.floats
-        narrow = [shared(model, i, own.floats) for i, own in enumerate(self._layouts)]
-        least = {
-            entry.name: [min(sizes) for sizes in zip(entry.shape, *shapes, strict=True)]
-            for entry in layout
-            if (shapes := [e.shape for own in narrow for e in own if e.name == entry.name])
-        }
-        for name, view in layout.views(model.floats).items():
-            for axis, size in enumerate(least.get(name, ())):
-                if size < view.shape[axis]:
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        for cohort, own in enumerate(self._layouts):
+            for entry in shared(model, cohort, own.floats):
+                shapes.setdefault(entry.name, []).append(entry.shape)
+        for name, view in model.layout.floats.views(model.floats).items():
+            for axis, sizes in enumerate(zip(*shapes[name], strict=True)):
+                if min(sizes) < view.shape[axis]:
                     positions = order(view.shape[axis]).to(view.device)
                     view.copy_(view.index_select(axis, positions))
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Required, TypedDict
 
 import lightning.pytorch as L
 import numpy as np
@@ -30,6 +31,16 @@ class Message:
     model: ServerModel
     parts: Parts
     version: int
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments of `Clients`."""
+
+    ranks: Required[Ranks]
+    work: LocalWork | None
+    seed: int
+    host_rows: bool
+    rates: Rates | None
 
 
 class Clients:

@@ -6,7 +6,7 @@ of a Fleet hide the placement.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 import torch
 from lightfed_kernels import FIXED_LIMIT
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from lightfed.api import client_states
 from lightfed.api.failures import Outcomes, Verdict, judge
-from lightfed.api.messenger import Messenger, Weights
-from lightfed.local.hooks import Moment
+from lightfed.api.messenger import Messenger, MessengerSettings, Weights
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.hooks import Hooks, Moment
+from lightfed.local.local_work import ClientData
 from lightfed.local.session import Report, weighted_means
 from lightfed.local.session_runner import Training
 from lightfed.state.client_state import Kept
@@ -34,9 +36,11 @@ class Fleet(Messenger):
     """The clients in rounds; the algorithm's `setup` is called at the end of construction.
 
     Args:
+        cohorts: one architecture each.
+        algorithm: the algorithm.
+        data: the clients' samples.
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
-        *args: as for `Clients`.
         **settings: as for `Messenger` and `Clients`.
 
     Attributes:
@@ -47,12 +51,15 @@ class Fleet(Messenger):
 
     def __init__(
         self,
-        *args: Any,
+        cohorts: Sequence[ClientGroup],
+        algorithm: Hooks,
+        data: ClientData,
+        *,
         rounds: int | None = None,
         max_failed: int | None = None,
-        **settings: Any,
+        **settings: Unpack[MessengerSettings],
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(cohorts, algorithm, data, **settings)
         self.rounds = rounds
         self.max_failed = max_failed
         self.fruitless_rounds = 0

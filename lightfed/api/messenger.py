@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -12,32 +12,47 @@ from lightfed.aggregation.coverage_cache import Parts
 from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import Group, Sharing
 from lightfed.aggregation.weights import whole
-from lightfed.api.clients import Clients, Message
+from lightfed.api.clients import Clients, Message, Settings
 from lightfed.api.failures import Outcomes
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.hooks import Hooks
+from lightfed.local.local_work import ClientData
 from lightfed.state.costs import Ledger
 from lightfed.state.server_model import ServerModel
 
 Weights = Literal["samples", "uniform"]
 
 
+class MessengerSettings(Settings, total=False):
+    """Keyword arguments of `Messenger`."""
+
+    accumulate: Accumulate
+    exchange_buffer: int
+
+
 class Messenger(Clients):
     """Clients that exchange models with servers and with each other.
 
     Args:
+        cohorts: one architecture each.
+        algorithm: as for `Clients`.
+        data: the clients' samples.
         accumulate: how sums over clients are held.
         exchange_buffer: bytes per rank for rows that clients exchange.
-        *args: as for `Clients`.
         **settings: as for `Clients`.
     """
 
     def __init__(
         self,
-        *args: Any,
+        cohorts: Sequence[ClientGroup],
+        algorithm: Hooks,
+        data: ClientData,
+        *,
         accumulate: Accumulate = "float64",
         exchange_buffer: int = 2**28,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(cohorts, algorithm, data, **settings)
         self.accumulate = accumulate
         self.ledger = Ledger(self.clients)
         self._outcomes = Outcomes()
@@ -151,13 +166,13 @@ class Messenger(Clients):
     ) -> list[int]:
         """The weighted mean over clients of tensors that they keep, into one of the server.
 
-        The sum is in float64 over whole weights, so that it does not depend on placement. No
-        message is counted: rows are, by `merge`; what travels besides is for `charge`.
+        The sum is in float64 over whole weights, so that it does not depend on placement. Bytes
+        are not counted; see `charge`.
 
         Args:
             values: of this rank's clients, by client, such as a `Kept`.
             clients: whose tensors are in the mean; others' updates are left out as in `merge`.
-            into: the server's tensor, of one shape with theirs; it stays where nobody is left.
+            into: the server's tensor, of the same shape; unchanged if no client is left.
             weights: as in `merge`.
 
         Returns:
@@ -174,7 +189,7 @@ class Messenger(Clients):
         return valid
 
     def charge(self, clients: Sequence[int], *, up: float = 0.0, down: float = 0.0) -> None:
-        """Count bytes that each of the clients sends and receives besides rows."""
+        """Count bytes that each of the clients sends and receives in addition to its row."""
         for client in self._outcomes.sending(clients):
             self.ledger.sent_up(client, up)
         for client in clients:
@@ -238,7 +253,12 @@ class Messenger(Clients):
             groups: groups of tensors that they share.
             weights: of the clients in the means: 1 for all, or n_k.
         """
-        sharing = self._count_sharing(clients, groups)
+        layouts = [state.layout for state in self.cohorts]
+        sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
+        for client in self._outcomes.sending(clients):
+            self.ledger.sent_up(client, sharing.bytes(client))
+        for client in clients:
+            self.ledger.sent_down(client, sharing.bytes(client))
         several = self.ranks.world > 1
         sharing.mean_(
             {k: self.row(k) for k in self.mine(clients)},
@@ -260,16 +280,6 @@ class Messenger(Clients):
         for client in self._outcomes.sending(clients):
             covered = self._coverages.bytes(into, self.cohort_of(client), parts)
             self.ledger.sent_up(client, covered if sizes is None else sizes[client])
-
-    def _count_sharing(self, clients: Sequence[int], groups: Sequence[Group]) -> Sharing:
-        """Lay out the groups and count the bytes of sharing them."""
-        layouts = [state.layout for state in self.cohorts]
-        sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
-        for client in self._outcomes.sending(clients):
-            self.ledger.sent_up(client, sharing.bytes(client))
-        for client in clients:
-            self.ledger.sent_down(client, sharing.bytes(client))
-        return sharing
 
     def _weights(
         self, weights: Weights | Mapping[int, float], clients: Sequence[int]

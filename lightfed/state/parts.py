@@ -74,6 +74,9 @@ def integers_of(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) 
 
 def put_integers(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) -> None:
     """Copy a server model's integer buffers into a client's row."""
+    if not model.part and layout.integers == model.layout.integers:
+        row.integers.copy_(model.integers)
+        return
     values = model.layout.integers.views(model.integers)
     for name, place in shared(model, cohort, layout.integers).views(row.integers).items():
         place.copy_(values[name])
