@@ -198,13 +198,12 @@ class Messenger(Clients):
     def show(self, model: ServerModel, clients: Sequence[int]) -> None:
         """Count the bytes of clients that read a server's model; their rows do not change."""
         for client in clients:
-            size = self._coverages.bytes(model, self.cohort_of(client), Parts())
-            self.ledger.sent_down(client, size)
+            covered = self._coverages.bytes(model, self.cohort_of(client), Parts())
+            self.ledger.sent_down(client, covered)
 
     def relay(self, model: ServerModel, times: int) -> None:
         """Count the bytes of servers that send a model to or from a coordinator or each other."""
-        layout = model.layout
-        size = 4 * layout.floats.numel + 8 * layout.integers.numel
+        size = 4 * model.layout.floats.numel + 8 * model.layout.integers.numel
         self.ledger.sent_between_servers(times * size)
 
     def exchange(
@@ -231,9 +230,8 @@ class Messenger(Clients):
         if self._exchange is None:
             layout = self.cohorts[0].layout
             assert all(state.layout == layout for state in self.cohorts), "one architecture"
-            self._exchange = Exchange(
-                layout, self.ranks, owner=self._owner, buffer=self._exchange_buffer
-            )
+            buffer = self._exchange_buffer
+            self._exchange = Exchange(layout, self.ranks, owner=self._owner, buffer=buffer)
         rows = {k: self.row(k) for k in self.mine(range(self.clients))}
         sizes = self._exchange.mean_(rows, hears, masks=masks, keep=keep, over=over)
         for receiver in sorted(hears):
