@@ -257,14 +257,11 @@ class Messenger(Clients):
             self.ledger.sent_up(client, sharing.bytes(client))
         for client in clients:
             self.ledger.sent_down(client, sharing.bytes(client))
-        several = self.ranks.world > 1
         sharing.mean_(
             {k: self.row(k) for k in self.mine(clients)},
             weights={k: self._weight(weights, k) for k in self._outcomes.contributing(clients)},
+            ranks=self.ranks,
             accumulate=self.accumulate,
-            device=self.device,
-            sum_over_ranks=self.ranks.sum_ if several else None,
-            max_over_ranks=self.ranks.max_ if several else None,
         )
 
     def _count_up(
