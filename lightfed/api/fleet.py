@@ -1,7 +1,8 @@
 """The clients of a federation as an algorithm sees them: participants, send, train, merge.
 
 Every rank runs the same algorithm on its own Fleet and holds its share of the clients. The methods
-of a Fleet hide the placement.
+of a Fleet hide the placement. `Messenger` has those that send and average, `Clients` those that
+look at single clients.
 """
 
 import math
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 
 class Fleet(Messenger):
-    """The clients in rounds; the algorithm's `setup` is called at the end of construction.
+    """The clients in rounds, as an algorithm sees them; construction ends with its `setup`.
 
     Args:
         cohorts: one architecture each.
