@@ -18,6 +18,7 @@ _NAMES = {
     "engine.trainer": "FederatedTrainer",
     "local.client_group": "ClientGroup",
     "local.client_module": "ClientModule",
+    "local.local_work": "Phase",
     "state.server_model": "ServerModel",
     "algorithms.cloudfedavg": "CloudFedAvg",
     "algorithms.dispfl": "DisPFL",

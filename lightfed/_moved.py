@@ -67,7 +67,7 @@ _ROOMS = {
     """,
     "algorithms.shared": """
         core.beside=personal_shared core.classes=prototypes core.aspg core.signature
-        core.trie=prefix_trie core.sparsity core.logitmasks=logit_masks
+        core.trie=prefix_trie core.sparsity core.logitmasks=slice_tests
         core.staticnorm=slice_tests
     """,
     "engine": """

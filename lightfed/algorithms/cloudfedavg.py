@@ -8,36 +8,27 @@ In the released FedProx, SGD's momentum passes from device to device; here sessi
 it. Every server sends the mean of its devices to the coordinator and receives the global model.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.shared.clouds import Hierarchical
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
-from lightfed.simulation.delays import Delay, Exponential
-from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.utils.errors import UserError
 
-_KEY = "model.algorithm.init_args"
 
-
-class CloudFedAvg(FedAvg):
+class CloudFedAvg(Hierarchical, FedAvg):
     """W <- mean over the active devices of all servers of what K steps from w gave."""
 
     now: Tensor  # virtual seconds
 
     def __init__(
-        self,
-        servers: int = 10,
-        active: int = 3,
-        mu: float = 0.0,
-        steps: tuple[int, int] = (1, 5),
-        unit: Unit = "step",
-        delay: Delay | None = None,
-        step_delay: Delay | None = None,
-        activation: Activation = "uniform",
+        self, servers: int = 10, active: int = 3, mu: float = 0.0, **hierarchy: Any
     ) -> None:
         """The clouds, and the pull.
 
@@ -45,20 +36,14 @@ class CloudFedAvg(FedAvg):
             servers: N; the clients are split among them equally, in order, as devices.
             active: |Q_n|, number of devices per server that train in a round.
             mu: Weight of the pull to the global model; 0 is FedAvg.
-            steps: Bounds of K, the length of a session, drawn for every session.
-            unit: What K counts: steps (mini-batches) or epochs.
-            delay: Virtual seconds of a device's phase; Exponential(mean=1) by default.
-            step_delay: Virtual seconds of each of its K units, in addition.
-            activation: Random active devices, or those that wake up first (after their delay).
+            **hierarchy: See Hierarchical.
         """
-        super().__init__("uniform")
+        super().__init__(servers, active, **hierarchy)
         if not 0 <= mu < float("inf"):
-            raise UserError(f"{_KEY}.mu", str(mu), "give a proximal weight of 0 or more")
+            fix = "give a proximal weight of 0 or more"
+            raise UserError("model.algorithm.init_args.mu", str(mu), fix)
         self.mu = mu
-        self.hierarchy = Hierarchy(
-            servers, active, active, (steps[0], steps[1]), unit, delay or Exponential(1.0),
-            step_delay, activation,
-        )  # fmt: skip
+        self.weights = "uniform"
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -77,10 +62,6 @@ class CloudFedAvg(FedAvg):
         fed.relay(self.model, self.hierarchy.messages(range(self.hierarchy.servers)))
         self.now += max(phase.busy for phase in phases)  # all wait for the slowest
         fed.metrics["virtual_time"] = float(self.now)
-
-    def phase(self, fed: Fleet, server: int, t: int) -> Phase:
-        """Q_n, K_i and the duration."""
-        return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:

@@ -17,7 +17,7 @@ The number of weights to drop is computed in float64.
 
 from collections.abc import Mapping
 from math import cos, pi
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightfed_kernels import (
@@ -31,26 +31,20 @@ from lightfed_kernels import (
 from torch import Tensor
 from typing_extensions import override
 
+from lightfed.algorithms.shared.peers import Peers
 from lightfed.algorithms.shared.sparsity import check_share, check_shares, random_mask
-from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import Moment, SessionContext
+from lightfed.local.hooks import SessionContext
 from lightfed.state.client_state import Kept
-from lightfed.state.rows import ModelLayout
-from lightfed.topology.graph_summary import graph_facts
-from lightfed.topology.topology import TimeVarying, Topology, hearing, warning_of_lonely
+from lightfed.topology.topology import Topology
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
 
 _KEY = "model.algorithm.init_args"
 
 
-class DisPFL(Algorithm):
+class DisPFL(Peers):
     """Personal sparse masks; weights drop by magnitude and grow by gradient or at random."""
-
-    stateful = True
-    moments: tuple[Moment, ...] = ("trained",)
-    tests_both = True
 
     def __init__(
         self,
@@ -85,8 +79,7 @@ class DisPFL(Algorithm):
                 them over a client and its senders.
             rounds: T of the cosine; the length of the run by default.
         """
-        super().__init__()
-        self.topology = topology or TimeVarying()
+        super().__init__(topology)
         self.densities = [density] if isinstance(density, int | float) else list(density)
         check_shares(f"{_KEY}.density", self.densities)
         check_share(f"{_KEY}.prune_rate", prune_rate, zero=True)
@@ -109,12 +102,12 @@ class DisPFL(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        layout = self._layout(fed)
-        self.topology.check(fed.clients)
-        fed.warn(warning_of_lonely(self.topology, clients=fed.clients, seed=fed.seed))
+        super().setup(fed)
+        self._check(fed)
         if self.rounds is None and fed.rounds is None and not self.static:
             found = "nothing, and trainer.max_epochs does not say how long the run is"
             raise UserError(f"{_KEY}.rounds", found, "give the number of rounds of the cosine")
+        layout = fed.cohorts[0].layout
         parameters = layout.floats.entries[: layout.parameters]
         shapes = [(entry.name, entry.shape) for entry in parameters]
         self._segments = Segments.build(Layout.build(shapes), device=fed.device)
@@ -127,13 +120,13 @@ class DisPFL(Algorithm):
             row = fed.row(client).floats  # w_0, the same for all
             apply_mask_(row, self.masks[client].to(row.device))
 
-    def _layout(self, fed: Fleet) -> ModelLayout:
-        """The one layout of all clients.
+    def _check(self, fed: Fleet) -> None:
+        """Reject a model with buffers, and a round in which not all clients train.
 
         Raises:
-            UserError: there are several layouts, or it has buffers, or not all clients train.
+            UserError: names the key.
         """
-        layout = fed.one_layout(f"{type(self).__name__} needs one; clients differ by density")
+        layout = fed.cohorts[0].layout
         statistics = layout.floats.entries[layout.parameters :]
         if statistics and self.statistics == "refuse":
             found = f"the model has buffers, such as {statistics[0].name}, which have no mask"
@@ -143,7 +136,6 @@ class DisPFL(Algorithm):
             key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
             fix = f"leave it out; {_KEY}.active and the topology say who communicates"
             raise UserError(f"model.{key}", "a part of the clients, but all train", fix)
-        return layout
 
     def _first_mask(self, fed: Fleet, client: int) -> Tensor:
         """m_{k,0}: random weights of every tensor, at its density."""
@@ -174,12 +166,9 @@ class DisPFL(Algorithm):
 
     def hears(self, fed: Fleet, t: int) -> dict[int, list[int]]:
         """S_{k,t} of every client; empty for one that is not active."""
-        active: list[int] | None = None
-        if self.active < 1:
-            draws = (numpy_generator(fed.seed, "active", t, k) for k in range(fed.clients))
-            active = [k for k, draw in enumerate(draws) if draw.random() < self.active]
-        lists = hearing(self.topology, t, clients=fed.clients, seed=fed.seed, active=active)
-        return {k: lists.get(k, []) for k in range(fed.clients)}
+        draws = (numpy_generator(fed.seed, "active", t, k) for k in range(fed.clients))
+        active = [k for k, draw in enumerate(draws) if draw.random() < self.active]
+        return {k: [] for k in range(fed.clients)} | self.senders(fed, t, active)
 
     def next_masks(self, fed: Fleet, t: int) -> Mapping[int, Tensor]:
         """Masks of round t, from the weights trained in the previous round: algorithm 2."""
@@ -228,7 +217,3 @@ class DisPFL(Algorithm):
     def session_end(self, s: SessionContext) -> None:
         after = self._weights(s.row.floats).count_nonzero()
         self._counted[s.client] = self._counted[s.client] + after
-
-    @override
-    def facts(self, fed: Fleet) -> dict[str, Any]:
-        return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}

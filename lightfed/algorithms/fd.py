@@ -10,11 +10,13 @@ raw` is HtFLlib's code). Data augmentation by a generative model, the paper's se
 out.
 """
 
+from typing import Any
+
 from torch import nn
 from typing_extensions import override
 
-from lightfed.algorithms.shared.prototypes import Absent, ByClass
-from lightfed.local.client_group import DataSpec
+from lightfed.algorithms.shared.prototypes import ByClass
+from lightfed.models.build import DataSpec
 from lightfed.models.composites.prototype import ClassClient, FDClient, Target
 
 
@@ -23,18 +25,15 @@ class FD(ByClass):
 
     moments = ("trained", "aggregated")  # the same model: logits teach, but do not classify
 
-    def __init__(
-        self, weight: float = 1.0, target: Target = "softmax", absent: Absent = "keep"
-    ) -> None:
+    def __init__(self, weight: float = 1.0, target: Target = "softmax", **by_class: Any) -> None:
         """Distillation.
 
         Args:
             weight: lambda, of the distillation.
             target: The softmax of the mean logits, or the logits themselves, as in HtFLlib.
-            absent: Keep the last vector of a class that no participant of a round holds, or forget
-                it, as in HtFLlib.
+            **by_class: See ByClass.
         """
-        super().__init__(weight, absent)
+        super().__init__(weight, **by_class)
         self.target: Target = target
 
     @override

@@ -26,8 +26,8 @@ from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import Beside, NetworkFactory
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import DataSpec
 from lightfed.local.client_module import ClientModule
+from lightfed.models.build import DataSpec
 from lightfed.models.composites import mutual
 from lightfed.utils.errors import UserError
 

@@ -30,25 +30,22 @@ the step of a server that starts and ends its phase in that round.
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import lightning.pytorch as L
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.clouds import CloudModels, check_mean_step, check_sum_step
+from lightfed.algorithms.shared.clouds import CloudModels, Hierarchical, check_step
 from lightfed.algorithms.shared.momenta import Momenta, Momentum
-from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment, SessionContext
 from lightfed.local.optimizer import Proximal
 from lightfed.simulation.clock import VirtualClock, check_waits
-from lightfed.simulation.delays import Delay, Exponential
-from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
+from lightfed.simulation.hierarchy import Phase
 from lightfed.state.server_model import ServerModel
-from lightfed.topology.matrices import read_mixing
+from lightfed.topology.matrices import count_edges, read_mixing
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -57,7 +54,7 @@ _KEY = "model.algorithm.init_args"
 DECAY = 1 - 1e-4  # of the released code's server rate, per round
 
 
-class FedBCD(Algorithm):
+class FedBCD(Hierarchical):
     """Personal models at the devices, global ones at the servers, sync or async."""
 
     stateful = True
@@ -75,14 +72,10 @@ class FedBCD(Algorithm):
         gamma: float | list[float] = 1.0,
         server_lr: float = 0.5,
         server_step: Literal["mean", "sum"] = "mean",
-        steps: tuple[int, int] = (1, 5),
-        unit: Unit = "step",
-        delay: Delay | None = None,
-        step_delay: Delay | None = None,
-        activation: Activation = "uniform",
         mixing: list[list[float]] | str | None = None,
         momentum: Momentum = "device",
         compatibility: bool = False,
+        **hierarchy: Any,
     ) -> None:
         """Set the clouds and their steps.
 
@@ -97,12 +90,6 @@ class FedBCD(Algorithm):
             server_lr: eta_z.
             server_step: Divide the server's step by the sum of gamma (mean), or not (sum), as in
                 eq. (5) and (6).
-            steps: Bounds of K, the length of a session, drawn for every activation.
-            unit: What K counts: steps (mini-batches) or epochs.
-            delay: Virtual seconds of a device's phase; Exponential(mean=1) by default.
-            step_delay: Virtual seconds of each of its K units, in addition.
-            activation: Random active devices, or those that wake up first (after their delay), as
-                in the released code's second experiment.
             mixing: (N, N) doubly stochastic weights of the servers' models, eq. (6a), as a list of
                 rows or a .npy or .csv file; then all servers take part in every round.
             momentum: Where a session's momentum starts: from the device's last session (device);
@@ -110,12 +97,9 @@ class FedBCD(Algorithm):
                 released notebooks; or from 0 (session).
             compatibility: Twice the pull, and eta_z decays by a factor of 1 - 1e-4 per round, as in
                 the released code.
+            **hierarchy: See Hierarchical.
         """
-        super().__init__()
-        self.hierarchy = Hierarchy(
-            servers, active, active, (steps[0], steps[1]), unit, delay or Exponential(1.0),
-            step_delay, activation,
-        )  # fmt: skip
+        super().__init__(servers, active, **hierarchy)
         self.wait = servers if wait is None else wait
         check_waits(f"{_KEY}.wait", [self.wait], servers)
         self.gammas = [gamma] if isinstance(gamma, int | float) else list(gamma)
@@ -145,8 +129,12 @@ class FedBCD(Algorithm):
     def setup(self, fed: Fleet) -> None:
         fed.one_layout(f"{type(self).__name__} needs one for all")
         self.hierarchy.check(fed.clients, fed.work)
-        self._check_step(fed)
         servers = self.hierarchy.servers
+        clouds = [self.hierarchy.devices(n, fed.clients) for n in range(servers)]
+        check_step(
+            f"{_KEY}.server_lr", self.server_lr, [[self.gamma(i) for i in c] for c in clouds],
+            divided=self.server_step == "mean", devices=self._stepped(fed), together=self._global,
+        )  # fmt: skip
         self.models = CloudModels(fed, 1 if self._global else servers)
         self.global_models = len(self.models)
         self._scratch = [fed.new_model()]
@@ -154,22 +142,9 @@ class FedBCD(Algorithm):
         self.clock = VirtualClock(servers, self.wait)
         self.momenta = Momenta(fed, self.momentum, key=f"{_KEY}.momentum")
 
-    def _check_step(self, fed: Fleet) -> None:
-        """Reject a server step that diverges."""
-        key, rate = f"{_KEY}.server_lr", self.server_lr
-        if self.server_step == "mean":
-            check_mean_step(key, rate)
-            return
-        clouds = [self.hierarchy.devices(n, fed.clients) for n in range(self.hierarchy.servers)]
-        sums = []
-        for devices in clouds:
-            gammas = sorted((self.gamma(i) for i in devices), reverse=True)
-            sums.append(sum(gammas[: self._stepped(devices)]))
-        check_sum_step(key, rate, sums, together=self._global)
-
-    def _stepped(self, devices: Sequence[int]) -> int:
+    def _stepped(self, fed: Fleet) -> int:
         """Number of devices in a server's step: all, with their last models."""
-        return len(devices)
+        return fed.clients // self.hierarchy.servers
 
     def gamma(self, client: int) -> float:
         """gamma_i."""
@@ -189,10 +164,6 @@ class FedBCD(Algorithm):
         self._phases = {}
         fed.metrics["virtual_time"] = clock.now
 
-    def phase(self, fed: Fleet, server: int, t: int) -> Phase:
-        """Q_n, K_i and the duration."""
-        return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
-
     def _pulled(self, devices: Sequence[int]) -> list[int]:
         """The devices that communicate with their server; the others train alone."""
         return [i for i in devices if self.gamma(i) > 0]
@@ -207,7 +178,7 @@ class FedBCD(Algorithm):
         if not any(self.gammas):
             return 0
         if self.mixing is not None:
-            return int(np.count_nonzero(self.mixing - np.diag(np.diag(self.mixing))))
+            return count_edges(self.mixing)
         return self.hierarchy.messages(first)
 
     def _servers(self, fed: Fleet, first: list[int], t: int) -> None:

@@ -11,21 +11,16 @@ until it is active, and is then pulled without training. Momentum is that of the
 of the pulls. The released code counts one more round (`compatibility`).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.fedbcd import FedBCD, Momentum
+from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.api.fleet import Fleet
-from lightfed.simulation.delays import Delay
-from lightfed.simulation.hierarchy import Activation, Unit
 from lightfed.utils.errors import UserError
-
-_KEY = "model.algorithm.init_args"
 
 
 class FedBCDI(FedBCD):
@@ -39,54 +34,31 @@ class FedBCDI(FedBCD):
         servers: int = 10,
         active: int = 3,
         available: int = 8,
-        wait: int | None = None,
         gamma: float | list[float] = 0.2,
-        server_lr: float = 0.5,
-        server_step: Literal["mean", "sum"] = "mean",
-        steps: tuple[int, int] = (1, 5),
-        unit: Unit = "step",
         patience: int = 4,
-        delay: Delay | None = None,
-        step_delay: Delay | None = None,
-        activation: Activation = "uniform",
-        mixing: list[list[float]] | str | None = None,
-        momentum: Momentum = "device",
-        compatibility: bool = False,
+        **fedbcd: Any,
     ) -> None:
-        """As FedBCD, but for the sessions.
+        """As FedBCD, but for the sessions; only active devices are in a server's step.
 
         Args:
             servers: See FedBCD.
             active: See FedBCD.
             available: |Q~_n|, number of devices per server that train in a phase, including the
                 active ones.
-            wait: See FedBCD.
             gamma: See FedBCD; a pull is x <- x - gamma (x - z), K times.
-            server_lr: See FedBCD.
-            server_step: See FedBCD; only active devices are in the step.
-            steps: See FedBCD.
-            unit: See FedBCD.
-            patience: Number of offline rounds after which a device pauses until it is active.
-            delay: See FedBCD.
-            step_delay: See FedBCD.
-            activation: See FedBCD.
-            mixing: See FedBCD.
-            momentum: See FedBCD.
-            compatibility: One more round of patience, and eta_z decays by a factor of 1 - 1e-4 per
-                round, as in the released code.
+            patience: Number of offline rounds after which a device pauses until it is active; one
+                more with `compatibility`, as in the released code.
+            **fedbcd: See FedBCD.
         """
-        super().__init__(
-            servers, active, wait, gamma, server_lr, server_step, steps, unit, delay, step_delay,
-            activation, mixing, momentum, compatibility,
-        )  # fmt: skip
+        super().__init__(servers, active, gamma=gamma, **fedbcd)
         self.hierarchy = replace(self.hierarchy, available=available)
         if patience < 1:
-            raise UserError(f"{_KEY}.patience", str(patience), "give at least 1")
-        self.patience = patience + compatibility
+            raise UserError("model.algorithm.init_args.patience", str(patience), "give at least 1")
+        self.patience = patience + self.compatibility
         self._heard: dict[int, int] = {}  # active devices of this round -> K
 
     @override
-    def _stepped(self, devices: Sequence[int]) -> int:
+    def _stepped(self, fed: Fleet) -> int:
         return self.hierarchy.active
 
     @override

@@ -30,8 +30,8 @@ from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import PREFIX, Beside, NetworkFactory
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import DataSpec, blank
 from lightfed.local.hooks import SessionContext
+from lightfed.models.build import DataSpec, blank
 from lightfed.models.composites import low_rank as svd
 from lightfed.models.composites import mutual
 from lightfed.models.composites.split import split

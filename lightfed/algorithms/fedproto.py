@@ -10,11 +10,13 @@ classifies a sample. An evaluation also reports the other rule's accuracy, as ac
 accuracy_prototypes.
 """
 
+from typing import Any
+
 from torch import nn
 from typing_extensions import override
 
-from lightfed.algorithms.shared.prototypes import Absent, ByClass
-from lightfed.local.client_group import DataSpec, blank
+from lightfed.algorithms.shared.prototypes import ByClass
+from lightfed.models.build import DataSpec, blank
 from lightfed.models.composites.prototype import ClassClient, FedProtoClient, Inference
 from lightfed.models.composites.split import split
 
@@ -23,20 +25,16 @@ class FedProto(ByClass):
     """L = CE(logits, y) + weight MSE(z, prototype of y)."""
 
     def __init__(
-        self,
-        weight: float = 1.0,
-        inference: Inference = "prototypes",
-        absent: Absent = "keep",
+        self, weight: float = 1.0, inference: Inference = "prototypes", **by_class: Any
     ) -> None:
         """Prototypes.
 
         Args:
             weight: lambda, of the distance to the prototype.
             inference: Classify by the nearest prototype, or by the head.
-            absent: Keep the last vector of a class that no participant of a round holds, or forget
-                it, as in HtFLlib.
+            **by_class: See ByClass.
         """
-        super().__init__(weight, absent)
+        super().__init__(weight, **by_class)
         self.inference: Inference = inference
 
     @override

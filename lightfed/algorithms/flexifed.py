@@ -20,7 +20,7 @@ whole models up.
 
 import logging
 from abc import abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
@@ -28,7 +28,7 @@ from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import layers_of
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import blank
+from lightfed.models.build import blank
 from lightfed.state.rows import LiveModule
 from lightfed.utils.errors import UserError
 
@@ -137,7 +137,7 @@ class MaxCommon(FlexiFed):
         self,
         max_common_layers: int | None = None,
         share_classifier: bool = False,
-        initial: Initial = "own",
+        **flexifed: Any,
     ) -> None:
         """Options for the paper's other experiments.
 
@@ -146,10 +146,9 @@ class MaxCommon(FlexiFed):
                 layers), also between equal architectures; 0 is Standalone. All by default.
             share_classifier: Average the final linear layers over all clients with the same shapes
                 from there to the end, even if their bases differ. The paper expects it to hurt.
-            initial: Every client from its own draw of initial values, as in the paper, or all
-                clients of a cohort from the same.
+            **flexifed: See FlexiFed.
         """
-        super().__init__(initial)
+        super().__init__(**flexifed)
         key = "model.algorithm.init_args"
         if max_common_layers is not None and max_common_layers < 0:
             fix = "give a number of layers, 0 or more"
@@ -171,16 +170,16 @@ class MaxCommon(FlexiFed):
 class ClusteredFL(FlexiFed):
     """FedAvg within each group of the same architecture (baseline)."""
 
-    def __init__(self, initial: Initial = "own", weights: Weights = "uniform") -> None:
-        """Set FedAvg's mean and where the clients start.
+    def __init__(self, *args: Any, weights: Weights = "uniform", **flexifed: Any) -> None:
+        """Set FedAvg's mean.
 
         Args:
-            initial: Every client from its own draw of initial values, as in the paper, or all
-                clients of a cohort from the same.
+            *args: See FlexiFed.
             weights: Of the participants in a mean: uniform, as in the released code, or by samples,
                 FedAvg's in the paper's eq. (1).
+            **flexifed: See FlexiFed.
         """
-        super().__init__(initial)
+        super().__init__(*args, **flexifed)
         self.weights = weights
 
     @override

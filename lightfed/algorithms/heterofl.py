@@ -21,18 +21,17 @@ import numpy as np
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
-from lightfed.algorithms.shared.logit_masks import LogitMasks
-from lightfed.algorithms.shared.slice_tests import SliceTests, scale_to
+from lightfed.algorithms.shared.slice_tests import LogitMasks, SliceTests
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import DataSpec
 from lightfed.local.hooks import SessionContext
+from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
 
-_LEVEL_WEIGHTS = "model.algorithm.init_args.level_weights"
+_KEY = "model.algorithm.init_args"
 
 
 class HeteroFL(Algorithm):
@@ -68,13 +67,14 @@ class HeteroFL(Algorithm):
         """
         super().__init__()
         if statistics_batch_size < 2:
-            raise UserError(
-                "model.algorithm.init_args.statistics_batch_size",
-                str(statistics_batch_size),
-                "give at least 2",
-            )
-        if level_weights is not None:
-            _check_level_weights(level_weights, assignment)
+            found = str(statistics_batch_size)
+            raise UserError(f"{_KEY}.statistics_batch_size", found, "give at least 2")
+        if level_weights is not None and assignment != "dynamic":
+            found = f"{level_weights}, while assignment is {assignment}: clients draw no level"
+            fix = "leave them out, or set assignment: dynamic"
+            raise UserError(f"{_KEY}.level_weights", found, fix)
+        if not all(0 < weight < float("inf") for weight in level_weights or ()):
+            raise UserError(f"{_KEY}.level_weights", str(level_weights), "give weights above 0")
         self.assignment = assignment
         self.level_weights = level_weights
         self.mask = mask
@@ -92,22 +92,14 @@ class HeteroFL(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        widest = max(state.rate for state in fed.cohorts)
-        if fed.cohorts[0].rate < widest:
-            raise UserError(
-                "model.clients.0.rate",
-                f"{fed.cohorts[0].rate}, while another cohort has {widest}",
-                "put the widest cohort first: its model is the global one",
-            )
+        masks = self._hooks if self.mask else None
+        self._tests = SliceTests(fed, batch_size=self.statistics_batch_size, masks=masks)
         if self.level_weights is not None and len(self.level_weights) != len(fed.cohorts):
             found = f"{len(self.level_weights)} weights for {len(fed.cohorts)} cohorts"
-            raise UserError(_LEVEL_WEIGHTS, found, "give one for every cohort")
+            raise UserError(f"{_KEY}.level_weights", found, "give one for every cohort")
         self.model = fed.new_model()  # W_g
-        for cohort, state in enumerate(fed.cohorts):
+        for cohort in range(len(fed.cohorts)):
             fed.check_nested(self.model, cohort)
-            scale_to(widest, state.module)
-        size, masks = self.statistics_batch_size, self._hooks if self.mask else None
-        self._tests = SliceTests(fed, widest=widest, batch_size=size, masks=masks)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -159,11 +151,3 @@ class HeteroFL(Algorithm):
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
         return fed.cohorts[fed.home_cohort(client)].layout, fed.covered_row(self.model, client)
-
-
-def _check_level_weights(weights: list[float], assignment: str) -> None:
-    if assignment != "dynamic":
-        found = f"{weights}, while assignment is {assignment}: clients draw no level"
-        raise UserError(_LEVEL_WEIGHTS, found, "leave them out, or set assignment: dynamic")
-    if not all(0 < weight < float("inf") for weight in weights):
-        raise UserError(_LEVEL_WEIGHTS, str(weights), "give weights above 0")

@@ -10,7 +10,7 @@ The document's sentence can also be read as growth by the magnitude of the conse
 `regrow_signal` offers.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightfed_kernels import apply_mask_, prune_regrow
 from torch import Tensor
@@ -29,33 +29,19 @@ class My1(DisPFL):
     def __init__(
         self,
         topology: Topology | None = None,
-        density: float | list[float] = 0.5,
-        distribution: Literal["erk", "uniform"] = "erk",
-        own_masks: bool = True,
-        prune_rate: float = 0.5,
+        *,
         regrow_signal: Literal["gradient", "magnitude"] = "gradient",
-        active: float = 1.0,
-        buffers: Literal["refuse", "average"] = "refuse",
-        rounds: int | None = None,
+        **dispfl: Any,
     ) -> None:
         """As DisPFL, but for regrowth.
 
         Args:
             topology: See DisPFL.
-            density: See DisPFL.
-            distribution: See DisPFL.
-            own_masks: See DisPFL.
-            prune_rate: See DisPFL.
             regrow_signal: Grow where the gradient of a batch at the consensus is largest, or where
                 the consensus itself is.
-            active: See DisPFL.
-            buffers: See DisPFL.
-            rounds: See DisPFL.
+            **dispfl: See DisPFL.
         """
-        super().__init__(
-            topology, density, distribution, own_masks, prune_rate,
-            active=active, buffers=buffers, rounds=rounds,
-        )  # fmt: skip
+        super().__init__(topology, regrow="random", static=False, **dispfl)
         self.regrow_signal = regrow_signal
         self.next: Kept  # m_{k,t+1}: its growth is known only during the round
         self._signal: Tensor  # of the current session

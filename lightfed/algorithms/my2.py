@@ -11,7 +11,7 @@ The code computes a model with the client's own values for kept weights, but the
 everywhere. That is the default here too; `keep_own` follows the code's comment.
 """
 
-from typing import Literal
+from typing import Any
 
 from lightfed_kernels import (
     apply_mask_,
@@ -35,35 +35,17 @@ class My2(DisPFL):
     """DisPFL with masks changed by the neighbours' plain mean before training."""
 
     def __init__(
-        self,
-        topology: Topology | None = None,
-        density: float | list[float] = 0.5,
-        distribution: Literal["erk", "uniform"] = "erk",
-        own_masks: bool = True,
-        prune_rate: float = 0.5,
-        keep_own: bool = False,
-        active: float = 1.0,
-        buffers: Literal["refuse", "average"] = "refuse",
-        rounds: int | None = None,
+        self, topology: Topology | None = None, *, keep_own: bool = False, **dispfl: Any
     ) -> None:
         """As DisPFL, but for the masks.
 
         Args:
             topology: See DisPFL.
-            density: See DisPFL.
-            distribution: See DisPFL.
-            own_masks: See DisPFL.
-            prune_rate: See DisPFL.
             keep_own: Start kept weights from the client's own values and grown ones from the mean;
                 in a dense tensor the dropped ones count as grown.
-            active: See DisPFL.
-            buffers: See DisPFL.
-            rounds: See DisPFL.
+            **dispfl: See DisPFL.
         """
-        super().__init__(
-            topology, density, distribution, own_masks, prune_rate,
-            active=active, buffers=buffers, rounds=rounds,
-        )  # fmt: skip
+        super().__init__(topology, regrow="random", static=False, **dispfl)
         self.keep_own = keep_own
 
     @override

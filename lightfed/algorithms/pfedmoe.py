@@ -29,8 +29,8 @@ from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import Beside, NetworkFactory
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import DataSpec, blank
 from lightfed.local.client_module import ClientModule
+from lightfed.models.build import DataSpec, blank
 from lightfed.models.composites.class_means import ClassSums
 from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient
 from lightfed.models.composites.split import split

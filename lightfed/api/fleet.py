@@ -18,7 +18,7 @@ from lightfed.api.failures import Outcomes, Verdict, judge
 from lightfed.api.messenger import Messenger, MessengerSettings, Weights
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Hooks, Moment
-from lightfed.local.local_work import ClientData
+from lightfed.local.local_work import ClientData, Phase
 from lightfed.local.session import Report, weighted_means
 from lightfed.local.session_runner import Training
 from lightfed.state.client_state import Kept
@@ -141,7 +141,12 @@ class Fleet(Messenger):
         return self.masks
 
     def train(
-        self, clients: Sequence[int], t: int, *, steps: Mapping[int, int] | None = None
+        self,
+        clients: Sequence[int],
+        t: int,
+        *,
+        steps: Mapping[int, int] | None = None,
+        phases: Sequence[Phase] = (),
     ) -> None:
         """Train every client locally, in waves; metrics are means weighted by samples.
 
@@ -152,6 +157,7 @@ class Fleet(Messenger):
             clients: clients to train.
             t: the round.
             steps: batches per session by client; as configured by default.
+            phases: parts of every session, one after the other, instead of `steps`.
 
         Raises:
             Suspended: a signal asked the run to stop before all sessions finished.
@@ -164,7 +170,7 @@ class Fleet(Messenger):
             else max(sum(self._owner[k] == r for k in clients) for r in range(self.ranks.world))
         )
         training = self.training
-        training.steps = steps or {}
+        training.steps, training.phases = steps or {}, phases
         reports = training.sessions(clients, waves, t)
         for report in reports:
             self.ledger.computed(report.client, 3 * report.flops * report.samples)

@@ -9,8 +9,9 @@ import torch
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.resident import batch_sizes
-from lightfed.local.client_group import GroupState, blank
+from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import ClientModule
+from lightfed.models.build import blank
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,9 @@
 """Client groups: the clients of one architecture, as configured and as held on a rank."""
 
-import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import lightning.pytorch as L
 import torch
@@ -14,30 +12,13 @@ from typing_extensions import override
 
 from lightfed.local.client_module import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.local.session import LocalSession
+from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
 from lightfed.state.costs import forward_flops
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.rng import derive_seed
-
-Task = Literal["classification", "masked_lm"]
-
-
-class DataSpec(Protocol):
-    """Properties of the data that a model needs.
-
-    Passed to its constructor if that accepts the argument.
-    """
-
-    @property
-    def num_classes(self) -> int: ...
-
-    @property
-    def input_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def task(self) -> Task: ...
 
 
 @dataclass
@@ -92,10 +73,10 @@ class ClientGroup:
                 "name a class (class_path and init_args), so that every rank builds its own; "
                 "for torchvision's models: class_path: Torchvision, init_args: {name: resnet18}",
             )
-        if self.width != 1.0 and "rate" not in _parameters(self.model):
+        if self.width != 1.0 and "rate" not in parameters_of(self.model):
             raise UserError(
                 f"{key}.{'rate' if self.level is None else 'level'}",
-                f"a width of {self.width:g}, and {_target(self.model).__name__} takes no rate",
+                f"a width of {self.width:g}, and {class_of(self.model).__name__} takes no rate",
                 "give its constructor the argument rate, or each cohort init_args of its own",
             )
 
@@ -128,63 +109,6 @@ def cohort_names(cohorts: Sequence[ClientGroup]) -> list[str]:
     return names
 
 
-def _target(factory: Callable[[], nn.Module]) -> Any:
-    """The class or function wrapped by a partial, including jsonargparse's."""
-    if isinstance(factory, partial):
-        classes = [a for a in (*factory.args, factory.func) if inspect.isclass(a)]
-        return classes[0] if classes else _target(factory.func)
-    return factory
-
-
-def _parameters(factory: Callable[[], nn.Module]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(_target(factory)).parameters
-
-
-def build_network(
-    factory: Callable[[], nn.Module], data: DataSpec, *, key: str, rate: float = 1.0
-) -> nn.Module:
-    """Build a configured network; draws from torch's default generator.
-
-    Args:
-        factory: as jsonargparse makes it, or any function.
-        data: number of classes and shape of a sample, passed if accepted.
-        key: configuration key for errors.
-        rate: width, passed if accepted.
-
-    Raises:
-        UserError: the constructor rejects its arguments, or they contradict the data.
-    """
-    given = {"num_classes": data.num_classes, "input_shape": data.input_shape, "rate": rate}
-    taken = _accepted(factory, given, key)
-    try:
-        return factory(**taken)
-    except UserError as error:
-        raise UserError(f"{key}.init_args.{error.key}", error.found, error.fix) from error
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(key, str(error), "correct its init_args") from error
-
-
-def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str) -> dict[str, Any]:
-    parameters = _parameters(factory)
-    taken = {name: value for name, value in given.items() if name in parameters}
-    written = factory.keywords if isinstance(factory, partial) else {}
-    for name, value in taken.items():
-        if name not in written or _same(written[name], parameters[name].default):
-            continue
-        if not _same(written[name], value):
-            raise UserError(
-                f"{key}.init_args.{name}",
-                f"{written[name]}, where the run has {value}",
-                "leave it out: it is linked from the data (rate: from the cohort)",
-            )
-    return taken
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Equality that treats a configuration's list as a tuple."""
-    return (tuple(one) if isinstance(one, list) else one) == other
-
-
 def _check_user_module(module: L.LightningModule, position: int) -> None:
     if not is_overridden("training_step", module):
         raise UserError(
@@ -198,12 +122,6 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
             f"{type(module).__name__} optimises manually",
             "set automatic_optimization = True and return the loss from training_step",
         )
-
-
-def blank(data: DataSpec, *, samples: int) -> Tensor:
-    """A batch of zeros for a model of these data: (samples, *input_shape)."""
-    dtype = torch.int64 if data.task == "masked_lm" else torch.float32
-    return torch.zeros(samples, *data.input_shape, dtype=dtype)
 
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:

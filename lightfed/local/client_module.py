@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
+from lightfed.utils.errors import UserError
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -42,6 +44,18 @@ class ClientModule(NetworkClient):
     def __init__(self, net: nn.Module, *, num_classes: int) -> None:
         super().__init__(net)
         self.accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+
+    @classmethod
+    def of(cls, module: L.LightningModule, *, method: str) -> "ClientModule":
+        """A client's module, for a method that changes its network.
+
+        Raises:
+            UserError: it is a LightningModule of the user's, without such a network.
+        """
+        if not isinstance(module, ClientModule):
+            found = f"{type(module).__name__}, a LightningModule of its own"
+            raise UserError("model.clients", found, f"{method} trains networks; name one")
+        return module
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -10,8 +10,9 @@ import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
 
-from lightfed.local.client_group import DataSpec, GroupState
+from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Proximal
+from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelLayout, Row
 
 # When a client is tested: after the last aggregation or after its last session.

@@ -1,13 +1,13 @@
 """The data and the amount of work of sessions: data module, local epochs and steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightfed.local.client_group import DataSpec
+from lightfed.models.build import DataSpec
 from lightfed.utils.counts import rounded_down
 from lightfed.utils.errors import UserError
 
@@ -41,6 +41,38 @@ class ClientData(DataSpec, Protocol):
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A part of a session in which some parameters are trained and the others are frozen.
+
+    Neither weight decay nor a pull moves frozen parameters, and they keep their momentum: all
+    phases of a session share one optimiser. Buffers, such as BatchNorm statistics, follow every
+    batch. Sessions in separate calls of `Fleet.train` start with a fresh optimiser.
+
+    Attributes:
+        trained: name prefixes of the parameters to train, such as "net.head."; all if empty.
+        epochs: local epochs.
+        steps: local steps instead of epochs.
+    """
+
+    trained: Sequence[str] = ()
+    epochs: int = 1
+    steps: int | None = None
+
+    def parameters(self, module: nn.Module) -> list[Tensor]:
+        """The parameters of a module that are trained.
+
+        Raises:
+            UserError: the module has none with a prefix.
+        """
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        for prefix in self.trained:
+            if not any(name.startswith(prefix) for name in named):
+                found = f"a model without trainable parameters below {prefix}"
+                raise UserError("model.clients", found, f"it has {', '.join(named)}")
+        return [p for name, p in named.items() if name.startswith(tuple(self.trained) or "")]
+
+
+@dataclass(frozen=True)
 class LocalWork:
     """The length of a session and the sampling of clients.
 
@@ -49,7 +81,7 @@ class LocalWork:
         clients_per_round: number of clients in a round.
         epochs: local epochs per session.
         steps: local steps instead of epochs.
-        limit: maximum batches per session (int), or share of them (float).
+        limit: maximum batches per session, or per phase (int), or share of them (float).
     """
 
     fraction: float = 1.0
@@ -79,12 +111,17 @@ class LocalWork:
         if self.steps is not None and self.steps < 1:
             raise UserError("model.local_steps", str(self.steps), "give at least 1")
 
+    def phase(self, phase: "Phase", per_epoch: int) -> int:
+        """Number of batches of a phase for a client with `per_epoch` batches per epoch."""
+        total = phase.steps if phase.steps is not None else phase.epochs * per_epoch
+        return self.limited(total)
+
     def batches(self, per_epoch: int) -> int:
         """Number of batches of a session for a client with `per_epoch` batches per epoch."""
         return self.limited(self.steps if self.steps is not None else self.epochs * per_epoch)
 
     def limited(self, total: int) -> int:
-        """The number of batches of a session, cut at the limit."""
+        """The number of batches of a session, or of one of its phases, cut at the limit."""
         if isinstance(self.limit, float):
             return max(1, rounded_down(total * self.limit))
         return total if self.limit is None else min(total, self.limit)

@@ -5,7 +5,7 @@ one is a bare loop plus precision, clipping, schedulers and `self.log`.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +64,7 @@ class Work:
         hook: the algorithm's change to the gradients.
         mask: packed words (P / 32,); uncovered elements are 0 after every step.
         proximal: a pull towards another model; the session stores its optimiser's state there.
+        phases: the parameters trained from a batch on, by its index; all where nothing is given.
     """
 
     client: int
@@ -74,6 +75,7 @@ class Work:
     hook: GradientHook | None
     mask: Tensor | None = None
     proximal: Proximal | None = None
+    phases: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ class LocalSession:
         sizes: list[int] = []
         try:
             for index, batch in enumerate(work.batches):
+                if index in work.phases:
+                    stepper.train_only(work.phases[index])
                 book.batch_size = size = batch_size(batch)
                 with context():
                     loss = _loss(module.training_step(batch, index))

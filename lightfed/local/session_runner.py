@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Protocol
 
 import lightning.pytorch as L
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from lightfed.distributed import liveness as watch
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import GroupState, blank
+from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import reported
 from lightfed.local.finished import Finished, Suspended
 from lightfed.local.hooks import Hooks, Moment, SessionContext
-from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.local.local_work import ClientData, LocalWork, Phase
 from lightfed.local.optimizer import Proximal, Stepper
 from lightfed.local.session import (
     LocalSession,
@@ -28,6 +28,7 @@ from lightfed.local.session import (
     Work,
     seed_default_generators,
 )
+from lightfed.models.build import blank
 from lightfed.state.client_state import Kept
 from lightfed.state.costs import masked_flops, weight_uses
 from lightfed.state.rows import Row
@@ -86,6 +87,7 @@ class Training:
         calls: number of calls of `sessions` in this round.
         tests: reports of those tests, of this rank's sessions.
         steps: batches per session by client, if they differ from the configuration.
+        phases: parts of every session, if it has several.
     """
 
     def __init__(self, fleet: Clients) -> None:
@@ -102,6 +104,7 @@ class Training:
         self.tested: Mapping[Moment, Collection[int]] = {}
         self.tests: dict[Moment, list[Report]] = {}
         self.steps: Mapping[int, int] = {}
+        self.phases: Sequence[Phase] = ()
         self.suspends = False
         self.calls = 0
         self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions already run
@@ -332,15 +335,22 @@ class Training:
         per_epoch = fleet.data.num_batches(client, t)
         given = None if purpose else self.steps.get(client)
         left = fleet.work.batches(per_epoch) if given is None else fleet.work.limited(given)
+        phases = () if purpose else self.phases
+        lengths = (fleet.work.phase(phase, per_epoch) for phase in phases)
+        *starts, end = accumulate(lengths, initial=0)
         return Work(
             client,
-            self._batches(client, t, left, purpose),
+            self._batches(client, t, end if phases else left, purpose),
             epoch_batches=per_epoch,
             lr=self.lr if s.group.takes_lr else None,
             seed=derive_seed(fleet.seed, f"{purpose}session", t, client),
             hook=partial(self._gradient, s) if self._has_gradient else None,
             mask=mask,
             proximal=proximal,
+            phases={
+                start: phase.parameters(s.module)
+                for start, phase in zip(starts, phases, strict=True)
+            },
         )
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:

@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.local.client_group import GroupState
-from lightfed.local.optimizer import Clipping, Stepper, make_stepper
+from lightfed.local.optimizer import Clipping, Stepper
 from lightfed.local.session import Runtime
+from lightfed.local.steppers.torch_optimizer import make_stepper
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import (
     _configure_optimizers,

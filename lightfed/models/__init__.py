@@ -1,4 +1,4 @@
-"""Networks for cohorts: `class_path: lightfed.models.MLP`."""
+"""Networks for clients: `class_path: lightfed.models.MLP`."""
 
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.models.networks.cifar_resnet import CIFARResNet, ResNet18GN

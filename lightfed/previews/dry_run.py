@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
+from lightfed.local.local_work import Phase
 
 
 class PlannedRanks(Ranks):
@@ -83,8 +84,16 @@ class DryFleet(Fleet):
 
     @override
     def train(
-        self, clients: Sequence[int], t: int, *, steps: Mapping[int, int] | None = None
+        self,
+        clients: Sequence[int],
+        t: int,
+        *,
+        steps: Mapping[int, int] | None = None,
+        phases: Sequence[Phase] = (),
     ) -> None:
+        if phases:
+            each = {k: self.data.num_batches(k) for k in clients}
+            steps = {k: sum(self.work.phase(p, n) for p in phases) for k, n in each.items()}
         self._open(clients)
         self.calls.append(self.sessions(clients, steps))
 

@@ -6,7 +6,8 @@ import lightning.pytorch as L
 
 from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import layers_of
-from lightfed.local.client_group import ClientGroup, DataSpec, blank, cohort_names
+from lightfed.local.client_group import ClientGroup, cohort_names
+from lightfed.models.build import DataSpec, blank
 from lightfed.previews.columns import aligned
 
 _HEAD = ("layers", "clients", "parameters", "cohorts", "first layer", "last layer")

@@ -65,6 +65,11 @@ def read_mixing(
     return matrix
 
 
+def count_edges(mixing: np.ndarray) -> int:
+    """Number of messages in a round: the weights that are not 0, without the diagonal."""
+    return int(np.count_nonzero(mixing - np.diag(np.diag(mixing))))
+
+
 def _read(source: Sequence[Sequence[float]] | str, key: str) -> np.ndarray:
     """Read a float64 array of any shape."""
     try:

@@ -18,7 +18,8 @@ from lightfed.algorithms.shared.personal_shared import Beside
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import ClientGroup, DataSpec, blank
+from lightfed.local.client_group import ClientGroup
+from lightfed.models.build import DataSpec, blank
 from lightfed.models.composites import mutual
 from lightfed.models.composites.mixture import FixedGate, MixtureClient
 from lightfed.models.composites.split import split

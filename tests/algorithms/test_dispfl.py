@@ -117,7 +117,7 @@ def test_the_number_of_weights_of_a_client_never_changes(
     method: Any, density: list[float], rate: float, erk: bool
 ) -> None:
     how = "erk" if erk else "uniform"
-    algorithm = method(TimeVarying(2), density, how, prune_rate=rate, rounds=3)
+    algorithm = method(TimeVarying(2), density=density, distribution=how, prune_rate=rate, rounds=3)
     fed = fleet(algorithm)
     layout = fed.cohorts[0].layout.floats
     shapes = [entry.shape for entry in layout]
@@ -258,7 +258,7 @@ def test_a_client_that_diverges_starts_anew_under_its_mask(
 
 @pytest.mark.parametrize("method", [DisPFL, My1, My2])
 def test_a_client_keeps_its_values_and_masks(method: Any) -> None:
-    algorithm = method(Ring(), 0.5, "uniform", rounds=2)
+    algorithm = method(Ring(), density=0.5, distribution="uniform", rounds=2)
     fed = fleet(algorithm)
     run_round(fed, 0)
     states = fed.states()
@@ -269,7 +269,7 @@ def test_a_client_keeps_its_values_and_masks(method: Any) -> None:
         assert kept == fed.stored_bytes(client)
         # 0.5 of the values and a bit each; My-1 keeps two masks. Padding costs bits as well.
         assert kept / dense < (0.59 if method is My1 else 0.55)
-    again = fleet(method(Ring(), 0.5, "uniform", rounds=2))
+    again = fleet(method(Ring(), density=0.5, distribution="uniform", rounds=2))
     again.load_states([states])
     run_round(fed, 1)
     run_round(again, 1)

@@ -44,7 +44,9 @@ def bits(algorithm: DisPFL) -> Tensor:
 
 
 def test_my1_grows_where_the_consensus_is_largest_inside_its_mask_and_outside() -> None:
-    algorithm = My1(Full(), 0.3, "uniform", regrow_signal="magnitude", rounds=4)
+    algorithm = My1(
+        Full(), density=0.3, distribution="uniform", regrow_signal="magnitude", rounds=4
+    )
     fed = fleet(algorithm)
     segments = Segments.build(fed.cohorts[0].layout.floats)
     run_round(fed, 0)
@@ -69,7 +71,9 @@ class StartsOfMy2(Starts, My2):
 def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
     keep_own: bool,
 ) -> None:
-    algorithm = StartsOfMy2(Full(), 0.4, "uniform", keep_own=keep_own, rounds=4)
+    algorithm = StartsOfMy2(
+        Full(), density=0.4, distribution="uniform", keep_own=keep_own, rounds=4
+    )
     fed = fleet(algorithm)
     run_round(fed, 0)
     before, masks = rows(fed).clone(), bits(algorithm)
@@ -93,7 +97,7 @@ def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
 
 
 def test_my2_takes_the_mean_for_the_smallest_weights_of_a_dense_tensor() -> None:
-    algorithm = StartsOfMy2(Full(), 1.0, keep_own=True, rounds=4)
+    algorithm = StartsOfMy2(Full(), density=1.0, keep_own=True, rounds=4)
     fed, alone = fleet(algorithm), fleet(Standalone())
     for each in (fed, alone):
         run_round(each, 0)

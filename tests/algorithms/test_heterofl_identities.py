@@ -13,7 +13,8 @@ from typing_extensions import override
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.local.client_group import ClientGroup, Task
+from lightfed.local.client_group import ClientGroup
+from lightfed.models.build import Task
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Stepper, make_stepper
+from lightfed.local.optimizer import Stepper
+from lightfed.local.steppers.torch_optimizer import make_stepper
 
 
 class Net(nn.Module):

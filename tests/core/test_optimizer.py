@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from lightfed.local.optimizer import Clipping, OptimizerStepper, SGDStepper
+from lightfed.local.optimizer import Clipping
+from lightfed.local.steppers.sgd import SGDStepper
+from lightfed.local.steppers.torch_optimizer import OptimizerStepper
 from tests.core.steps import Net, assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
 
 SGDS = {
@@ -122,6 +124,22 @@ def test_parameters_that_need_no_gradient_are_left_alone() -> None:
     run_stepper(net, stepper, 3)
     run_torch(twin, SGD(twin.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1), 3)
     assert_equal(net, twin)
+
+
+@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9, weight_decay=0.1), Adam])
+def test_frozen_parameters_keep_their_momentum(build: Callable[..., Optimizer]) -> None:
+    net, twin = net_of(), net_of()
+    stepper, optimizer = make(build(net.parameters(), lr=0.05)), build(twin.parameters(), lr=0.05)
+    reset(stepper, net)
+    for part in ("head", "body", "head"):
+        stepper.train_only([*net.get_submodule(part).parameters()])
+        twin.requires_grad_(False).get_submodule(part).requires_grad_(True)
+        run_stepper(net, stepper, 2)
+        run_torch(twin, optimizer, 2)
+        assert_equal(net, twin)
+    reset(stepper, net)  # all are trained in the next session
+    run_stepper(net, stepper, 1)
+    assert not torch.equal(net.side.weight, twin.side.weight)
 
 
 @pytest.mark.parametrize("build", [partial(SGD, momentum=0.9), partial(SGD, maximize=True), Adam])

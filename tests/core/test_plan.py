@@ -24,6 +24,7 @@ from lightfed.state.costs import Ledger
 from lightfed.topology.topology import Ring
 from tests.conformance.cases import CASES, Case
 from tests.small import CPU, SGD_HALF, fleet_of, random_data, run_round
+from tests.strangers.fedrep import FedRep
 
 NAMES = {"local_epochs": "epochs", "local_steps": "steps", "fraction": "fraction"}
 ROUNDS = 2
@@ -121,6 +122,13 @@ def test_everybody_takes_part() -> None:
     assert call.counts.sum(0).tolist() == [1, 3]
     assert balance(fleet) == pytest.approx(564 / 552)
     assert fleet.sums["bytes_down"] == fleet.sums["bytes_up"] == 0
+
+
+def test_phases_last_as_long_as_their_epochs() -> None:
+    fleet, plain = (
+        planned(make(), cohorts=ALIKE) for make in (partial(FedRep, "net.layers.3.", 2, 3), FedAvg)
+    )
+    assert fleet.calls[0].loads.sum() == 5 * plain.calls[0].loads.sum()
 
 
 def test_the_bound_is_the_longest_session_where_that_is_more_than_the_mean() -> None:

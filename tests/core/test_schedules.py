@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 
-from lightfed.local.optimizer import OptimizerStepper
+from lightfed.local.steppers.torch_optimizer import OptimizerStepper
 from tests.core.steps import Net, assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {

@@ -94,7 +94,7 @@ def recording(method: type[DisPFL]) -> type[DisPFL]:
 
 @pytest.mark.parametrize("method", [DisPFL, My1, My2])
 def test_what_is_trained_under_a_mask_is_what_is_tested(method: type[DisPFL]) -> None:
-    algorithm: Any = recording(method)(TimeVarying(2), 0.4, rounds=3)
+    algorithm: Any = recording(method)(TimeVarying(2), density=0.4, rounds=3)
     fed = fleet(algorithm, range(5))
     for t in range(3):
         metrics = starting_round(fed, t)
@@ -102,7 +102,7 @@ def test_what_is_trained_under_a_mask_is_what_is_tested(method: type[DisPFL]) ->
         check(metrics, by_hand(fed, starts))
 
 
-@pytest.mark.parametrize("make", [partial(DPSGD, Ring()), partial(My1, Ring(), 0.5, rounds=3)])
+@pytest.mark.parametrize("make", [partial(DPSGD, Ring()), partial(My1, Ring(), rounds=3)])
 def test_training_does_not_notice(make: Any) -> None:
     """Dropout draws the same, and modules train in training mode."""
     looking, blind = fleet(make(), {0, 3}), fleet(make(), ())

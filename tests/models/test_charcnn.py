@@ -76,7 +76,7 @@ def test_every_text_that_is_long_enough_will_do(layers: int) -> None:
     with pytest.raises(UserError) as error:
         small(layers, 1)
     assert error.value.key == "layers"
-    least = int(error.value.found.split("take ")[1].split()[0])
+    least = int(error.value.found.split("need ")[1].split()[0])
     for length in (least, least + 1, least + 26, 257):
         assert small(layers, length).eval()(letters(1, length)).shape == (1, 4)
     with pytest.raises(UserError, match=f"the samples have {least - 1}"):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightfed.models.composites.mutual import FML, FedAPEN, FedKD, Form, kl_divergence
-from lightfed.models.composites.split import SplitNetwork, parameter_groups
+from lightfed.models.composites.split import SplitNetwork
 from lightfed.utils.errors import UserError
 from tests.models.client_cases import (
     Alone,
@@ -211,6 +211,6 @@ def test_the_private_network_is_evaluated(make: type[FML] | type[FedKD]) -> None
 )
 def test_what_travels_is_the_part_named_shared(name: str, private: set[str]) -> None:
     client = CLIENTS[name]()
-    assert set(parameter_groups(client)) == private | {"shared"}
+    assert {n.partition(".")[0] for n, _ in client.named_parameters()} == private | {"shared"}
     shared = {n for n in client.state_dict() if n.startswith("shared.")}
     assert shared == {f"shared.{n}" for n in network(3).state_dict()}

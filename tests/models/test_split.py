@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models import MLP, VGG, VGG11GN, CIFARResNet, Conv, MoECNN, SimpleCNN, Torchvision
-from lightfed.models.composites.split import evaluating, feature_dim, parameter_groups, split
+from lightfed.models.composites.split import evaluating, feature_dim, split
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.utils.errors import UserError
@@ -168,11 +168,3 @@ def test_modes_come_back_after_an_error() -> None:
     assert seen == [False]
     assert net.training
     assert net[0].training
-
-
-def test_parameters_are_grouped_by_part() -> None:
-    parts = split(MLP(4, (7,), hidden=(5,)), random(2, 7))
-    assert parameter_groups(parts) == {
-        "extractor": ["extractor.layers.1.weight", "extractor.layers.1.bias"],
-        "head": ["head.weight", "head.bias"],
-    }

@@ -93,13 +93,15 @@ class Recorded:
         data.recorded, data.size = parts, self.about["batch_size"]
         rule = self.about["optimizer"]
         self.lr = rule["lr"] if "lr" in rule else rule["lr0"]
-        optimizer = partial(
-            SGD, lr=self.lr, momentum=rule["momentum"], weight_decay=rule["weight_decay"]
-        )
+        settings = {key: rule[key] for key in ("momentum", "weight_decay") if not optimizer}
         self.fleet: Fleet = fleet_of(
-            list(cohorts), algorithm, data, optimizer=optimizer, clip=rule.get("grad_norm_clip"),
+            list(cohorts),
+            algorithm,
+            data,
+            optimizer=partial(optimizer or SGD, lr=self.lr, **settings),
+            clip=rule.get("grad_norm_clip"),
             epochs=self.about.get("local_epochs", 1),
-        )  # fmt: skip
+        )
         self.fleet.training.lr = self.lr
 
     def rounds(self, patch: pytest.MonkeyPatch, first: int = 0) -> Iterator[tuple[int, list[int]]]:

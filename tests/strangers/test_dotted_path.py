@@ -18,6 +18,7 @@ DEPTHS: dict[str, Any] = {"class_path": "tests.strangers.test_depthfl.Convolutio
         ("depthfl.DepthFL", {}, "ab", DEPTHS),
         ("ditto.Ditto", {"lam": 0.5}, "a", CONV),
         ("fedbuff.FedBuff", {"buffer": 2}, "a", CONV),
+        ("fedrep.FedRep", {"head": "net.blocks.6."}, "a", CONV),
         ("fedrolex.FedRolex", {"weights": "samples"}, "ab", CONV),
         ("scaffold.Scaffold", {"server_lr": 0.5}, "a", CONV),
     ],

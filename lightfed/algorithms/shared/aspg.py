@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, SGDStepper, aligned
+from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, aligned
+from lightfed.local.steppers.sgd import SGDStepper
 from lightfed.utils.errors import UserError
 
 _KEY = "model.optimizer.init_args"
@@ -126,6 +127,11 @@ class AspgStepper(SGDStepper):
         self._proximal, self._steps = proximal, 0
         if proximal is not None and proximal.momentum is not None:
             row += proximal.momentum
+
+    @override
+    def train_only(self, parameters: Sequence[Tensor]) -> None:
+        found = "ASPG, and the algorithm freezes a part of the model"
+        raise UserError("model.optimizer", found, "use torch.optim.SGD")
 
     @override
     def _update(

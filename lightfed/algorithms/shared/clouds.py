@@ -1,4 +1,8 @@
-"""The servers of a cloud: their models, and the bounds of their steps (FedBCD)."""
+"""Servers of a cloud and their devices: the base of FedBCD and of its baselines.
+
+Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent Scheme for Learning
+Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,9 +10,48 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.simulation.delays import Delay, Exponential
+from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
+
+
+class Hierarchical(Algorithm):
+    """Each server has active devices, which train for K steps or epochs."""
+
+    def __init__(
+        self,
+        servers: int = 10,
+        active: int = 3,
+        steps: tuple[int, int] = (1, 5),
+        unit: Unit = "step",
+        delay: Delay | None = None,
+        step_delay: Delay | None = None,
+        activation: Activation = "uniform",
+    ) -> None:
+        """Set the servers, their devices and the length of sessions.
+
+        Args:
+            servers: N; the clients are split among them equally, in order, as devices.
+            active: |Q_n|, number of devices per server that communicate with it in a phase.
+            steps: Bounds of K, the length of a session, drawn for every activation.
+            unit: What K counts: steps (mini-batches) or epochs.
+            delay: Virtual seconds of a device's phase; Exponential(mean=1) by default.
+            step_delay: Virtual seconds of each of its K units, in addition.
+            activation: Random active devices, or those that wake up first (after their delay), as
+                in the released code's second experiment.
+        """
+        super().__init__()
+        self.hierarchy = Hierarchy(
+            servers, active, active, (steps[0], steps[1]), unit, delay or Exponential(1.0),
+            step_delay, activation,
+        )  # fmt: skip
+
+    def phase(self, fed: Fleet, server: int, t: int) -> Phase:
+        """Q_n, K_i and the duration."""
+        return self.hierarchy.phase(server, t, clients=fed.clients, seed=fed.seed)
 
 
 class CloudModels(nn.ModuleList):
@@ -66,30 +109,35 @@ class CloudModels(nn.ModuleList):
         return float((models - models.mean(0)).norm(dim=1).mean())
 
 
-def check_mean_step(key: str, rate: float) -> None:
-    """Reject a step towards the devices' mean that diverges.
-
-    Raises:
-        UserError: names the key.
-    """
-    if rate >= 2:
-        fix = "give less than 2: z moves that far towards the devices' mean"
-        raise UserError(key, str(rate), fix)
-
-
-def check_sum_step(key: str, rate: float, sums: Sequence[float], *, together: bool) -> None:
+def check_step(
+    key: str,
+    rate: float,
+    gammas: Sequence[Sequence[float]],
+    *,
+    divided: bool,
+    devices: int,
+    together: bool,
+) -> None:
     """Reject a step along sum_i gamma_i (w - x_i) that diverges.
 
     Args:
         key: of the rate.
         rate: eta_z.
-        sums: largest sum of gamma_i in a step, of every server.
+        gammas: gamma_i of every server's devices.
+        divided: the step is divided by the sum of gamma, so that it leads to the devices' mean.
+        devices: number of devices in a server's step.
         together: the servers have one model and step as one.
 
     Raises:
         UserError: names the key.
     """
-    total = sum(sums) if together else max(sums)
+    if divided:
+        if rate >= 2:
+            fix = "give less than 2: z moves that far towards the devices' mean"
+            raise UserError(key, str(rate), fix)
+        return
+    largest = [sum(sorted(cloud, reverse=True)[:devices]) for cloud in gammas]
+    total = sum(largest) if together else max(largest)
     product, bound = rate * total, "below 2" if together else "at most 1"
     if product >= 2 or (not together and product > 1):
         which = "all devices" if together else "the largest server's devices"

@@ -14,11 +14,10 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.client_group import DataSpec, build_network
 from lightfed.local.client_module import ClientModule
 from lightfed.local.hooks import Moment
+from lightfed.models.build import DataSpec, build_network
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError
 
 PREFIX = "net.shared."
 _KEY = "model.algorithm.init_args"
@@ -54,12 +53,9 @@ class Beside(Algorithm):
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
-        if not isinstance(module, ClientModule):
-            found = f"{type(module).__name__}, a LightningModule of its own"
-            fix = f"{type(self).__name__} trains networks; name one"
-            raise UserError("model.clients", found, fix)
+        client = ClientModule.of(module, method=type(self).__name__)
         shared = build_network(self.shared, data, key=f"{_KEY}.shared")
-        module.net = self.composite(module.net, shared, data)
+        client.net = self.composite(client.net, shared, data)
 
     @override
     def aggregated(self, fed: Fleet, client: int) -> L.LightningModule | None:

@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_group import DataSpec
 from lightfed.local.client_module import ClientModule
 from lightfed.local.hooks import SessionContext
+from lightfed.models.build import DataSpec
 from lightfed.models.composites.class_means import ClassMeans, mean_of_clients
 from lightfed.models.composites.prototype import ClassClient
 from lightfed.utils.errors import UserError
@@ -27,15 +27,13 @@ class ByClass(Algorithm):
     values: Tensor  # (C, D)
     seen: Tensor  # (C,)
 
-    def __init__(self, weight: float, absent: Absent) -> None:
+    def __init__(self, weight: float = 1.0, absent: Absent = "keep") -> None:
         """Set the weight of the server's vectors in a client's loss, and how long they are kept.
 
         Args:
             weight: lambda, 0 or more.
-            absent: keep or forget the vector of a class that no participant of a round holds.
-
-        Raises:
-            UserError: it is not.
+            absent: Keep the last vector of a class that no participant of a round holds, or forget
+                it, as in HtFLlib.
         """
         super().__init__()
         if not 0 <= weight < float("inf"):
@@ -50,11 +48,8 @@ class ByClass(Algorithm):
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
-        if not isinstance(module, ClientModule):
-            found = f"{type(module).__name__}, a LightningModule of its own"
-            fix = f"{type(self).__name__} trains networks; name one"
-            raise UserError("model.clients", found, fix)
-        module.net = self.client(module.net, data)
+        client = ClientModule.of(module, method=type(self).__name__)
+        client.net = self.client(client.net, data)
 
     @override
     def setup(self, fed: Fleet) -> None:

@@ -5,19 +5,74 @@ global model, or of a client's slice, and estimate batch-norm statistics for the
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import lightning.pytorch as L
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightfed.algorithms.shared.logit_masks import LogitMasks
 from lightfed.api.fleet import Fleet
+from lightfed.local.client_module import NetworkClient
 from lightfed.local.session import seed_default_generators
 from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed
+
+
+class LogitMasks:
+    """Forward hooks that set the logits of labels outside a client's data to zero.
+
+    Zero and not minus infinity: absent classes still add exp(0) to the softmax denominator, but get
+    no gradient.
+    """
+
+    def __init__(self) -> None:
+        self._absent: dict[int, Tensor | None] = {}
+        self._filled: set[int] = set()  # modules whose masks have been used
+
+    def attach(self, module: L.LightningModule) -> None:
+        """Hook a NetworkClient's network, or a user's module, whose steps call `self(x)`."""
+        network = module.net if isinstance(module, NetworkClient) else module
+        network.register_forward_hook(partial(self._fill, module))
+
+    def check(self, module: L.LightningModule) -> None:
+        """Reject a module whose masked session never called the hook.
+
+        Raises:
+            UserError: naming the module.
+        """
+        if self._absent.get(id(module)) is not None and id(module) not in self._filled:
+            found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
+            fix = "call it there, or set mask: false"
+            raise UserError("model.algorithm.init_args.mask", found, fix)
+
+    def hold(
+        self,
+        module: L.LightningModule,
+        labels: Tensor | None,
+        num_classes: int,
+        device: torch.device,
+    ) -> None:
+        """Which labels the module's current client holds; None for all."""
+        if labels is None or len(labels) == num_classes:
+            self._absent[id(module)] = None
+            return
+        absent = torch.ones(num_classes, dtype=torch.bool)
+        absent[labels] = False
+        self._absent[id(module)] = absent.to(device)
+
+    def _fill(
+        self, module: L.LightningModule, network: torch.nn.Module, inputs: Any, logits: Tensor
+    ) -> Tensor:
+        absent = self._absent.get(id(module))
+        if absent is None:
+            return logits
+        self._filled.add(id(module))
+        return logits.masked_fill(absent, 0.0)
 
 
 class StaticNorms:
@@ -83,7 +138,7 @@ class StaticNorms:
         return [s for n in self._norms for s in (n.running_mean, n.running_var) if s is not None]
 
 
-def scale_to(global_rate: float, module: L.LightningModule) -> None:
+def _scale_to(global_rate: float, module: L.LightningModule) -> None:
     """Scalers divide by the rate relative to the widest client's: its model is not scaled."""
     for part in module.modules():
         if isinstance(part, Scaler):
@@ -94,18 +149,26 @@ class SliceTests:
     """A module for the global model, and one for the slices of every cohort.
 
     Args:
-        fed: the clients; the first cohort has the global model's layout.
-        widest: rate of the first cohort.
+        fed: the clients; the first cohort has the global model. The Scalers of their modules are
+            set to rates relative to it.
         batch_size: of the passes that estimate statistics.
         masks: of the clients' logits; None for none.
+
+    Raises:
+        UserError: another cohort is wider than the first.
     """
 
-    def __init__(
-        self, fed: Fleet, *, widest: float, batch_size: int, masks: LogitMasks | None
-    ) -> None:
+    def __init__(self, fed: Fleet, *, batch_size: int, masks: LogitMasks | None) -> None:
         self._fed = fed
         self._batch_size = batch_size
         self._masks = masks
+        widest, first = max(state.rate for state in fed.cohorts), fed.cohorts[0].rate
+        if first < widest:
+            found = f"{first}, while another cohort has {widest}"
+            fix = "put the widest cohort first: its model is the global one"
+            raise UserError("model.clients.0.rate", found, fix)
+        for state in fed.cohorts:
+            _scale_to(widest, state.module)
         self._global = self._module(0, widest)
         self._slices = [self._module(c, widest) for c in range(len(fed.cohorts))]
 
@@ -113,7 +176,7 @@ class SliceTests:
         """A cohort's model, scaled and masked as in training."""
         fed = self._fed
         module = fed.cohorts[cohort].cohort.build(fed.data, position=cohort, seed=fed.seed)
-        scale_to(widest, module.to(fed.device))
+        _scale_to(widest, module.to(fed.device))
         if self._masks is not None:
             self._masks.attach(module)
         return StaticNorms(module)

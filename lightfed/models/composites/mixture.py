@@ -89,9 +89,9 @@ class MixtureClient(nn.Module):
 
         (a_G, a_F) = H(x),  z = a_G G(x) + a_F F_ex(x),  logits = F_hd(z)
 
-    One backward pass of the cross-entropy updates everything. `parameter_groups` gives the parts
-    with separate learning rates: shared (eta_theta), extractor and head (eta_omega, which the paper
-    sets to eta_theta), gate (eta_phi).
+    One backward pass of the cross-entropy updates everything. The parts may have separate learning
+    rates: shared (eta_theta), extractor and head (eta_omega, which the paper sets to eta_theta),
+    gate (eta_phi).
 
     Args:
         extractor: F_ex, private: (B, ...) -> (B, d).
@@ -160,15 +160,6 @@ class MixtureClient(nn.Module):
             y: (B,) labels.
 
         Raises:
-            ValueError: a single sample in training, see `least_batch`.
+            ValueError: a single sample in training, which normalisation rejects.
         """
         return {"mixture": F.cross_entropy(self(x), y)}
-
-
-def least_batch(client: nn.Module) -> int:
-    """Minimum batch size for a module to train: the largest that a part of it declares.
-
-    Torch's batch normalisation declares none: on vectors it rejects a single sample with a
-    ValueError, as these modules do.
-    """
-    return max(getattr(part, "least_batch", 1) for part in client.modules())

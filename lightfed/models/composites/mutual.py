@@ -44,15 +44,36 @@ def _divergence(target: Tensor, logits: Tensor, form: Form) -> Tensor:
     return kl_divergence(target.detach(), logits)
 
 
-class FML(nn.Module):
+class _Pair(nn.Module):
+    """A private network, which is evaluated, and a shared one, which is sent.
+
+    Args:
+        private: (B, ...) -> (B, C) logits.
+        shared: (B, ...) -> (B, C) logits.
+    """
+
+    clipped_apart: tuple[str, ...] = ("shared",)
+
+    def __init__(self, private: nn.Module, shared: nn.Module) -> None:
+        super().__init__()
+        self.private = private
+        self.shared = shared
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C) logits of the private network."""
+        return self.private(x)
+
+
+class FML(_Pair):
     """Federated mutual learning.
 
         L_F = alpha CE(F) + (1 - alpha) KL(G || F)
         L_G = beta CE(G) + (1 - beta) KL(F || G)
 
     Args:
-        private: F: (B, ...) -> (B, C) logits; the one that is evaluated.
-        shared: G, the one that is sent: (B, ...) -> (B, C) logits.
+        private: F.
+        shared: G.
         alpha: weight of the labels in the private network's loss, in [0, 1].
         beta: weight of the labels in the shared network's loss, in [0, 1].
         form: of mutual learning.
@@ -60,8 +81,6 @@ class FML(nn.Module):
     Raises:
         UserError: key "alpha" or "beta"; outside [0, 1].
     """
-
-    clipped_apart = ("shared",)
 
     def __init__(
         self,
@@ -72,20 +91,13 @@ class FML(nn.Module):
         beta: float = 0.5,
         form: Form = "separate",
     ) -> None:
-        super().__init__()
+        super().__init__(private, shared)
         for key, share in (("alpha", alpha), ("beta", beta)):
             if not 0 <= share <= 1:
                 raise UserError(key, f"{share} is outside [0, 1]", "give a share such as 0.5")
-        self.private = private
-        self.shared = shared
         self.alpha = alpha
         self.beta = beta
         self.form: Form = form
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits of the private network."""
-        return self.private(x)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Of a batch: "private", L_F, and "shared", L_G.
@@ -103,7 +115,7 @@ class FML(nn.Module):
         }
 
 
-class FedKD(nn.Module):
+class FedKD(_Pair):
     """Adaptive mutual distillation of a private teacher and a shared student.
 
         D = CE(F) + CE(G),  M = MSE(z_F, W_h z_G)
@@ -113,8 +125,8 @@ class FedKD(nn.Module):
     labels where D^2 is less than what it divides) and W_h learns by L_G.
 
     Args:
-        private: F, the teacher, which is evaluated.
-        shared: G, the student, which is sent.
+        private: F, the teacher.
+        shared: G, the student.
         form: of mutual learning.
 
     Attributes:
@@ -122,20 +134,15 @@ class FedKD(nn.Module):
     """
 
     clipped_apart = ("shared", "projection")
+    private: SplitNetwork
+    shared: SplitNetwork
 
     def __init__(
         self, private: SplitNetwork, shared: SplitNetwork, *, form: Form = "separate"
     ) -> None:
-        super().__init__()
-        self.private = private
-        self.shared = shared
+        super().__init__(private, shared)
         self.projection = nn.Linear(shared.feature_dim, private.feature_dim, bias=False)
         self.form: Form = form
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C) logits of the private network."""
-        return self.private(x)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Of a batch: "private", L_F, and "shared", L_G.
@@ -162,7 +169,7 @@ class FedKD(nn.Module):
         return value if self.form == "htfllib" else value.detach()
 
 
-class FedAPEN(nn.Module):
+class FedAPEN(_Pair):
     """An ensemble of a private and a shared network with a learned weight.
 
         e = lambda p + (1 - lambda) s, of logits; lambda is the private network's share
@@ -172,20 +179,17 @@ class FedAPEN(nn.Module):
     sessions (`learn_share`). Without learning this is the released code's "equal" training.
 
     Args:
-        private: p: (B, ...) -> (B, C) logits.
-        shared: s, the one that is sent: (B, ...) -> (B, C) logits.
+        private: p.
+        shared: s.
 
     Attributes:
         share: () lambda, a buffer that stays with the client.
     """
 
-    clipped_apart = ("shared",)
     share: Tensor
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
-        super().__init__()
-        self.private = private
-        self.shared = shared
+        super().__init__(private, shared)
         self.register_buffer("share", torch.tensor(0.5))
 
     @override

@@ -83,18 +83,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def parameter_groups(client: nn.Module) -> dict[str, list[str]]:
-    """Names of the parameters of each part of a client module, by the part's name.
-
-    The parts of pFedMoE's mixture are extractor, head, shared and gate; those of FedKD are private,
-    shared and projection. Learning rates, clipping and sending (`shared`) refer to them.
-    """
-    groups: dict[str, list[str]] = {}
-    for name, _ in client.named_parameters():
-        groups.setdefault(name.partition(".")[0], []).append(name)
-    return groups
-
-
 class _Calls:
     """Records inputs and outputs of a network's linear layers in a forward pass.
 

@@ -19,9 +19,6 @@ class SwitchNorm1d(nn.Module):
     variance near 0. Here they are divided by 1 - momentum^n after n batches (mean 0 and variance 1
     before the first).
 
-    Attributes:
-        least_batch: minimum batch size in training: a single sample has no variance.
-
     Args:
         num_features: F, at least 2.
         eps: added to the variance.
@@ -29,7 +26,6 @@ class SwitchNorm1d(nn.Module):
         debias: correct the running statistics as above; otherwise as in the released code.
     """
 
-    least_batch = 2
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -76,7 +72,7 @@ class SwitchNorm1d(nn.Module):
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(F,) mean and variance over the batch; also updates the running ones."""
-        if len(x) < self.least_batch:
+        if len(x) < 2:
             raise ValueError(f"a batch of {len(x)} in training has no variance: {tuple(x.shape)}")
         mean, variance = x.mean(0), x.var(0)
         with torch.no_grad():

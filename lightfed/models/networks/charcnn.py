@@ -11,24 +11,24 @@ from lightfed.models.networks.sizes import scaled
 from lightfed.utils.errors import UserError
 
 LETTERS = 70
-"""Of the alphabet; a character is the number of its letter, 1 to 70, or 0 if it has none."""
+"""Size of the alphabet. A character is the number of its letter, 1 to 70, or 0 if it has none."""
 
 
 class CharCNN(nn.Module):
-    """CharCNN-3, -4, -5 or -6: so many convolutions over one-hot characters, three linear layers.
+    """CharCNN-3 to -6: three to six convolutions over one-hot characters, then three linear layers.
 
-    A frozen one-hot embedding, in which 0, the padding, is a row of zeros; conv7-BN-ReLU-pool3
-    twice; all but three of the layers as conv3-BN-ReLU; conv3-ReLU-pool3; linear-ReLU-dropout
-    twice; linear. 11,279,470, 11,214,702, 11,149,934 and 11,347,310 parameters on four classes and
-    1,014 characters; among them the 4,970 of the embedding, which no optimiser moves.
+    The layers are a frozen one-hot embedding, whose row 0 (padding) is zero; conv7-BN-ReLU-pool3
+    twice; conv3-BN-ReLU, `layers - 3` times; conv3-ReLU-pool3; linear-ReLU-dropout twice; linear.
+    With four classes and 1,014 characters there are 11,279,470, 11,214,702, 11,149,934 and
+    11,347,310 parameters, including 4,970 of the embedding, which are not trained.
 
-    Zhang et al. 2015 is the root of the family. Its weights, and those of FlexiFed's published
-    reproduction, start from N(0, 0.05); with that, logits of magnitude 15 to begin with, FlexiFed's
-    learning rate of 0.01 leaves nothing alive in front of the classifier. So they start as torch's
-    layers do.
+    The family goes back to Zhang et al. 2015. There, and in FlexiFed's published reproduction,
+    weights are drawn from N(0, 0.05). The first logits then have a magnitude of 15, and FlexiFed's
+    learning rate of 0.01 kills all units below the classifier. So initial values here are PyTorch's
+    defaults.
 
     Args:
-        layers: convolutions.
+        layers: number of convolutions.
         num_classes: C.
         input_shape: (characters,).
         width: channels of a convolution, as a multiple of 256.
@@ -36,7 +36,7 @@ class CharCNN(nn.Module):
         dropout: probability.
 
     Raises:
-        UserError: the samples are no characters, or too few for so many layers; the width is not
+        UserError: the samples are not characters, or too short for the layers; the width is not
             positive.
     """
 
@@ -87,7 +87,7 @@ def _hidden(inputs: int, units: int, dropout: float) -> list[nn.Module]:
 
 
 def _positions(input_shape: Sequence[int], layers: int) -> int:
-    """What is left of the characters behind the last pooling."""
+    """Number of positions after the last pooling."""
     if len(input_shape) != 1:
         found = f"samples of shape {tuple(input_shape)}"
         raise UserError(
@@ -96,8 +96,6 @@ def _positions(input_shape: Sequence[int], layers: int) -> int:
     positions = (((input_shape[0] - 6) // 3 - 6) // 3 - 2 * (layers - 2)) // 3
     if positions < 1:
         least = ((3 + 2 * (layers - 2)) * 3 + 6) * 3 + 6
-        found = (
-            f"{layers}, which take {least} characters at least; the samples have {input_shape[0]}"
-        )
-        raise UserError("layers", found, "take fewer, or raise data.dataset.init_args.length")
+        found = f"{layers}, which need {least} characters; the samples have {input_shape[0]}"
+        raise UserError("layers", found, "use fewer, or raise data.dataset.init_args.length")
     return positions

@@ -1,8 +1,8 @@
-"""Residual networks for small images with the activation behind the addition.
+"""Residual networks for small images, with the activation after the addition.
 
-He et al. 2016, section 4.2: the stem is a conv3x3 of stride 1, every further stage halves the size,
-global average, linear. FlexiFed and FedBCD take the family of three stages, DisPFL a ResNet-18 with
-group normalisation.
+He et al. 2016, section 4.2: the stem is a conv3x3 of stride 1, every stage after the first halves
+the size, then come the global average and a linear layer. FlexiFed and FedBCD use the family of
+three stages, DisPFL a ResNet-18 with group normalisation.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class _ResNet(nn.Module):
         input_shape: (channels, height, width).
         channels: of the stages; the stem has those of the first one.
         blocks: number of blocks of the stages.
-        norm: makes the normalisation of so many channels.
+        norm: makes the normalisation layer for a number of channels.
         shortcut: see CIFARResNet.
         conv_bias: see CIFARResNet.
     """
@@ -68,22 +68,22 @@ class _ResNet(nn.Module):
 class CIFARResNet(_ResNet):
     """ResNet-20, -32, -44 and -56 with batch normalisation, 16-32-64 channels.
 
-    With shortcuts by conv1x1 as in FlexiFed they have 272,474, 466,906, 661,338 and 855,770
+    With conv1x1 shortcuts, as in FlexiFed, they have 272,474, 466,906, 661,338 and 855,770
     parameters on CIFAR-10. FedBCD's ResNet-20 has padded shortcuts (option A of He et al.) and
-    biases in its convolutions: 270,410 parameters. Convolutions start from
-    N(0, sqrt(2 / (k^2 outputs))), their biases from 0.
+    biases in its convolutions: 270,410 parameters. Weights of convolutions are drawn from
+    N(0, sqrt(2 / (k^2 outputs))); their biases are 0.
 
     Args:
         num_classes: C.
         input_shape: (channels, height, width).
-        depth: number of layers with weights, shortcuts not counted.
+        depth: number of layers with weights, without the shortcuts.
         width: factor of the channels, rounded up.
-        shortcut: where the shape changes, a conv1x1 with a norm, or every second pixel padded with
-            channels of zeros.
+        shortcut: where the shape changes, a conv1x1 with a norm, or every second pixel, padded
+            with channels of zeros.
         conv_bias: whether the convolutions have biases.
 
     Raises:
-        UserError: the samples are no images, or the width is not positive.
+        UserError: the samples are not images, or the width is not positive.
     """
 
     def __init__(
@@ -111,8 +111,9 @@ class CIFARResNet(_ResNet):
 class ResNet18GN(_ResNet):
     """DisPFL's ResNet-18: group normalisation everywhere, hence no buffers.
 
-    torchvision's ResNet-18 with another norm, a stem of conv3x3 and no pooling behind it;
-    11,173,962 parameters on CIFAR-10. It starts as torch's layers do, like the released code.
+    It is torchvision's ResNet-18 with another norm, a conv3x3 as stem and no pooling after it;
+    11,173,962 parameters on CIFAR-10. Initial values are PyTorch's defaults, as in the released
+    code.
 
     Args:
         num_classes: C.
@@ -121,7 +122,7 @@ class ResNet18GN(_ResNet):
         groups: of every normalisation.
 
     Raises:
-        UserError: the samples are no images, or the groups do not divide the width.
+        UserError: the samples are not images, or the groups do not divide the width.
     """
 
     def __init__(
@@ -142,11 +143,11 @@ class ResNet18GN(_ResNet):
 
 
 class ResidualBlock(nn.Module):
-    """Two conv3x3 with norms, a shortcut round them, and a ReLU behind their sum.
+    """Two conv3x3 with norms, a shortcut around them, and a ReLU after the sum.
 
     Args:
-        inputs: channels that come.
-        outputs: channels that leave.
+        inputs: input channels.
+        outputs: output channels.
         stride: of the first convolution.
         norm: see _ResNet.
         shortcut: see CIFARResNet.
@@ -183,16 +184,16 @@ class ResidualBlock(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
-        y = self.body(x)  # before the shortcut, whose modules are registered behind its own
+        y = self.body(x)  # before the shortcut, whose modules are registered later
         return self.activate(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
 class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, and further channels of zeros behind the given ones.
+    """Every `stride`-th pixel, with channels of zeros appended.
 
     Args:
         stride: in both directions.
-        channels: to add.
+        channels: number of channels to append.
     """
 
     def __init__(self, stride: int, channels: int) -> None:

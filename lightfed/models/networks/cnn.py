@@ -16,12 +16,10 @@ Norm = Literal["bn", "in", "ln", "gn", "none"]
 
 
 class Conv(nn.Module):
-    """HeteroFL's convolutional model: blocks of conv3x3, Scaler, norm, ReLU, max-pool.
+    """HeteroFL's convolutional model: blocks of conv3x3, Scaler, norm, ReLU and max-pool.
 
-    Global average; linear.
-
-    The last block has no pooling. Diao et al. 2021, released code (`conv`); 1,556,874 parameters on
-    MNIST at rate 1.
+    The last block has no pooling. The global average and a linear layer follow. Diao et al. 2021,
+    released code (`conv`); 1,556,874 parameters on MNIST at rate 1.
 
     Args:
         num_classes: C.
@@ -108,7 +106,7 @@ class SimpleCNN(nn.Module):
 
 
 def make_norm(norm: Norm, channels: int, *, layer: str = "norm") -> nn.Module:
-    """The normalisation layers of HeteroFL's ablation; all by GroupNorm but the batch's.
+    """A normalisation layer of HeteroFL's ablation; all but batch normalisation are GroupNorms.
 
     Args:
         norm: batch, instance, layer, group (of 4 groups) or none.

@@ -1,10 +1,10 @@
-"""Initial values that more than one network takes."""
+"""Initial values that several networks share."""
 
 from torch import nn
 
 
 def he_normal_(model: nn.Module) -> None:
-    """Convolutions start from N(0, sqrt(2 / (k^2 outputs))), their biases from 0.
+    """Draw the weights of convolutions from N(0, sqrt(2 / (k^2 outputs))); set their biases to 0.
 
     He et al. 2015, by the outputs: section 2.2, eq. (14).
     """

@@ -23,10 +23,10 @@ _WIDTHS: dict[Variant, tuple[int, int, int]] = {
 
 
 class LeNet(nn.Module):
-    """Two blocks of conv5x5 without padding, ReLU, max-pool; linear layers with ReLU; linear.
+    """Two blocks of conv5x5 without padding, ReLU and max-pool, then linear layers with ReLU.
 
-    As it is, DisPFL's CNN (released code): 797,962 parameters on CIFAR-10. LG-FedAvg's has channels
-    [6, 16] and hidden [120, 100].
+    The defaults are DisPFL's CNN (released code): 797,962 parameters on CIFAR-10. LG-FedAvg's has
+    channels [6, 16] and hidden [120, 100].
 
     Attributes:
         extractor: all layers but the last: (B, channels, H, W) -> (B, feature_dim).
@@ -40,8 +40,8 @@ class LeNet(nn.Module):
         hidden: units of the hidden linear layers.
 
     Raises:
-        UserError: the images are smaller, or the layers are other than two convolutions and at
-            least one hidden layer.
+        UserError: the images are smaller, there are not two convolutions, or there is no hidden
+            layer.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class LeNet(nn.Module):
 class MoECNN(LeNet):
     """pFedMoE's CNN-1 to CNN-5, which differ in their widths and all give 500 features.
 
-    2,621,558, 1,815,142, 1,320,558, 1,060,358 and 670,058 parameters on CIFAR-10. The shared small
-    extractor is that of CNN-5.
+    They have 2,621,558, 1,815,142, 1,320,558, 1,060,358 and 670,058 parameters on CIFAR-10. The
+    small extractor that pFedMoE shares is that of CNN-5.
 
     Args:
         num_classes: C.

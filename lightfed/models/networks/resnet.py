@@ -16,17 +16,17 @@ from lightfed.utils.errors import UserError
 
 Block = Literal["basic", "bottleneck"]
 
-# Channels that leave a block, as a multiple of those inside it.
+# Output channels of a block, as a multiple of those inside it.
 EXPANSION: dict[Block, int] = {"basic": 1, "bottleneck": 4}
 
 
 class PreActResNet(nn.Module):
     """Pre-activation ResNet for small images: norm and ReLU before every convolution.
 
-    The stem is a conv3x3 of stride 1; the first stage keeps the size, every further one halves it;
-    then Scaler, norm, ReLU, global average, linear. He et al. 2016; Diao et al. 2021 add the Scaler
-    in front of every norm. On CIFAR-10 at rate 1 the blocks of the released code, [2, 2, 2, 2],
-    have 11,172,170 parameters; those of the paper's table, [1, 1, 1, 2], have 9,622,090.
+    The stem is a conv3x3 of stride 1. The first stage keeps the size, and each later one halves it.
+    Scaler, norm, ReLU, global average and a linear layer follow. He et al. 2016; Diao et al. 2021
+    add a Scaler before every norm. On CIFAR-10 at rate 1 the released code's [2, 2, 2, 2] blocks
+    have 11,172,170 parameters, the [1, 1, 1, 2] of the paper's table 9,622,090.
 
     Args:
         num_classes: C.
@@ -91,12 +91,12 @@ class Activation(nn.Module):
         channels: of the input.
         norm: see PreActResNet.
         scale: what the Scaler divides by in training; 1 for no Scaler.
-        layer: the name of this module in the network, for refusals.
+        layer: the name of this module in the network, for errors.
     """
 
     def __init__(self, channels: int, *, norm: Norm, scale: float, layer: str) -> None:
         super().__init__()
-        # A division by one would read and write the largest tensors of the network for nothing.
+        # A division by 1 would read and write the network's largest tensors for nothing.
         self.scaler = nn.Identity() if scale == 1.0 else Scaler(scale)
         self.norm = make_norm(norm, channels, layer=f"{layer}.norm")
 
@@ -106,18 +106,18 @@ class Activation(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """Two or three convolutions, each behind an activation, and a shortcut round them.
+    """Two or three convolutions, each after an activation, and a shortcut around them.
 
-    Where the shape changes the shortcut is a conv1x1 of the first activation, else it is the input
-    itself, not scaled.
+    Where the shape changes, the shortcut is a conv1x1 of the first activation's output. Elsewhere
+    it is the input itself, unscaled.
 
     Args:
-        inputs: channels that come.
-        width: channels inside.
+        inputs: input channels.
+        width: channels inside the block.
         stride: of the first conv3x3.
         block: see PreActResNet.
-        activation: makes the activation of so many channels.
-        layer: the name of this module in the network, for refusals.
+        activation: makes the activation for a number of channels.
+        layer: the name of this module in the network, for errors.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Sizes that a configuration gives to a network: what it asks of them, in the user's words."""
+"""Checks of the sizes that a configuration gives to a network."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ def image_shape(input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, 
 
     Args:
         input_shape: of one sample of the data.
-        at_least: pixels that the network needs in height and width.
+        at_least: minimum height and width.
 
     Raises:
-        UserError: the samples are no images, or smaller.
+        UserError: the samples are not images, or smaller.
     """
     if len(input_shape) != 3:
         found = f"samples of shape {tuple(input_shape)}"
         raise UserError("input_shape", found, "use data of images: (channels, height, width)")
     channels, height, width = input_shape
     if min(height, width) < at_least:
-        found = f"images of {height}x{width} pixels, of which pooling leaves none"
+        found = f"images of {height}x{width} pixels, of which none are left after pooling"
         fix = f"use images of at least {at_least}x{at_least} (Digits: image_size: {at_least})"
         raise UserError("input_shape", found, fix)
     return channels, height, width
@@ -44,9 +44,9 @@ def group_norm(channels: int, groups: int) -> nn.GroupNorm:
     """Group normalisation.
 
     Raises:
-        UserError: the channels do not form so many whole groups.
+        UserError: the groups do not divide the channels.
     """
     if not 1 <= groups <= channels or channels % groups:
         found = f"{groups}, which do not divide {channels} channels"
-        raise UserError("groups", found, "take a divisor of them, or another width")
+        raise UserError("groups", found, "use a divisor of them, or another width")
     return nn.GroupNorm(groups, channels)

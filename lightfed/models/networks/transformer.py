@@ -14,14 +14,14 @@ from lightfed.utils.errors import UserError
 
 
 class Transformer(nn.Module):
-    """Token and position embedding, post-LN encoder layers, a decoder of two linear layers.
+    """Token and position embeddings, post-LN encoder layers, and a decoder of two linear layers.
 
-    It masks its input itself, in training and evaluation alike: every position is replaced by the
-    mask token with probability `mask_rate`, afresh in every forward pass. Diao et al. 2021,
-    released code; 19,263,486 parameters on WikiText-2 (33,278 tokens, windows of 64) at rate 1.
-    There all encoder layers start from one draw of weights, here every layer from its own.
+    It masks its own input, in training and in evaluation: every forward pass replaces each position
+    by the mask token with probability `mask_rate`. Diao et al. 2021, released code; 19,263,486
+    parameters on WikiText-2 (33,278 tokens, windows of 64) at rate 1. In that code all encoder
+    layers start with the same weights; here every layer draws its own.
 
-    A narrow model has as many heads as the full one, each of fewer channels.
+    A narrow model has as many heads as the full one, each with fewer channels.
 
     Args:
         num_classes: V, tokens of the vocabulary.
@@ -39,8 +39,8 @@ class Transformer(nn.Module):
         label_rows: parameters whose rows are tokens, besides the last layer's.
 
     Raises:
-        UserError: an argument that cannot be; names it.
-        ValueError: the rate leaves no whole channels to the heads; names the layer.
+        UserError: an argument is out of range; names it.
+        ValueError: the rate does not give whole heads; names the layer.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Transformer(nn.Module):
     @override
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) int64 tokens -> (B, T, V) logits."""
-        # Drawn on the CPU wherever the model is, so that every device masks the same positions; its
-        # default generator is seeded for every session and every evaluated batch.
+        # Drawn on the CPU, so that every device masks the same positions. The CPU's default
+        # generator is seeded for every session and every evaluated batch.
         drawn = torch.rand(tokens.shape, generator=torch.default_generator, device="cpu")
         self.masked = (drawn < self.mask_rate).to(tokens.device)
         kept = tokens.masked_fill(self.masked, self.mask_token)
@@ -114,7 +114,7 @@ class EncoderLayer(nn.Module):
         heads: of the attention.
         hidden: units between the linear layers.
         dropout: of the attention's output, the hidden units and the output.
-        rate: what the Scalers divide by.
+        rate: divisor of the Scalers.
     """
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float, rate: float) -> None:
@@ -138,17 +138,18 @@ class EncoderLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of every position to every position, with a Scaler behind each linear layer.
+    """Self-attention over all positions, with a Scaler after each linear layer.
 
-    Four linear layers and no packed one: a narrow client owns the leading channels of every head.
+    The linear layers are separate, because a narrow client owns the leading channels of every head.
 
     Args:
         width: local D, a multiple of heads.
         heads: H.
-        rate: what the Scaler divides by.
+        rate: divisor of the Scaler.
 
     Attributes:
-        slice_groups: of each parameter, the groups of every dimension that narrow models slice.
+        slice_groups: by parameter, the number of groups in each dimension; narrow models take the
+            leading part of every group.
     """
 
     def __init__(self, width: int, heads: int, rate: float) -> None:
@@ -173,13 +174,13 @@ class Attention(nn.Module):
             self.scaler(linear(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear in (self.q, self.k, self.v)
         )
-        # The temperature is that of the local heads, which are narrower than the full model's.
+        # The temperature is that of the client's own heads, which are narrower than the full ones.
         mixed = F.scaled_dot_product_attention(q, k, v, scale=1 / sqrt(q.shape[-1]))
         return self.scaler(self.o(mixed.transpose(1, 2).flatten(-2)))
 
 
 def check_heads(embedding: int, heads: int, rate: float, *, layer: str) -> None:
-    """Refuse a width that is not made of whole heads.
+    """Reject a width that does not consist of whole heads.
 
     Raises:
         ValueError: naming the layer.

@@ -9,7 +9,7 @@ from typing_extensions import override
 from lightfed.models.networks.charcnn import LETTERS
 from lightfed.models.networks.sizes import scaled
 
-# Blocks of each stage beyond its first.
+# Number of blocks in each stage after its first one.
 _MORE = {9: (0, 0, 0, 0), 17: (1, 1, 1, 1), 29: (4, 4, 1, 1), 49: (7, 7, 4, 2)}
 _SECTIONS = 8
 _SECOND_HYPHEN, _NEWLINE = 60, 70
@@ -18,19 +18,20 @@ _SECOND_HYPHEN, _NEWLINE = 60, 70
 class VDCNN(nn.Module):
     """VDCNN-9, -17, -29 or -49: residual blocks of two conv3 over embedded characters.
 
-    An embedding of 16, conv3, a block of 64; four stages of 64, 128, 256 and 512 channels, which
-    begin, but for the first, with a block that widens; max-pool3 of stride 2 behind each of them;
-    the maxima of 8 sections; linear-ReLU twice; linear. 14,351,892, 16,446,612, 16,818,708 and
-    19,950,996 parameters on four classes. Any number of characters will do; the papers take 1,024.
+    The layers are an embedding of size 16; conv3; four stages of 64, 128, 256 and 512 channels,
+    each followed by a max-pool3 of stride 2; the maxima of 8 sections; linear-ReLU twice; linear.
+    Every stage but the first begins with a block that widens. There are 14,351,892, 16,446,612,
+    16,818,708 and 19,950,996 parameters with four classes. Samples may have any number of
+    characters; the papers use 1,024.
 
-    Conneau et al. 2017 is the root of the family, which pools behind three stages; the published
-    reproduction of FlexiFed pools twice behind those and once behind the fourth. The alphabet is
-    that of CharCNN without its second hyphen and without the newline.
+    The family goes back to Conneau et al. 2017, who pool after three stages. FlexiFed's published
+    reproduction pools twice after those and once after the fourth. The alphabet is that of CharCNN
+    without the second hyphen and the newline.
 
     Args:
-        layers: the name of the depth.
+        layers: depth, as in the name.
         num_classes: C.
-        width: channels, as a multiple of the stages' above.
+        width: factor of the stages' channels, rounded up.
         hidden: units of both hidden linear layers.
 
     Raises:
@@ -75,18 +76,18 @@ class VDCNN(nn.Module):
 
 
 def _own_letters(x: Tensor) -> Tensor:
-    """Letters of CharCNN's alphabet, 0..70, as those of this one, 0..68."""
-    # Nothing is the second hyphen, as a hyphen is the first one.
+    """Map CharCNN's letters, 0..70, to this alphabet, 0..68."""
+    # The second hyphen never occurs: a hyphen is read as the first one.
     return torch.where(x == _NEWLINE, 0, x - (x > _SECOND_HYPHEN).long())
 
 
 class ConvBlock(nn.Module):
-    """conv3-BN-ReLU-conv3-BN and a shortcut round them, then ReLU.
+    """conv3-BN-ReLU-conv3-BN and a shortcut around them, then ReLU.
 
     Args:
-        inputs: channels that come.
-        outputs: channels that leave.
-        widens: the shortcut is conv1-BN, not the input itself.
+        inputs: input channels.
+        outputs: output channels.
+        widens: the shortcut is conv1-BN instead of the input itself.
     """
 
     def __init__(self, inputs: int, outputs: int, *, widens: bool) -> None:

@@ -1,8 +1,8 @@
 """VGG for images of 32x32 pixels: FlexiFed's family of four depths, and DisPFL's VGG-11.
 
-Simonyan and Zisserman 2015; configurations A, B, D and E as in torchvision. Convolutions start from
-N(0, sqrt(2 / (k^2 outputs))), their biases from 0, as in both papers' released code; so are the
-names of the parameters.
+Simonyan and Zisserman 2015; configurations A, B, D and E as in torchvision. Parameter names and
+initial values follow the released code of both papers: weights of convolutions are drawn from
+N(0, sqrt(2 / (k^2 outputs))), and their biases are 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from lightfed.models.networks.sizes import group_norm, image_shape, scaled
 Depth = Literal[11, 13, 16, 19]
 
 _LETTERS: dict[Depth, str] = {11: "A", 13: "B", 16: "D", 19: "E"}
-_SHRINKS = 32  # five poolings, each to a half
+_SHRINKS = 32  # five poolings, each by 2
 _MOST = 512  # channels of the last convolution at width 1
 
 
@@ -27,7 +27,7 @@ class VGG(nn.Module):
 
     The head is dropout, linear, ReLU, dropout, linear, ReLU, linear. On CIFAR-10 they have
     28,149,514, 28,334,410, 33,646,666 and 38,958,922 parameters (released code). Modules are
-    registered in the order of the forward pass; the first ones of two depths are alike.
+    registered in the order of the forward pass, and any two depths begin with the same ones.
 
     Args:
         num_classes: C.
@@ -115,8 +115,8 @@ def _features(
 ) -> nn.Sequential:
     """Blocks of conv3x3, norm, ReLU, and five poolings: (B, channels, H, W) -> (B, C, H/32, W/32).
 
-    C is 512 times the width, rounded up. torchvision's `make_layers` knows neither another norm nor
-    other channels.
+    C is 512 times the width, rounded up. torchvision's `make_layers` supports neither other norms
+    nor other widths.
     """
     from torchvision.models.vgg import cfgs
 

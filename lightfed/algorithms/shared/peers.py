@@ -1,0 +1,44 @@
+"""Clients without a server, which receive from the neighbours of a graph."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from lightfed.api.algorithm import Algorithm
+from lightfed.api.fleet import Fleet
+from lightfed.local.hooks import Moment
+from lightfed.topology.graph_summary import graph_facts
+from lightfed.topology.topology import TimeVarying, Topology, hearing, warning_of_lonely
+
+
+class Peers(Algorithm):
+    """Every client keeps its model; the graph may change every round."""
+
+    stateful = True
+    moments: tuple[Moment, ...] = ("trained",)
+    tests_both = True
+
+    def __init__(self, topology: Topology | None = None) -> None:
+        """Set the graph.
+
+        Args:
+            topology: The graph; by default every client receives from 10 clients, redrawn every
+                round.
+        """
+        super().__init__()
+        self.topology = topology or TimeVarying()
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        fed.one_layout(f"{type(self).__name__} needs one for all")
+        self.topology.check(fed.clients)
+        fed.warn(warning_of_lonely(self.topology, clients=fed.clients, seed=fed.seed))
+
+    def senders(self, fed: Fleet, t: int, active: Sequence[int]) -> dict[int, list[int]]:
+        """S_{k,t}: the active clients that each active client receives from, in round t."""
+        return hearing(self.topology, t, clients=fed.clients, seed=fed.seed, active=active)
+
+    @override
+    def facts(self, fed: Fleet) -> dict[str, Any]:
+        return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}

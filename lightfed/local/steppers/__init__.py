@@ -1,0 +1,1 @@
+"""The steppers of plain SGD and of any optimiser of torch."""

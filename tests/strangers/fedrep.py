@@ -1,0 +1,76 @@
+"""FedRep: clients share a body, and each has a head of its own.
+
+Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated
+Learning. ICML 2021. https://arxiv.org/abs/2102.07078
+
+In the paper a head is private. In the released code (lgcollins/FedRep) the server averages heads
+too, and a client that takes part for the first time starts from that mean: `private=False`.
+"""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightfed import Algorithm, Fleet, Phase, ServerModel
+
+
+class FedRep(Algorithm):
+    """h_k: epochs with the body frozen; then phi: epochs with the head frozen."""
+
+    stateful = True  # a client's row is (phi, h_k)
+    holds = "its head on the server's body"
+    model: ServerModel
+    seen: Tensor  # (N,) whether a client has taken part
+
+    def __init__(
+        self,
+        head: str,
+        head_epochs: int = 10,
+        body_epochs: int = 1,
+        final_epochs: int = 0,
+        weights: str = "uniform",
+        private: bool = True,
+    ) -> None:
+        super().__init__()
+        self.head = head  # prefix of its names
+        self.head_epochs, self.body_epochs = head_epochs, body_epochs
+        self.final_epochs = final_epochs  # of all heads, after the last round
+        self.weights = weights
+        self.private = private
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        layout = fed.one_layout("FedRep needs one for all")
+        self.body = [e.name for e in layout.floats if not e.name.startswith(self.head)]
+        trained = [e.name for e in layout.floats.entries[: layout.parameters]]
+        self.phases = (
+            Phase([self.head], epochs=self.head_epochs),
+            Phase([name for name in trained if name in self.body], epochs=self.body_epochs),
+        )
+        self.model = fed.new_model()  # with private heads only its body ever changes
+        self.register_buffer("seen", torch.zeros(fed.clients, dtype=torch.bool))
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients = fed.participants(t)
+        self.send(fed, clients)
+        fed.train(clients, t, phases=self.phases)
+        merged = self.body if self.private else None
+        fed.merge(clients, into=self.model, weights=self.weights, tensors=merged)
+        if self.final_epochs and t + 1 == fed.rounds:
+            self.send(fed, everyone := list(range(fed.clients)))
+            fed.train(everyone, t, phases=[Phase([self.head], epochs=self.final_epochs)])
+
+    def send(self, fed: Fleet, clients: list[int]) -> None:
+        """phi to all, and a head to those that have none yet."""
+        new = [] if self.private else [k for k in clients if not self.seen[k]]
+        fed.send(self.model, new)
+        fed.send(self.model, [k for k in clients if k not in new], tensors=self.body)
+        self.seen[clients] = True
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None):  # type: ignore[no-untyped-def]
+        if client is None:
+            return None
+        fed.load(self.model, client, tensors=self.body)
+        return fed.bind(client)

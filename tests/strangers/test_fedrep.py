@@ -1,0 +1,83 @@
+"""FedRep against recorded runs of its released code and PFLlib, and the promises."""
+
+import json
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
+from lightfed.testing import conformance
+from lightfed.utils.errors import UserError
+from tests.small import GOLDEN, fit, random_data, run_round
+from tests.strangers.fedrep import FedRep
+from tests.strangers.golden import RANKS, Net, Recorded
+
+close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
+
+
+def released(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
+    """The optimiser of the released code: biases do not decay."""
+    weights, biases = [], []
+    for p in parameters:
+        (weights if p.dim() > 1 else biases).append(p)
+    groups = [{"params": weights, "weight_decay": 1e-4}, {"params": biases}]
+    return SGD(groups, lr=lr, momentum=0.5)
+
+
+def follow(algorithm: FedRep, run: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the recorded rounds and compare bodies and heads."""
+    fleet, rounds = run.fleet, run.about["rounds"]
+    last = next((r for r in rounds if r.get("final_head_phase")), None)
+    fleet.rounds = len(rounds) - (last is not None)
+    algorithm.model.floats.copy_(run.row("init"))
+    for client in range(fleet.clients):
+        fleet.row(client).floats.copy_(run.row("init"))
+    body = fleet.one_layout("").floats.views
+    for t, recorded in enumerate(rounds[: fleet.rounds]):
+        active = sorted(recorded["active"])
+        monkeypatch.setattr(Fleet, "participants", lambda self, t, who=active: who)
+        run_round(fleet, t)
+        for name, expected in body(run.row(f"r{t}/server")).items():
+            if name in algorithm.body:
+                close(body(algorithm.model.floats)[name], expected)
+        if last is None or t + 1 < fleet.rounds:
+            for client in active:
+                close(fleet.row(client).floats, run.row(f"r{t}/local/{client}"))
+    for client in last["active"] if last is not None else ():
+        close(fleet.row(client).floats, run.row(f"r{fleet.rounds}/local/{client}"))
+
+
+@pytest.mark.parametrize("name", ["mlp_uniform", "mlp_samples"])
+def test_the_released_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = json.loads((GOLDEN / "fedrep" / f"{name}.json").read_text())
+    algorithm = FedRep(
+        "net.fc3.", about["head_epochs"], about["body_epochs"], 10, about["model_average"], False
+    )
+    follow(algorithm, Recorded("fedrep", name, algorithm, optimizer=released), monkeypatch)
+
+
+def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = FedRep("net.fc3.", head_epochs=2, body_epochs=1, weights="samples")
+    names = {"fc1": "base.0", "fc2": "base.2", "fc3": "head"}
+    follow(algorithm, Recorded("fedrep", "mlp_plain_sgd", algorithm, names=names), monkeypatch)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_promises(ranks: tuple[int, ...]) -> None:
+    conformance(partial(FedRep, "net.layers.6.", 2, final_epochs=1), ranks=ranks)
+
+
+def test_a_head_that_is_not_there(tmp_path: Path) -> None:
+    federation = Federation(
+        FedRep("net.head."), [ClientGroup(2, partial(Net, [4, 3]))], optimizer=partial(SGD, lr=0.1)
+    )
+    with pytest.raises(UserError, match=r"model.clients: a model without .* below net.head\."):
+        fit(federation, random_data([4, 4]), tmp_path)
