@@ -13,15 +13,7 @@ everywhere. That is the default here too; `keep_own` follows the code's comment.
 
 from typing import Any
 
-from lightfed_kernels import (
-    apply_mask_,
-    compress,
-    count_per_tensor,
-    expand,
-    popcount,
-    select_by_magnitude,
-    select_random,
-)
+from lightfed_kernels import apply_mask_, count_per_tensor, select_by_magnitude, select_random
 from torch import Tensor
 from typing_extensions import override
 
@@ -51,7 +43,7 @@ class My2(DisPFL):
     @override
     def round(self, fed: Fleet, t: int) -> None:
         kept = {k: self._pruned(fed, k, t) for k in self.masks}
-        own = {k: self._values(fed, k, mask) for k, mask in kept.items()} if self.keep_own else {}
+        own = {k: self._weights(fed.row(k).floats).clone() for k in kept} if self.keep_own else {}
         fed.exchange(self.hears(fed, t), masks=self.masks, over="neighbours")  # 1/J sum_j w_j
         for client, mask in kept.items():
             self.masks[client] = self._grown(fed, client, mask, t)
@@ -85,14 +77,9 @@ class My2(DisPFL):
         seed = derive_seed(fed.seed, "regrow", t, client)
         return select_random(free, counts, self._segments, seed=seed)
 
-    def _values(self, fed: Fleet, client: int, mask: Tensor) -> Tensor:
-        """The client's own weights under a mask of the parameters."""
-        weights = self._weights(fed.row(client).floats)
-        mask = mask.to(weights.device)
-        return compress(weights, mask, nnz=int(popcount(mask)))
-
-    def _put_back(self, row: Tensor, mask: Tensor, values: Tensor) -> None:
+    def _put_back(self, row: Tensor, mask: Tensor, own: Tensor) -> None:
         """Overwrite the mean with the client's own values of kept weights."""
         weights, mask = self._weights(row), mask.to(row.device)
         apply_mask_(weights, ~mask)
-        weights += expand(values, mask)
+        apply_mask_(own, mask)
+        weights += own
