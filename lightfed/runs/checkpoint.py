@@ -245,7 +245,7 @@ def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
     check(main)
     checkpoint = _read_main(main)
     shards = checkpoint[SHARDS]
-    written = shards.get("format", 1)  # versions 0.1 and 0.2 do not name theirs
+    written = shards.get("format", 1)  # version 0.1 does not name its own
     if written != FORMAT:
         found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
         fix = "resume with the version that wrote it, which environment.json names"

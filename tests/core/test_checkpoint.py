@@ -147,7 +147,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
 
 
 def test_a_checkpoint_without_a_format_is_read(tmp_path: Path) -> None:
-    """Versions before 0.3 did not name it."""
+    """Version 0.1 does not name it."""
     path = tmp_path / "last.ckpt"
     write(path, 1.0)
     content = torch.load(path)
