@@ -376,6 +376,7 @@ CHECKPOINTS = [
     Case("ckpt_path", "no file best", words=["--ckpt_path", "best"]),
     Case("ckpt_path", "cannot be read", words=["--ckpt_path", "truncated.ckpt"]),
     Case("ckpt_path", "not written by lightfed", words=["--ckpt_path", "foreign.ckpt"]),
+    Case("ckpt_path", "has format 99", words=["--ckpt_path", "newer.ckpt"]),
     Case("ckpt_path", "no run of this name has a checkpoint", words=["--ckpt_path", "last"],
          command="test"),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 
 from lightfed.cli.command_line import USAGE_ERROR, main
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.runs.checkpoint import SHARDS
 from tests.mistakes import ALL, BASE, PARTITION, Case, edit, hidden, of_class
 
 
@@ -24,6 +25,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "negative.txt").write_text("0.5\n-1\n")
     (tmp_path / "truncated.ckpt").write_bytes(b"PK\x03\x04 and no more")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    later = {"tag": "x", "ranks": 0, "format": 99}
+    torch.save({"state_dict": {}, SHARDS: later}, tmp_path / "newer.ckpt")
     raw = tmp_path / "corrupt" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):

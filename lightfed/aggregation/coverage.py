@@ -60,6 +60,7 @@ class Coverage:
         tensors: Collection[str] | None = None,
         groups: Mapping[str, tuple[int, ...]] | None = None,
         label_rows: Sequence[str] = (),
+        depths: bool = False,
         device: torch.device | str = "cpu",
     ) -> "Coverage":
         """Relate layouts whose tensors are leading slices of the target's (HeteroFL, 3.2).
@@ -70,19 +71,24 @@ class Coverage:
             tensors: names of the tensors to cover (all by default).
             groups: tensors with grouped dimensions: the slice is the leading part of every group.
             label_rows: names of tensors whose first dimension is the class label.
+            depths: sources may lack tensors of the target.
             device: of the rows.
 
         Raises:
             ValueError: none of the sources fits; says why the first does not.
         """
         groups = groups or {}
-        why = {k: _why_unfit(target, source, groups) for k, source in enumerate(sources)}
+        names = {entry.name for entry in target}
+        kept = names if tensors is None else names & set(tensors)
+        why = {
+            k: _unlike_names(target, source, kept if depths else None)
+            or _unlike_shapes(target, source, groups)
+            for k, source in enumerate(sources)
+        }
         fit = [k for k, reason in why.items() if reason is None]
         unfit = {k: reason for k, reason in why.items() if reason is not None}
         if not fit:
             raise ValueError(unfit[0])
-        names = {entry.name for entry in target}
-        kept = names if tensors is None else names & set(tensors)
         table = SliceTable.build(
             target.only(kept),
             [sources[k].only(kept) for k in fit],
@@ -161,13 +167,36 @@ class Coverage:
         slice_finish_(row, sums, members([]))
 
 
-def _why_unfit(target: Layout, source: Layout, groups: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Why a layout is not made of leading slices of the target's tensors; None if it is."""
-    if [e.name for e in target] != [e.name for e in source]:
-        unlike = sorted({e.name for e in target} ^ {e.name for e in source})
-        more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
-        return f"the models differ in {', '.join(unlike[:3]) or 'order'}{more}"
-    for wide, narrow in zip(target, source, strict=True):
+def _unlike_names(target: Layout, source: Layout, kept: Collection[str] | None) -> str | None:
+    """Why the tensors of a layout are not those of the target, or some of them; None if they are.
+
+    Args:
+        target: the layout to merge into.
+        source: of a cohort.
+        kept: the tensors to cover, if a source may lack some; None if it may not.
+    """
+    theirs, own = [e.name for e in target], [e.name for e in source]
+    if kept is None:
+        unlike = sorted({*theirs} ^ {*own})
+        return None if theirs == own else f"the models differ in {_some(unlike) or 'order'}"
+    surplus = sorted({*own} - {*theirs})
+    if surplus:
+        return f"the server model lacks {_some(surplus)}"
+    return None if {*own} & {*kept} else f"it lacks {_some(sorted(kept))}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first three names, and the number of the others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _unlike_shapes(
+    target: Layout, source: Layout, groups: Mapping[str, tuple[int, ...]]
+) -> str | None:
+    """Why the tensors of a layout are not leading slices of the target's; None if they are."""
+    targets = {entry.name: entry for entry in target}
+    for narrow in source:
+        wide = targets[narrow.name]
         if len(wide.shape) != len(narrow.shape) or any(
             n > w for n, w in zip(narrow.shape, wide.shape, strict=True)
         ):

@@ -1,13 +1,15 @@
 """Coverages of the server's models by the cohorts, built on first use and cached."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from lightfed.aggregation.coverage import Coverage
-from lightfed.state.parts import shared_floats
-from lightfed.state.rows import ModelLayout
+from lightfed.aggregation.coverage import Accumulate, Coverage
+from lightfed.distributed.collectives import Ranks
+from lightfed.state.parts import NOTHING, integers_of, put_integers, shared
+from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 
@@ -34,13 +36,14 @@ class Parts:
         return self.buffers and self.tensors is None
 
 
-class Nesting:
+class Coverages:
     """The part of a server model that every cohort's rows cover.
 
     Args:
         layouts: of the cohorts' rows.
         names: of the cohorts.
         label_rows: tensors of which a client covers only the rows of its labels; None for none.
+        depths: cohorts may lack tensors of a server model.
         method: the algorithm's name, for errors.
         device: of the tables.
     """
@@ -51,12 +54,14 @@ class Nesting:
         names: Sequence[str],
         *,
         label_rows: Sequence[str] | None,
+        depths: bool,
         method: str,
         device: torch.device,
     ) -> None:
         self._layouts = layouts
         self._names = names
         self._label_rows = label_rows
+        self._depths = depths
         self._method = method
         self._device = device
         # Keyed by the server model's layout (which a coverage keeps alive) and the parts sent.
@@ -78,10 +83,11 @@ class Nesting:
         try:
             made = Coverage.build(
                 layout,
-                [shared_floats(model, i, own) for i, own in enumerate(self._layouts)],
+                [shared(model, i, own.floats) for i, own in enumerate(self._layouts)],
                 tensors=names if parts.buffers else names - buffers,
                 groups=dict(model.layout.groups),
                 label_rows=rows,
+                depths=self._depths,
                 device=self._device,
             )
         except ValueError as error:
@@ -110,6 +116,74 @@ class Nesting:
 
     def bytes(self, model: ServerModel, cohort: int, parts: Parts) -> float:
         """Client bytes of the part that a cohort covers: 4 per float, 8 per integer."""
-        integers = model.layout.integers.numel if parts.integers else 0
         floats = self.fitting(model, cohort, parts).elements[cohort]
-        return 4 * floats + 8 * integers
+        integers = shared(model, cohort, self._layouts[cohort].integers).numel
+        return 4 * floats + 8 * integers * parts.integers
+
+    def reorder_(self, model: ServerModel, order: Callable[[int], Tensor]) -> None:
+        """Reorder a server model's units along every axis that is narrower in some cohort.
+
+        Args:
+            model: changed in place.
+            order: width of a layer -> (width,) the old position of each of its units.
+        """
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        for cohort, own in enumerate(self._layouts):
+            for entry in shared(model, cohort, own.floats):
+                shapes.setdefault(entry.name, []).append(entry.shape)
+        for name, view in model.layout.floats.views(model.floats).items():
+            for axis, sizes in enumerate(zip(*shapes[name], strict=True)):
+                if min(sizes) < view.shape[axis]:
+                    positions = order(view.shape[axis]).to(view.device)
+                    view.copy_(view.index_select(axis, positions))
+
+    def take(self, model: ServerModel, cohort: int, parts: Parts, row: Row) -> None:
+        """Copy the parts of a server model that a cohort covers into one of its rows.
+
+        Raises:
+            UserError: as `fitting`.
+        """
+        self.fitting(model, cohort, parts).take(model.floats, cohort, row.floats)
+        if parts.integers and model.integers.numel():
+            put_integers(model, cohort, self._layouts[cohort], row)
+
+    def merge_(
+        self,
+        into: ServerModel,
+        parts: Parts,
+        cohorts: Sequence[int],
+        rows: Mapping[int, Row],
+        *,
+        weights: Sequence[float],
+        labels: Sequence[Sequence[int]] | None,
+        accumulate: Accumulate,
+        ranks: Ranks,
+    ) -> None:
+        """Put the coverage-weighted mean of clients' rows into a server model.
+
+        Args:
+            into: uncovered elements keep their value. Integers become the largest of the clients'.
+            parts: to merge.
+            cohorts: of every client of the merge.
+            rows: position of a client of this rank among all -> its row, on any device.
+            weights: of every client.
+            labels: of every client, if only rows of its labels count; None for all.
+            accumulate: how sums are held.
+            ranks: of the run.
+        """
+        self.coverage(into, parts).merge_(
+            into.floats,
+            cohorts,
+            {i: row.floats for i, row in rows.items()},
+            weights=weights,
+            labels=labels,
+            accumulate=accumulate,
+            sum_over_ranks=ranks.sum_ if ranks.world > 1 else None,
+        )
+        if parts.integers and into.integers.numel():
+            largest = torch.full_like(into.integers, NOTHING)
+            for i, row in rows.items():
+                theirs = integers_of(into, cohorts[i], self._layouts[cohorts[i]], row)
+                torch.maximum(largest, theirs.to(largest.device), out=largest)
+            largest = ranks.max_(largest)
+            into.integers.copy_(torch.where(largest == NOTHING, into.integers, largest))

@@ -7,7 +7,7 @@ is cut into runs: ranges of columns that are contiguous in every cohort. All run
 one launch, and on several ranks one packed all-reduce.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,8 @@ from lightfed_kernels import (
 from torch import Tensor
 
 from lightfed.aggregation.coverage import Accumulate
+from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
-
-OverRanks = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,8 @@ class Sharing:
         rows: Mapping[int, Row],
         *,
         weights: Mapping[int, float],
+        ranks: Ranks,
         accumulate: Accumulate = "float64",
-        device: torch.device | str = "cpu",
-        sum_over_ranks: OverRanks | None = None,
-        max_over_ranks: OverRanks | None = None,
     ) -> None:
         """Replace the groups' tensors by their means, and integers (counts of batches) by the max.
 
@@ -112,33 +109,30 @@ class Sharing:
             rows: of this rank's participants, all on the device or all in host memory.
             weights: a_u of the contributing participants, on all ranks; the others only receive. A
                 group without contributors is unchanged.
+            ranks: of the run.
             accumulate: how sums are held.
-            device: of the collectives.
-            sum_over_ranks: sums a tensor in place over the ranks; None for a single rank.
-            max_over_ranks: takes the maximum in place over the ranks; None for a single rank.
         """
         if self._floats:
-            self._mean_floats(rows, weights, accumulate, torch.device(device), sum_over_ranks)
+            self._mean_floats(rows, weights, accumulate, ranks)
         if self._integers:
-            self._largest_integers(rows, weights, torch.device(device), max_over_ranks)
+            self._largest_integers(rows, weights, ranks)
 
     def _mean_floats(
         self,
         rows: Mapping[int, Row],
         weights: Mapping[int, float],
         accumulate: Accumulate,
-        device: torch.device,
-        sum_over_ranks: OverRanks | None,
+        ranks: Ranks,
     ) -> None:
         parts = [
             self._parts(run, {k: row.floats for k, row in rows.items()}) for run in self._floats
         ]
         totals = [sum(weights.get(k, 0.0) for k in run.members) for run in self._floats]
         pieces = [piece for part in parts for piece in part.values()]
-        place = pieces[0].device if pieces else device
+        place = pieces[0].device if pieces else ranks.device
         if accumulate == "fixed":
             sums = self._fixed_sums(parts, totals, weights, place)
-            _over_ranks(sums, sum_over_ranks, device)
+            _sum(sums, ranks)
             self._spread_fixed(parts, totals, sums)
             return
         jobs, first = [], 0
@@ -147,11 +141,11 @@ class Sharing:
             first += len(part)
         groups = Groups.build(jobs, [len(piece) for piece in pieces], device=place)
         shares = [weights.get(k, 0.0) for part in parts for k in part]
-        if sum_over_ranks is None:
+        if ranks.world == 1:
             grouped_mean_(pieces, groups, shares)
             return
         sums = grouped_sum(pieces, groups, shares)
-        grouped_spread_(pieces, _over_ranks(sums, sum_over_ranks, device), groups, totals)
+        grouped_spread_(pieces, _sum(sums, ranks), groups, totals)
 
     def _fixed_sums(
         self,
@@ -178,23 +172,18 @@ class Sharing:
                 piece.copy_(mean.double() / FIXED_SCALE)
 
     def _largest_integers(
-        self,
-        rows: Mapping[int, Row],
-        givers: Collection[int],
-        device: torch.device,
-        max_over_ranks: OverRanks | None,
+        self, rows: Mapping[int, Row], givers: Collection[int], ranks: Ranks
     ) -> None:
         columns = sum(run.length for run in self._integers)
         least = torch.iinfo(torch.int64).min
-        packed = torch.full((columns,), least, dtype=torch.int64, device=device)
+        packed = torch.full((columns,), least, dtype=torch.int64, device=ranks.device)
         integers = {k: row.integers for k, row in rows.items()}
         parts = [self._parts(run, integers) for run in self._integers]
         for part, out in zip(parts, self._cut(packed, self._integers), strict=True):
             for k, piece in part.items():
                 if k in givers:
-                    torch.maximum(out, piece.to(device), out=out)
-        if max_over_ranks is not None:
-            max_over_ranks(packed)
+                    torch.maximum(out, piece.to(out.device), out=out)
+        ranks.max_(packed)
         for run, part, out in zip(
             self._integers, parts, self._cut(packed, self._integers), strict=True
         ):
@@ -212,11 +201,9 @@ class Sharing:
         return packed.split([run.length for run in runs])
 
 
-def _over_ranks(sums: Tensor, sum_over_ranks: OverRanks | None, device: torch.device) -> Tensor:
+def _sum(sums: Tensor, ranks: Ranks) -> Tensor:
     """Sum in place over the ranks, via the device if the sums are in host memory."""
-    if sum_over_ranks is None:
-        return sums
-    return sums.copy_(sum_over_ranks(sums.to(device)))
+    return sums if ranks.world == 1 else sums.copy_(ranks.sum_(sums.to(ranks.device)))
 
 
 def _runs(

@@ -1,21 +1,22 @@
-"""Placement and contents of the clients: the part of a fleet for the engine and tests."""
+"""The clients of a federation: their groups, their ranks and their rows."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Required, TypedDict
 
 import lightning.pytorch as L
 import numpy as np
-import torch
 from lightfed_kernels import popcount
 from torch import Tensor
 
-from lightfed.aggregation.coverage_cache import Nesting, Parts
+from lightfed.aggregation.coverage_cache import Coverages, Parts
 from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import GroupState
+from lightfed.distributed.placement import Rates, place
+from lightfed.local.client_group import ClientGroup, GroupState, cohort_names
 from lightfed.local.hooks import Hooks
+from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.state.client_state import Kept
-from lightfed.state.parts import put_integers
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
@@ -32,21 +33,93 @@ class Message:
     version: int
 
 
-class Clients:
-    """The part of a `Fleet` that is not for an algorithm's pseudo-code."""
+class Settings(TypedDict, total=False):
+    """Keyword arguments of `Clients`."""
 
-    algorithm: Hooks
-    ranks: Ranks
-    device: torch.device
-    clients: int
-    cohorts: list[GroupState]
-    kept: dict[str, Kept]
-    masks: Kept | None
-    _home_cohort: np.ndarray
-    _assigned: dict[int, int]
-    _owner: dict[int, int]
-    _inbox: dict[int, Message]
-    _nesting: Nesting
+    ranks: Required[Ranks]
+    work: LocalWork | None
+    seed: int
+    host_rows: bool
+    rates: Rates | None
+
+
+class Clients:
+    """The clients, numbered 0 .. N-1 in the order of the cohorts, and where they are.
+
+    Args:
+        cohorts: one architecture each.
+        algorithm: prepares the modules, and decides whether clients keep their rows.
+        data: the clients' samples.
+        ranks: of the run.
+        work: local work and sampling.
+        seed: of the whole run.
+        host_rows: keep client rows in host memory.
+        rates: session times that the run has measured before.
+    """
+
+    def __init__(
+        self,
+        cohorts: Sequence[ClientGroup],
+        algorithm: Hooks,
+        data: ClientData,
+        *,
+        ranks: Ranks,
+        work: LocalWork | None = None,
+        seed: int = 0,
+        host_rows: bool = False,
+        rates: Rates | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.rates = Rates() if rates is None else rates
+        self.host_rows = host_rows
+        self.data = data
+        data.reserve(algorithm.hold_out)
+        self.ranks = ranks
+        self.device = ranks.device
+        self.work = work or LocalWork()
+        self.seed = seed
+        self.clients = sum(cohort.count for cohort in cohorts)
+        self.kept: dict[str, Kept] = {}
+        self.masks: Kept | None = None
+        self.cohorts = [
+            GroupState.build(
+                cohort,
+                data,
+                name=name,
+                position=position,
+                seed=seed,
+                device=self.device,
+                host_rows=host_rows,
+                prepare=algorithm.prepare_module,
+            )
+            for position, (cohort, name) in enumerate(
+                zip(cohorts, cohort_names(cohorts), strict=True)
+            )
+        ]
+        self._home_cohort = np.repeat(np.arange(len(cohorts)), [c.count for c in cohorts])
+        self._assigned: dict[int, int] = {}
+        self._owner: dict[int, int] = {}
+        self._inbox: dict[int, Message] = {}
+        output = self.cohorts[0].output_layer(data.num_classes) if algorithm.label_rows else None
+        self._coverages = Coverages(
+            [state.layout for state in self.cohorts],
+            [state.name for state in self.cohorts],
+            label_rows=output,
+            depths=algorithm.depths,
+            method=type(algorithm).__name__,
+            device=self.device,
+        )
+        if algorithm.stateful:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Assign all stateful clients a home rank and open their rows, once."""
+        self._owner = place(self._costs(range(self.clients)), ranks=self.ranks.world)
+        for index, state in enumerate(self.cohorts):
+            mine = [k for k in self.mine(range(self.clients)) if self._home_cohort[k] == index]
+            state.open(mine, keep=True)
+            for client in mine:
+                state.store.row(client).copy_(state.initial)
 
     def warn(self, text: str | None) -> None:
         """Log a warning on one rank; does nothing for None."""
@@ -123,13 +196,14 @@ class Clients:
         """
         state = self.state(client)
         row = state.borrow(self.row(client))
-        self._write(model, client, Parts(), row)
+        self._coverages.take(model, self.cohort_of(client), Parts(), row)
         module = state.live.bind(row)
         assert isinstance(module, L.LightningModule)
         return module
 
     def bind_model(self, model: ServerModel, cohort: int = 0) -> L.LightningModule:
         """A cohort's live module, bound to a server model of its layout."""
+        assert self.cohorts[cohort].layout == model.layout, "the model of another cohort"
         module = self.cohorts[cohort].live.bind(model.row)
         assert isinstance(module, L.LightningModule)
         return module
@@ -161,7 +235,8 @@ class Clients:
 
         This is not a message: the ledger does not count it.
         """
-        self._write(model, client, Parts.of(buffers=buffers, tensors=tensors), self.row(client))
+        parts = Parts.of(buffers=buffers, tensors=tensors)
+        self._coverages.take(model, self.cohort_of(client), parts, self.row(client))
 
     def check_nested(self, model: ServerModel, cohort: int) -> None:
         """Reject a cohort whose rows do not fit into a server model.
@@ -169,7 +244,7 @@ class Clients:
         Raises:
             UserError: names the cohort and the layer.
         """
-        self._nesting.fitting(model, cohort, Parts())
+        self._coverages.fitting(model, cohort, Parts())
 
     def covered_row(self, model: ServerModel, client: int) -> Row:
         """The part of a server model that a client covers, as a row in the client's own layout."""
@@ -179,8 +254,7 @@ class Clients:
             state.initial.floats.to(self.device, copy=True),
             state.initial.integers.to(self.device, copy=True),
         )
-        self._nesting.fitting(model, cohort, Parts()).take(model.floats, cohort, row.floats)
-        row.integers.copy_(model.integers)
+        self._coverages.take(model, cohort, Parts(), row)
         return row
 
     def _row_here(self, client: int) -> Row:
@@ -195,11 +269,32 @@ class Clients:
             return
         model = message.model
         assert model.floats._version == message.version, "the server model changed after sending"
-        self._write(model, client, message.parts, self.state(client).store.row(client))
+        row = self.state(client).store.row(client)
+        self._coverages.take(model, self.cohort_of(client), message.parts, row)
 
-    def _write(self, model: ServerModel, client: int, parts: Parts, row: Row) -> None:
-        """Write the given parts of a server model into a client's row."""
-        cohort = self.cohort_of(client)
-        self._nesting.fitting(model, cohort, parts).take(model.floats, cohort, row.floats)
-        if parts.integers and model.integers.numel():
-            put_integers(model, cohort, self.state(client).layout, row)
+    def _open(self, clients: Sequence[int]) -> None:
+        """Assign ranks and slots to a round's participants, if they are stateless."""
+        if self.algorithm.stateful or all(k in self._owner for k in clients):
+            return
+        self._owner = place(self._costs(clients), ranks=self.ranks.world)
+        mine = self.mine(clients)
+        for index, state in enumerate(self.cohorts):
+            state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
+
+    def _costs(
+        self, clients: Iterable[int], steps: Mapping[int, int] | None = None
+    ) -> dict[int, float]:
+        """Costs of sessions: seconds if all the clients' cohorts have been timed, else FLOPs.
+
+        Args:
+            clients: clients of the sessions.
+            steps: batches per session by client; as configured by default.
+        """
+        cohorts = {k: self.cohort_of(k) for k in clients}
+        rates = self.rates.of(cohorts.values())
+        if rates is None:  # only samples if a module's FLOPs are unknown
+            rates = {c: max(self.cohorts[c].flops, 1.0) for c in cohorts.values()}
+        given = steps or {}
+        return {
+            k: rates[c] * self.work.samples(self.data, k, given.get(k)) for k, c in cohorts.items()
+        }

@@ -1,7 +1,7 @@
 """Which updates a round can use: sessions may raise, or end with non-finite values."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from lightfed.local.session import Report
 from lightfed.utils.errors import UserError
@@ -83,3 +83,29 @@ def judge(reports: Sequence[Report], t: int, *, limit: float) -> Verdict:
                 "it is left out of the merge, and a client that keeps its row is reset"
             )
     return Verdict(usable, bad, not_finite, warnings)
+
+
+@dataclass
+class Outcomes:
+    """The outcomes of this round's sessions.
+
+    Attributes:
+        usable: client -> whether its update can be used; others have not trained in this round.
+        silent: clients whose sessions raised: they send nothing.
+    """
+
+    usable: dict[int, bool] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+
+    def add(self, reports: Sequence[Report], verdict: Verdict) -> None:
+        """Add the sessions of one call of `train`."""
+        self.usable |= verdict.usable
+        self.silent |= {report.client for report in reports if report.error}
+
+    def contributing(self, clients: Iterable[int]) -> list[int]:
+        """The clients whose updates can be used."""
+        return [client for client in clients if self.usable.get(client, True)]
+
+    def sending(self, clients: Iterable[int]) -> list[int]:
+        """The clients that send something."""
+        return [client for client in clients if client not in self.silent]

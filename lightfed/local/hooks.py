@@ -72,6 +72,8 @@ class Hooks(nn.Module, ABC):
         stateful: clients keep their rows from round to round.
         label_rows: a client's row covers only the class-label rows of the labels it holds
             (HeteroFL).
+        depths: a client may lack layers of a server's model; its row covers the tensors that it has
+            (DepthFL).
         surplus_rows: all clients cover the rows of such tensors beyond the classes, such as a mask
             token's.
         global_models: number of models tested as global ones; metrics are their means.
@@ -87,6 +89,7 @@ class Hooks(nn.Module, ABC):
 
     stateful: bool = False
     label_rows: bool = False
+    depths: bool = False
     surplus_rows: bool = True
     global_models: int = 1
     hold_out: float = 0.0

@@ -133,3 +133,15 @@ class LocalWork:
         if isinstance(self.limit, float):
             return max(1, rounded_down(total * self.limit))
         return total if self.limit is None else min(total, self.limit)
+
+    def samples(self, data: ClientData, client: int, steps: int | None) -> float:
+        """Samples of a session; data in chunks counts all chunks, for each session.
+
+        Args:
+            data: of the clients.
+            client: whose session it is.
+            steps: batches of the session; None for as many as configured.
+        """
+        per_epoch = data.num_batches(client)
+        batches = self.batches(per_epoch) if steps is None else self.limited(steps)
+        return data.num_samples(client) * batches / per_epoch

@@ -30,7 +30,8 @@ from lightfed.runs import run_lock as fence
 from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
 from lightfed.utils.errors import DiskError, UserError
 
-SHARDS = "lightfed_shards"  # key in the main file: tag of the shards and their number
+SHARDS = "lightfed_shards"  # key in the main file: tag of the shards, their number, the format
+FORMAT = 1  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
 _PREVIOUS = ".previous"
 _NOT_STATE = (
@@ -41,6 +42,10 @@ _NOT_STATE = (
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 log = logging.getLogger(__name__)
+
+
+class OtherFormat(UserError):
+    """A checkpoint is intact, but another version of lightfed wrote it."""
 
 
 def save(
@@ -66,7 +71,8 @@ def save(
     rows = checkpoint.pop(CLIENTS, None)
     for key in _NOT_STATE:  # the configuration is in config.yaml; only primitives load safely
         checkpoint.pop(key, None)
-    checkpoint[SHARDS] = {"tag": tag, "ranks": 0 if rows is None else ranks.world}
+    world = 0 if rows is None else ranks.world
+    checkpoint[SHARDS] = {"tag": tag, "ranks": world, "format": FORMAT}
     if rows is not None:
         shard = shard_folder(main) / tag / f"rank{ranks.rank}.pt"
         _together(lambda: _write(rows, shard), main, tag, ranks)
@@ -94,6 +100,7 @@ def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
 
     Raises:
         UserError: the file does not exist, or is not a complete checkpoint.
+        OtherFormat: another version of lightfed wrote it.
     """
     if ranks is None:
         return _load(path, share=0, shares=1)
@@ -117,6 +124,7 @@ def load_newest(path: str | Path, ranks: Ranks) -> tuple[dict[str, Any], Path]:
 
     Raises:
         UserError: neither can be read.
+        OtherFormat: another version of lightfed wrote the newest; the run would lose its rounds.
     """
     main = Path(path)
     previous = previous_of(main)
@@ -126,6 +134,8 @@ def load_newest(path: str | Path, ranks: Ranks) -> tuple[dict[str, Any], Path]:
         return load(previous, ranks), previous
     try:
         return load(main, ranks), main
+    except OtherFormat:
+        raise
     except UserError as error:
         newest = error
     try:
@@ -235,6 +245,11 @@ def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
     check(main)
     checkpoint = _read_main(main)
     shards = checkpoint[SHARDS]
+    written = shards.get("format", 1)  # version 0.1 does not name its own
+    if written != FORMAT:
+        found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
+        fix = "resume with the version that wrote it, which environment.json names"
+        raise OtherFormat("ckpt_path", found, fix)
     files = [shard_folder(main) / shards["tag"] / f"rank{r}.pt" for r in range(shards["ranks"])]
     for file in files[share::shares]:
         check(file)

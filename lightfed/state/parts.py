@@ -1,6 +1,6 @@
-"""Server models that hold only some of the clients' tensors."""
+"""Models that hold only some of the tensors of another: a server's part, a shallow client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from lightfed_kernels import Layout
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
+
+NOTHING = torch.iinfo(torch.int64).min  # in place of an integer buffer that a client lacks
 
 
 def with_prefix(layout: ModelLayout, prefix: str) -> list[str]:
@@ -36,45 +38,52 @@ def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> Se
         parameters=sum(entry.name in parameters for entry in floats),
     )
     part = Row(own.floats.new_row(), own.integers.new_row(dtype=torch.int64))
-    _take(layout.floats, row.floats, own.floats, part.floats, aliases[0])
-    _take(layout.integers, row.integers, own.integers, part.integers, aliases[0])
+    _take(layout.floats, row.floats, own.floats, part.floats)
+    _take(layout.integers, row.integers, own.integers, part.integers)
     return ServerModel(own, part, aliases=aliases)
 
 
-def shared_floats(model: ServerModel, cohort: int, layout: ModelLayout) -> Layout:
-    """The layout of the server model's tensors in a cohort's rows, by the server's names."""
+def shared(model: ServerModel, cohort: int, layout: Layout) -> Layout:
+    """The entries of a cohort's rows that belong to a server model, by the server's names.
+
+    Args:
+        model: whole, or a part of the clients' models.
+        cohort: number of the cohort.
+        layout: of its float rows or its integer rows.
+    """
     if not model.part:
-        return layout.floats
+        return layout
     here = {theirs: name for name, theirs in model.aliases[cohort].items()}
-    entries = [e for e in layout.floats if e.name in here]
-    renamed = tuple(type(e)(here[e.name], e.shape, e.offset) for e in entries)
-    return Layout(renamed, layout.floats.size)
+    entries = [e for e in layout if e.name in here]
+    return Layout(tuple(type(e)(here[e.name], e.shape, e.offset) for e in entries), layout.size)
 
 
 def integers_of(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) -> Tensor:
-    """(Q,) the integer buffers that a client shares with a server model, in the model's layout."""
-    if not model.part:
+    """(Q,) the integer buffers of a client in a server model's layout; NOTHING where it has none.
+
+    The result may be the row's own.
+    """
+    if not model.part and layout.integers == model.layout.integers:
         return row.integers
-    shared = torch.zeros_like(model.integers, device=row.integers.device)
-    aliases = model.aliases[cohort]
-    _take(layout.integers, row.integers, model.layout.integers, shared, aliases)
-    return shared
+    found = torch.full_like(model.integers, NOTHING, device=row.integers.device)
+    places = model.layout.integers.views(found)
+    for name, value in shared(model, cohort, layout.integers).views(row.integers).items():
+        places[name].copy_(value)
+    return found
 
 
 def put_integers(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) -> None:
     """Copy a server model's integer buffers into a client's row."""
-    if not model.part:
+    if not model.part and layout.integers == model.layout.integers:
         row.integers.copy_(model.integers)
         return
-    own = layout.integers.views(row.integers)
-    for name, value in model.layout.integers.views(model.integers).items():
-        own[model.aliases[cohort][name]].copy_(value)
+    values = model.layout.integers.views(model.integers)
+    for name, place in shared(model, cohort, layout.integers).views(row.integers).items():
+        place.copy_(values[name])
 
 
-def _take(
-    source: Layout, row: Tensor, target: Layout, out: Tensor, aliases: Mapping[str, str]
-) -> None:
-    """Extract the target's tensors from a row with other names and more tensors."""
+def _take(source: Layout, row: Tensor, target: Layout, out: Tensor) -> None:
+    """Extract the target's tensors from a row with more tensors."""
     views = source.views(row)
     for name, view in target.views(out).items():
-        view.copy_(views[aliases[name]])
+        view.copy_(views[name])

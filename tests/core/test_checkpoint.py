@@ -131,6 +131,31 @@ def test_checkpoints_of_other_programs_are_refused(content: Any, tmp_path: Path)
     refused(path, "was not written by lightfed")
 
 
+def test_a_checkpoint_of_another_version_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.ckpt"
+    write(path, 1.0)
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint, "FORMAT", 2)
+        write(path, 2.0)
+    with pytest.raises(UserError, match="has format 2; this version of lightfed reads format 1"):
+        load_newest(path, Ranks(CPU))  # not the one before it, whose rounds are older
+    refused(path, "has format 2")
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    assert (value_of(path), tags_of(path)) == (2.0, 2)
+
+
+def test_a_checkpoint_without_a_format_is_read(tmp_path: Path) -> None:
+    """Version 0.1 does not name it."""
+    path = tmp_path / "last.ckpt"
+    write(path, 1.0)
+    content = torch.load(path)
+    del content[checkpoint.SHARDS]["format"]
+    torch.save(content, path)
+    assert value_of(path) == 1.0
+
+
 def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "code.ckpt"
     torch.save({checkpoint.SHARDS: {"tag": "x", "ranks": 0}, "x": Path("/")}, path)

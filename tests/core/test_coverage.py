@@ -182,3 +182,45 @@ def test_tensors_in_another_order_are_unfit() -> None:
     shapes = [("w", (2,)), ("b", (2,))]
     with pytest.raises(ValueError, match="differ in order"):
         Coverage.build(Layout.build(shapes), [Layout.build(shapes[::-1])])
+
+
+DEEP = Layout.build([("a", (4, 3)), ("a_head", (2, 4)), ("b", (4, 4)), ("b_head", (2, 4))])
+SHALLOW = Layout.build([("a", (4, 3)), ("a_head", (2, 4))])
+# Not a leading run of the row: a layer is left out, and another is narrow.
+GAP = Layout.build([("b_head", (2, 2)), ("a", (4, 3))])
+
+
+@pytest.mark.parametrize("accumulate", ["float64", "fixed"])
+def test_layers_are_averaged_over_the_clients_that_have_them(accumulate: Accumulate) -> None:
+    sources = [DEEP, SHALLOW, GAP]
+    coverage = Coverage.build(DEEP, sources, depths=True)
+    assert dict(coverage.elements) == {0: 44, 1: 20, 2: 16}
+    server = torch.arange(float(DEEP.size)) * DEEP.live()
+    wide = DEEP.views(server)
+    for k, layout in enumerate(sources):
+        for name, view in layout.views(coverage.take(server, k, layout.new_row())).items():
+            assert torch.equal(view, wide[name][tuple(slice(n) for n in view.shape)])
+    old = wide["b_head"].clone()
+    rows = {i: value * sources[i].live() for i, value in ((1, 1.0), (2, 4.0))}
+    rows = {0: rows[1], 1: rows[2]}
+    coverage.merge_(server, [1, 2], rows, weights=[1.0, 2.0], accumulate=accumulate)
+    assert (wide["a"] == 3.0).all()
+    assert (wide["a_head"] == 1.0).all()
+    assert torch.equal(wide["b"], torch.arange(64.0, 80.0).view(4, 4))
+    assert (wide["b_head"][:, :2] == 4.0).all()
+    assert torch.equal(wide["b_head"][:, 2:], old[:, 2:])
+
+
+@pytest.mark.parametrize(
+    ("own", "tensors", "found"),
+    [
+        ([("a", (4, 3)), ("c", (2,)), ("d", (2,))], None, "the server model lacks c, d"),
+        ([("a", (4, 4))], None, "a is [4, 4], which is no slice of [4, 3]"),
+        ([("a", (4, 3))], ["b", "b_head"], "it lacks b, b_head"),
+    ],
+)
+def test_layers_that_do_not_fit_are_said_to_be_unfit(
+    own: list[tuple[str, tuple[int, ...]]], tensors: list[str] | None, found: str
+) -> None:
+    coverage = Coverage.build(DEEP, [DEEP, Layout.build(own)], tensors=tensors, depths=True)
+    assert coverage.unfit == {1: found}

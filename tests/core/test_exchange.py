@@ -13,6 +13,7 @@ from lightfed_kernels import Layout, pack_mask, unpack_mask
 from torch import Tensor
 
 from lightfed.aggregation import gossip as exchange
+from lightfed.aggregation import shipment
 from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.distributed.collectives import Ranks
@@ -183,14 +184,14 @@ def test_client_bytes_are_those_of_the_buffers_that_travel(
         return genuine(ranks, parts, sizes)
 
     packed: list[int] = []
-    compress = exchange.compress
+    compress = shipment.compress
 
     def counted(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
         packed.append(nnz)
         return compress(row, words, nnz=nnz)
 
     monkeypatch.setattr(Ranks, "swap", spied)
-    monkeypatch.setattr(exchange, "compress", counted)
+    monkeypatch.setattr(shipment, "compress", counted)
     parts = on_ranks(2, lambda ranks: run(ranks, owner, hears))
     sizes = parts[0][1]
     assert len(packed) == 3 * -(-layout.size // width)  # rows that stay are not packed

@@ -1,5 +1,7 @@
 """What travels of a server model: some tensors, slices of heads, rows of labels and of no label."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import ceil
 
@@ -117,3 +119,61 @@ def test_a_client_without_whole_heads_is_refused_by_name() -> None:
     broken = ClientGroup(1, partial(Model, inner=3), rate=0.5)
     with pytest.raises(UserError, match=r"cohort 1 .*net.heads.q.weight is \[3, 4\], which leaves"):
         fleet(HeteroFL(mask=False), WIDE, broken)
+
+
+def rolled(width: int) -> Tensor:
+    return torch.arange(width).roll(3)
+
+
+def shuffled(width: int) -> Tensor:
+    return torch.randperm(width, generator=torch.Generator().manual_seed(width))
+
+
+@pytest.mark.parametrize("order", [rolled, shuffled])
+def test_other_slices_than_the_leading_ones(order: Callable[[int], Tensor]) -> None:
+    """All axes of WIDTH units are reordered; of heads, the leading part of each after that."""
+    algorithm = HeteroFL(mask=False)
+    fed = fleet(algorithm, WIDE, SLIM)
+    layout = algorithm.model.layout.floats
+    algorithm.model.floats.copy_(torch.arange(float(layout.size)) * layout.live())
+    before = algorithm.model.floats.clone()
+    views = layout.views(algorithm.model.floats)
+    old = {name: view.clone() for name, view in views.items()}
+    units, heads = order(WIDTH)[:4], order(WIDTH)[torch.tensor([0, 1, 4, 5])]
+    held = {
+        "net.embedding.weight": (torch.arange(4), units),
+        "net.heads.q.weight": (heads, units),
+        "net.heads.q.bias": (heads,),
+        "net.heads.o.weight": (units, heads),
+        "net.heads.o.bias": (units,),
+        "net.head.weight": (torch.arange(3), units),
+        "net.head.bias": (torch.arange(3),),
+    }
+    with fed.reordered(algorithm.model, order):
+        fed.send(algorithm.model, [1])
+        row = fed.state(1).layout.floats.views(fed.row(1).floats)
+        for name, places in held.items():
+            assert torch.equal(row[name], old[name][torch.meshgrid(*places, indexing="ij")]), name
+    assert torch.equal(algorithm.model.floats, before)
+    with fed.reordered(algorithm.model, order):
+        fed.send(algorithm.model, [1])
+        fill(fed, 1, -1.0)
+        fed.merge([1], into=algorithm.model, weights="uniform")
+    labels = {"net.embedding.weight": [0], "net.head.weight": [0], "net.head.bias": [0]}
+    for name, places in held.items():
+        expected = old[name].clone()
+        expected[torch.meshgrid(*places, indexing="ij")] = -1.0
+        kept = labels.get(name, [])  # the client holds labels 1 and 2
+        expected[kept] = old[name][kept]
+        assert torch.equal(views[name], expected), name
+
+
+def test_a_model_is_in_its_own_order_after_an_error() -> None:
+    algorithm = HeteroFL(mask=False)
+    fed = fleet(algorithm, WIDE, SLIM)
+    before = algorithm.model.floats.clone()
+    context = fed.reordered(algorithm.model, rolled)
+    with suppress(KeyError), context:
+        assert not torch.equal(algorithm.model.floats, before)
+        raise KeyError
+    assert torch.equal(algorithm.model.floats, before)

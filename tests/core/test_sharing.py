@@ -1,7 +1,7 @@
 """Means of groups against a loop over tensors; one rank and several get the same bits."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +13,12 @@ from torch import Tensor
 
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.aggregation.group_mean import Group, Sharing
+from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
+from tests.core.threads import on_ranks
+from tests.small import CPU
+
+ONE = Ranks(CPU)
 
 SHAPES = {"a": (3, 5), "b": (40,), "c": (32,), "d": (2, 2, 2), "e": (7,), "n": (), "m": (3,)}
 PARAMETERS, BUFFERS, INTEGERS = "abc", "de", "nm"
@@ -125,7 +130,7 @@ def same(one: Mapping[int, Row], other: Mapping[int, Row]) -> bool:
 @given(cases())
 def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
     rows = case.copies(sorted(case.rows))
-    case.sharing.mean_(rows, weights=case.weights)
+    case.sharing.mean_(rows, weights=case.weights, ranks=ONE)
     assert same(rows, expected_of(case))  # float64 sums of a few normal numbers are exact
 
 
@@ -133,46 +138,21 @@ def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
 @given(cases())
 def test_fixed_point_is_within_its_resolution(case: Case) -> None:
     rows, expected = case.copies(sorted(case.rows)), expected_of(case)
-    case.sharing.mean_(rows, weights=case.weights, accumulate="fixed")
+    case.sharing.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
     for k, row in rows.items():
         assert torch.allclose(row.floats, expected[k].floats, rtol=2.0**-23, atol=1e-10)
         assert torch.equal(row.integers, expected[k].integers)
 
 
-def on_ranks(case: Case, accumulate: Accumulate, owners: Sequence[int]) -> dict[int, Row]:
-    """All rows, after every rank has done its part."""
-    ranks = range(max(owners) + 1)
-    mine = [[k for k, owner in enumerate(owners) if owner == rank] for rank in ranks]
-    sums: list[Tensor] = []
-    largest: list[Tensor] = []
+def on_several(case: Case, accumulate: Accumulate, owners: Sequence[int]) -> dict[int, Row]:
+    """All rows, after every rank has done its part; all come to the same collectives."""
 
-    def record(into: list[Tensor]) -> Callable[[Tensor], Tensor]:
-        def collective(tensor: Tensor) -> Tensor:
-            into.append(tensor.clone())
-            return tensor
+    def run(ranks: Ranks) -> dict[int, Row]:
+        rows = case.copies([k for k, owner in enumerate(owners) if owner == ranks.rank])
+        case.sharing.mean_(rows, weights=case.weights, ranks=ranks, accumulate=accumulate)
+        return rows
 
-        return collective
-
-    def run(rank: int, add: Callable[[Tensor], Tensor], top: Callable[[Tensor], Tensor]) -> None:
-        case.sharing.mean_(
-            rows[rank], weights=case.weights, accumulate=accumulate,
-            sum_over_ranks=add, max_over_ranks=top,
-        )  # fmt: skip
-
-    rows = [case.copies(own) for own in mine]
-    for rank in ranks:
-        run(rank, record(sums), record(largest))
-    # Either all ranks come to a collective or none does.
-    assert len(sums) in (0, len(ranks))
-    assert len(largest) in (0, len(ranks))
-    rows = [case.copies(own) for own in mine]
-    for rank in ranks:
-        run(
-            rank,
-            lambda tensor: tensor.copy_(torch.stack(sums[::-1]).sum(0)),
-            lambda tensor: tensor.copy_(torch.stack(largest).amax(0)),
-        )
-    return {k: row for part in rows for k, row in part.items()}
+    return {k: row for part in on_ranks(max(owners) + 1, run) for k, row in part.items()}
 
 
 @settings(max_examples=100)
@@ -182,8 +162,8 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
 ) -> None:
     owners = [rng.randrange(3) for _ in case.rows]  # a rank may have no participant
     rows = case.copies(sorted(case.rows))
-    case.sharing.mean_(rows, weights=case.weights, accumulate=accumulate)
-    assert same(on_ranks(case, accumulate, owners), rows)
+    case.sharing.mean_(rows, weights=case.weights, ranks=ONE, accumulate=accumulate)
+    assert same(on_several(case, accumulate, owners), rows)
 
 
 def two_cohorts(groups: list[Group], *, clients: Sequence[int] = (0, 0, 1)) -> Case:
@@ -200,9 +180,9 @@ def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
     for k, value in enumerate((2.0**21, 2.0**-38, -(2.0**21))):
         case.rows[k].floats.fill_(value)
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, weights=case.weights, accumulate="fixed")
-    assert same(on_ranks(case, "fixed", [0, 1, 0]), rows)
-    assert same(on_ranks(case, "fixed", [0, 1, 2]), rows)
+    case.sharing.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
+    assert same(on_several(case, "fixed", [0, 1, 0]), rows)
+    assert same(on_several(case, "fixed", [0, 1, 2]), rows)
 
 
 def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
@@ -210,7 +190,7 @@ def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
     for row in case.rows.values():
         row.floats.fill_(2.0**-31)  # 512 units; a third is 170.67
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, weights=case.weights, accumulate="fixed")
+    case.sharing.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
     assert (tensors_of(case, rows, 0)["a"] == 513 * 2.0**-40).all()
 
 
@@ -225,11 +205,10 @@ def test_a_client_alone_sends_nothing_and_meets_nobody() -> None:
     case = two_cohorts([Group({0: ("a", "d", "n")})], clients=(0, 1, 1))
     assert not any(case.sharing.bytes(k) for k in range(3))
 
-    def never(tensor: Tensor) -> Tensor:
-        raise AssertionError("a collective over nothing")
-
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, weights={0: 1.0}, sum_over_ranks=never, max_over_ranks=never)
+    ranks = Ranks(CPU)
+    ranks.world = 2  # without a process group: a collective would raise
+    case.sharing.mean_(rows, weights={0: 1.0}, ranks=ranks)
     assert same(rows, case.rows)
 
 
@@ -238,7 +217,7 @@ def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
     case = two_cohorts([Group({0: ("a",), 1: ("a",)})])
     case.rows[1].floats.fill_(torch.nan)
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, weights={0: 1.0, 2: 1.0}, accumulate=accumulate)
+    case.sharing.mean_(rows, weights={0: 1.0, 2: 1.0}, ranks=ONE, accumulate=accumulate)
     one, other = tensors_of(case, rows, 0)["a"], tensors_of(case, rows, 1)["a"]
     assert torch.equal(one, other)
     assert not one.isnan().any()

@@ -6,6 +6,7 @@ Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Person
     min_v  F_k(v) + lambda / 2 ||v - w||^2,   w the model that FedAvg sends this round
 """
 
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
@@ -53,5 +54,5 @@ class Ditto(Algorithm):
         return None if self._anchor is None else Proximal(self._anchor, self.lam)
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None):  # type: ignore[no-untyped-def]
+    def evaluated(self, fed: Fleet, client: int | None) -> LightningModule:
         return fed.bind_model(self.model) if client is None else fed.bind(client)

@@ -1,11 +1,12 @@
 """Recorded federations of the second circle: their data, batches and participants."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -16,7 +17,10 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.resident import Plan
 from lightfed.local.client_group import ClientGroup
-from tests.small import GOLDEN, Given, Tensors, fleet_of
+from tests.small import GOLDEN, Given, Tensors, fleet_of, run_round
+
+# Numbers of ranks for the promises: in the default tier, and in the matrix of releases.
+RANKS = [(1, 2), pytest.param((1, 2, 4), marks=pytest.mark.matrix)]
 
 
 class Net(nn.Module):
@@ -39,7 +43,9 @@ class InOrder(FederatedDataModule):
 
     def train_plan(self, client: int, **_: Any) -> Plan:  # type: ignore[override]
         own = torch.from_numpy(self.partition_.train(client))
-        return Plan(own, [len(batch) for batch in own.split(8)], None)
+        return Plan(own, [len(batch) for batch in own.split(self.size)], None)
+
+    size: int
 
 
 class Recorded:
@@ -47,15 +53,17 @@ class Recorded:
 
     Args:
         folder: of the algorithm.
-        name: of the run.
-        algorithm: to run.
+        name: of the recording.
+        algorithm: to compare.
+        cohorts: of the clients; by default all have the recorded perceptron. Clients that the
+            recording lacks come first and never take part.
         optimizer: of the run, from the parameters and lr; SGD with the recorded settings if None.
-        names: of layers in the recorded tensors, where they differ from those of `Net`.
+        names: of layers in the recorded tensors, where they differ from the network's.
 
     Attributes:
         about: the settings.
         tensors: the recorded ones.
-        fleet: the clients, with the recorded initial values.
+        fleet: the clients.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class Recorded:
         folder: str,
         name: str,
         algorithm: Algorithm,
+        cohorts: Sequence[ClientGroup] | None = None,
         *,
         optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer] | None = None,
         names: Mapping[str, str] | None = None,
@@ -71,30 +80,50 @@ class Recorded:
         place = GOLDEN / folder / name
         self.about = json.loads(place.with_suffix(".json").read_text())
         self.tensors = load_file(place.with_suffix(".safetensors"))
-        count = len(self.about["batches"])
+        count, model = len(self.about["batches"]), self.about["model"]
+        cohorts = cohorts or [ClientGroup(count, partial(Net, model["dims"]))]
+        self.spare = sum(cohort.count for cohort in cohorts) - count
         given = [[self.tensors[f"data/{k}/{name}"] for name in "xy"] for k in range(count)]
-        parts = [(x, y.long()) for x, y in given]
+        parts = [(x, y.long()) for x, y in given[:1] * self.spare + given]
         x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         ends = torch.tensor([len(labels) for _, labels in parts]).cumsum(0).tolist()
         owned = [range(a, b) for a, b in pairwise([0, *ends])]
-        dims = self.about["model"]["dims"]
-        dataset = Tensors(x, y, classes=dims[-1], test=(x, y))
-        data = InOrder(dataset, Given(*owned), batch_size=8)
+        classes = model["classes"] if "classes" in model else model["dims"][-1]
+        data = InOrder(Tensors(x, y, classes=classes, test=(x, y)), Given(*owned), batch_size=8)
+        data.size = self.about["batch_size"]
         rule = self.about["optimizer"]
-        settings = {name: rule[name] for name in ("lr", "momentum", "weight_decay")}
-        step: Any = partial(optimizer, lr=rule["lr"]) if optimizer else partial(SGD, **settings)
-        clients = [ClientGroup(count, partial(Net, dims))]
+        self.lr = rule["lr"] if "lr" in rule else rule["lr0"]
+        settings = {key: rule[key] for key in ("momentum", "weight_decay") if not optimizer}
         self.fleet: Fleet = fleet_of(
-            clients, algorithm, data, optimizer=step, epochs=self.about.get("local_epochs", 1)
+            list(cohorts),
+            algorithm,
+            data,
+            optimizer=partial(optimizer or SGD, lr=self.lr, **settings),
+            clip=rule.get("grad_norm_clip"),
+            epochs=self.about.get("local_epochs", 1),
         )
-        self.fleet.training.lr = rule["lr"]
+        self.fleet.training.lr = self.lr
+
+    def rounds(self, patch: pytest.MonkeyPatch, first: int = 0) -> Iterator[tuple[int, list[int]]]:
+        """Run the recorded rounds: after each, its number and its participants.
+
+        Args:
+            patch: names the participants.
+            first: number of the first round in the run.
+        """
+        for t, recorded in enumerate(self.about["rounds"]):
+            clients = sorted(k + self.spare for k in recorded["active"])
+            patch.setattr(Fleet, "participants", lambda self, t, clients=clients: clients)
+            self.fleet.training.lr = recorded.get("lr", self.lr)
+            run_round(self.fleet, first + t)
+            yield t, clients
 
     def row(self, prefix: str) -> Tensor:
-        """(P,) recorded tensors as a row; 0 for those that are not recorded."""
+        """(P,) recorded tensors as a row of the first cohort; 0 for those that are not recorded."""
         layout = self.fleet.cohorts[0].layout
         row = layout.floats.new_row()
         for name, view in layout.floats.views(row).items():
-            _, layer, kind = name.split(".")
+            layer, _, kind = name.removeprefix("net.").rpartition(".")
             recorded = self.tensors.get(f"{prefix}/{self.names.get(layer, layer)}.{kind}")
             view.copy_(torch.zeros(()) if recorded is None else recorded)
         return row

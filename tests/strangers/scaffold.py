@@ -5,6 +5,7 @@ Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378. Option II.
 """
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
@@ -43,7 +44,8 @@ class Scaffold(Algorithm):
         change = torch.zeros_like(self.c)
         fed.average(self.changes, merged, into=change)
         self.c += len(merged) / fed.clients * change  # c <- c + 1 / N sum_i (c_i+ - c_i)
-        fed.charge(clients, up=4 * len(self.c), down=4 * len(self.c))
+        size = 4 * self.model.layout.parameter_numel
+        fed.charge(clients, up=size, down=size)
 
     def control(self, client: int) -> Tensor:
         """c_i, 0 at first."""
@@ -61,5 +63,5 @@ class Scaffold(Algorithm):
         self.controls[s.client], self.changes[s.client] = new, new - old
 
     @override
-    def evaluated(self, fed: Fleet, client: int | None):  # type: ignore[no-untyped-def]
+    def evaluated(self, fed: Fleet, client: int | None) -> LightningModule:
         return fed.bind_model(self.model)

@@ -18,7 +18,7 @@ from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN, fit, random_data, run_round
 from tests.strangers.fedrep import FedRep
-from tests.strangers.golden import Net, Recorded
+from tests.strangers.golden import RANKS, Net, Recorded
 
 close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 
@@ -70,8 +70,10 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(algorithm, Recorded("fedrep", "mlp_plain_sgd", algorithm, names=names), monkeypatch)
 
 
-def test_the_promises() -> None:
-    conformance(partial(FedRep, "net.layers.6.", 2, final_epochs=1), ranks=(1, 2))
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_promises(ranks: tuple[int, ...]) -> None:
+    conformance(partial(FedRep, "net.layers.6.", 2, final_epochs=1), ranks=ranks)
 
 
 def test_a_head_that_is_not_there(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from lightfed.api.fleet import Fleet
 from lightfed.testing import conformance
-from tests.small import run_round
-from tests.strangers.golden import Recorded
+from tests.strangers.golden import RANKS, Recorded
 from tests.strangers.scaffold import Scaffold
 
 close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
@@ -20,16 +18,14 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Recorded("scaffold", name, algorithm)
     algorithm.server_lr = run.about["server_lr"]
     algorithm.model.floats.copy_(run.row("init"))
-    for t, told in enumerate(run.about["rounds"]):
-        monkeypatch.setattr(Fleet, "participants", lambda self, t, who=told["active"]: sorted(who))
-        run_round(run.fleet, t)
-        torch.testing.assert_close(
-            algorithm.model.floats, run.row(f"r{t}/server"), rtol=0, atol=3e-6
-        )
-        torch.testing.assert_close(algorithm.c, run.row(f"r{t}/c_server"), rtol=0, atol=3e-6)
-        for client in told["active"]:
+    for t, clients in run.rounds(monkeypatch):
+        close(algorithm.model.floats, run.row(f"r{t}/server"))
+        close(algorithm.c, run.row(f"r{t}/c_server"))
+        for client in clients:
             close(algorithm.controls[client], run.row(f"r{t}/c_local/{client}"))
 
 
-def test_the_promises() -> None:
-    conformance(partial(Scaffold, 0.5), ranks=(1, 2))
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_promises(ranks: tuple[int, ...]) -> None:
+    conformance(partial(Scaffold, 0.5), ranks=ranks)

@@ -1,0 +1,205 @@
+"""Rows in transit between ranks: which ones, and how they are packed.
+
+A row is sent as a package: the covered values of every tensor, and one bit per element if the mask
+leaves some out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from lightfed_kernels import ALIGNMENT, Segments, compress, expand, popcount
+from torch import Tensor
+
+from lightfed.distributed.collectives import Ranks
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Which rows are sent from which rank to which.
+
+    Attributes:
+        needed: by rank, senders on other ranks to its receivers, ascending.
+        present: by rank, the number of its receivers plus that of its `locals`.
+        locals: by rank, its own clients that send to its receivers or to other ranks.
+        owner: client -> rank.
+        routes: (sending rank, receiving rank) -> clients whose rows are sent, ascending.
+    """
+
+    needed: list[list[int]]
+    present: list[int]
+    locals: list[list[int]]
+    owner: Mapping[int, int]
+    routes: dict[tuple[int, int], list[int]]
+
+    @classmethod
+    def of(
+        cls, lists: Mapping[int, Sequence[int]], owner: Mapping[int, int], world: int
+    ) -> "Traffic":
+        heard: list[set[int]] = [set() for _ in range(world)]
+        receivers = [0] * world
+        for receiver, senders in lists.items():
+            heard[owner[receiver]].update(senders)
+            receivers[owner[receiver]] += 1
+        needed = [sorted(j for j in heard[r] if owner[j] != r) for r in range(world)]
+        own = [{j for j in heard[r] if owner[j] == r} for r in range(world)]
+        routes: dict[tuple[int, int], list[int]] = {}
+        for receiver, clients in enumerate(needed):
+            for client in clients:
+                own[owner[client]].add(client)
+                routes.setdefault((owner[client], receiver), []).append(client)
+        present = [n + len(o) for n, o in zip(receivers, own, strict=True)]
+        return cls(needed, present, [sorted(o) for o in own], owner, routes)
+
+    def local(self, ranks: Ranks) -> list[int]:
+        """This rank's clients whose rows are read."""
+        return self.locals[ranks.rank]
+
+    def sent(self, rank: int) -> int:
+        """Number of rows that a rank sends; a row to several ranks counts for each."""
+        return sum(len(clients) for (sender, _), clients in self.routes.items() if sender == rank)
+
+    def between(self, sender: int, receiver: int) -> list[int]:
+        """Clients whose rows are sent from one rank to another."""
+        return self.routes.get((sender, receiver), [])
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors of a layout, for packing."""
+
+    segments: Segments
+
+    @property
+    def numel(self) -> np.ndarray:
+        """(tensors,) elements."""
+        return self.segments.bounds[:, 1].numpy()
+
+    @property
+    def words(self) -> np.ndarray:
+        """(tensors,) number of mask words."""
+        return -(-self.numel // ALIGNMENT)
+
+    def package_bytes(self, counts: np.ndarray) -> int:
+        """Bytes of a row: 4 per covered value, and a mask for each tensor with gaps.
+
+        Args:
+            counts: (tensors,) covered elements.
+        """
+        return int(4 * counts.sum() + 4 * self.words[counts < self.numel].sum())
+
+    def coded(self, counts: np.ndarray) -> np.ndarray:
+        """(W,) bool: mask words to send, those of tensors with gaps."""
+        return np.repeat(counts < self.numel, self.words)
+
+
+class Shipment:
+    """The packages of one exchange.
+
+    Args:
+        tensors: of the rows.
+        ranks: of the run.
+        traffic: which rows are sent where.
+        counts: client -> (tensors,) covered elements.
+        masks: of this rank's clients; None for whole rows.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        ranks: Ranks,
+        traffic: Traffic,
+        counts: Mapping[int, np.ndarray],
+        masks: Mapping[int, Tensor] | None,
+    ) -> None:
+        self._ranks = ranks
+        self._traffic = traffic
+        self._live = tensors.segments.live_on(ranks.device)
+        self._masks = masks
+        self._travelling = sorted({k for clients in traffic.needed for k in clients})
+        self._coded = {k: tensors.coded(counts[k]) for k in self._travelling}
+        self._values: dict[tuple[int, int], int] = {}
+
+    def measure(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Count the values of every package in every block, for all ranks in one collective."""
+        if not self._travelling:
+            return
+        device = self._ranks.device
+        counts = torch.zeros(len(self._travelling), len(blocks), dtype=torch.int64, device=device)
+        for i, client in enumerate(self._travelling):
+            if self._traffic.owner[client] != self._ranks.rank:
+                continue
+            words = self._live if self._masks is None else self._masks[client]
+            parts = [popcount(block_words(words, begin, end)) for begin, end in blocks]
+            counts[i] = torch.stack(parts)
+        table = self._ranks.sum_(counts).tolist()
+        for client, found in zip(self._travelling, table, strict=True):
+            self._values |= {(client, a): n for (a, _), n in zip(blocks, found, strict=True)}
+
+    def fetch(
+        self, begin: int, end: int, here: dict[int, Tensor], cover: dict[int, Tensor] | None
+    ) -> None:
+        """Add a block of other ranks' rows to those of this rank.
+
+        Args:
+            begin: first column.
+            end: one past the last column.
+            here: client -> columns of its row; extended in place.
+            cover: client -> words of its mask; extended in place.
+        """
+        if not self._travelling:
+            return
+        me, world = self._ranks.rank, self._ranks.world
+        parts = [self._pack(self._traffic.between(me, r), begin, end, here) for r in range(world)]
+        coming = [self._traffic.between(r, me) for r in range(world)]
+        sizes = [sum(sum(self._size(k, begin, end)) for k in clients) for clients in coming]
+        for clients, package in zip(coming, self._ranks.swap(parts, sizes), strict=True):
+            self._unpack(clients, package, begin, end, here, cover)
+
+    def _size(self, client: int, begin: int, end: int) -> tuple[int, int]:
+        """Number of values and of mask words in a package's block."""
+        words = self._coded[client][begin // ALIGNMENT : end // ALIGNMENT]
+        return self._values[client, begin], int(words.sum())
+
+    def _pack(
+        self, clients: Sequence[int], begin: int, end: int, here: Mapping[int, Tensor]
+    ) -> Tensor:
+        """(n,) int32: for every client its values, then its mask's words."""
+        parts = [self._live.new_empty(0)]
+        for client in clients:
+            whole = self._live if self._masks is None else self._masks[client]
+            words = block_words(whole, begin, end)
+            values = compress(here[client], words, nnz=self._values[client, begin])
+            parts += [values.view(torch.int32), words[self._sent_words(client, begin, end)]]
+        return torch.cat(parts)
+
+    def _unpack(
+        self,
+        clients: Sequence[int],
+        package: Tensor,
+        begin: int,
+        end: int,
+        here: dict[int, Tensor],
+        cover: dict[int, Tensor] | None,
+    ) -> None:
+        done = 0
+        for client in clients:
+            values, coded = self._size(client, begin, end)
+            words = block_words(self._live, begin, end).clone()
+            words[self._sent_words(client, begin, end)] = package[done + values :][:coded]
+            # A copy is aligned, as the kernels require.
+            row = package[done : done + values].clone().view(torch.float32)
+            here[client] = expand(row, words)
+            if cover is not None:
+                cover[client] = words
+            done += values + coded
+
+    def _sent_words(self, client: int, begin: int, end: int) -> Tensor:
+        coded = self._coded[client][begin // ALIGNMENT : end // ALIGNMENT]
+        return torch.from_numpy(coded).to(self._ranks.device)
+
+
+def block_words(words: Tensor, begin: int, end: int) -> Tensor:
+    """The mask words of a block of columns."""
+    return words[begin // ALIGNMENT : end // ALIGNMENT]
