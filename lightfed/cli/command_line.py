@@ -16,12 +16,28 @@ from lightfed.utils.signals import listen
 
 USAGE_ERROR = UserError.status
 
+# Arguments of the trainer's methods that are objects, or that a command has no use for.
+_NOT_WORDS = {
+    "model",
+    "datamodule",
+    "dataloaders",
+    "train_dataloaders",
+    "val_dataloaders",
+    "verbose",
+    "weights_only",
+}
+
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; never returns a traceback for what a user can cause."""
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None and arguments[:1] == ["fit"]:
         listen()  # the import of torch alone takes seconds
+    if arguments[:1] in (["-h"], ["--help"]):
+        from lightfed.cli.usage import help_text
+
+        print(help_text(), end="")
+        return
     try:
         if arguments[:1] == ["report"]:
             from lightfed.report.command import main as report
@@ -112,20 +128,8 @@ def _command_line(arguments: list[str] | None) -> None:
         @staticmethod
         @override
         def subcommands() -> dict[str, set[str]]:
-            return {
-                "fit": {
-                    "model",
-                    "train_dataloaders",
-                    "val_dataloaders",
-                    "datamodule",
-                    "weights_only",
-                },
-                "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
-                "test": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
-                "partition": {"model", "datamodule"},
-                "groups": {"model", "datamodule"},
-                "plan": {"model", "datamodule"},
-            }
+            names = ("fit", "validate", "test", "partition", "groups", "plan")
+            return dict.fromkeys(names, _NOT_WORDS)
 
         @override
         def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -212,16 +216,8 @@ def _rename_cohorts(model: Any) -> None:
 
 
 def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
-    description = (
-        "Train federations of heterogeneous clients. `lightfed report RUN [RUN ...]` makes the "
-        "page of a run folder or compares several; `lightfed control STRING` explains a control "
-        "string of HeteroFL, and `--config control:DATA:STRING` stands for its configuration; "
-        "`lightfed latency --delay CLASS` says what it saves to wait for the first servers alone."
-    )
     options = {"exit_on_error": False}
-    return {"prog": "lightfed", "description": description, **options} | dict.fromkeys(
-        subcommands, options
-    )
+    return {"prog": "lightfed", **options} | dict.fromkeys(subcommands, options)
 
 
 def _leave() -> None:

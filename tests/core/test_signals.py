@@ -15,8 +15,10 @@ from typing_extensions import override
 
 import lightfed.cli.command_line
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.cli.usage import COMMANDS
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
+from lightfed.previews.trainer import PreviewTrainer
 from lightfed.utils import signals
 from tests.mistakes import edited
 from tests.small import SGD_HALF, Line, fit, random_data
@@ -95,11 +97,19 @@ def test_only_fit_listens(command: str, calls: int, monkeypatch: pytest.MonkeyPa
     assert len(heard) == calls
 
 
-def test_the_command_imports_nothing_heavy_before_it_listens() -> None:
+@pytest.mark.parametrize("words", ["", "--help"])
+def test_the_command_imports_nothing_heavy_before_it_listens_and_for_its_help(words: str) -> None:
     heavy = "{'torch', 'lightning', 'numpy', 'jsonargparse'} & set(sys.modules)"
-    code = f"import sys, lightfed.cli.command_line; sys.exit(str({heavy}) if {heavy} else 0)"
+    call = f"lightfed.cli.command_line.main({words.split()})" if words else ""
+    code = f"import sys, lightfed.cli.command_line\n{call}\nif {heavy}: sys.exit(str({heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS) is bool(words)
+
+
+def test_the_help_names_the_commands_of_the_trainer() -> None:
+    others = {"report", "control", "latency"}
+    assert all(callable(getattr(PreviewTrainer, name)) for name in COMMANDS.keys() - others)
 
 
 def _importing_torch(process: "subprocess.Popen[str]") -> bool:
