@@ -90,7 +90,7 @@ def _command_line(arguments: list[str] | None) -> None:
     from lightfed.data.datamodule import FederatedDataModule
     from lightfed.engine.federation import Federation
     from lightfed.previews.trainer import PreviewTrainer
-    from lightfed.runs.identity import config_digest
+    from lightfed.runs.federation_state import config_digest
 
     # Tips, and advice for runs that are not federations.
     for name in ("lightning.pytorch", "lightning.fabric"):

@@ -1,6 +1,7 @@
-"""Checks that need the partitioned data and the built models."""
+"""Checks of a federation: of its arguments, then of its partitioned data and built models."""
 
 import logging
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -9,11 +10,66 @@ import torch
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.resident import batch_sizes
-from lightfed.local.client_group import GroupState, blank
+from lightfed.local.client_group import ClientGroup, GroupState, blank
 from lightfed.local.client_module import ClientModule
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
+
+
+def client_groups(
+    clients: list[ClientGroup] | None, cohorts: list[ClientGroup] | None
+) -> list[ClientGroup]:
+    """The client groups, also under their former name.
+
+    Raises:
+        UserError: both names are given, or no group, or a group that cannot be built.
+    """
+    if cohorts is not None:
+        if clients is not None:
+            raise UserError("model.cohorts", "given besides model.clients", "keep clients")
+        warnings.warn("cohorts is now called clients", DeprecationWarning, stacklevel=3)
+    groups = clients or cohorts
+    if not groups:
+        raise UserError("model.clients", "no group", "describe at least one: count, model")
+    for position, group in enumerate(groups):
+        group.check(position)
+    return groups
+
+
+def check_arguments(
+    *,
+    eval_clients: int | None,
+    exchange_buffer: int,
+    max_failed_clients: int | None,
+    scheduled: bool,
+    optimized: bool,
+) -> None:
+    """Reject arguments of the Federation that it cannot use.
+
+    Args:
+        eval_clients: number of clients to evaluate.
+        exchange_buffer: in MiB.
+        max_failed_clients: number of sessions of a round that may fail.
+        scheduled: whether a schedule of the learning rate is given.
+        optimized: whether an optimizer is given.
+
+    Raises:
+        UserError: names the argument.
+    """
+    if eval_clients is not None and eval_clients < 1:
+        fix = "give at least 1, or leave personal out of model.evaluate"
+        raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
+    if scheduled and not optimized:
+        found = "nothing to schedule: model.optimizer is not given"
+        fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
+        raise UserError("model.lr_schedule", found, fix)
+    if exchange_buffer < 1:
+        fix = "give at least 1; a few rows of the model make it quick"
+        raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
+    if max_failed_clients is not None and max_failed_clients < 0:
+        fix = "give 0 or more"
+        raise UserError("model.max_failed_clients", f"{max_failed_clients} clients", fix)
 
 
 def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.engine.client_metrics import client_figures
 from lightfed.local.client_module import reported
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import ClientData
@@ -33,6 +33,7 @@ from lightfed.utils.rng import derive_seed, numpy_generator
 Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetuned"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
+WORST = 0.1  # share of the clients in the "worst" metric
 
 
 class EvaluationData(ClientData, Protocol):
@@ -247,3 +248,50 @@ class Evaluation:
                 cohort_of=[self._fleet.home_cohort(r.client) for r in reports],
             )
         return figures, every
+
+    def warn_of_unmeasured(self) -> None:
+        """Warn of models that exist only in a round's sessions, outside of rounds."""
+        for moment, kind in self.in_sessions.items():
+            if moment not in self._fleet.tests:
+                found = f"what clients have when they are {moment} is measured in a round's"
+                self._fleet.warn(
+                    f"model.evaluate_at: {found} sessions; there is no {kind} figure without one"
+                )
+
+
+def client_figures(
+    reports: Sequence[Report],
+    kind: str,
+    *,
+    cohorts: Sequence[str] = (),
+    cohort_of: Sequence[int] = (),
+) -> dict[str, float]:
+    """Mean, standard deviation, mean of the worst tenth, and mean by cohort, as `kind/name`.
+
+    All clients have equal weight.
+
+    Args:
+        reports: one per client.
+        kind: what was tested.
+        cohorts: their names; metrics by cohort if there are several.
+        cohort_of: the cohort of every report.
+    """
+    figures: dict[str, float] = {}
+    names = sorted({name for report in reports for name in report.metrics})
+    for name in names:
+        having = [i for i, report in enumerate(reports) if name in report.metrics]
+        values = np.array([reports[i].metrics[name] for i in having])
+        figures[f"{kind}/{name}"] = float(values.mean())
+        if name.endswith("loss") or name.startswith("perplexity"):
+            continue  # the worst values are the largest, and a few would dominate the deviation
+        worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
+        figures[f"{kind}/{name}_std"] = float(values.std())
+        figures[f"{kind}/{name}_worst10"] = float(worst.mean())
+        if len(cohorts) > 1:
+            of = np.array([cohort_of[i] for i in having])
+            figures |= {
+                f"{kind}/{name}/{cohort}": float(values[of == position].mean())
+                for position, cohort in enumerate(cohorts)
+                if (of == position).any()
+            }
+    return figures

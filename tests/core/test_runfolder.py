@@ -18,7 +18,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
-from lightfed.runs.identity import config_digest
+from lightfed.runs.federation_state import config_digest
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import DiskError, UserError
 from tests.mistakes import edited
