@@ -10,6 +10,8 @@ import torch
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.resident import batch_sizes
+from lightfed.distributed.collectives import Ranks
+from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup, GroupState, blank
 from lightfed.local.client_module import ClientModule
 from lightfed.utils.errors import UserError
@@ -37,22 +39,10 @@ def client_groups(
     return groups
 
 
-def check_arguments(
-    *,
-    eval_clients: int | None,
-    exchange_buffer: int,
-    max_failed_clients: int | None,
-    scheduled: bool,
-    optimized: bool,
+def check_numbers(
+    eval_clients: int | None, exchange_buffer: int, max_failed_clients: int | None
 ) -> None:
-    """Reject arguments of the Federation that it cannot use.
-
-    Args:
-        eval_clients: number of clients to evaluate.
-        exchange_buffer: in MiB.
-        max_failed_clients: number of sessions of a round that may fail.
-        scheduled: whether a schedule of the learning rate is given.
-        optimized: whether an optimizer is given.
+    """Reject arguments of the Federation that are too small.
 
     Raises:
         UserError: names the argument.
@@ -60,25 +50,63 @@ def check_arguments(
     if eval_clients is not None and eval_clients < 1:
         fix = "give at least 1, or leave personal out of model.evaluate"
         raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
-    if scheduled and not optimized:
-        found = "nothing to schedule: model.optimizer is not given"
-        fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
-        raise UserError("model.lr_schedule", found, fix)
     if exchange_buffer < 1:
         fix = "give at least 1; a few rows of the model make it quick"
         raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
     if max_failed_clients is not None and max_failed_clients < 0:
-        fix = "give 0 or more"
-        raise UserError("model.max_failed_clients", f"{max_failed_clients} clients", fix)
+        raise UserError(
+            "model.max_failed_clients", f"{max_failed_clients} clients", "give 0 or more"
+        )
 
 
-def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
+def check_schedule(optimizer: Any, schedule: Any) -> None:
+    """Reject a schedule of the learning rate without an optimizer.
+
+    Raises:
+        UserError: names the argument.
+    """
+    if optimizer is None and schedule is not None:
+        found = "nothing to schedule: model.optimizer is not given"
+        fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
+        raise UserError("model.lr_schedule", found, fix)
+
+
+def check_ranks(strategy: Any, clients: int) -> Ranks:
+    """The ranks of a strategy, if it is one for federations and every rank has a client.
+
+    Raises:
+        UserError: names the flag.
+    """
+    if not isinstance(strategy, FederatedStrategy):
+        raise UserError("trainer.strategy", type(strategy).__name__, "use strategy: federated")
+    if strategy.ranks.world > clients:
+        found = f"{strategy.ranks.world} ranks for {clients} clients"
+        raise UserError("trainer.devices", found, "use at most one rank a client")
+    return strategy.ranks
+
+
+def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
+    """Reject what clients or evaluations cannot run on.
+
+    Raises:
+        UserError: names the evaluation, or a client and the fix.
+    """
+    if "global" in kinds and data.pool == "union":
+        found = "global, but data.pool: union deals the test samples to clients"
+        raise UserError("model.evaluate", found, "set it to [personal]")
+    _check_single_samples(fleet, data)
+    if data.skipped_samples and fleet.ranks.rank == 0:
+        log.warning(
+            "data.last_batch: drop skips %d of %d training samples a pass",
+            data.skipped_samples,
+            sum(data.num_samples(client) for client in range(fleet.clients)),
+        )
+
+
+def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
     """Reject batches of one sample for models that cannot train on them, before they stop a round.
 
     BatchNorm cannot, for example, if its feature map is a single pixel.
-
-    Raises:
-        UserError: names the client and the fix.
     """
     capable: dict[int, bool] = {}
     for client in range(fleet.clients):
@@ -90,27 +118,6 @@ def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
             capable[cohort] = _trains_on_one(fleet.cohorts[cohort], data)
         if not capable[cohort]:
             _refuse(client, samples, data, f"which a normalisation of cohort {cohort} cannot take")
-
-
-def check_global_test(kinds: Collection[str], data: FederatedDataModule) -> None:
-    """Reject tests on samples that clients train on.
-
-    Raises:
-        UserError: names the evaluation.
-    """
-    if "global" in kinds and data.pool == "union":
-        found = "global, but data.pool: union deals the test samples to clients"
-        raise UserError("model.evaluate", found, "set it to [personal]")
-
-
-def warn_of_skipped(fleet: Fleet, data: FederatedDataModule) -> None:
-    """Log how many samples `last_batch: drop` skips."""
-    if data.skipped_samples and fleet.ranks.rank == 0:
-        log.warning(
-            "data.last_batch: drop skips %d of %d training samples a pass",
-            data.skipped_samples,
-            sum(data.num_samples(client) for client in range(fleet.clients)),
-        )
 
 
 def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -14,30 +15,16 @@ from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import Rates
-from lightfed.engine.checks import (
-    check_arguments,
-    check_global_test,
-    check_single_samples,
-    client_groups,
-    warn_of_skipped,
-)
+from lightfed.engine import checks
 from lightfed.engine.evaluation import Evaluation, Jobs, Kind
 from lightfed.engine.round_report import RoundReport
 from lightfed.engine.run_trainer import RunTrainer
-from lightfed.engine.strategy import FederatedStrategy
+from lightfed.local import session_setup
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import LocalWork
 from lightfed.local.session_runner import Waves
-from lightfed.local.session_setup import (
-    OptimizerFactory,
-    ScheduleFactory,
-    client_stepper,
-    make_optimizer,
-    make_schedule,
-    runtime_of,
-    step_schedule,
-)
+from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.runs import federation_state
 from lightfed.runs.environment import environment
 from lightfed.runs.export import Exported, export, export_masks
@@ -56,8 +43,6 @@ class Federation(L.LightningModule):
 
     Attributes:
         optimizer: of local training, as configured.
-        host_rows: keep client rows in host memory.
-        exchange_buffer: bytes per rank for rows that clients exchange.
     """
 
     def __init__(
@@ -117,14 +102,9 @@ class Federation(L.LightningModule):
             cohorts: Former name of clients, until version 0.3.
         """
         super().__init__()
-        groups = client_groups(clients, cohorts)
-        check_arguments(
-            eval_clients=eval_clients,
-            exchange_buffer=exchange_buffer,
-            max_failed_clients=max_failed_clients,
-            scheduled=lr_schedule is not None,
-            optimized=optimizer is not None,
-        )
+        groups = checks.client_groups(clients, cohorts)
+        checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients)
+        checks.check_schedule(optimizer, lr_schedule)
         self.algorithm = algorithm
         self.cohorts = groups
         self.seed = seed
@@ -133,14 +113,18 @@ class Federation(L.LightningModule):
         self._lr_schedule = lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
+        self._fleet_options: dict[str, Any] = {
+            "seed": seed,
+            "accumulate": accumulate,
+            "host_rows": store == "host",
+            "exchange_buffer": exchange_buffer * 2**20,
+            "max_failed": max_failed_clients,
+        }
         self._kinds = tuple(evaluate)
-        self._evaluate_at = evaluate_at
-        self._eval_clients = eval_clients
+        self._evaluate = partial(
+            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients
+        )
         self._export = tuple(export)
-        self.exchange_buffer = exchange_buffer * 2**20
-        self._max_failed = max_failed_clients
-        self._accumulate: Accumulate = accumulate
-        self.host_rows = store == "host"
         self._report = RoundReport()
         self.fleet: Fleet
         self.evaluation: Evaluation
@@ -149,38 +133,18 @@ class Federation(L.LightningModule):
 
     @override
     def setup(self, stage: str) -> None:
-        trainer, strategy = self.federated_trainer, self.trainer.strategy
-        if not isinstance(strategy, FederatedStrategy):
-            raise UserError("trainer.strategy", type(strategy).__name__, "use strategy: federated")
-        if strategy.ranks.world > self.num_clients:
-            raise UserError(
-                "trainer.devices",
-                f"{strategy.ranks.world} ranks for {self.num_clients} clients",
-                "use at most one rank a client",
-            )
+        trainer = self.federated_trainer
+        ranks = checks.check_ranks(trainer.strategy, self.num_clients)
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data: Any = trainer.datamodule
-        self.fleet = Fleet(
-            self.cohorts,
-            self.algorithm,
-            data,
-            ranks=strategy.ranks,
-            work=self.work(trainer.limit_train_batches),
-            seed=self.seed,
-            accumulate=self._accumulate,
-            host_rows=self.host_rows,
-            exchange_buffer=self.exchange_buffer,
-            max_failed=self._max_failed,
-            rates=Rates.of_checkpoint(trainer.goes_on_from, strategy.ranks),
-            rounds=trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None,
-        )
-        check_global_test(self._kinds, data)
-        check_single_samples(self.fleet, data)
-        warn_of_skipped(self.fleet, data)
-        runtime = runtime_of(trainer, clips=trainer.clipping)
+        rates = Rates.of_checkpoint(trainer.goes_on_from, ranks)
+        options = self.fleet_options(trainer)
+        self.fleet = Fleet(self.cohorts, self.algorithm, data, ranks=ranks, rates=rates, **options)
+        checks.check_built(self._kinds, self.fleet, data)
+        runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
         steppers = [
-            client_stepper(
+            session_setup.client_stepper(
                 state,
                 i,
                 self.optimizer,
@@ -191,27 +155,22 @@ class Federation(L.LightningModule):
             for i, state in enumerate(self.fleet.cohorts)
         ]
         self.fleet.training.attach(runtime, steppers)
-        self.evaluation = Evaluation(
-            self.fleet,
-            data,
-            kinds=self._kinds,
-            at=self._evaluate_at,
-            clients=self._eval_clients,
-        )
+        self.evaluation = self._evaluate(self.fleet, data)
 
     @property
     def federated_trainer(self) -> RunTrainer:
         """The trainer, checked to be a FederatedTrainer."""
         if not isinstance(self.trainer, RunTrainer):
-            raise UserError(
-                "trainer", type(self.trainer).__name__, "use lightfed's FederatedTrainer"
-            )
+            found = type(self.trainer).__name__
+            raise UserError("trainer", found, "use lightfed's FederatedTrainer")
         return self.trainer
 
-    def work(self, limit: int | float) -> LocalWork:
-        """Local work and sampling under the Trainer's limit_train_batches."""
+    def fleet_options(self, trainer: RunTrainer) -> dict[str, Any]:
+        """Keyword arguments of the Fleet, under the limits of a Trainer."""
+        limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
         unlimited = isinstance(limit, float) and limit == 1.0
-        return self._work if unlimited else replace(self._work, limit=limit)
+        work = self._work if unlimited else replace(self._work, limit=limit)
+        return {**self._fleet_options, "work": work, "rounds": rounds if rounds > 0 else None}
 
     @override
     def configure_optimizers(self) -> Any:
@@ -221,10 +180,10 @@ class Federation(L.LightningModule):
         """
         if self.optimizer is None:
             return []
-        optimizer = make_optimizer(self.optimizer, [nn.Parameter(torch.zeros(()))])
+        optimizer = session_setup.make_optimizer(self.optimizer, [nn.Parameter(torch.zeros(()))])
         if self._lr_schedule is None:
             return optimizer
-        return [optimizer], [make_schedule(self._lr_schedule, optimizer)]
+        return [optimizer], [session_setup.make_schedule(self._lr_schedule, optimizer)]
 
     @override
     def on_fit_start(self) -> None:
@@ -241,13 +200,7 @@ class Federation(L.LightningModule):
         trim_heap()
         trainer = self.federated_trainer
         if trainer.run_logger is not None and trainer.is_global_zero:
-            described = environment(
-                self.fleet,
-                trainer.datamodule,
-                rounds=trainer.max_epochs,
-                precision=str(trainer.precision),
-                evaluate_at=self.evaluation.at,
-            )
+            described = environment(self.fleet, trainer, evaluate_at=self.evaluation.at)
             trainer.run_logger.start(described, finished_rounds=trainer.current_epoch)
 
     # A round.
@@ -262,17 +215,6 @@ class Federation(L.LightningModule):
         self.fleet.open_round()
         self.algorithm.round(self.fleet, t)
         self._report.trained(self.federated_trainer, self.fleet.close_round())
-
-    def set_learning_rate(self, t: int) -> None:
-        """Set the learning rate of round t before its hooks, also in a resumed run."""
-        optimizers = self.federated_trainer.optimizers
-        if not optimizers:
-            return
-        for config in self.federated_trainer.lr_scheduler_configs:
-            while config.scheduler.last_epoch < t:
-                optimizers[0].step()  # the template has no gradient; torch requires this order
-                step_schedule(config.scheduler)
-        self.fleet.training.lr = float(optimizers[0].param_groups[0]["lr"])
 
     @override
     def on_train_epoch_end(self) -> None:

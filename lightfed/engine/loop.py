@@ -231,17 +231,11 @@ class FederatedLoop(_FitLoop):
     trainer: RunTrainer
     epoch_loop: RoundLoop
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        *,
-        min_epochs: int | None,
-        max_epochs: int | None,
-        min_steps: int | None,
-        max_steps: int,
-    ) -> None:
-        super().__init__(trainer, min_epochs, max_epochs)
-        self.epoch_loop = RoundLoop(trainer, min_steps, max_steps)
+    def __init__(self, trainer: L.Trainer) -> None:
+        """Take the place of the trainer's own loop, with its limits."""
+        stock = trainer.fit_loop
+        super().__init__(trainer, stock.min_epochs, stock.max_epochs)
+        self.epoch_loop = RoundLoop(trainer, max_steps=stock.max_steps)
 
     @override
     def _iteration_based_training(self) -> bool:
@@ -277,7 +271,9 @@ class FederatedLoop(_FitLoop):
             return
         if not self.restarted_on_epoch_start:
             self.epoch_progress.increment_ready()
-        federation_of(self.trainer).set_learning_rate(self.epoch_loop.round_index)
+        lr = self.trainer.learning_rate(self.epoch_loop.round_index)
+        if lr is not None:
+            federation_of(self.trainer).fleet.training.lr = lr
         _call_callback_hooks(self.trainer, "on_train_epoch_start")
         _call_lightning_module_hook(self.trainer, "on_train_epoch_start")
         self.epoch_progress.increment_started()

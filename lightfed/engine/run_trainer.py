@@ -1,15 +1,20 @@
 """A Trainer with a run folder that holds its checkpoints."""
 
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer_checks import Clips
+from lightfed.local.session_setup import step_schedule
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
@@ -43,6 +48,19 @@ class RunTrainer(L.Trainer):
     def last_checkpoint(self) -> LastCheckpoint | None:
         """The default checkpoint, written after every round, if the run has it."""
         return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
+
+    def learning_rate(self, t: int) -> float | None:
+        """The learning rate of round t, for its hooks too; None without an optimizer.
+
+        The schedule is stepped up to that round, so that a resumed run has the same.
+        """
+        if not self.optimizers:
+            return None
+        for config in self.lr_scheduler_configs:
+            while config.scheduler.last_epoch < t:
+                self.optimizers[0].step()  # the template has no gradient; torch requires this order
+                step_schedule(config.scheduler)
+        return float(self.optimizers[0].param_groups[0]["lr"])
 
     @override
     def save_checkpoint(
@@ -105,3 +123,32 @@ class RunTrainer(L.Trainer):
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+
+
+def with_defaults(
+    callbacks: list[Callback] | Callback | None,
+    loggers: Sequence[Logger],
+    *,
+    progress: bool,
+    checkpoint: bool,
+    max_time: str | timedelta | dict[str, int] | None,
+) -> list[Callback]:
+    """A user's callbacks, and those that a run has by default unless they are among them."""
+    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    if progress and not any(isinstance(c, ProgressBar) for c in given):
+        given.append(RoundProgressBar())
+    if checkpoint and not any(_is_found(c, loggers) for c in given):
+        given.append(LastCheckpoint())
+    if max_time is not None and not any(isinstance(c, Timer) for c in given):
+        # Lightning's version synchronises the ranks after every wave, so fast ranks would wait.
+        given.append(Timer(max_time, interval="epoch"))
+    return given
+
+
+def _is_found(callback: Callback, loggers: Sequence[Logger]) -> bool:
+    """Whether a user's callback keeps a last.ckpt where resuming looks for it."""
+    if not (isinstance(callback, ModelCheckpoint) and callback.save_last):
+        return False
+    if not any(isinstance(logger, RunLogger) for logger in loggers):
+        return True  # Lightning looks into the folders of callbacks
+    return callback.dirpath is None and isinstance(loggers[0], RunLogger)

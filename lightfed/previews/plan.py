@@ -39,22 +39,19 @@ def rank_rows(fleet: DryFleet) -> np.ndarray:
     return row_bytes(fleet) @ np.max([call.counts for call in calls], axis=0)
 
 
-def memory(
-    fleet: DryFleet, optimizer: OptimizerFactory | None, *, host_rows: bool = False
-) -> dict[str, int]:
+def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int]:
     """Bytes on the device of the fullest rank, by kind.
 
     Args:
-        fleet: after its rounds.
+        fleet: after its rounds. If its rows are in host memory, two per cohort are on the device.
         optimizer: of the clients; None if their modules configure it: then only gradients count.
-        host_rows: rows are in host memory, and two per cohort on the device.
     """
     modules = [state.module for state in fleet.cohorts]
     trained = max(sum(p.numel() for p in m.parameters() if p.requires_grad) for m in modules)
     one_of_each = int(row_bytes(fleet).sum())
     return {
-        "rows of its clients": 0 if host_rows else int(rank_rows(fleet).max()),
-        "two rows of every cohort, the others in host memory": 2 * one_of_each * host_rows,
+        "rows of its clients": 0 if fleet.host_rows else int(rank_rows(fleet).max()),
+        "two rows of every cohort, the others in host memory": 2 * one_of_each * fleet.host_rows,
         "live modules, one per cohort": one_of_each,
         "server models": sum(t.nbytes for t in fleet.algorithm.state_dict().values()),
         "gradients and optimiser state": round(4 * trained * (1 + state_slots(optimizer))),

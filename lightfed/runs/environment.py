@@ -24,18 +24,15 @@ _PACKAGES = (
 )
 
 
-def environment(
-    fleet: Fleet, data: Any, *, rounds: int | None, precision: str, evaluate_at: Moment
-) -> dict[str, Any]:
+def environment(fleet: Fleet, trainer: Any, *, evaluate_at: Moment) -> dict[str, Any]:
     """Versions, the device, and the federation's size and data.
 
     Args:
         fleet: the clients.
-        data: the FederatedDataModule.
-        rounds: of the whole run.
-        precision: of local training.
+        trainer: the FederatedTrainer, with its FederatedDataModule.
         evaluate_at: the moment of the personal metric.
     """
+    data = trainer.datamodule
     device = fleet.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return (
@@ -48,11 +45,11 @@ def environment(
             "clients": fleet.clients,
             "cohorts": {s.name: s.cohort.count for s in fleet.cohorts},
             "parameters": {s.name: s.layout.parameter_numel for s in fleet.cohorts},
-            "rounds": rounds,
+            "rounds": trainer.max_epochs,
             "seed": fleet.seed,
             "ranks": fleet.ranks.world,
             "device": name,
-            "precision": precision,
+            "precision": str(trainer.precision),
             "personal": fleet.algorithm.holds,
             "evaluate_at": evaluate_at,
         }
