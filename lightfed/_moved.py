@@ -37,7 +37,7 @@ _ROOMS = {
     """,
     "distributed": """
         comm.collectives comm.watch=liveness comm.interface core.placement utils.slurm
-        core.allocation core.requeue
+        core.allocation=slurm core.requeue
     """,
     "topology": """
         comm.graphs comm.topology comm.adjacency=matrices comm.mixing=matrices

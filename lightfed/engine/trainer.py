@@ -14,7 +14,7 @@ from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
 from lightfed.distributed import requeue
-from lightfed.distributed.allocation import check_launch, check_tasks
+from lightfed.distributed.slurm import check_launch, check_tasks
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import RunTrainer, with_defaults
