@@ -70,40 +70,41 @@ def requeue(
     name = f"job {job.name}"
     try:
         shown = _scontrol(run, "show", "job", "-o", job.name)
-    except OSError as error:
-        return Outcome(False, f"{name} is not requeued: scontrol cannot be run ({error.strerror})")
-    except subprocess.TimeoutExpired:
-        return Outcome(False, f"{name} is not requeued: scontrol does not answer")
-    if shown.returncode:
-        return Outcome(False, f"{name} is not requeued: {_words(shown)}")
-    fields = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))  # the first of a name counts
-    state = fields.get("JobState", "")
-    if int(fields.get("Restarts", 0)) > job.restarts or state in _WAITING:
-        return Outcome(True, f"{name} is in the queue again")
-    if fields.get("BatchFlag") == "0":
-        return Outcome(False, f"{name} is no batch job and cannot be requeued")
-    ending = state in _ENDING or fields.get("Reason") in _ENDING_REASONS
-    if state != "RUNNING" and not ending:
-        return Outcome(False, f"{name} is being cancelled")
-    if not progressed and job.restarts >= _RESTARTS:
-        said = f"not a session was finished since restart {job.restarts}"
-        return Outcome(False, f"{name} is not requeued: {said}, {why_not}")
-    return _requeue(name, job, run)
-
-
-def _requeue(name: str, job: Job, run: Run) -> Outcome:
-    try:
+        if shown.returncode:
+            raise _Refused(_words(shown))
+        # The first field of a name counts.
+        fields = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))
+        state = fields.get("JobState", "")
+        if int(fields.get("Restarts", 0)) > job.restarts or state in _WAITING:
+            return Outcome(True, f"{name} is in the queue again")
+        if fields.get("BatchFlag") == "0":
+            return Outcome(False, f"{name} is no batch job and cannot be requeued")
+        ending = state in _ENDING or fields.get("Reason") in _ENDING_REASONS
+        if state != "RUNNING" and not ending:
+            return Outcome(False, f"{name} is being cancelled")
+        if not progressed and job.restarts >= _RESTARTS:
+            found = f"not a session was finished since restart {job.restarts}"
+            raise _Refused(f"{found}, {why_not}")
         done = _scontrol(run, "requeue", job.name)
-    except (OSError, subprocess.TimeoutExpired):
-        return Outcome(False, f"{name} is not requeued: scontrol does not answer")
-    if done.returncode and "pending" not in _words(done):
-        return Outcome(False, f"{name} is not requeued: {_words(done)}; submit with --requeue")
+        if done.returncode and "pending" not in _words(done):
+            raise _Refused(f"{_words(done)}; submit with --requeue")
+    except _Refused as error:
+        return Outcome(False, f"{name} is not requeued: {error}")
     return Outcome(True, f"{name} is requeued", kills=True)
+
+
+class _Refused(Exception):
+    """A job is not requeued; says why."""
 
 
 def _scontrol(run: Run, *words: str) -> "subprocess.CompletedProcess[str]":
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
-    return run(["scontrol", *words], timeout=_PATIENCE, **options)
+    try:
+        return run(["scontrol", *words], timeout=_PATIENCE, **options)
+    except OSError as error:
+        raise _Refused(f"scontrol cannot be run ({error.strerror})") from error
+    except subprocess.TimeoutExpired as error:
+        raise _Refused("scontrol does not answer") from error
 
 
 def _words(done: "subprocess.CompletedProcess[str]") -> str:

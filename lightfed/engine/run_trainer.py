@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
@@ -18,8 +18,8 @@ from lightfed.local.session_setup import step_schedule
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import UserError
-from lightfed.utils.lightning_private import _PATH
+from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.lightning_private import _PATH, _SignalConnector
 
 
 class RunTrainer(L.Trainer):
@@ -88,6 +88,21 @@ class RunTrainer(L.Trainer):
         self.save_checkpoint(folder / NAME)
         return True
 
+    def rounds(self, finished: int) -> str:
+        """The progress of the run, in words."""
+        limit = self.max_epochs or -1  # no limit: there may be max_steps
+        return f"{finished} of {limit} rounds" if limit > 0 else f"{finished} rounds"
+
+    def interrupt(self, signal: int) -> NoReturn:
+        """End the run after a round, with everything on disk.
+
+        Raises:
+            Interrupted: always.
+        """
+        finished = self.rounds(self.current_epoch)
+        resumable = self.last_checkpoint is not None or self.save_last()
+        raise Interrupted(signal, finished, resumable=resumable)
+
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint; with `fresh`, `last` may start a new run.
 
@@ -123,6 +138,23 @@ class RunTrainer(L.Trainer):
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+
+
+class FlagSignals(_SignalConnector):
+    """Leaves signals to lightfed.utils.signals, which only records them.
+
+    Lightning's handlers save and broadcast, which deadlocks if the signal interrupts a collective.
+    Here the loop checks between sessions, all ranks stop at the same one and save, and `fit`
+    requeues the job.
+    """
+
+    @override
+    def register_signal_handlers(self) -> None:
+        self.received_sigterm = False
+
+    @override
+    def teardown(self) -> None:
+        pass
 
 
 def with_defaults(

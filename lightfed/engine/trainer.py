@@ -17,7 +17,7 @@ from lightfed.distributed import requeue
 from lightfed.distributed.slurm import check_launch, check_tasks
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
-from lightfed.engine.run_trainer import RunTrainer, with_defaults
+from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer_checks import (
     Clips,
@@ -32,7 +32,7 @@ from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted
 from lightfed.utils.heap import keep_heap
-from lightfed.utils.lightning_private import _PATH, _SignalConnector
+from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.signals import listening
 
 Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
@@ -204,7 +204,7 @@ class FederatedTrainer(RunTrainer):
             enable_autolog_hparams=False,
         )
         self.fit_loop = FederatedLoop(self)
-        self._signal_connector = _FlagSignals(self)
+        self._signal_connector = FlagSignals(self)
 
     @property
     def federation(self) -> Federation:
@@ -290,20 +290,3 @@ class FederatedTrainer(RunTrainer):
                 nodes=self.num_nodes,
                 ranks_per_device=strategy.ranks_per_device,
             )
-
-
-class _FlagSignals(_SignalConnector):
-    """Leaves signals to lightfed.utils.signals, which only records them.
-
-    Lightning's handlers save and broadcast, which deadlocks if the signal interrupts a collective.
-    Here the loop checks between sessions, all ranks stop at the same one and save, and `fit`
-    requeues the job.
-    """
-
-    @override
-    def register_signal_handlers(self) -> None:
-        self.received_sigterm = False
-
-    @override
-    def teardown(self) -> None:
-        pass

@@ -132,7 +132,7 @@ def test_a_model_is_given_what_it_takes() -> None:
 
 
 def test_what_is_linked_from_the_data_may_not_be_written_otherwise() -> None:
-    with pytest.raises(UserError, match=r"cohorts\.0\.model\.init_args\.num_classes: 7"):
+    with pytest.raises(UserError, match=r"clients\.0\.model\.init_args\.num_classes: 7"):
         build(partial(MLP, num_classes=7))
     build(partial(MLP, num_classes=3, input_shape=[4]))
 
