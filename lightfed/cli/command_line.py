@@ -105,11 +105,11 @@ def _command_line(arguments: list[str] | None) -> None:
     sections = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
 
     class SaveConfig(SaveConfigCallback):
-        """The whole configuration, into the run folder."""
+        """Write the whole configuration to the run folder."""
 
         @override
         def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-            """Nothing yet: a refused checkpoint must leave its run's configuration alone."""
+            """Write nothing yet: a run whose checkpoint is refused keeps its configuration."""
 
         @override
         def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -133,11 +133,11 @@ def _command_line(arguments: list[str] | None) -> None:
 
         @override
         def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-            """Nothing: model.seed is the only seed."""
+            """Add none: model.seed is the only seed."""
 
         @override
         def _set_seed(self) -> None:
-            """Nothing is drawn from global random state."""
+            """Do nothing: no draw comes from global random state."""
 
         @override
         def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -151,7 +151,7 @@ def _command_line(arguments: list[str] | None) -> None:
 
         @override
         def _parse_ckpt_path(self) -> None:
-            """Nothing: a checkpoint holds no configuration."""
+            """Do nothing: a checkpoint holds no configuration."""
 
         @override
         def before_instantiate_classes(self) -> None:
@@ -159,7 +159,7 @@ def _command_line(arguments: list[str] | None) -> None:
             if not isinstance(options.trainer, Namespace):
                 found = f"{options.trainer} in place of keys"
                 raise UserError("trainer", found, "write keys below it, or leave it out")
-            if self.subcommand == "plan":  # of any cluster, made on any machine
+            if self.subcommand == "plan":  # of a run on any cluster, planned on any machine
                 here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
                 options.trainer.update(Namespace(here))
             _rename_cohorts(options.model)
@@ -205,7 +205,7 @@ def _command_line(arguments: list[str] | None) -> None:
 
 
 def _rename_cohorts(model: Any) -> None:
-    """Move the value of a configuration of version 0.1 to the key of today."""
+    """Move the value of a configuration of version 0.1 to the current key."""
     former = model.pop("cohorts")
     if former is None:
         return
@@ -221,7 +221,7 @@ def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
 
 
 def _leave() -> None:
-    """What all ranks have come to, an end or the same error: no collective is under way."""
+    """Leave the process group; all ranks are at the end or at the same error, in no collective."""
     if "torch" in sys.modules:
         from lightfed.distributed.collectives import leave
 
@@ -229,7 +229,7 @@ def _leave() -> None:
 
 
 def _fail(error: UserError) -> NoReturn:
-    """One line from the first rank; every rank leaves with the same status."""
+    """Print one line on the first rank; every rank exits with the same status."""
     names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
     if all(os.environ.get(name, "0") == "0" for name in names):
         print(f"lightfed: error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -239,27 +239,25 @@ class Evaluation:
                 found = f"client {report.client} is left out of the {kind} metrics"
                 self._fleet.warn(f"{found}: {report.error}")
         means = reported(weighted_means(every.pop("global")))
-        figures = {f"global/{name}": value for name, value in means.items()}
+        metrics = {f"global/{name}": value for name, value in means.items()}
         for kind, reports in every.items():
-            figures |= client_figures(
+            metrics |= client_metrics(
                 reports,
                 kind,
                 cohorts=[state.name for state in self._fleet.cohorts],
                 cohort_of=[self._fleet.home_cohort(r.client) for r in reports],
             )
-        return figures, every
+        return metrics, every
 
     def warn_of_unmeasured(self) -> None:
         """Warn of models that exist only in a round's sessions, outside of rounds."""
         for moment, kind in self.in_sessions.items():
             if moment not in self._fleet.tests:
-                found = f"what clients have when they are {moment} is measured in a round's"
-                self._fleet.warn(
-                    f"model.evaluate_at: {found} sessions; there is no {kind} figure without one"
-                )
+                found = f"models that are {moment} exist only during a round"
+                self._fleet.warn(f"model.evaluate_at: {found}; there are no {kind} metrics now")
 
 
-def client_figures(
+def client_metrics(
     reports: Sequence[Report],
     kind: str,
     *,
@@ -276,22 +274,22 @@ def client_figures(
         cohorts: their names; metrics by cohort if there are several.
         cohort_of: the cohort of every report.
     """
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     names = sorted({name for report in reports for name in report.metrics})
     for name in names:
         having = [i for i, report in enumerate(reports) if name in report.metrics]
         values = np.array([reports[i].metrics[name] for i in having])
-        figures[f"{kind}/{name}"] = float(values.mean())
+        metrics[f"{kind}/{name}"] = float(values.mean())
         if name.endswith("loss") or name.startswith("perplexity"):
             continue  # the worst values are the largest, and a few would dominate the deviation
         worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
-        figures[f"{kind}/{name}_std"] = float(values.std())
-        figures[f"{kind}/{name}_worst10"] = float(worst.mean())
+        metrics[f"{kind}/{name}_std"] = float(values.std())
+        metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
         if len(cohorts) > 1:
             of = np.array([cohort_of[i] for i in having])
-            figures |= {
+            metrics |= {
                 f"{kind}/{name}/{cohort}": float(values[of == position].mean())
                 for position, cohort in enumerate(cohorts)
                 if (of == position).any()
             }
-    return figures
+    return metrics

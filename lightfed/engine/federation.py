@@ -138,7 +138,7 @@ class Federation(L.LightningModule):
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data: Any = trainer.datamodule
-        rates = Rates.of_checkpoint(trainer.goes_on_from, ranks)
+        rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
         options = self.fleet_options(trainer)
         self.fleet = Fleet(self.cohorts, self.algorithm, data, ranks=ranks, rates=rates, **options)
         checks.check_built(self._kinds, self.fleet, data)
@@ -240,13 +240,13 @@ class Federation(L.LightningModule):
 
     @override
     def on_validation_epoch_end(self) -> None:
-        figures, reports = self.evaluation.finish(self.fleet.tests)
+        metrics, reports = self.evaluation.finish(self.fleet.tests)
         if self.trainer.state.fn != TrainerFn.FITTING:
             self.evaluation.warn_of_unmeasured()
-            self.log_dict(figures, sync_dist=True, rank_zero_only=True)
+            self.log_dict(metrics, sync_dist=True, rank_zero_only=True)
             return
         arrays = self.algorithm.evaluation_end(self.fleet)
-        self._report.evaluated(self.federated_trainer, self.fleet, figures, reports, arrays)
+        self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

@@ -59,7 +59,7 @@ class RoundReport:
         self,
         trainer: RunTrainer,
         fleet: Fleet,
-        figures: dict[str, float],
+        metrics: dict[str, float],
         reports: Mapping[Kind, Sequence[Report]],
         arrays: Mapping[str, Mapping[str, Tensor]],
     ) -> None:
@@ -68,16 +68,16 @@ class RoundReport:
         Args:
             trainer: of the run.
             fleet: the clients.
-            figures: metrics by name.
+            metrics: metrics by name.
             reports: of the clients, by kind.
             arrays: for the run folder, by file and name.
         """
         # A cohort that was not tested must not keep the metric of an earlier evaluation.
-        for name in self._evaluated - figures.keys():
+        for name in self._evaluated - metrics.keys():
             trainer.callback_metrics.pop(name, None)
-        self._evaluated = set(figures)
-        _publish(trainer, figures)
-        self.metrics |= figures
+        self._evaluated = set(metrics)
+        _publish(trainer, metrics)
+        self.metrics |= metrics
         self._show(trainer)
         rounds = trainer.global_step
         if trainer.run_logger is not None:
@@ -85,7 +85,7 @@ class RoundReport:
             trainer.run_logger.log_arrays(rounds, arrays)
         if rounds == trainer.current_epoch:  # the round's other metrics are written
             for logger in trainer.loggers:
-                logger.log_metrics(figures, step=rounds - 1)
+                logger.log_metrics(metrics, step=rounds - 1)
 
     def _show(self, trainer: L.Trainer) -> None:
         """Show metrics on progress bars, which run before the round's end is logged."""
@@ -95,10 +95,10 @@ class RoundReport:
         shown.update({name: found[key] for name, key in _SHOWN.items() if key in found})
 
 
-def _publish(trainer: L.Trainer, figures: dict[str, float]) -> None:
+def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:
     """Pass metrics to callbacks; `self.log` would cost a millisecond per metric."""
-    values = torch.tensor(list(figures.values()), dtype=torch.float64).unbind()
-    trainer.callback_metrics.update(zip(figures, values, strict=True))
+    values = torch.tensor(list(metrics.values()), dtype=torch.float64).unbind()
+    trainer.callback_metrics.update(zip(metrics, values, strict=True))
 
 
 def _client_rows(

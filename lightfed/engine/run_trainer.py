@@ -26,7 +26,7 @@ class RunTrainer(L.Trainer):
     """What a federation's root module and loop need from a Trainer besides Lightning's API.
 
     Attributes:
-        goes_on_from: the checkpoint from which this run resumes, given or found.
+        resumes_from: the checkpoint from which this run resumes, given or found.
         clipping: how gradients are clipped.
         in_round: whether a round is running; requested checkpoints wait for its end.
     """
@@ -34,7 +34,7 @@ class RunTrainer(L.Trainer):
     callbacks: list[Callback]
     datamodule: Any
     profiler: Profiler
-    goes_on_from: _PATH | None
+    resumes_from: _PATH | None
     clipping: Clips
     in_round: bool
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]

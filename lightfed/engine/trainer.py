@@ -121,7 +121,7 @@ class FederatedTrainer(RunTrainer):
                 communicate over gloo, since NCCL rejects two ranks on a GPU. Under SLURM, a node
                 needs this many tasks per GPU.
         """
-        self.goes_on_from = None
+        self.resumes_from = None
         self.in_round = False
         self._deferred_checkpoints = []
         self._limits = {
@@ -227,7 +227,7 @@ class FederatedTrainer(RunTrainer):
             UserError: a setting or file of the user cannot be used.
         """
         self._check_launch()
-        path = self.goes_on_from = self._resolve(ckpt_path, fresh=True)
+        path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
         if self._is_finished():
             return
         logger = self.run_logger

@@ -112,14 +112,14 @@ def _cohorts(fleet: DryFleet) -> str:
     return aligned(lines)
 
 
-def _ranks(fleet: DryFleet, figures: np.ndarray) -> str:
+def _ranks(fleet: DryFleet, numbers: np.ndarray) -> str:
     """A line per rank, or min, median and max if there are many; from (numbers, ranks)."""
     names = [str(rank) for rank in range(fleet.ranks.world)]
     if len(names) > _TABLE:  # per column: not of the same rank
-        names, figures = ["least", "median", "most"], np.quantile(figures, [0, 0.5, 1], axis=1).T
+        names, numbers = ["least", "median", "most"], np.quantile(numbers, [0, 0.5, 1], axis=1).T
     timed = fleet.rates.of(range(len(fleet.cohorts))) is not None
     lines = [("rank", "sessions", "seconds" if timed else "samples x FLOPs", "rows")]
-    for name, (sessions, load, row) in zip(names, figures.T.tolist(), strict=True):
+    for name, (sessions, load, row) in zip(names, numbers.T.tolist(), strict=True):
         lines.append((name, f"{sessions:,g}", _scaled(load), _scaled(row, "B")))
     return aligned(lines)
 
