@@ -233,7 +233,7 @@ class FederatedTrainer(RunTrainer):
         logger = self.run_logger
         with listening(), nullcontext() if logger is None else logger.writing():
             try:
-                super().fit(*args, ckpt_path=path, **kwargs)
+                super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
             except Interrupted as interrupted:
                 requeue.leave(interrupted, first=self.is_global_zero)
             if logger is not None:
@@ -249,7 +249,7 @@ class FederatedTrainer(RunTrainer):
             **kwargs: likewise.
         """
         self._check_launch()
-        return super().validate(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)
+        return super().validate(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     @override
     def test(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:
@@ -261,7 +261,7 @@ class FederatedTrainer(RunTrainer):
             **kwargs: likewise.
         """
         self._check_launch()
-        return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)
+        return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     def _is_finished(self) -> bool:
         """Whether this job has already finished the run.
