@@ -6,6 +6,7 @@ LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,13 @@ from lightfed.utils.signals import listen
 
 USAGE_ERROR = UserError.status
 
+# Commands with a parser of their own, and the modules whose `main` they are.
+_WITHOUT_A_TRAINER = {
+    "report": "lightfed.report.command",
+    "control": "lightfed.studies.heterofl.control",
+    "latency": "lightfed.cli.latency_command",
+}
+_OF_THE_TRAINER = ("fit", "validate", "test", "partition", "groups", "plan")
 # Arguments of the trainer's methods that are objects, or that a command has no use for.
 _NOT_WORDS = {
     "model",
@@ -39,18 +47,8 @@ def main(argv: list[str] | None = None) -> None:
         print(help_text(), end="")
         return
     try:
-        if arguments[:1] == ["report"]:
-            from lightfed.report.command import main as report
-
-            sys.exit(report(arguments[1:]))
-        if arguments[:1] == ["control"]:
-            from lightfed.studies.heterofl.control import main as control
-
-            sys.exit(control(arguments[1:]))
-        if arguments[:1] == ["latency"]:
-            from lightfed.cli.latency_command import main as latency
-
-            sys.exit(latency(arguments[1:]))
+        if arguments and arguments[0] in _WITHOUT_A_TRAINER:
+            sys.exit(import_module(_WITHOUT_A_TRAINER[arguments[0]]).main(arguments[1:]))
         _run(arguments, from_python=argv is not None)
     except UserError as error:
         _leave()
@@ -128,8 +126,7 @@ def _command_line(arguments: list[str] | None) -> None:
         @staticmethod
         @override
         def subcommands() -> dict[str, set[str]]:
-            names = ("fit", "validate", "test", "partition", "groups", "plan")
-            return dict.fromkeys(names, _NOT_WORDS)
+            return dict.fromkeys(_OF_THE_TRAINER, _NOT_WORDS)
 
         @override
         def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -191,6 +188,7 @@ def _command_line(arguments: list[str] | None) -> None:
                     build(logger.folder)
                     print_summary(logger.folder)
 
+    options: dict[str, Any] = {"exit_on_error": False}
     FederationCLI(
         Federation,
         FederatedDataModule,
@@ -199,7 +197,7 @@ def _command_line(arguments: list[str] | None) -> None:
         save_config_kwargs={"save_to_log_dir": False},
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
-        parser_kwargs=_parser_kwargs(FederationCLI.subcommands()),
+        parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(_OF_THE_TRAINER, options),
         args=arguments,
     )
 
@@ -213,11 +211,6 @@ def _rename_cohorts(model: Any) -> None:
         raise UserError("model.cohorts", "given besides model.clients", "keep clients")
     logging.getLogger(__name__).warning("model.cohorts is now called model.clients")
     model.clients = former
-
-
-def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
-    options = {"exit_on_error": False}
-    return {"prog": "lightfed", **options} | dict.fromkeys(subcommands, options)
 
 
 def _leave() -> None:
