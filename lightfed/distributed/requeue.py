@@ -67,29 +67,32 @@ def requeue(
         why_not: message for a job that has been restarted too often without progress.
         run: as subprocess.run.
     """
-    name = f"job {job.name}"
     try:
-        shown = _scontrol(run, "show", "job", "-o", job.name)
-        if shown.returncode:
-            raise _Refused(_words(shown))
-        # The first field of a name counts.
-        fields = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))
-        state = fields.get("JobState", "")
-        if int(fields.get("Restarts", 0)) > job.restarts or state in _WAITING:
-            return Outcome(True, f"{name} is in the queue again")
-        if fields.get("BatchFlag") == "0":
-            return Outcome(False, f"{name} is no batch job and cannot be requeued")
-        ending = state in _ENDING or fields.get("Reason") in _ENDING_REASONS
-        if state != "RUNNING" and not ending:
-            return Outcome(False, f"{name} is being cancelled")
-        if not progressed and job.restarts >= _RESTARTS:
-            found = f"not a session was finished since restart {job.restarts}"
-            raise _Refused(f"{found}, {why_not}")
-        done = _scontrol(run, "requeue", job.name)
-        if done.returncode and "pending" not in _words(done):
-            raise _Refused(f"{_words(done)}; submit with --requeue")
+        return _unless_refused(job, progressed=progressed, why_not=why_not, run=run)
     except _Refused as error:
-        return Outcome(False, f"{name} is not requeued: {error}")
+        return Outcome(False, f"job {job.name} is not requeued: {error}")
+
+
+def _unless_refused(job: Job, *, progressed: bool, why_not: str, run: Run) -> Outcome:
+    name = f"job {job.name}"
+    shown = _scontrol(run, "show", "job", "-o", job.name)
+    if shown.returncode:
+        raise _Refused(_words(shown))
+    fields = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))  # the first of a name counts
+    state = fields.get("JobState", "")
+    if int(fields.get("Restarts", 0)) > job.restarts or state in _WAITING:
+        return Outcome(True, f"{name} is in the queue again")
+    if fields.get("BatchFlag") == "0":
+        return Outcome(False, f"{name} is no batch job and cannot be requeued")
+    ending = state in _ENDING or fields.get("Reason") in _ENDING_REASONS
+    if state != "RUNNING" and not ending:
+        return Outcome(False, f"{name} is being cancelled")
+    if not progressed and job.restarts >= _RESTARTS:
+        found = f"not a session was finished since restart {job.restarts}"
+        raise _Refused(f"{found}, {why_not}")
+    done = _scontrol(run, "requeue", job.name)
+    if done.returncode and "pending" not in _words(done):
+        raise _Refused(f"{_words(done)}; submit with --requeue")
     return Outcome(True, f"{name} is requeued", kills=True)
 
 

@@ -11,7 +11,6 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.resident import batch_sizes
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup, GroupState, blank
 from lightfed.local.client_module import ClientModule
 from lightfed.utils.errors import UserError
@@ -71,18 +70,15 @@ def check_schedule(optimizer: Any, schedule: Any) -> None:
         raise UserError("model.lr_schedule", found, fix)
 
 
-def check_ranks(strategy: Any, clients: int) -> Ranks:
-    """The ranks of a strategy, if it is one for federations and every rank has a client.
+def check_ranks(ranks: Ranks, clients: int) -> None:
+    """Reject ranks without a client.
 
     Raises:
         UserError: names the flag.
     """
-    if not isinstance(strategy, FederatedStrategy):
-        raise UserError("trainer.strategy", type(strategy).__name__, "use strategy: federated")
-    if strategy.ranks.world > clients:
-        found = f"{strategy.ranks.world} ranks for {clients} clients"
+    if ranks.world > clients:
+        found = f"{ranks.world} ranks for {clients} clients"
         raise UserError("trainer.devices", found, "use at most one rank a client")
-    return strategy.ranks
 
 
 def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:

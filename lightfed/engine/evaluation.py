@@ -14,7 +14,8 @@ do not depend on the ranks. Models that no longer exist at the end of the round 
 sessions (`Training.tested`); their reports are added here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserList
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import lightning.pytorch as L
@@ -48,22 +49,6 @@ GLOBAL = -1
 IDLE = -2
 
 
-class Jobs:
-    """The jobs of a rank as a data loader for Lightning.
-
-    Lightning would take a plain list for a collection of loaders.
-    """
-
-    def __init__(self, jobs: list[int]) -> None:
-        self._jobs = jobs
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._jobs)
-
-
 class Evaluation:
     """Jobs of this rank, their results, and the metrics.
 
@@ -76,6 +61,7 @@ class Evaluation:
 
     Attributes:
         at: the moment of the personal metric.
+        jobs: of this rank, as a data loader.
         in_sessions: what to test in the sessions of a round, by moment.
     """
 
@@ -101,7 +87,8 @@ class Evaluation:
         self._at_rest = {m: kind for m, kind in moments.items() if self._lasts(m)}
         self.in_sessions = {m: kind for m, kind in moments.items() if not self._lasts(m)}
         self.clients = self._choose(clients) if self._kinds - {"global"} else []
-        self.jobs = Jobs(self._spread(self.clients))
+        # Lightning would take a plain list for a collection of loaders.
+        self.jobs = UserList(self._spread(self.clients))
 
     def _moments(self) -> dict[Moment, Kind]:
         """The moments to test, and the kinds of their metrics."""

@@ -1,5 +1,6 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
+from collections import UserList
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import Rates
 from lightfed.engine import checks
-from lightfed.engine.evaluation import Evaluation, Jobs, Kind
+from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.round_report import RoundReport
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
@@ -134,7 +135,8 @@ class Federation(L.LightningModule):
     @override
     def setup(self, stage: str) -> None:
         trainer = self.federated_trainer
-        ranks = checks.check_ranks(trainer.strategy, self.num_clients)
+        ranks = trainer.strategy.ranks
+        checks.check_ranks(ranks, self.num_clients)
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data: Any = trainer.datamodule
@@ -226,7 +228,7 @@ class Federation(L.LightningModule):
 
     # Evaluation.
 
-    def evaluation_jobs(self) -> Jobs:
+    def evaluation_jobs(self) -> UserList[int]:
         """This rank's evaluation jobs, as a data loader."""
         return self.evaluation.jobs
 

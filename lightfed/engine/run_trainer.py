@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
@@ -38,6 +38,12 @@ class RunTrainer(L.Trainer):
     clipping: Clips
     in_round: bool
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
+
+    @property
+    @override
+    def strategy(self) -> FederatedStrategy:
+        """The only one that the Trainer accepts."""
+        return cast(FederatedStrategy, super().strategy)
 
     @property
     def run_logger(self) -> RunLogger | None:
@@ -110,7 +116,7 @@ class RunTrainer(L.Trainer):
             UserError: there is no such checkpoint.
         """
         logger = self.run_logger
-        self._demand_readable(False)
+        self.strategy.strict = False
         if fresh and logger is not None:
             own = logger.place.resume_job(requeued=ckpt_path not in (None, "last"))
             if own is not None:
@@ -121,7 +127,7 @@ class RunTrainer(L.Trainer):
             return ckpt_path
         if ckpt_path != "last":
             main = main_file(ckpt_path)
-            self._demand_readable(True)  # an explicit path has no fallback
+            self.strategy.strict = True  # an explicit path has no fallback
             return main if logger is None else logger.place.resume_from(main)
         if logger is None:
             return ckpt_path  # Lightning looks into the folders of the checkpoint callbacks
@@ -130,11 +136,6 @@ class RunTrainer(L.Trainer):
             found = "`last`, but no run of this name has a checkpoint"
             raise UserError("ckpt_path", found, "give the path of a .ckpt file")
         return newest
-
-    def _demand_readable(self, strict: bool) -> None:
-        """Whether an unreadable checkpoint is an error, or falls back to the previous one."""
-        if isinstance(self.strategy, FederatedStrategy):
-            self.strategy.strict = strict
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]

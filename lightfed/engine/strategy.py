@@ -103,7 +103,7 @@ class FederatedStrategy(DDPStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
-                    logger.claim(self.ranks)
+                    logger.place.claim(self.ranks)
 
     @override
     def setup_distributed(self) -> None:

@@ -280,10 +280,8 @@ class FederatedTrainer(RunTrainer):
         return True
 
     def _check_launch(self) -> None:
-        strategy = self.strategy
-        if isinstance(strategy, FederatedStrategy) and isinstance(
-            strategy.cluster_environment, SLURMEnvironment | LightningEnvironment
-        ):
+        strategy, stock = self.strategy, (SLURMEnvironment, LightningEnvironment)
+        if isinstance(strategy.cluster_environment, stock):
             check_launch(
                 os.environ,
                 processes=strategy.num_processes,

@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import job_of
 from lightfed.runs.run_folder import RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
@@ -42,14 +41,6 @@ class RunLogger(Logger):
         self._ended = 0  # rounds whose rows are on disk
 
     # The folder.
-
-    def claim(self, ranks: Ranks) -> None:
-        """Agree on a folder, the same on every rank; idempotent.
-
-        Raises:
-            UserError: it cannot be created, or ranks find different runs to resume.
-        """
-        self.place.claim(ranks)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
