@@ -208,7 +208,7 @@ def _rename_cohorts(model: Any) -> None:
     if former is None:
         return
     if model.clients is not None:
-        raise UserError("model.cohorts", "given besides model.clients", "keep clients")
+        raise UserError("model.cohorts", "given in addition to model.clients", "keep clients")
     logging.getLogger(__name__).warning("model.cohorts is now called model.clients")
     model.clients = former
 

@@ -11,7 +11,7 @@ COMMANDS = {
     "plan": "print balance, bytes and memory of a run on many ranks",
     "report": "make the page of a run folder, or compare several",
     "control": "explain a control string of HeteroFL",
-    "latency": "analyse what it saves to wait for the first servers only",
+    "latency": "analyse the time saved by waiting only for the first servers",
 }
 
 

@@ -28,7 +28,7 @@ def client_groups(
     """
     if cohorts is not None:
         if clients is not None:
-            raise UserError("model.cohorts", "given besides model.clients", "keep clients")
+            raise UserError("model.cohorts", "given in addition to model.clients", "keep clients")
         warnings.warn("cohorts is now called clients", DeprecationWarning, stacklevel=3)
     groups = clients or cohorts
     if not groups:
