@@ -53,7 +53,8 @@ _AROUND = (
     r"Type .*? expects a function or a callable class: (?P<rest>.*)"
     r"\. Got value: Namespace\(class_path='(?P<path>[\w.]+)'",
     r"Does not validate .*?\n *Errors:\n(?P<margin> *)- (?:.*?\n(?P=margin)- )??"
-    r"(?P<rest>(?:Problem with|Type ).*?)(?=\n(?P=margin)- |\n *Given [^\n]*\n[^\n]*\Z)",
+    r"(?P<rest>(?:Problem with|Type |Expected a dot ).*?)"
+    r"(?=\n(?P=margin)- |\n *Given [^\n]*\n[^\n]*\Z)",
 )
 _KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*(.*)', re.DOTALL)
 _UNKNOWN = re.compile(r"(?:Subcommand .*? option '|unrecognized arguments: -*)([\w.-]+)")

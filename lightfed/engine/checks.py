@@ -30,9 +30,10 @@ def client_groups(
         if clients is not None:
             raise UserError("model.cohorts", "given in addition to model.clients", "keep clients")
         warnings.warn("cohorts is now called clients", DeprecationWarning, stacklevel=3)
-    groups = clients or cohorts
+    groups = cohorts if clients is None else clients
     if not groups:
-        raise UserError("model.clients", "no group", "describe at least one: count, model")
+        found = "no group" if groups is None else "an empty list"
+        raise UserError("model.clients", found, "describe at least one: count, model")
     for position, group in enumerate(groups):
         group.check(position)
     return groups
