@@ -1,7 +1,6 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-from collections import UserList
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -228,7 +227,7 @@ class Federation(L.LightningModule):
 
     # Evaluation.
 
-    def evaluation_jobs(self) -> UserList[int]:
+    def evaluation_jobs(self) -> Iterable[int]:
         """This rank's evaluation jobs, as a data loader."""
         return self.evaluation.jobs
 
