@@ -37,7 +37,7 @@ _ROOMS = {
     """,
     "distributed": """
         comm.collectives comm.watch=liveness comm.interface core.placement utils.slurm
-        core.allocation core.requeue
+        core.allocation=slurm core.requeue
     """,
     "topology": """
         comm.graphs comm.topology comm.adjacency=matrices comm.mixing=matrices
@@ -63,7 +63,8 @@ _ROOMS = {
     """,
     "runs": """
         core.runfolder=run_folder core.fence=run_lock core.runlog=run_logger core.checkpoint
-        core.lastcheckpoint=last_checkpoint core.journal core.export identity
+        core.lastcheckpoint=last_checkpoint core.journal core.export
+        identity=federation_state
     """,
     "algorithms.shared": """
         core.beside=personal_shared core.classes=prototypes core.aspg core.signature
@@ -72,7 +73,7 @@ _ROOMS = {
     """,
     "engine": """
         core.trainer core.federation core.loop core.strategy core.evaluation
-        core.figures=client_metrics core.checks core.flags=trainer_checks core.progress
+        core.figures=evaluation core.checks core.flags=trainer_checks core.progress
     """,
     "previews": """
         core.plan core.rehearsal=dry_run core.previews=trainer

@@ -26,7 +26,7 @@ from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
-from lightfed.local.packed.rules import SideBySide, packing
+from lightfed.local.packed.rules import Packed, SideBySide
 from lightfed.local.session import Runtime
 from lightfed.local.session_setup import OptimizerFactory, client_stepper
 from lightfed.runs.run_logger import RunLogger
@@ -159,13 +159,7 @@ def fleet_of(
         )
         for i, state in enumerate(fleet.cohorts)
     ]
-    packings = [
-        packing(
-            side_by_side, state, stepper, algorithm, data, batch_size=data.batch_size,
-            expected=state.cohort.count, scaled=False, memory=1 << 28,
-        )
-        for state, (stepper, _) in zip(fleet.cohorts, steppers, strict=True)
-    ]  # fmt: skip
+    packings = Packed(side_by_side).packings(fleet, steppers, data, runtime)
     fleet.training.attach(runtime, steppers, packings)
     return fleet
 

@@ -1,7 +1,6 @@
 """With several ranks an error is still one line; all leave with status 2, and none hangs."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from lightfed.cli.command_line import USAGE_ERROR, main
 from tests.mistakes import PARTITION, Case, edit
@@ -34,12 +34,6 @@ def _start(words: list[str], folder: Path, **variables: str) -> "subprocess.Pope
         text=True,
         start_new_session=True,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _group_is_gone(leader: int) -> bool:
@@ -91,7 +85,7 @@ def test_ranks_of_a_launcher_leave_with_the_same_status(
 def _ranks(words: list[str], folder: Path) -> tuple[list[str], list[int]]:
     """What two ranks of a launcher print to stderr, and their statuses."""
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
     shared |= {"TORCHELASTIC_RUN_ID": "two-ranks"}
     words = [*words, *TWO_RANKS]
     processes = [

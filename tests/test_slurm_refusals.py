@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightfed.cli.command_line import main
-from lightfed.distributed.allocation import check_launch, check_tasks
+from lightfed.distributed.slurm import check_launch, check_tasks
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
 from tests.mistakes import edited

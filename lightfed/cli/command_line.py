@@ -6,6 +6,7 @@ LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,25 +17,38 @@ from lightfed.utils.signals import listen
 
 USAGE_ERROR = UserError.status
 
+# Commands with a parser of their own, and the modules whose `main` they are.
+_WITHOUT_A_TRAINER = {
+    "report": "lightfed.report.command",
+    "control": "lightfed.studies.heterofl.control",
+    "latency": "lightfed.cli.latency_command",
+}
+_OF_THE_TRAINER = ("fit", "validate", "test", "partition", "groups", "plan")
+# Arguments of the trainer's methods that are objects, or that a command has no use for.
+_NOT_WORDS = {
+    "model",
+    "datamodule",
+    "dataloaders",
+    "train_dataloaders",
+    "val_dataloaders",
+    "verbose",
+    "weights_only",
+}
+
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; never returns a traceback for what a user can cause."""
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None and arguments[:1] == ["fit"]:
         listen()  # the import of torch alone takes seconds
+    if arguments[:1] in (["-h"], ["--help"]):
+        from lightfed.cli.usage import help_text
+
+        print(help_text(), end="")
+        return
     try:
-        if arguments[:1] == ["report"]:
-            from lightfed.report.command import main as report
-
-            sys.exit(report(arguments[1:]))
-        if arguments[:1] == ["control"]:
-            from lightfed.studies.heterofl.control import main as control
-
-            sys.exit(control(arguments[1:]))
-        if arguments[:1] == ["latency"]:
-            from lightfed.cli.latency_command import main as latency
-
-            sys.exit(latency(arguments[1:]))
+        if arguments and arguments[0] in _WITHOUT_A_TRAINER:
+            sys.exit(import_module(_WITHOUT_A_TRAINER[arguments[0]]).main(arguments[1:]))
         _run(arguments, from_python=argv is not None)
     except UserError as error:
         _leave()
@@ -74,7 +88,7 @@ def _command_line(arguments: list[str] | None) -> None:
     from lightfed.data.datamodule import FederatedDataModule
     from lightfed.engine.federation import Federation
     from lightfed.previews.trainer import PreviewTrainer
-    from lightfed.runs.identity import config_digest
+    from lightfed.runs.federation_state import config_digest
 
     # Tips, and advice for runs that are not federations.
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -89,11 +103,11 @@ def _command_line(arguments: list[str] | None) -> None:
     sections = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
 
     class SaveConfig(SaveConfigCallback):
-        """The whole configuration, into the run folder."""
+        """Write the whole configuration to the run folder."""
 
         @override
         def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-            """Nothing yet: a refused checkpoint must leave its run's configuration alone."""
+            """Write nothing yet: a run whose checkpoint is refused keeps its configuration."""
 
         @override
         def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -112,28 +126,15 @@ def _command_line(arguments: list[str] | None) -> None:
         @staticmethod
         @override
         def subcommands() -> dict[str, set[str]]:
-            return {
-                "fit": {
-                    "model",
-                    "train_dataloaders",
-                    "val_dataloaders",
-                    "datamodule",
-                    "weights_only",
-                },
-                "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
-                "test": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
-                "partition": {"model", "datamodule"},
-                "groups": {"model", "datamodule"},
-                "plan": {"model", "datamodule"},
-            }
+            return dict.fromkeys(_OF_THE_TRAINER, _NOT_WORDS)
 
         @override
         def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-            """Nothing: model.seed is the only seed."""
+            """Add none: model.seed is the only seed."""
 
         @override
         def _set_seed(self) -> None:
-            """Nothing is drawn from global random state."""
+            """Do nothing: no draw comes from global random state."""
 
         @override
         def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -147,7 +148,7 @@ def _command_line(arguments: list[str] | None) -> None:
 
         @override
         def _parse_ckpt_path(self) -> None:
-            """Nothing: a checkpoint holds no configuration."""
+            """Do nothing: a checkpoint holds no configuration."""
 
         @override
         def before_instantiate_classes(self) -> None:
@@ -155,7 +156,7 @@ def _command_line(arguments: list[str] | None) -> None:
             if not isinstance(options.trainer, Namespace):
                 found = f"{options.trainer} in place of keys"
                 raise UserError("trainer", found, "write keys below it, or leave it out")
-            if self.subcommand == "plan":  # of any cluster, made on any machine
+            if self.subcommand == "plan":  # of a run on any cluster, planned on any machine
                 here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
                 options.trainer.update(Namespace(here))
             _rename_cohorts(options.model)
@@ -187,6 +188,7 @@ def _command_line(arguments: list[str] | None) -> None:
                     build(logger.folder)
                     print_summary(logger.folder)
 
+    options: dict[str, Any] = {"exit_on_error": False}
     FederationCLI(
         Federation,
         FederatedDataModule,
@@ -195,37 +197,24 @@ def _command_line(arguments: list[str] | None) -> None:
         save_config_kwargs={"save_to_log_dir": False},
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
-        parser_kwargs=_parser_kwargs(FederationCLI.subcommands()),
+        parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(_OF_THE_TRAINER, options),
         args=arguments,
     )
 
 
 def _rename_cohorts(model: Any) -> None:
-    """Move the value of a configuration of version 0.1 to the key of today."""
+    """Move the value of a configuration of version 0.1 to the current key."""
     former = model.pop("cohorts")
     if former is None:
         return
     if model.clients is not None:
-        raise UserError("model.cohorts", "given besides model.clients", "keep clients")
+        raise UserError("model.cohorts", "given in addition to model.clients", "keep clients")
     logging.getLogger(__name__).warning("model.cohorts is now called model.clients")
     model.clients = former
 
 
-def _parser_kwargs(subcommands: Any) -> dict[str, Any]:
-    description = (
-        "Train federations of heterogeneous clients. `lightfed report RUN [RUN ...]` makes the "
-        "page of a run folder or compares several; `lightfed control STRING` explains a control "
-        "string of HeteroFL, and `--config control:DATA:STRING` stands for its configuration; "
-        "`lightfed latency --delay CLASS` says what it saves to wait for the first servers alone."
-    )
-    options = {"exit_on_error": False}
-    return {"prog": "lightfed", "description": description, **options} | dict.fromkeys(
-        subcommands, options
-    )
-
-
 def _leave() -> None:
-    """What all ranks have come to, an end or the same error: no collective is under way."""
+    """Leave the process group; all ranks are at the end or at the same error, in no collective."""
     if "torch" in sys.modules:
         from lightfed.distributed.collectives import leave
 
@@ -233,7 +222,7 @@ def _leave() -> None:
 
 
 def _fail(error: UserError) -> NoReturn:
-    """One line from the first rank; every rank leaves with the same status."""
+    """Print one line on the first rank; every rank exits with the same status."""
     names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
     if all(os.environ.get(name, "0") == "0" for name in names):
         print(f"lightfed: error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the parser, Lightning or a class refuses, as the one line that a user reads.
+"""Turns errors of the parser, of Lightning and of classes into one line for the user.
 
 The sentences are jsonargparse's and Lightning's own. Added are the whole key, which jsonargparse
 (read in 4.53) spreads over nested messages, and the name that was probably meant.
@@ -46,14 +46,15 @@ ABSENT: dict[str, tuple[str, str]] = {
     "data.class_path": ("data are always federated", "name the data set: data.dataset"),
 }
 
-# Sentences around others: of a wrong path, a class, a factory, a choice of types.
+# Messages that contain others: about a wrong path, a class, a factory, alternatives of a type.
 _AROUND = (
     r"- Expected a path but .*? invalid\n\s*- (?P<rest>.*)",
     r"Problem with given class_path '(?P<path>.+?)':\s*(?P<rest>.*)",
     r"Type .*? expects a function or a callable class: (?P<rest>.*)"
     r"\. Got value: Namespace\(class_path='(?P<path>[\w.]+)'",
     r"Does not validate .*?\n *Errors:\n(?P<margin> *)- (?:.*?\n(?P=margin)- )??"
-    r"(?P<rest>(?:Problem with|Type ).*?)(?=\n(?P=margin)- |\n *Given [^\n]*\n[^\n]*\Z)",
+    r"(?P<rest>(?:Problem with|Type |Expected a dot ).*?)"
+    r"(?=\n(?P=margin)- |\n *Given [^\n]*\n[^\n]*\Z)",
 )
 _KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*(.*)', re.DOTALL)
 _UNKNOWN = re.compile(r"(?:Subcommand .*? option '|unrecognized arguments: -*)([\w.-]+)")
@@ -61,9 +62,12 @@ _REQUIRED = re.compile(r"the following arguments are required: ([\w.]+)")
 
 
 def parser_error(message: str, argv: Sequence[str], sections: Mapping[str, Any]) -> UserError:
-    """What jsonargparse refused on a command line.
+    """The error of jsonargparse on a command line.
 
-    `sections` are classes and functions, by the key that their arguments are below ("": none).
+    Args:
+        message: of jsonargparse.
+        argv: the words of the command line.
+        sections: classes and functions, by the key above their arguments ("" for no key).
     """
     keys = dict.fromkeys(("ckpt_path", "config", "rounds", "verbose", "world_size"))
     for section, owner in sections.items():
@@ -84,7 +88,7 @@ def parser_error(message: str, argv: Sequence[str], sections: Mapping[str, Any])
 
 
 def lightning_error(error: Exception) -> UserError | None:
-    """What Lightning has against the Trainer's flags or callbacks; None for any other error."""
+    """The error of Lightning about the Trainer's flags or callbacks; None for any other error."""
     message = _plain(str(error)).rstrip(".")
     if re.match(r"Early stopping cond|`ModelCheckpoint\(mon|Found more than one state", message):
         return UserError("trainer.callbacks", message, _HELP)
@@ -95,9 +99,10 @@ def lightning_error(error: Exception) -> UserError | None:
 
 
 def class_error(error: Exception, config: Namespace) -> UserError | None:
-    """What a class of ours has against its arguments, out of jsonargparse's choice of types.
+    """The UserError of one of our classes, found among jsonargparse's errors; None without one.
 
-    A delay does not know which argument of another class it is: `config` has the value at fault.
+    A delay does not know which argument of another class it is, so its key is that of the value at
+    fault in `config`.
     """
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, UserError):
@@ -110,7 +115,7 @@ def class_error(error: Exception, config: Namespace) -> UserError | None:
 
 
 def accepted(owner: Any) -> dict[str, Any]:
-    """What a class or function takes, also by its `**kwargs`, with the annotations."""
+    """Arguments of a class or function, also those behind `**kwargs`, and their annotations."""
     is_class, parser = isclass(owner), ArgumentParser()
     add = parser.add_class_arguments if is_class else parser.add_function_arguments
     hints: dict[str, Any] = {}
@@ -121,7 +126,7 @@ def accepted(owner: Any) -> dict[str, Any]:
 
 
 def _of_value(key: str, text: str, wanted: Any) -> UserError:
-    """The innermost of the sentences about a value of an annotation, with its whole key."""
+    """The innermost error about a value, with its whole key."""
     path = ""  # of the class whose argument is meant
     while found := next(filter(None, (re.match(a, text, re.DOTALL) for a in _AROUND)), None):
         text, path = found["rest"].strip(), found.groupdict().get("path") or path
@@ -176,7 +181,7 @@ def _hint(name: str, names: Collection[str]) -> str:
 
 
 def _class_hint(name: str, wanted: Any) -> str:
-    """As `_hint`, of the classes that a key takes; where they are none or many, its annotation."""
+    """As `_hint`, for the classes that a key accepts; its annotation if they are none or many."""
     names: list[str] = []
     left: list[type] = [base] if (base := _base(wanted)) else []
     while left:
@@ -189,14 +194,14 @@ def _class_hint(name: str, wanted: Any) -> str:
 
 
 def _has_short_name(cls: type) -> bool:
-    """Whether it is one of a package's own: users name theirs by a dotted path."""
+    """Whether a class of these packages may be named without its module."""
     package = cls.__module__.partition(".")[0]
     public = cls.__name__[0] != "_" and not isabstract(cls)
     return public and package in ("lightfed", "lightning", "torch")
 
 
 def _base(wanted: Any) -> type | None:
-    """The class of what a key names by `class_path`; None where it names nothing."""
+    """The class whose subclasses a key names by `class_path`; None if it names none."""
     if isclass(wanted) and not get_args(wanted):
         plain = wanted.__module__ in ("builtins", "collections.abc", "datetime", "pathlib", "torch")
         return None if plain else wanted

@@ -1,4 +1,4 @@
-"""`lightfed latency`: what it would save to wait for the first B of N servers alone."""
+"""`lightfed latency`: the time saved by waiting only for the first B of N servers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ def latency(
         delay: distribution of the delay of a device, in virtual seconds.
         servers: N.
         devices: active devices of a server in a round.
-        waits: the B to analyse, as [3,5,7,10]; by default every tenth of N.
+        waits: values of B to analyse, such as [3,5,7,10]; by default every tenth of N.
         samples: rounds of the simulation.
         seed: of the simulation.
         plot: a .png file for the curves.
@@ -110,10 +110,10 @@ def _text(estimate: Estimate) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `lightfed latency`; `argv` are the words after it.
+    """Run `lightfed latency`; `argv` holds the words after it.
 
     Raises:
-        UserError: what was asked for cannot be analysed.
+        UserError: an argument cannot be used.
     """
     from jsonargparse import ArgumentError, auto_cli
 

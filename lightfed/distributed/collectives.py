@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightfed.distributed import liveness as watch
+from lightfed.distributed import liveness
 from lightfed.utils.errors import UserError
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def leave() -> None:
     Lightning closes NCCL's at exit but not gloo's. gloo's threads may then abort the process.
     """
     global _side
-    watch.leave()
+    liveness.leave()
     _side = None
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
@@ -70,7 +70,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            watch.lost(what, error, _missing(error))
+            liveness.lost(what, error, _missing(error))
             raise
 
     def sum_(self, tensor: Tensor) -> Tensor:

@@ -13,10 +13,8 @@ forwarded to all, which otherwise would finish all of their sessions first.
 """
 
 import errno
-import hmac
 import json
 import os
-import secrets
 import selectors
 import socket
 import sys
@@ -24,56 +22,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Literal, NoReturn
 
-from lightfed.distributed.interface import listen
+from lightfed.distributed.connections import Group, connect
+from lightfed.distributed.peers import Peer, Peers, State
 from lightfed.utils.errors import Interrupted, UserError
 
 GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed collective
-_MEET = 60.0  # seconds for all ranks to connect
 _FLUSH = 5.0  # seconds for printed output to be read
 _LONGEST = 500  # characters of an error message to forward
-_TOKEN = 16  # bytes
-_KEEP_ALIVE = {
-    "TCP_KEEPIDLE": 15,
-    "TCP_KEEPINTVL": 5,
-    "TCP_KEEPCNT": 3,  # 30 s in all
-    "TCP_USER_TIMEOUT": 30_000,  # ms: no probes are sent while data is unacknowledged
-}
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last goes on from its last checkpoint"
-
-State = Literal["running", "left", "failed", "late", "lost"]
-
-
-class Group(Protocol):
-    """The part of `Ranks` needed to connect them."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-    def broadcast(self, obj: Any) -> Any: ...
-    def gather(self, objects: list[Any]) -> list[Any]: ...
-
-
-@dataclass
-class Peer:
-    """A rank and its known state.
-
-    Attributes:
-        said: the error it `failed` with, the collective that was `late`, or how one was `lost`.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    state: State = "running"
-    said: str = ""
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host} (pid {self.pid})"
 
 
 class Watch:
@@ -97,10 +56,10 @@ class Watch:
         node_lost: Callable[[], str],
     ) -> None:
         self.node_lost = node_lost
-        self._rank, self._peers, self._links, self._kill = rank, peers, links, kill
+        self._rank, self._links, self._kill = rank, links, kill
+        self._peers = Peers(rank, peers)
         self.signal = False
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
-        self._order: list[Peer] = []  # in order of their messages
         self._deadline: float | None = None
         self._ending = threading.Lock()
         self._heard = dict.fromkeys(links, b"")
@@ -133,13 +92,12 @@ class Watch:
         if self._rank:
             self._send(state, said)
             time.sleep(2 * GRACE)  # rank 0 knows why, and ends this process
-            self._end(self._of_rank_0(what))
-        for peer in self._peers:
-            if missing and peer.rank not in missing and peer.state == "running":
-                peer.state = "late"
+            first = self._peers.reports_rank_0()
+            self._end(self._peers.silence_of_rank_0(what) if first else None)
+        self._peers.blame(missing)
         self._receive(self._peers[0], state, said)
         time.sleep(GRACE)
-        self._end(self._reason())
+        self._end(self._peers.reason())
 
     def forget(self) -> None:
         """Close the connections without a goodbye."""
@@ -172,7 +130,7 @@ class Watch:
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._deadline = None
                 if not self._gone:
-                    self._end(None if self._rank else self._reason())
+                    self._end(None if self._rank else self._peers.reason())
         self.forget()
 
     def _read(self, rank: int) -> bool:
@@ -200,50 +158,19 @@ class Watch:
                 self._send("signal", said)
             self.signal = True
             return
-        peer.state, peer.said = state, said
-        self._order.append(peer)
+        self._peers.receive(peer, state, said)
         if state != "left" and self._deadline is None:
             self._deadline = time.monotonic() + GRACE
 
     def _lose(self, peer: Peer, *, silent: bool) -> NoReturn:
         """End: a peer died without a goodbye or, if `silent`, was lost with its node."""
-        reports = peer.rank > 0 or self._reports()
+        reports = peer.rank > 0 or self._peers.reports_rank_0()
         if not silent:
             self._end(f"{peer} died" if reports else None)
         if not reports:
             time.sleep(2 * GRACE)  # a rank that ends may end the job before it is requeued
             self._end(None)
         self._end(f"{peer} is gone with its node (no answer)", self.node_lost)
-
-    # Messages.
-
-    def _reports(self) -> bool:
-        """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
-        others = self._peers[1:]
-        elsewhere = [peer for peer in others if peer.host != self._peers[0].host]
-        return self._rank == (elsewhere or others)[0].rank
-
-    def _reason(self) -> str:
-        """Why the run cannot continue, as known to rank 0."""
-        failed = [peer for peer in self._order if peer.state == "failed"]
-        if failed:
-            return f"{failed[0]} ended with an error ({failed[0].said})"
-        if left := [peer for peer in self._peers if peer.state == "left"]:
-            return f"{_names(left)} ended before the others"
-        late = [peer for peer in self._order if peer.state == "late"]
-        silent = [peer for peer in self._peers if peer.state == "running"]
-        if late:
-            who = f"{_names(silent)} did" if silent else "ranks waited for each other, and did"
-            return f"{who} not come to {late[0].said}"
-        return f"{self._order[0]}: {self._order[0].said}"
-
-    def _of_rank_0(self, what: str) -> str | None:
-        if not self._reports():
-            return None
-        ended = self._peers[0].state != "running"
-        return f"{self._peers[0]} " + (
-            "ended before the others" if ended else f"did not come to {what}"
-        )
 
     def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
         """End this process, regardless of its other threads.
@@ -269,10 +196,6 @@ class Watch:
                 stream.flush()
         self._kill()
         os._exit(1)
-
-
-def _names(peers: Sequence[Peer]) -> str:
-    return ", ".join(map(str, peers))
 
 
 # The watch of this process.
@@ -306,15 +229,7 @@ def start(
         _current.node_lost = node_lost
     if ranks.world == 1 or _current is not None:
         return
-    listener = listen(interface, backlog=ranks.world) if ranks.rank == 0 else None
-    port = listener.getsockname()[1] if listener else 0
-    token, port = ranks.broadcast((secrets.token_bytes(_TOKEN), port))
-    if listener:
-        links = _accept(listener, ranks.world, token)
-    else:
-        links = {0: _connect(address, port, token, ranks.rank)}
-    for link in links.values():
-        _probe(link)
+    links = connect(ranks, address, interface)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
     _current = Watch(ranks.rank, peers, links, kill, node_lost)
@@ -380,60 +295,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-# Connections.
-
-
-def _probe(link: socket.socket) -> None:
-    """Wait for the other end without limit, but detect a lost node."""
-    link.settimeout(None)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE.items():
-        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _accept(listener: socket.socket, world: int, token: bytes) -> dict[int, socket.socket]:
-    """The connections of all other ranks; callers without the token are rejected."""
-    links: dict[int, socket.socket] = {}
-    limit = time.monotonic() + _MEET
-    with listener:
-        while len(links) < world - 1:
-            listener.settimeout(max(0.001, limit - time.monotonic()))
-            try:
-                link, _ = listener.accept()
-            except TimeoutError as error:
-                absent = sorted(set(range(1, world)) - set(links))
-                found = f"ranks {absent} do not reach rank 0 at port {listener.getsockname()[1]}"
-                raise UserError("MASTER_ADDR", found, _REACH) from error
-            rank = _caller(link, token)
-            if rank is None:
-                link.close()
-            else:
-                links[rank] = link
-    return links
-
-
-def _caller(link: socket.socket, token: bytes) -> int | None:
-    """The rank at the other end; None if its token is wrong."""
-    link.settimeout(GRACE)
-    hello = b""
-    with suppress(OSError):
-        while len(hello) < _TOKEN + 4 and (more := link.recv(_TOKEN + 4 - len(hello))):
-            hello += more
-    if not hmac.compare_digest(hello[:_TOKEN], token):
-        return None
-    return int.from_bytes(hello[_TOKEN:], "big")
-
-
-def _connect(address: str, port: int, token: bytes, rank: int) -> socket.socket:
-    try:
-        link = socket.create_connection((address, port), timeout=_MEET)
-        link.sendall(token + rank.to_bytes(4, "big"))
-    except OSError as error:
-        found = f"rank {rank} does not reach rank 0 at {address}:{port} ({error})"
-        raise UserError("MASTER_ADDR", found, _REACH) from error
-    return link
-
-
-_REACH = "name an address that all nodes reach, with its ports open between them"

@@ -67,15 +67,17 @@ def requeue(
         why_not: message for a job that has been restarted too often without progress.
         run: as subprocess.run.
     """
-    name = f"job {job.name}"
     try:
-        shown = _scontrol(run, "show", "job", "-o", job.name)
-    except OSError as error:
-        return Outcome(False, f"{name} is not requeued: scontrol cannot be run ({error.strerror})")
-    except subprocess.TimeoutExpired:
-        return Outcome(False, f"{name} is not requeued: scontrol does not answer")
+        return _unless_refused(job, progressed=progressed, why_not=why_not, run=run)
+    except _Refused as error:
+        return Outcome(False, f"job {job.name} is not requeued: {error}")
+
+
+def _unless_refused(job: Job, *, progressed: bool, why_not: str, run: Run) -> Outcome:
+    name = f"job {job.name}"
+    shown = _scontrol(run, "show", "job", "-o", job.name)
     if shown.returncode:
-        return Outcome(False, f"{name} is not requeued: {_words(shown)}")
+        raise _Refused(_words(shown))
     fields = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))  # the first of a name counts
     state = fields.get("JobState", "")
     if int(fields.get("Restarts", 0)) > job.restarts or state in _WAITING:
@@ -86,24 +88,26 @@ def requeue(
     if state != "RUNNING" and not ending:
         return Outcome(False, f"{name} is being cancelled")
     if not progressed and job.restarts >= _RESTARTS:
-        said = f"not a session was finished since restart {job.restarts}"
-        return Outcome(False, f"{name} is not requeued: {said}, {why_not}")
-    return _requeue(name, job, run)
-
-
-def _requeue(name: str, job: Job, run: Run) -> Outcome:
-    try:
-        done = _scontrol(run, "requeue", job.name)
-    except (OSError, subprocess.TimeoutExpired):
-        return Outcome(False, f"{name} is not requeued: scontrol does not answer")
+        found = f"not a session was finished since restart {job.restarts}"
+        raise _Refused(f"{found}, {why_not}")
+    done = _scontrol(run, "requeue", job.name)
     if done.returncode and "pending" not in _words(done):
-        return Outcome(False, f"{name} is not requeued: {_words(done)}; submit with --requeue")
+        raise _Refused(f"{_words(done)}; submit with --requeue")
     return Outcome(True, f"{name} is requeued", kills=True)
+
+
+class _Refused(Exception):
+    """A job is not requeued; says why."""
 
 
 def _scontrol(run: Run, *words: str) -> "subprocess.CompletedProcess[str]":
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
-    return run(["scontrol", *words], timeout=_PATIENCE, **options)
+    try:
+        return run(["scontrol", *words], timeout=_PATIENCE, **options)
+    except OSError as error:
+        raise _Refused(f"scontrol cannot be run ({error.strerror})") from error
+    except subprocess.TimeoutExpired as error:
+        raise _Refused("scontrol does not answer") from error
 
 
 def _words(done: "subprocess.CompletedProcess[str]") -> str:

@@ -1,6 +1,7 @@
-"""Checks that need the partitioned data and the built models."""
+"""Checks of a federation: of its arguments, then of its partitioned data and built models."""
 
 import logging
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.resident import batch_sizes
-from lightfed.local.client_group import GroupState
+from lightfed.distributed.collectives import Ranks
+from lightfed.local.client_group import ClientGroup, GroupState
 from lightfed.local.client_module import ClientModule
 from lightfed.models.build import blank
 from lightfed.utils.errors import UserError
@@ -17,13 +19,92 @@ from lightfed.utils.errors import UserError
 log = logging.getLogger(__name__)
 
 
-def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
+def client_groups(
+    clients: list[ClientGroup] | None, cohorts: list[ClientGroup] | None
+) -> list[ClientGroup]:
+    """The client groups, also under their former name.
+
+    Raises:
+        UserError: both names are given, or no group, or a group that cannot be built.
+    """
+    if cohorts is not None:
+        if clients is not None:
+            raise UserError("model.cohorts", "given in addition to model.clients", "keep clients")
+        warnings.warn("cohorts is now called clients", DeprecationWarning, stacklevel=3)
+    groups = cohorts if clients is None else clients
+    if not groups:
+        found = "no group" if groups is None else "an empty list"
+        raise UserError("model.clients", found, "describe at least one: count, model")
+    for position, group in enumerate(groups):
+        group.check(position)
+    return groups
+
+
+def check_numbers(
+    eval_clients: int | None, exchange_buffer: int, max_failed_clients: int | None
+) -> None:
+    """Reject arguments of the Federation that are too small.
+
+    Raises:
+        UserError: names the argument.
+    """
+    if eval_clients is not None and eval_clients < 1:
+        fix = "give at least 1, or leave personal out of model.evaluate"
+        raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
+    if exchange_buffer < 1:
+        fix = "give at least 1; a few rows of the model make it quick"
+        raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
+    if max_failed_clients is not None and max_failed_clients < 0:
+        raise UserError(
+            "model.max_failed_clients", f"{max_failed_clients} clients", "give 0 or more"
+        )
+
+
+def check_schedule(optimizer: Any, schedule: Any) -> None:
+    """Reject a schedule of the learning rate without an optimizer.
+
+    Raises:
+        UserError: names the argument.
+    """
+    if optimizer is None and schedule is not None:
+        found = "nothing to schedule: model.optimizer is not given"
+        fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
+        raise UserError("model.lr_schedule", found, fix)
+
+
+def check_ranks(ranks: Ranks, clients: int) -> None:
+    """Reject ranks without a client.
+
+    Raises:
+        UserError: names the flag.
+    """
+    if ranks.world > clients:
+        found = f"{ranks.world} ranks for {clients} clients"
+        raise UserError("trainer.devices", found, "use at most one rank a client")
+
+
+def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
+    """Reject what clients or evaluations cannot run on.
+
+    Raises:
+        UserError: names the evaluation, or a client and the fix.
+    """
+    if "global" in kinds and data.pool == "union":
+        found = "global, but data.pool: union deals the test samples to clients"
+        raise UserError("model.evaluate", found, "set it to [personal]")
+    _check_single_samples(fleet, data)
+    if data.skipped_samples and fleet.ranks.rank == 0:
+        log.warning(
+            "data.last_batch: drop skips %d of %d training samples a pass",
+            data.skipped_samples,
+            sum(data.num_samples(client) for client in range(fleet.clients)),
+        )
+
+
+def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
     """Reject batches of one sample for models that cannot train on them, before they stop a round.
 
     BatchNorm cannot, for example, if its feature map is a single pixel.
-
-    Raises:
-        UserError: names the client and the fix.
     """
     capable: dict[int, bool] = {}
     for client in range(fleet.clients):
@@ -35,27 +116,6 @@ def check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
             capable[cohort] = _trains_on_one(fleet.cohorts[cohort], data)
         if not capable[cohort]:
             _refuse(client, samples, data, f"which a normalisation of cohort {cohort} cannot take")
-
-
-def check_global_test(kinds: Collection[str], data: FederatedDataModule) -> None:
-    """Reject tests on samples that clients train on.
-
-    Raises:
-        UserError: names the evaluation.
-    """
-    if "global" in kinds and data.pool == "union":
-        found = "global, but data.pool: union deals the test samples to clients"
-        raise UserError("model.evaluate", found, "set it to [personal]")
-
-
-def warn_of_skipped(fleet: Fleet, data: FederatedDataModule) -> None:
-    """Log how many samples `last_batch: drop` skips."""
-    if data.skipped_samples and fleet.ranks.rank == 0:
-        log.warning(
-            "data.last_batch: drop skips %d of %d training samples a pass",
-            data.skipped_samples,
-            sum(data.num_samples(client) for client in range(fleet.clients)),
-        )
 
 
 def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:

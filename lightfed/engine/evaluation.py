@@ -14,15 +14,16 @@ do not depend on the ranks. Models that no longer exist at the end of the round 
 sessions (`Training.tested`); their reports are added here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserList
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.engine.client_metrics import client_figures
 from lightfed.local.client_module import reported
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import ClientData
@@ -33,6 +34,7 @@ from lightfed.utils.rng import derive_seed, numpy_generator
 Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetuned"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
+WORST = 0.1  # share of the clients in the "worst" metric
 
 
 class EvaluationData(ClientData, Protocol):
@@ -47,22 +49,6 @@ GLOBAL = -1
 IDLE = -2
 
 
-class Jobs:
-    """The jobs of a rank as a data loader for Lightning.
-
-    Lightning would take a plain list for a collection of loaders.
-    """
-
-    def __init__(self, jobs: list[int]) -> None:
-        self._jobs = jobs
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._jobs)
-
-
 class Evaluation:
     """Jobs of this rank, their results, and the metrics.
 
@@ -75,6 +61,7 @@ class Evaluation:
 
     Attributes:
         at: the moment of the personal metric.
+        jobs: of this rank, as a data loader.
         in_sessions: what to test in the sessions of a round, by moment.
     """
 
@@ -100,7 +87,8 @@ class Evaluation:
         self._at_rest = {m: kind for m, kind in moments.items() if self._lasts(m)}
         self.in_sessions = {m: kind for m, kind in moments.items() if not self._lasts(m)}
         self.clients = self._choose(clients) if self._kinds - {"global"} else []
-        self.jobs = Jobs(self._spread(self.clients))
+        # Lightning would take a plain list for a collection of loaders.
+        self.jobs = UserList(self._spread(self.clients))
 
     def _moments(self) -> dict[Moment, Kind]:
         """The moments to test, and the kinds of their metrics."""
@@ -238,12 +226,57 @@ class Evaluation:
                 found = f"client {report.client} is left out of the {kind} metrics"
                 self._fleet.warn(f"{found}: {report.error}")
         means = reported(weighted_means(every.pop("global")))
-        figures = {f"global/{name}": value for name, value in means.items()}
+        metrics = {f"global/{name}": value for name, value in means.items()}
         for kind, reports in every.items():
-            figures |= client_figures(
+            metrics |= client_metrics(
                 reports,
                 kind,
                 cohorts=[state.name for state in self._fleet.cohorts],
                 cohort_of=[self._fleet.home_cohort(r.client) for r in reports],
             )
-        return figures, every
+        return metrics, every
+
+    def warn_of_unmeasured(self) -> None:
+        """Warn of models that exist only in a round's sessions, outside of rounds."""
+        for moment, kind in self.in_sessions.items():
+            if moment not in self._fleet.tests:
+                found = f"models that are {moment} exist only during a round"
+                self._fleet.warn(f"model.evaluate_at: {found}; there are no {kind} metrics now")
+
+
+def client_metrics(
+    reports: Sequence[Report],
+    kind: str,
+    *,
+    cohorts: Sequence[str] = (),
+    cohort_of: Sequence[int] = (),
+) -> dict[str, float]:
+    """Mean, standard deviation, mean of the worst tenth, and mean by cohort, as `kind/name`.
+
+    All clients have equal weight.
+
+    Args:
+        reports: one per client.
+        kind: what was tested.
+        cohorts: their names; metrics by cohort if there are several.
+        cohort_of: the cohort of every report.
+    """
+    metrics: dict[str, float] = {}
+    names = sorted({name for report in reports for name in report.metrics})
+    for name in names:
+        having = [i for i, report in enumerate(reports) if name in report.metrics]
+        values = np.array([reports[i].metrics[name] for i in having])
+        metrics[f"{kind}/{name}"] = float(values.mean())
+        if name.endswith("loss") or name.startswith("perplexity"):
+            continue  # the worst values are the largest, and a few would dominate the deviation
+        worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
+        metrics[f"{kind}/{name}_std"] = float(values.std())
+        metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
+        if len(cohorts) > 1:
+            of = np.array([cohort_of[i] for i in having])
+            metrics |= {
+                f"{kind}/{name}/{cohort}": float(values[of == position].mean())
+                for position, cohort in enumerate(cohorts)
+                if (of == position).any()
+            }
+    return metrics

@@ -1,11 +1,8 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-import hashlib
-import json
-import time
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -17,39 +14,25 @@ from typing_extensions import override
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.distributed.placement import RATES, Rates
-from lightfed.engine.checks import check_global_test, check_single_samples, warn_of_skipped
-from lightfed.engine.evaluation import Evaluation, Jobs, Kind
+from lightfed.distributed.placement import Rates
+from lightfed.engine import checks
+from lightfed.engine.evaluation import Evaluation, Kind
+from lightfed.engine.round_report import RoundReport
 from lightfed.engine.run_trainer import RunTrainer
-from lightfed.engine.strategy import FederatedStrategy
+from lightfed.local import session_setup
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import LocalWork
-from lightfed.local.packed.rules import SideBySide, packing
-from lightfed.local.packed.rules import check as check_side_by_side
-from lightfed.local.session import Report
+from lightfed.local.packed.rules import Packed, SideBySide
 from lightfed.local.session_runner import Waves
-from lightfed.local.session_setup import (
-    OptimizerFactory,
-    ScheduleFactory,
-    client_stepper,
-    make_optimizer,
-    make_schedule,
-    runtime_of,
-    step_schedule,
-)
-from lightfed.runs import checkpoint as checkpoints
+from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
+from lightfed.runs import federation_state
+from lightfed.runs.environment import environment
 from lightfed.runs.export import Exported, export, export_masks
-from lightfed.runs.run_logger import Row, software
 from lightfed.utils.errors import UserError
 from lightfed.utils.heap import trim_heap
 
 _FINGERPRINT = "lightfed_fingerprint"
-_FRUITLESS = "lightfed_fruitless_rounds"
-_LEDGER = "lightfed_ledger"
-_COSTS = ("samples", "stored_bytes")  # of a client, written with its metrics
-_LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
-_TESTS = "lightfed_round_tests"  # likewise
 _METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
 
 
@@ -61,8 +44,6 @@ class Federation(L.LightningModule):
 
     Attributes:
         optimizer: of local training, as configured.
-        host_rows: keep client rows in host memory.
-        exchange_buffer: bytes per rank for rows that clients exchange.
     """
 
     def __init__(
@@ -128,14 +109,9 @@ class Federation(L.LightningModule):
             cohorts: Former name of clients, until version 0.3.
         """
         super().__init__()
-        groups = self._groups_of(clients, cohorts)
-        if eval_clients is not None and eval_clients < 1:
-            fix = "give at least 1, or leave personal out of model.evaluate"
-            raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
-        if optimizer is None and lr_schedule is not None:
-            found = "nothing to schedule: model.optimizer is not given"
-            fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
-            raise UserError("model.lr_schedule", found, fix)
+        groups = checks.client_groups(clients, cohorts)
+        checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients)
+        checks.check_schedule(optimizer, lr_schedule)
         self.algorithm = algorithm
         self.cohorts = groups
         self.seed = seed
@@ -144,85 +120,40 @@ class Federation(L.LightningModule):
         self._lr_schedule = lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
+        self._fleet_options: dict[str, Any] = {
+            "seed": seed,
+            "accumulate": accumulate,
+            "host_rows": store == "host",
+            "exchange_buffer": exchange_buffer * 2**20,
+            "max_failed": max_failed_clients,
+        }
         self._kinds = tuple(evaluate)
-        self._evaluate_at = evaluate_at
-        self._eval_clients = eval_clients
+        self._evaluate = partial(
+            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients
+        )
         self._export = tuple(export)
-        if exchange_buffer < 1:
-            fix = "give at least 1; a few rows of the model make it quick"
-            raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
-        self.exchange_buffer = exchange_buffer * 2**20
-        check_side_by_side(side_by_side)
-        self._side_by_side: SideBySide = side_by_side
-        self._pack_memory = pack_memory * 2**20
-        if max_failed_clients is not None and max_failed_clients < 0:
-            fix = "give 0 or more"
-            raise UserError("model.max_failed_clients", f"{max_failed_clients} clients", fix)
-        self._max_failed = max_failed_clients
-        self._accumulate: Accumulate = accumulate
-        self.host_rows = store == "host"
-        self._round_metrics: dict[str, float] = {}
-        self._evaluated: set[str] = set()  # names of the last evaluation's metrics
-        self._round_started = 0.0
+        self._packed = Packed(side_by_side, pack_memory)
+        self._report = RoundReport()
         self.fleet: Fleet
         self.evaluation: Evaluation
-
-    @staticmethod
-    def _groups_of(
-        clients: list[ClientGroup] | None, cohorts: list[ClientGroup] | None
-    ) -> list[ClientGroup]:
-        """The client groups, also under their former name.
-
-        Raises:
-            UserError: both names are given, or no group, or a group that cannot be built.
-        """
-        if cohorts is not None:
-            if clients is not None:
-                raise UserError("model.cohorts", "given besides model.clients", "keep clients")
-            warnings.warn("cohorts is now called clients", DeprecationWarning, stacklevel=3)
-        groups = clients or cohorts
-        if not groups:
-            raise UserError("model.clients", "no group", "describe at least one: count, model")
-        for position, group in enumerate(groups):
-            group.check(position)
-        return groups
 
     # Before the first round.
 
     @override
     def setup(self, stage: str) -> None:
-        trainer, strategy = self.federated_trainer, self.trainer.strategy
-        if not isinstance(strategy, FederatedStrategy):
-            raise UserError("trainer.strategy", type(strategy).__name__, "use strategy: federated")
-        if strategy.ranks.world > self.num_clients:
-            raise UserError(
-                "trainer.devices",
-                f"{strategy.ranks.world} ranks for {self.num_clients} clients",
-                "use at most one rank a client",
-            )
+        trainer = self.federated_trainer
+        ranks = trainer.strategy.ranks
+        checks.check_ranks(ranks, self.num_clients)
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data: Any = trainer.datamodule
-        self.fleet = Fleet(
-            self.cohorts,
-            self.algorithm,
-            data,
-            ranks=strategy.ranks,
-            work=self.work(trainer.limit_train_batches),
-            seed=self.seed,
-            accumulate=self._accumulate,
-            host_rows=self.host_rows,
-            exchange_buffer=self.exchange_buffer,
-            max_failed=self._max_failed,
-            rates=Rates.of_checkpoint(trainer.goes_on_from, strategy.ranks),
-            rounds=trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None,
-        )
-        check_global_test(self._kinds, data)
-        check_single_samples(self.fleet, data)
-        warn_of_skipped(self.fleet, data)
-        runtime = runtime_of(trainer, clips=trainer.clipping)
+        rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
+        options = self.fleet_options(trainer)
+        self.fleet = Fleet(self.cohorts, self.algorithm, data, ranks=ranks, rates=rates, **options)
+        checks.check_built(self._kinds, self.fleet, data)
+        runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
         steppers = [
-            client_stepper(
+            session_setup.client_stepper(
                 state,
                 i,
                 self.optimizer,
@@ -232,42 +163,24 @@ class Federation(L.LightningModule):
             )
             for i, state in enumerate(self.fleet.cohorts)
         ]
-        self._packings = [
-            packing(
-                self._side_by_side,
-                state,
-                stepper,
-                self.algorithm,
-                data,
-                batch_size=data.batch_size,
-                expected=self.fleet.work.share(self.num_clients) * state.cohort.count,
-                scaled=runtime.scaler is not None,
-                memory=self._pack_memory,
-            )
-            for state, (stepper, _) in zip(self.fleet.cohorts, steppers, strict=True)
-        ]
-        self.fleet.training.attach(runtime, steppers, self._packings)
-        self.evaluation = Evaluation(
-            self.fleet,
-            data,
-            kinds=self._kinds,
-            at=self._evaluate_at,
-            clients=self._eval_clients,
-        )
+        packings = self._packed.packings(self.fleet, steppers, data, runtime)
+        self.fleet.training.attach(runtime, steppers, packings)
+        self.evaluation = self._evaluate(self.fleet, data)
 
     @property
     def federated_trainer(self) -> RunTrainer:
         """The trainer, checked to be a FederatedTrainer."""
         if not isinstance(self.trainer, RunTrainer):
-            raise UserError(
-                "trainer", type(self.trainer).__name__, "use lightfed's FederatedTrainer"
-            )
+            found = type(self.trainer).__name__
+            raise UserError("trainer", found, "use lightfed's FederatedTrainer")
         return self.trainer
 
-    def work(self, limit: int | float) -> LocalWork:
-        """Local work and sampling under the Trainer's limit_train_batches."""
+    def fleet_options(self, trainer: RunTrainer) -> dict[str, Any]:
+        """Keyword arguments of the Fleet, under the limits of a Trainer."""
+        limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
         unlimited = isinstance(limit, float) and limit == 1.0
-        return self._work if unlimited else replace(self._work, limit=limit)
+        work = self._work if unlimited else replace(self._work, limit=limit)
+        return {**self._fleet_options, "work": work, "rounds": rounds if rounds > 0 else None}
 
     @override
     def configure_optimizers(self) -> Any:
@@ -277,10 +190,10 @@ class Federation(L.LightningModule):
         """
         if self.optimizer is None:
             return []
-        optimizer = make_optimizer(self.optimizer, [nn.Parameter(torch.zeros(()))])
+        optimizer = session_setup.make_optimizer(self.optimizer, [nn.Parameter(torch.zeros(()))])
         if self._lr_schedule is None:
             return optimizer
-        return [optimizer], [make_schedule(self._lr_schedule, optimizer)]
+        return [optimizer], [session_setup.make_schedule(self._lr_schedule, optimizer)]
 
     @override
     def on_fit_start(self) -> None:
@@ -297,90 +210,25 @@ class Federation(L.LightningModule):
         trim_heap()
         trainer = self.federated_trainer
         if trainer.run_logger is not None and trainer.is_global_zero:
-            trainer.run_logger.start(self._environment(), finished_rounds=trainer.current_epoch)
-
-    def _environment(self) -> dict[str, Any]:
-        trainer, data = self.federated_trainer, self.federated_trainer.datamodule
-        device = self.fleet.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        return (
-            software()
-            | {
-                "algorithm": type(self.algorithm).__name__,
-                "dataset": data.dataset.name,
-                "synthetic": data.dataset.synthetic,
-                "skipped_samples": data.skipped_samples,
-                "clients": self.num_clients,
-                "cohorts": {s.name: s.cohort.count for s in self.fleet.cohorts},
-                "parameters": {s.name: s.layout.parameter_numel for s in self.fleet.cohorts},
-                "rounds": trainer.max_epochs,
-                "seed": self.seed,
-                "ranks": trainer.world_size,
-                "device": name,
-                "precision": str(trainer.precision),
-                "personal": self.algorithm.holds,
-                "evaluate_at": self.evaluation.at,
-                "side_by_side": {
-                    state.name: found.reason or found.most
-                    for state, found in zip(self.fleet.cohorts, self._packings, strict=True)
-                },
-            }
-            | self.algorithm.facts(self.fleet)
-        )
+            described = environment(self.fleet, trainer, evaluate_at=self.evaluation.at)
+            trainer.run_logger.start(described, finished_rounds=trainer.current_epoch)
 
     # A round.
 
     def run_round(self, t: int, waves: Waves, *, validates: bool) -> None:
         """Run one round of the algorithm; the loop calls it and knows if validation follows."""
-        self._round_started = time.monotonic()
+        self._report.start()
         training = self.fleet.training
         training.waves = waves
         tested = frozenset(self.evaluation.clients)
         training.tested = dict.fromkeys(self.evaluation.in_sessions if validates else (), tested)
         self.fleet.open_round()
         self.algorithm.round(self.fleet, t)
-        self._round_metrics = self.fleet.close_round()
-        self._show()
-
-    def set_learning_rate(self, t: int) -> None:
-        """Set the learning rate of round t before its hooks, also in a resumed run."""
-        optimizers = self.federated_trainer.optimizers
-        if not optimizers:
-            return
-        for config in self.federated_trainer.lr_scheduler_configs:
-            while config.scheduler.last_epoch < t:
-                optimizers[0].step()  # the template has no gradient; torch requires this order
-                step_schedule(config.scheduler)
-        self.fleet.training.lr = float(optimizers[0].param_groups[0]["lr"])
+        self._report.trained(self.federated_trainer, self.fleet.close_round())
 
     @override
     def on_train_epoch_end(self) -> None:
-        # Before the checkpoint callbacks: every round with a checkpoint has its row on disk.
-        trainer, t = self.federated_trainer, self.federated_trainer.current_epoch
-        self._publish(self._round_metrics)
-        for logger in trainer.loggers:
-            logger.log_metrics(self._round_metrics, step=t)
-        if trainer.run_logger is not None:
-            # Depends on the machine; not part of the promise of equal bits.
-            sent = self.fleet.ranks.take_wire_bytes()
-            local = {"wire_bytes": sent, "seconds": time.monotonic() - self._round_started}
-            trainer.run_logger.log_metrics(local, t)
-            trainer.run_logger.end_round(t + 1)
-
-    def _publish(self, figures: dict[str, float]) -> None:
-        """Pass metrics to callbacks; `self.log` would cost a millisecond per metric.
-
-        They are already reduced over ranks.
-        """
-        values = torch.tensor(list(figures.values()), dtype=torch.float64).unbind()
-        self.trainer.callback_metrics.update(zip(figures, values, strict=True))
-
-    def _show(self) -> None:
-        """Show metrics on progress bars, which run before this module's `on_train_epoch_end`."""
-        shown, found = self.trainer.progress_bar_metrics, self._round_metrics
-        shown.pop("loss", None)  # this round may have no sessions
-        names = {"loss": "train_loss"} | {k: k for k in ("global/accuracy", "personal/accuracy")}
-        shown.update({name: found[key] for name, key in names.items() if key in found})
+        self._report.end(self.federated_trainer, self.fleet)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -388,7 +236,7 @@ class Federation(L.LightningModule):
 
     # Evaluation.
 
-    def evaluation_jobs(self) -> Jobs:
+    def evaluation_jobs(self) -> Iterable[int]:
         """This rank's evaluation jobs, as a data loader."""
         return self.evaluation.jobs
 
@@ -402,74 +250,17 @@ class Federation(L.LightningModule):
 
     @override
     def on_validation_epoch_end(self) -> None:
-        self._finish_evaluation()
-
-    @override
-    def on_test_epoch_start(self) -> None:
-        self.evaluation.start()
-
-    @override
-    def test_step(self, batch: int, batch_idx: int) -> None:
-        self.evaluation.run(batch)
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        self._finish_evaluation()
-
-    def _finish_evaluation(self) -> None:
-        fleet = self.fleet
-        figures, reports = self.evaluation.finish(fleet.tests)
-        fitting = self.trainer.state.fn == TrainerFn.FITTING
-        if not fitting:
-            passed = {m: k for m, k in self.evaluation.in_sessions.items() if m not in fleet.tests}
-            for moment, kind in passed.items():
-                gone = f"model.evaluate_at: what clients have when they are {moment} is measured in"
-                fleet.warn(f"{gone} a round's sessions; there is no {kind} figure without one")
-            self.log_dict(figures, sync_dist=True, rank_zero_only=True)
+        metrics, reports = self.evaluation.finish(self.fleet.tests)
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            self.evaluation.warn_of_unmeasured()
+            self.log_dict(metrics, sync_dist=True, rank_zero_only=True)
             return
-        # A cohort that was not tested must not keep the metric of an earlier evaluation.
-        for name in self._evaluated - figures.keys():
-            self.trainer.callback_metrics.pop(name, None)
-        self._evaluated = set(figures)
-        self._publish(figures)
-        self._round_metrics |= figures
-        self._show()
         arrays = self.algorithm.evaluation_end(self.fleet)
-        rounds = self.trainer.global_step
-        logger = self.federated_trainer.run_logger
-        if logger is not None:
-            logger.log_clients(self._client_rows(reports))
-            logger.log_arrays(rounds, arrays)
-        if rounds == self.trainer.current_epoch:  # the round's other metrics are written
-            for each in self.trainer.loggers:
-                each.log_metrics(figures, step=rounds - 1)
+        self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
 
-    def _client_rows(self, reports: Mapping[Kind, Sequence[Report]]) -> list[Row]:
-        """One row per client, same columns: personal metrics bare, others as `kind/name`."""
-        found: dict[int, Row] = {}
-        for kind, tests in reports.items():
-            for report in tests:
-                prefix = "" if kind == "personal" else f"{kind}/"
-                row = found.setdefault(report.client, {})
-                row |= {f"{prefix}{name}": value for name, value in report.metrics.items()}
-                if kind == "personal" or "samples" not in row:
-                    row |= {"samples": report.samples, "stored_bytes": report.stored}
-        names = dict.fromkeys(name for row in found.values() for name in row if name not in _COSTS)
-        return [self._client_row(client, found[client], names) for client in sorted(found)]
-
-    def _client_row(self, client: int, found: Row, names: Iterable[str]) -> Row:
-        up, down, flops = self.fleet.ledger.totals[client].tolist()
-        return {
-            "round": self.trainer.global_step,
-            "client": client,
-            "cohort": self.fleet.cohorts[self.fleet.home_cohort(client)].name,
-            "samples": found["samples"],
-            **{name: found.get(name, "") for name in names},
-            "bytes_up": up,
-            "bytes_down": down,
-            "flops": flops,
-            "stored_bytes": found["stored_bytes"],
-        }
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
 
     @override
     def on_train_end(self) -> None:
@@ -483,15 +274,8 @@ class Federation(L.LightningModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Properties that a checkpoint and the run that resumes from it must share."""
-        data = self.federated_trainer.datamodule
-        return {
-            "algorithm": type(self.algorithm).__name__,
-            "cohorts": [[s.name, s.cohort.count] for s in self.fleet.cohorts],
-            "architectures": [_digest(s.layout.signature()) for s in self.fleet.cohorts],
-            "seed": self.seed,
-            "partition": data.partition_.digest,
-            "server state": _digest({n: list(v.shape) for n, v in self.state_dict().items()}),
-        }
+        partition = self.federated_trainer.datamodule.partition_.digest
+        return federation_state.fingerprint(self.fleet, partition, self.state_dict())
 
     def round_identity(self) -> dict[str, Any]:
         """Properties that a round's journal and the round that resumes from it must share."""
@@ -502,40 +286,14 @@ class Federation(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[_FINGERPRINT] = self.fingerprint()
-        checkpoint[_FRUITLESS] = self.fleet.fruitless_rounds
-        checkpoint[_METRICS] = self._round_metrics
-        checkpoint[_TESTS] = {
-            m: [asdict(r) for r in found] for m, found in self.fleet.tests.items()
-        }
-        checkpoint[_LR] = self.fleet.training.lr
-        checkpoint[RATES] = self.fleet.rates.state_dict()
-        checkpoint[_LEDGER] = torch.from_numpy(self.fleet.ledger.totals.copy())
-        states = self.fleet.states()
-        if states is not None:
-            checkpoint[checkpoints.CLIENTS] = states
+        checkpoint[_METRICS] = self._report.metrics
+        checkpoint.update(federation_state.save(self.fleet))
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        theirs, ours = checkpoint.get(_FINGERPRINT, {}), self.fingerprint()
-        for name, value in ours.items():
-            if theirs.get(name) != value:
-                raise UserError(
-                    "ckpt_path",
-                    f"a checkpoint of another federation: its {name} is {theirs.get(name)}, "
-                    f"this run's is {value}",
-                    "resume with the configuration it was made with: config.yaml in its run folder",
-                )
-        self.fleet.fruitless_rounds = checkpoint.get(_FRUITLESS, 0)  # version 0.1 has none
-        self._round_metrics = checkpoint[_METRICS]
-        tests = checkpoint.get(_TESTS, {})  # none in a checkpoint of version 0.1
-        self.fleet.tests = {m: [Report(**r) for r in found] for m, found in tests.items()}
-        self.fleet.training.lr = checkpoint[_LR]
-        self.fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
-        self.fleet.load_states(checkpoint[checkpoints.CLIENTS])
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+        federation_state.check_same(checkpoint.get(_FINGERPRINT, {}), self.fingerprint())
+        self._report.metrics = checkpoint[_METRICS]
+        federation_state.load(self.fleet, checkpoint)
 
 
 def federation_of(trainer: L.Trainer) -> Federation:

@@ -39,10 +39,8 @@ class RoundLoop(_TrainingEpochLoop):
 
     trainer: RunTrainer
 
-    def __init__(
-        self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1
-    ) -> None:
-        super().__init__(trainer, min_steps, max_steps)
+    def __init__(self, trainer: L.Trainer, max_steps: int) -> None:
+        super().__init__(trainer, max_steps=max_steps)
         self._server_steps = 0
         self._evaluated = 0  # rounds that were finished at the last evaluation
         self._first: int | None = None  # round of this process
@@ -125,12 +123,9 @@ class RoundLoop(_TrainingEpochLoop):
         ranks, identity = federation.fleet.ranks, federation.round_identity()
         path = last.path.with_name(journal.FILE)
         journal.write(suspended, path, ranks, t=t, identity=identity)
-        raise Interrupted(
-            self.asked(),
-            f"{_rounds(t, self.trainer)} and {suspended} of the next",
-            resumable=True,
-            progressed=suspended.new > 0 or t != self._first,
-        )
+        saved = f"{self.trainer.rounds(t)} and {suspended} of the next"
+        progressed = suspended.new > 0 or t != self._first
+        raise Interrupted(self.asked(), saved, resumable=True, progressed=progressed)
 
     def asked(self) -> int:
         """The signal received by any rank; 0 for none."""
@@ -231,17 +226,11 @@ class FederatedLoop(_FitLoop):
     trainer: RunTrainer
     epoch_loop: RoundLoop
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        *,
-        min_epochs: int | None,
-        max_epochs: int | None,
-        min_steps: int | None,
-        max_steps: int,
-    ) -> None:
-        super().__init__(trainer, min_epochs, max_epochs)
-        self.epoch_loop = RoundLoop(trainer, min_steps, max_steps)
+    def __init__(self, trainer: L.Trainer) -> None:
+        """Take the place of the trainer's own loop, with its limits."""
+        stock = trainer.fit_loop
+        super().__init__(trainer, stock.min_epochs, stock.max_epochs)
+        self.epoch_loop = RoundLoop(trainer, stock.max_steps)
 
     @override
     def _iteration_based_training(self) -> bool:
@@ -277,7 +266,9 @@ class FederatedLoop(_FitLoop):
             return
         if not self.restarted_on_epoch_start:
             self.epoch_progress.increment_ready()
-        federation_of(self.trainer).set_learning_rate(self.epoch_loop.round_index)
+        lr = self.trainer.learning_rate(self.epoch_loop.round_index)
+        if lr is not None:
+            federation_of(self.trainer).fleet.training.lr = lr
         _call_callback_hooks(self.trainer, "on_train_epoch_start")
         _call_lightning_module_hook(self.trainer, "on_train_epoch_start")
         self.epoch_progress.increment_started()
@@ -296,20 +287,7 @@ class FederatedLoop(_FitLoop):
         self.epoch_loop.forget_journal()
         signal = self.epoch_loop.asked()
         if signal and not self.done:
-            self._interrupt(signal)
-
-    def _interrupt(self, signal: int) -> None:
-        """Called after a round, with everything on disk.
-
-        Raises:
-            Interrupted: always.
-        """
-        trainer = self.trainer
-        finished = _rounds(trainer.current_epoch, trainer)
-        resumable = trainer.last_checkpoint is not None
-        if not resumable:
-            resumable = trainer.save_last()
-        raise Interrupted(signal, finished, resumable=resumable)
+            self.trainer.interrupt(signal)
 
     @override
     def on_run_end(self) -> None:
@@ -319,9 +297,3 @@ class FederatedLoop(_FitLoop):
     @override
     def _warn_if_modules_in_eval_mode(self) -> None:
         """Do nothing: sessions switch the modes of their clients' modules."""
-
-
-def _rounds(finished: int, trainer: L.Trainer) -> str:
-    """The progress of a run, in words."""
-    limit = trainer.max_epochs or -1  # no limit: there may be max_steps
-    return f"{finished} of {limit} rounds" if limit > 0 else f"{finished} rounds"

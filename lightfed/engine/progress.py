@@ -27,7 +27,7 @@ class _Lines(Progress):
     @override
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
-        yield from (Text(task.fields["figures"]) for task in self.tasks if task.fields["figures"])
+        yield from (Text(task.fields["metrics"]) for task in self.tasks if task.fields["metrics"])
 
 
 class RoundProgressBar(ProgressBar):
@@ -75,7 +75,7 @@ class RoundProgressBar(ProgressBar):
             refresh_per_second=4,
         )
         self._task = self._progress.add_task(
-            "", total=total, completed=trainer.current_epoch, sessions="", figures=""
+            "", total=total, completed=trainer.current_epoch, sessions="", metrics=""
         )
         self._progress.start()
 
@@ -100,11 +100,11 @@ class RoundProgressBar(ProgressBar):
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._progress is not None:
-            self._progress.update(self._task, advance=1, figures=self._figures(trainer))
+            self._progress.update(self._task, advance=1, metrics=self._metrics(trainer))
         elif self._enabled and trainer.is_global_zero and self._due(trainer):
             self._printed = time.monotonic()
             self._console.print(
-                f"round {trainer.current_epoch + 1}/{trainer.max_epochs}  {self._figures(trainer)}",
+                f"round {trainer.current_epoch + 1}/{trainer.max_epochs}  {self._metrics(trainer)}",
                 highlight=False,
             )
 
@@ -112,7 +112,7 @@ class RoundProgressBar(ProgressBar):
         last = trainer.current_epoch + 1 == trainer.max_epochs
         return last or time.monotonic() - self._printed >= self._seconds
 
-    def _figures(self, trainer: L.Trainer) -> str:
+    def _metrics(self, trainer: L.Trainer) -> str:
         """Metrics of the round; those of an earlier evaluation show the number of its round."""
         shown = self.get_metrics(trainer, trainer.lightning_module)
         texts = {k: f"{k} {v:.4g}" for k, v in shown.items() if isinstance(v, float)}

@@ -1,27 +1,32 @@
 """A Trainer with a run folder that holds its checkpoints."""
 
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer_checks import Clips
+from lightfed.local.session_setup import step_schedule
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import UserError
-from lightfed.utils.lightning_private import _PATH
+from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.lightning_private import _PATH, _SignalConnector
 
 
 class RunTrainer(L.Trainer):
     """What a federation's root module and loop need from a Trainer besides Lightning's API.
 
     Attributes:
-        goes_on_from: the checkpoint from which this run resumes, given or found.
+        resumes_from: the checkpoint from which this run resumes, given or found.
         clipping: how gradients are clipped.
         in_round: whether a round is running; requested checkpoints wait for its end.
     """
@@ -29,10 +34,16 @@ class RunTrainer(L.Trainer):
     callbacks: list[Callback]
     datamodule: Any
     profiler: Profiler
-    goes_on_from: _PATH | None
+    resumes_from: _PATH | None
     clipping: Clips
     in_round: bool
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
+
+    @property
+    @override
+    def strategy(self) -> FederatedStrategy:
+        """The only one that the Trainer accepts."""
+        return cast(FederatedStrategy, super().strategy)
 
     @property
     def run_logger(self) -> RunLogger | None:
@@ -43,6 +54,19 @@ class RunTrainer(L.Trainer):
     def last_checkpoint(self) -> LastCheckpoint | None:
         """The default checkpoint, written after every round, if the run has it."""
         return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
+
+    def learning_rate(self, t: int) -> float | None:
+        """The learning rate of round t, for its hooks too; None without an optimizer.
+
+        The schedule is stepped up to that round, so that a resumed run has the same.
+        """
+        if not self.optimizers:
+            return None
+        for config in self.lr_scheduler_configs:
+            while config.scheduler.last_epoch < t:
+                self.optimizers[0].step()  # the template has no gradient; torch requires this order
+                step_schedule(config.scheduler)
+        return float(self.optimizers[0].param_groups[0]["lr"])
 
     @override
     def save_checkpoint(
@@ -70,6 +94,21 @@ class RunTrainer(L.Trainer):
         self.save_checkpoint(folder / NAME)
         return True
 
+    def rounds(self, finished: int) -> str:
+        """The progress of the run, in words."""
+        limit = self.max_epochs or -1  # no limit: there may be max_steps
+        return f"{finished} of {limit} rounds" if limit > 0 else f"{finished} rounds"
+
+    def interrupt(self, signal: int) -> NoReturn:
+        """End the run after a round, with everything on disk.
+
+        Raises:
+            Interrupted: always.
+        """
+        finished = self.rounds(self.current_epoch)
+        resumable = self.last_checkpoint is not None or self.save_last()
+        raise Interrupted(signal, finished, resumable=resumable)
+
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint; with `fresh`, `last` may start a new run.
 
@@ -77,7 +116,7 @@ class RunTrainer(L.Trainer):
             UserError: there is no such checkpoint.
         """
         logger = self.run_logger
-        self._demand_readable(False)
+        self.strategy.strict = False
         if fresh and logger is not None:
             own = logger.place.resume_job(requeued=ckpt_path not in (None, "last"))
             if own is not None:
@@ -88,7 +127,7 @@ class RunTrainer(L.Trainer):
             return ckpt_path
         if ckpt_path != "last":
             main = main_file(ckpt_path)
-            self._demand_readable(True)  # an explicit path has no fallback
+            self.strategy.strict = True  # an explicit path has no fallback
             return main if logger is None else logger.place.resume_from(main)
         if logger is None:
             return ckpt_path  # Lightning looks into the folders of the checkpoint callbacks
@@ -98,10 +137,51 @@ class RunTrainer(L.Trainer):
             raise UserError("ckpt_path", found, "give the path of a .ckpt file")
         return newest
 
-    def _demand_readable(self, strict: bool) -> None:
-        """Whether an unreadable checkpoint is an error, or falls back to the previous one."""
-        if isinstance(self.strategy, FederatedStrategy):
-            self.strategy.strict = strict
-
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+
+
+class FlagSignals(_SignalConnector):
+    """Leaves signals to lightfed.utils.signals, which only records them.
+
+    Lightning's handlers save and broadcast, which deadlocks if the signal interrupts a collective.
+    Here the loop checks between sessions, all ranks stop at the same one and save, and `fit`
+    requeues the job.
+    """
+
+    @override
+    def register_signal_handlers(self) -> None:
+        self.received_sigterm = False
+
+    @override
+    def teardown(self) -> None:
+        pass
+
+
+def with_defaults(
+    callbacks: list[Callback] | Callback | None,
+    loggers: Sequence[Logger],
+    *,
+    progress: bool,
+    checkpoint: bool,
+    max_time: str | timedelta | dict[str, int] | None,
+) -> list[Callback]:
+    """A user's callbacks, and those that a run has by default unless they are among them."""
+    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    if progress and not any(isinstance(c, ProgressBar) for c in given):
+        given.append(RoundProgressBar())
+    if checkpoint and not any(_is_found(c, loggers) for c in given):
+        given.append(LastCheckpoint())
+    if max_time is not None and not any(isinstance(c, Timer) for c in given):
+        # Lightning's version synchronises the ranks after every wave, so fast ranks would wait.
+        given.append(Timer(max_time, interval="epoch"))
+    return given
+
+
+def _is_found(callback: Callback, loggers: Sequence[Logger]) -> bool:
+    """Whether a user's callback keeps a last.ckpt where resuming looks for it."""
+    if not (isinstance(callback, ModelCheckpoint) and callback.save_last):
+        return False
+    if not any(isinstance(logger, RunLogger) for logger in loggers):
+        return True  # Lightning looks into the folders of callbacks
+    return callback.dirpath is None and isinstance(loggers[0], RunLogger)

@@ -20,8 +20,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.distributed import liveness as watch
-from lightfed.distributed import requeue
+from lightfed.distributed import liveness, requeue
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen
 from lightfed.runs import checkpoint
@@ -95,7 +94,7 @@ class FederatedStrategy(DDPStrategy):
         assert self._timeout is not None
         self.ranks = Ranks(self.root_device, timeout=self._timeout)
         _leave_at_exit()
-        watch.start(
+        liveness.start(
             self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost
         )
         self._relieve_observer()
@@ -104,7 +103,7 @@ class FederatedStrategy(DDPStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
-                    logger.claim(self.ranks)
+                    logger.place.claim(self.ranks)
 
     @override
     def setup_distributed(self) -> None:
@@ -194,7 +193,7 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        watch.fail(exception)
+        liveness.fail(exception)
 
     @override
     def barrier(self, name: str | None = None) -> None:

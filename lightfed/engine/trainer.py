@@ -1,25 +1,23 @@
 """The one long-lived Trainer of a federation."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Literal
 
-import lightning.pytorch as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
 from lightfed.distributed import requeue
-from lightfed.distributed.allocation import check_launch, check_tasks
+from lightfed.distributed.slurm import check_launch, check_tasks
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
-from lightfed.engine.progress import RoundProgressBar
-from lightfed.engine.run_trainer import RunTrainer
+from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer_checks import (
     Clips,
@@ -30,12 +28,11 @@ from lightfed.engine.trainer_checks import (
     check_rounds,
     check_strategy,
 )
-from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted
 from lightfed.utils.heap import keep_heap
-from lightfed.utils.lightning_private import _PATH, _SignalConnector
+from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.signals import listening
 
 Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
@@ -49,9 +46,6 @@ class FederatedTrainer(RunTrainer):
     """
 
     fit_loop: FederatedLoop
-    callbacks: list[Callback]
-    datamodule: Any
-    profiler: Profiler
 
     def __init__(
         self,
@@ -127,7 +121,7 @@ class FederatedTrainer(RunTrainer):
                 communicate over gloo, since NCCL rejects two ranks on a GPU. Under SLURM, a node
                 needs this many tasks per GPU.
         """
-        self.goes_on_from = None
+        self.resumes_from = None
         self.in_round = False
         self._deferred_checkpoints = []
         self._limits = {
@@ -178,7 +172,7 @@ class FederatedTrainer(RunTrainer):
             num_nodes=num_nodes,
             precision=precision,
             logger=loggers,
-            callbacks=_with_defaults(
+            callbacks=with_defaults(
                 callbacks,
                 loggers,
                 progress=enable_progress_bar,
@@ -209,14 +203,8 @@ class FederatedTrainer(RunTrainer):
             default_root_dir=default_root_dir,
             enable_autolog_hparams=False,
         )
-        self.fit_loop = FederatedLoop(
-            self,
-            min_epochs=self.fit_loop.min_epochs,
-            max_epochs=self.fit_loop.max_epochs,
-            min_steps=None,
-            max_steps=self.fit_loop.max_steps,
-        )
-        self._signal_connector = _FlagSignals(self)
+        self.fit_loop = FederatedLoop(self)
+        self._signal_connector = FlagSignals(self)
 
     @property
     def federation(self) -> Federation:
@@ -224,93 +212,56 @@ class FederatedTrainer(RunTrainer):
         return federation_of(self)
 
     @override
-    def fit(
-        self,
-        model: L.LightningModule,
-        train_dataloaders: L.LightningDataModule | None = None,
-        val_dataloaders: None = None,
-        datamodule: L.LightningDataModule | None = None,
-        ckpt_path: _PATH | None = None,
-        weights_only: bool | None = None,
-    ) -> None:
+    def fit(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> None:
         """Run the rounds.
 
         Args:
-            model: the Federation.
-            train_dataloaders: the data module, in Lightning's second position.
-            val_dataloaders: none: the data module knows the clients' test sets.
-            datamodule: the FederatedDataModule.
+            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
             ckpt_path: a checkpoint to resume from; `last` for the newest run of this name and
                 configuration, or a new run if there is none. A SLURM job resumes its own run
                 without it.
-            weights_only: checkpoints are always loaded as tensors and primitives.
+            **kwargs: likewise; checkpoints are always loaded as tensors and primitives.
 
         Raises:
             SystemExit: a signal has stopped the run; its state is on disk.
             UserError: a setting or file of the user cannot be used.
         """
         self._check_launch()
-        path = self.goes_on_from = self._resolve(ckpt_path, fresh=True)
+        path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
         if self._is_finished():
             return
         logger = self.run_logger
         with listening(), nullcontext() if logger is None else logger.writing():
             try:
-                super().fit(model, datamodule=datamodule or train_dataloaders, ckpt_path=path)
+                super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
             except Interrupted as interrupted:
                 requeue.leave(interrupted, first=self.is_global_zero)
             if logger is not None:
                 logger.finish(self.current_epoch, self._limits)
 
     @override
-    def validate(  # type: ignore[override]
-        self,
-        model: L.LightningModule | None = None,
-        dataloaders: None = None,
-        ckpt_path: _PATH | None = None,
-        verbose: bool = True,
-        datamodule: L.LightningDataModule | None = None,
-        weights_only: bool | None = None,
-    ) -> Any:
+    def validate(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:
         """Evaluate the server's and the clients' models on their test splits.
 
         Args:
-            model: the Federation.
-            dataloaders: none: the data module knows the test sets.
+            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
             ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
-            verbose: print the figures.
-            datamodule: the FederatedDataModule.
-            weights_only: checkpoints are always loaded as tensors and primitives.
+            **kwargs: likewise.
         """
         self._check_launch()
-        return super().validate(
-            model, ckpt_path=self._resolve(ckpt_path), verbose=verbose, datamodule=datamodule
-        )
+        return super().validate(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     @override
-    def test(  # type: ignore[override]
-        self,
-        model: L.LightningModule | None = None,
-        dataloaders: None = None,
-        ckpt_path: _PATH | None = None,
-        verbose: bool = True,
-        datamodule: L.LightningDataModule | None = None,
-        weights_only: bool | None = None,
-    ) -> Any:
+    def test(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:
         """Evaluate a checkpoint on the test splits; as validate, with Lightning's test hooks.
 
         Args:
-            model: the Federation.
-            dataloaders: none: the data module knows the test sets.
+            *args: the Federation and the FederatedDataModule, as for Lightning's Trainer.
             ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
-            verbose: print the figures.
-            datamodule: the FederatedDataModule.
-            weights_only: checkpoints are always loaded as tensors and primitives.
+            **kwargs: likewise.
         """
         self._check_launch()
-        return super().test(
-            model, ckpt_path=self._resolve(ckpt_path), verbose=verbose, datamodule=datamodule
-        )
+        return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     def _is_finished(self) -> bool:
         """Whether this job has already finished the run.
@@ -329,58 +280,11 @@ class FederatedTrainer(RunTrainer):
         return True
 
     def _check_launch(self) -> None:
-        strategy = self.strategy
-        if isinstance(strategy, FederatedStrategy) and isinstance(
-            strategy.cluster_environment, SLURMEnvironment | LightningEnvironment
-        ):
+        strategy, stock = self.strategy, (SLURMEnvironment, LightningEnvironment)
+        if isinstance(strategy.cluster_environment, stock):
             check_launch(
                 os.environ,
                 processes=strategy.num_processes,
                 nodes=self.num_nodes,
                 ranks_per_device=strategy.ranks_per_device,
             )
-
-
-class _FlagSignals(_SignalConnector):
-    """Leaves signals to lightfed.utils.signals, which only records them.
-
-    Lightning's handlers save and broadcast, which deadlocks if the signal interrupts a collective.
-    Here the loop checks between sessions, all ranks stop at the same one and save, and `fit`
-    requeues the job.
-    """
-
-    @override
-    def register_signal_handlers(self) -> None:
-        self.received_sigterm = False
-
-    @override
-    def teardown(self) -> None:
-        pass
-
-
-def _with_defaults(
-    callbacks: list[Callback] | Callback | None,
-    loggers: Sequence[Logger],
-    *,
-    progress: bool,
-    checkpoint: bool,
-    max_time: str | timedelta | dict[str, int] | None,
-) -> list[Callback]:
-    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-    if progress and not any(isinstance(c, ProgressBar) for c in given):
-        given.append(RoundProgressBar())
-    if checkpoint and not any(_is_found(c, loggers) for c in given):
-        given.append(LastCheckpoint())
-    if max_time is not None and not any(isinstance(c, Timer) for c in given):
-        # Lightning's version synchronises the ranks after every wave, so fast ranks would wait.
-        given.append(Timer(max_time, interval="epoch"))
-    return given
-
-
-def _is_found(callback: Callback, loggers: Sequence[Logger]) -> bool:
-    """Whether a user's callback keeps a last.ckpt where resuming looks for it."""
-    if not (isinstance(callback, ModelCheckpoint) and callback.save_last):
-        return False
-    if not any(isinstance(logger, RunLogger) for logger in loggers):
-        return True  # Lightning looks into the folders of callbacks
-    return callback.dirpath is None and isinstance(loggers[0], RunLogger)

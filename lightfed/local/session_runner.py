@@ -80,6 +80,7 @@ class Training:
         calls: number of calls of `sessions` in this round.
         tests: reports of those tests, of this rank's sessions.
         steps: batches per session by client, if they differ from the configuration.
+        side_by_side: how many clients of a group train at once, or why they do not, by its name.
         phases: parts of every session, if it has several.
     """
 
@@ -99,6 +100,7 @@ class Training:
         self.steps: Mapping[int, int] = {}
         self.phases: Sequence[Phase] = ()
         self.suspends = False
+        self.side_by_side: Mapping[str, int | str] = {}
         self.calls = 0
         self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions already run
         self._known_call = 0
@@ -122,6 +124,10 @@ class Training:
         self._runtime = runtime
         self._sessions = {}
         self._packs.attach(packings, runtime.forward_context)
+        self.side_by_side = {
+            state.name: packing.reason or packing.most
+            for state, packing in zip(self._fleet.cohorts, packings, strict=False)
+        }
         for state, (stepper, takes_lr) in zip(self._fleet.cohorts, steppers, strict=True):
             state.takes_lr = takes_lr
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)

@@ -39,22 +39,19 @@ def rank_rows(fleet: DryFleet) -> np.ndarray:
     return row_bytes(fleet) @ np.max([call.counts for call in calls], axis=0)
 
 
-def memory(
-    fleet: DryFleet, optimizer: OptimizerFactory | None, *, host_rows: bool = False
-) -> dict[str, int]:
+def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int]:
     """Bytes on the device of the fullest rank, by kind.
 
     Args:
-        fleet: after its rounds.
+        fleet: after its rounds. If its rows are in host memory, two per cohort are on the device.
         optimizer: of the clients; None if their modules configure it: then only gradients count.
-        host_rows: rows are in host memory, and two per cohort on the device.
     """
     modules = [state.module for state in fleet.cohorts]
     trained = max(sum(p.numel() for p in m.parameters() if p.requires_grad) for m in modules)
     one_of_each = int(row_bytes(fleet).sum())
     return {
-        "rows of its clients": 0 if host_rows else int(rank_rows(fleet).max()),
-        "two rows of every cohort, the others in host memory": 2 * one_of_each * host_rows,
+        "rows of its clients": 0 if fleet.host_rows else int(rank_rows(fleet).max()),
+        "two rows of every cohort, the others in host memory": 2 * one_of_each * fleet.host_rows,
         "live modules, one per cohort": one_of_each,
         "server models": sum(t.nbytes for t in fleet.algorithm.state_dict().values()),
         "gradients and optimiser state": round(4 * trained * (1 + state_slots(optimizer))),
@@ -115,14 +112,14 @@ def _cohorts(fleet: DryFleet) -> str:
     return aligned(lines)
 
 
-def _ranks(fleet: DryFleet, figures: np.ndarray) -> str:
+def _ranks(fleet: DryFleet, numbers: np.ndarray) -> str:
     """A line per rank, or min, median and max if there are many; from (numbers, ranks)."""
     names = [str(rank) for rank in range(fleet.ranks.world)]
     if len(names) > _TABLE:  # per column: not of the same rank
-        names, figures = ["least", "median", "most"], np.quantile(figures, [0, 0.5, 1], axis=1).T
+        names, numbers = ["least", "median", "most"], np.quantile(numbers, [0, 0.5, 1], axis=1).T
     timed = fleet.rates.of(range(len(fleet.cohorts))) is not None
     lines = [("rank", "sessions", "seconds" if timed else "samples x FLOPs", "rows")]
-    for name, (sessions, load, row) in zip(names, figures.T.tolist(), strict=True):
+    for name, (sessions, load, row) in zip(names, numbers.T.tolist(), strict=True):
         lines.append((name, f"{sessions:,g}", _scaled(load), _scaled(row, "B")))
     return aligned(lines)
 

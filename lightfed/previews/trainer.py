@@ -35,7 +35,7 @@ class PreviewTrainer(FederatedTrainer):
         from lightfed.previews.layer_groups import groups_table
 
         prepare = model.algorithm.prepare_module
-        text = groups_table(model.clients, datamodule, seed=model.seed, prepare=prepare)
+        text = groups_table(model.cohorts, datamodule, seed=model.seed, prepare=prepare)
         print(text)
 
     def plan(
@@ -65,21 +65,14 @@ class PreviewTrainer(FederatedTrainer):
             raise UserError("world_size", found, "give at least 1 and at most one rank per client")
         if rounds < 1:
             raise UserError("rounds", f"{rounds}", "give at least 1")
-        rates = None if ckpt_path is None else _rates(ckpt_path, len(model.clients))
+        rates = None if ckpt_path is None else _rates(ckpt_path, len(model.cohorts))
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
+        ranks, options = PlannedRanks(world_size), model.fleet_options(self)
         fleet = DryFleet(
-            model.clients,
-            model.algorithm,
-            datamodule,
-            ranks=PlannedRanks(world_size),
-            work=model.work(self.limit_train_batches),
-            seed=seed,
-            exchange_buffer=model.exchange_buffer,
-            rounds=self.max_epochs if (self.max_epochs or 0) > 0 else None,
-            rates=rates,
+            model.cohorts, model.algorithm, datamodule, ranks=ranks, rates=rates, **options
         )
         fleet.run(rounds)
-        parts = memory(fleet, model.optimizer, host_rows=model.host_rows)
+        parts = memory(fleet, model.optimizer)
         print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))
 
 

@@ -26,7 +26,7 @@ from uuid import uuid4
 import torch
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs import run_lock as fence
+from lightfed.runs import run_lock
 from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
 from lightfed.utils.errors import DiskError, UserError
 
@@ -102,15 +102,14 @@ def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
         UserError: the file does not exist, or is not a complete checkpoint.
         OtherFormat: another version of lightfed wrote it.
     """
-    if ranks is None:
-        return _load(path, share=0, shares=1)
+    share, shares = (0, 1) if ranks is None else (ranks.rank, ranks.world)
     checkpoint: dict[str, Any] = {}
     failures: list[UserError] = []
     try:
-        checkpoint = _load(path, share=ranks.rank, shares=ranks.world)
+        checkpoint = _load(path, share=share, shares=shares)
     except UserError as error:
         failures = [error]
-    failures = ranks.gather(failures)
+    failures = failures if ranks is None else ranks.gather(failures)
     if failures:
         raise failures[0]
     return checkpoint
@@ -187,10 +186,10 @@ def shard_folder(main: Path) -> Path:
 
 def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> None:
     """Run a writing step on every rank; if it fails on one, no rank waits for it."""
-    failures: list[tuple[int, str, OSError | fence.TakenOver]] = []
+    failures: list[tuple[int, str, OSError | run_lock.TakenOver]] = []
     try:
         step()
-    except (OSError, fence.TakenOver) as error:
+    except (OSError, run_lock.TakenOver) as error:
         failures = [(ranks.rank, socket.gethostname(), error)]
     failures = ranks.gather(failures)
     if not failures:
@@ -198,7 +197,7 @@ def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> N
     if ranks.rank == 0:
         _remove_new(main, tag)
     rank, host, failure = failures[0]
-    if isinstance(failure, fence.TakenOver):
+    if isinstance(failure, run_lock.TakenOver):
         raise failure
     raise ranks.broadcast(_unwritable(main, rank, host, failure)) from failure
 
@@ -216,13 +215,11 @@ def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
 
 def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: bool) -> None:
     """Write the main file and replace the old one; called only by rank 0."""
-    main.parent.mkdir(parents=True, exist_ok=True)
-    folder = shard_folder(main)
     if checkpoint[SHARDS]["ranks"]:
-        flush_folder(folder)  # the tag's own name
-    new = main.with_name(f"{main.name}.{tag}.part")
-    write_atomically(new, lambda file: torch.save(checkpoint, file))
-    fence.check(main)  # at the last moment
+        flush_folder(shard_folder(main))  # the tag's own name
+    new = _part(main, tag)
+    _write(checkpoint, new)
+    run_lock.check(main)  # at the last moment
     previous = previous_of(main)
     old = _tag(main) if keep_previous else None
     if old is not None:
@@ -230,13 +227,12 @@ def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: 
     os.replace(new, main)
     flush_folder(main.parent)
     with suppress(OSError):  # the next checkpoint removes leftovers
-        _remove_shards(folder, keep=(tag, old or _tag(previous)))
-        _remove_leftovers(main)
+        _remove_leftovers(main, keep=(tag, old or _tag(previous)))
 
 
-def _write(rows: Any, shard: Path) -> None:
-    shard.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(shard, lambda file: torch.save(rows, file))
+def _write(content: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda file: torch.save(content, file))
 
 
 def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
@@ -279,20 +275,20 @@ def _remove_new(main: Path, tag: str) -> None:
         return
     shutil.rmtree(shard_folder(main) / tag, ignore_errors=True)
     with suppress(OSError):  # it does not exist
-        main.with_name(f"{main.name}.{tag}.part").unlink()
+        _part(main, tag).unlink()
     with suppress(OSError):  # it holds other shards
         shard_folder(main).rmdir()
 
 
-def _remove_shards(folder: Path, *, keep: tuple[str | None, ...]) -> None:
-    if not folder.is_dir():
-        return
-    for old in folder.iterdir():
+def _remove_leftovers(main: Path, *, keep: tuple[str | None, ...]) -> None:
+    """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
+    for old in shard_folder(main).glob("*"):
         if old.name not in keep:
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_leftovers(main: Path) -> None:
-    """Remove what a killed writer left next to the checkpoint."""
     for part in main.parent.glob(f"{main.name}.*.part"):
         part.unlink(missing_ok=True)
+
+
+def _part(main: Path, tag: str) -> Path:
+    """The main file before it takes its place."""
+    return main.with_name(f"{main.name}.{tag}.part")

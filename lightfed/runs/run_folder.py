@@ -14,8 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
-from lightfed.runs import journal
-from lightfed.runs import run_lock as fence
+from lightfed.runs import journal, run_lock
 from lightfed.runs.checkpoint import newest_file
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
@@ -90,7 +89,7 @@ class RunFolder:
         """
         assert self._ranks is not None, "the folder is claimed"
         if not self._owned:
-            self._ranks.first(lambda: fence.take(self.path, self._job))
+            self._ranks.first(lambda: run_lock.take(self.path, self._job))
         self._owned = True
 
     def check_owner(self) -> None:
@@ -100,7 +99,7 @@ class RunFolder:
             TakenOver: on every rank, if another process has taken the folder.
         """
         assert self._ranks is not None, "the folder is claimed"
-        self._ranks.first(lambda: fence.check(self.path))
+        self._ranks.first(lambda: run_lock.check(self.path))
 
     def _create(self) -> str:
         """Create a new folder; mkdir fails if another run has just made it."""
@@ -132,8 +131,8 @@ class RunFolder:
         if not self._created or _last(self.path).with_name(journal.FILE).is_file():
             return
         try:
-            fence.check(self.path)
-        except fence.TakenOver:
+            run_lock.check(self.path)
+        except run_lock.TakenOver:
             return
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # another run may have started in it
@@ -214,7 +213,7 @@ class RunFolder:
         Raises:
             TakenOver: another process has taken the folder.
         """
-        fence.check(self.path)
+        run_lock.check(self.path)
         _write(self.path, self._identity() | dict(environment))
 
     def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:

@@ -1,19 +1,10 @@
-"""The run folder as a Lightning logger.
+"""The run folder as a Lightning logger: its tables, environment.json, and where checkpoints go."""
 
-Metrics.csv, clients.csv, environment.json, and where checkpoints go.
-"""
-
-import csv
 import errno
-import io
 import os
-import platform
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +14,13 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import job_of
 from lightfed.runs.run_folder import RunFolder, check_name
+from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import DiskError
 
-_PACKAGES = (
-    "lightfed",
-    "torch",
-    "torchvision",
-    "torchaudio",
-    "lightning",
-    "torchmetrics",
-    "triton",
-    "numpy",
-)
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-Row = dict[str, float | int | str]
 
 
 class RunLogger(Logger):
@@ -58,20 +38,9 @@ class RunLogger(Logger):
         check_name("trainer.logger.init_args.name", name)
         self.place = RunFolder(Path(save_dir), name, job=job_of(os.environ))
         self._rounds: dict[int, Row] = {}
-        self._columns = ["round"]
-        self._client_columns: list[str] = []  # of the file on disk
         self._ended = 0  # rounds whose rows are on disk
-        self._written: list[str] = []  # columns of the file on disk
 
     # The folder.
-
-    def claim(self, ranks: Ranks) -> None:
-        """Agree on a folder, the same on every rank; idempotent.
-
-        Raises:
-            UserError: it cannot be created, or ranks find different runs to resume.
-        """
-        self.place.claim(ranks)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -124,23 +93,28 @@ class RunLogger(Logger):
 
     # Writing.
 
+    @cached_property
+    def _metrics(self) -> RunTable:
+        return RunTable(self.folder / "metrics.csv")
+
+    @cached_property
+    def _clients(self) -> RunTable:
+        return RunTable(self.folder / "clients.csv")
+
     @rank_zero_only
     def start(self, environment: Mapping[str, Any], *, finished_rounds: int) -> None:
         """Write environment.json; keep the rows of rounds that a resumed run does not repeat."""
         self.place.describe(environment)
-        rounds = _read(self.folder / "metrics.csv", finished_rounds) if self.place.resumed else []
+        kept = finished_rounds if self.place.resumed else 0
+        rounds = read_rows(self._metrics.path, kept)
+        clients = read_rows(self._clients.path, kept)
         self._rounds = {int(row["round"]): row for row in rounds}
-        self._columns = ["round"]
-        for row in rounds:
-            self._add_columns(row)
-        clients = self.folder / "clients.csv"
-        rows = _read(clients, finished_rounds) if self.place.resumed else []
+        self._metrics.columns = ["round"]
         if rounds:
             self._ended = max(self._rounds)
-            self._write_all()
-        if rows:
-            self._client_columns = list(rows[0])
-            self._write_clients(rows)
+            self._write_metrics()
+        if clients:
+            self._clients.write(clients)
 
     @override
     @rank_zero_only
@@ -150,14 +124,16 @@ class RunLogger(Logger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Merge into the row of round `step` + 1."""
+        """Merge into the row of round `step` + 1; an evaluation without a run writes none."""
+        if not self.claimed:
+            return
         number = (step or 0) + 1
         row = self._rounds.setdefault(number, {"round": number})
         new = {k: v for k, v in metrics.items() if k != "epoch" and row.get(k) != v}
         row.update(new)
-        self._add_columns(new)
+        self._metrics.add_columns(row)
         if new and number <= self._ended:  # a callback's metric, after the round was written
-            self._write_all()
+            self._write_metrics()
 
     @override
     @rank_zero_only
@@ -182,17 +158,8 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def _append_clients(self, rows: list[Row]) -> None:
-        if not rows:
-            return
-        path = self.folder / "clients.csv"
-        new = {key: None for row in rows for key in row if key not in self._client_columns}
-        if new:  # in the first evaluation, or for a metric that is new
-            before = _read(path, sys.maxsize) if self._client_columns else []
-            self._client_columns += new
-            self._write_clients(before + rows)
-        else:
-            with path.open("a", newline="") as file:
-                csv.DictWriter(file, self._client_columns, restval="").writerows(rows)
+        if rows:
+            self._clients.append(rows, self._clients.rows)
 
     @rank_zero_only
     def log_arrays(self, number: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -214,64 +181,11 @@ class RunLogger(Logger):
     @rank_zero_only
     def _append_round(self, number: int) -> None:
         if number in self._rounds:
+            self._metrics.append([self._rounds[number]], lambda: self._rows_until(number - 1))
             self._ended = number
-            if self._written != self._columns:
-                self._write_all()
-            else:
-                with (self.folder / "metrics.csv").open("a", newline="") as file:
-                    self._writer(file).writerow(self._rounds[number])
 
-    def _add_columns(self, row: Mapping[str, Any]) -> None:
-        self._columns += [key for key in row if key not in self._columns]
+    def _rows_until(self, number: int) -> list[Row]:
+        return [self._rounds[n] for n in sorted(self._rounds) if n <= number]
 
-    def _writer(self, file: Any) -> "csv.DictWriter[str]":
-        return csv.DictWriter(file, self._columns, restval="")
-
-    def _write_all(self) -> None:
-        text = io.StringIO()
-        writer = self._writer(text)
-        writer.writeheader()
-        writer.writerows(self._rounds[n] for n in sorted(self._rounds) if n <= self._ended)
-        self._written = list(self._columns)
-        write_atomically(self.folder / "metrics.csv", lambda f: f.write(text.getvalue().encode()))
-
-    def _write_clients(self, rows: list[Row]) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self._client_columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.folder / "clients.csv", lambda f: f.write(text.getvalue().encode()))
-
-
-def _read(path: Path, rounds: int) -> list[Row]:
-    """Complete rows of the first `rounds` rounds.
-
-    The truncated last line of a killed run is dropped.
-    """
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        rows: Iterable[dict[str, Any]] = list(csv.DictReader(file))
-    return [row for row in rows if None not in row.values() and int(row["round"]) <= rounds]
-
-
-def software() -> dict[str, str]:
-    """Versions and the commit, on which a result depends besides its configuration."""
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions | {"commit": _commit(), "command": " ".join(sys.argv)}
-
-
-def _commit() -> str:
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+    def _write_metrics(self) -> None:
+        self._metrics.write(self._rows_until(self._ended))

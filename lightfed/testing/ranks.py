@@ -6,22 +6,16 @@ To Lightning these ranks look externally launched.
 import gc
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+
 from lightfed.distributed.collectives import leave
 
 _SECONDS = 900  # then a rank ends itself: it is waiting for a missing one
-
-
-def free_port() -> int:
-    """A free port of this machine."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def start_job(ranks: int, work: Callable[[int], None]) -> int:
@@ -35,7 +29,7 @@ def start_job(ranks: int, work: Callable[[int], None]) -> int:
         the process group.
     """
     gc.freeze()  # the ranks then neither scan imported objects nor copy their pages
-    port = str(free_port())
+    port = str(find_free_network_port())
     group = 0
     for rank in range(ranks):
         pid = os.fork()

@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 _asked: int | None = None
 
 
-def _take_down(number: int, frame: FrameType | None) -> None:
+def _record(number: int, frame: FrameType | None) -> None:
     global _asked
     _asked = number
 
@@ -26,7 +26,7 @@ def listen() -> None:
         ValueError: called outside the main thread, where Python cannot set handlers.
     """
     for number in _SIGNALS:
-        signal.signal(number, _take_down)
+        signal.signal(number, _record)
 
 
 def asked() -> int | None:
@@ -58,5 +58,5 @@ def listening() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        if before[signal.SIGTERM] is not _take_down:
+        if before[signal.SIGTERM] is not _record:
             forget()

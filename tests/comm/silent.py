@@ -11,7 +11,8 @@ import time
 
 from typing_extensions import override
 
-from lightfed.distributed.liveness import Peer, Watch
+from lightfed.distributed.liveness import Watch
+from lightfed.distributed.peers import Peer
 
 
 class Silent(socket.socket):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lightfed.distributed import liveness as watch
+from lightfed.distributed.connections import _TOKEN
 
 GONE = "is gone with its node (no answer)"
 OVER = "the run ends, and --ckpt_path last goes on from its last checkpoint"
@@ -80,7 +81,7 @@ def test_a_lost_node_is_noticed_in_half_a_minute_also_if_something_was_sent_to_i
     watched: list[Any] = []
     monkeypatch.setattr(watch, "Watch", lambda rank, peers, links, *rest: watched.append(links))
     with socket.create_server(("127.0.0.1", 0)) as rank_0:
-        said = (bytes(watch._TOKEN), rank_0.getsockname()[1])
+        said = (bytes(_TOKEN), rank_0.getsockname()[1])
         ranks = SimpleNamespace(world=2, rank=1, broadcast=lambda _: said, gather=list)
         watch.start(ranks, "127.0.0.1", "127.0.0.1", lambda: None, str)  # type: ignore[arg-type]
     with watched[0][0] as link:

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from lightfed.distributed.liveness import _TOKEN, Peer, Watch, _caller
+from lightfed.distributed.connections import _TOKEN, _caller
+from lightfed.distributed.liveness import Watch
+from lightfed.distributed.peers import Peer
 
 ENDS = "; the run ends, and --ckpt_path last goes on from its last checkpoint\n"
 KILLED, STOPPED = -signal.SIGKILL, None

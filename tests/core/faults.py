@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.pytorch import Callback
 from typing_extensions import override
 
@@ -20,7 +21,6 @@ from lightfed.distributed import liveness as watch
 from lightfed.distributed.collectives import leave
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.testing.digest import fit
-from lightfed.testing.ranks import free_port
 from tests.conformance.cases import CASES
 
 TIMEOUT = 4.0  # seconds, for the one that hangs
@@ -72,7 +72,7 @@ def play(name: str, folder: Path) -> int:
 
 
 def start(name: str, folder: Path) -> list[int]:
-    port, pids = str(free_port()), []
+    port, pids = str(find_free_network_port()), []
     for rank in range(RANKS):
         pid = os.fork()
         if pid == 0:

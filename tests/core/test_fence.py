@@ -137,7 +137,7 @@ def logger_in(folder: Path, ranks: Ranks, job: Job | None = None) -> RunLogger:
     logger = RunLogger(str(folder), "run")
     logger.place = runfolder.RunFolder(folder, "run", job=job)
     logger.place.name = "run"
-    logger.claim(ranks)
+    logger.place.claim(ranks)
     logger.place.own()
     return logger
 
@@ -189,7 +189,7 @@ def test_a_run_claims_its_folder_once(tmp_path: Path) -> None:
 
 def test_who_has_lost_a_folder_neither_describes_nor_removes_it(tmp_path: Path) -> None:
     logger = RunLogger(str(tmp_path), "run")
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     logger.place.own()
     (logger.folder / ".owner").write_text(OTHER)
     with pytest.raises(TakenOver):

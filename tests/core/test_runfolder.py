@@ -18,7 +18,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
-from lightfed.runs.identity import config_digest
+from lightfed.runs.federation_state import config_digest
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import DiskError, UserError
 from tests.mistakes import edited
@@ -53,7 +53,7 @@ def start(folder: Path, *, config: str | None = "c", name: str = "run") -> RunLo
     logger = RunLogger(str(folder), name)
     logger.place.config = config
     logger.place.resume_job()
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     return logger
 
 
@@ -169,7 +169,7 @@ def test_a_run_from_elsewhere_does_not_overwrite_the_jobs_own(
     logger = RunLogger(str(tmp_path), "run")
     logger.place.config = "c"
     logger.place.resume_from(tmp_path.parent / "run" / "checkpoints" / "last.ckpt")
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     assert logger.folder.name == "run-12-2"
 
 

@@ -15,7 +15,7 @@ from tests.small import CPU
 
 def logger_of(folder: Path, name: str = "run") -> RunLogger:
     logger = RunLogger(str(folder), name)
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     return logger
 
 
@@ -50,7 +50,7 @@ def test_a_logger_claims_one_folder(tmp_path: Path) -> None:
     logger = RunLogger(str(tmp_path), "x")
     assert not logger.claimed
     for _ in range(2):
-        logger.claim(Ranks(CPU))
+        logger.place.claim(Ranks(CPU))
     assert logger.claimed
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
     assert (logger.name, logger.save_dir, logger.version) == ("x", str(tmp_path), "")
@@ -123,7 +123,7 @@ def stopped_run(folder: Path, *, rounds: int = 4) -> RunLogger:
 def resumed(folder: Path, *, finished: int) -> RunLogger:
     logger = RunLogger(str(folder), "run")
     logger.place.resume_from(checkpoint_in(folder / "run"))
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     logger.start({}, finished_rounds=finished)
     return logger
 
@@ -179,7 +179,7 @@ def test_last_is_the_newest_run_of_the_name(tmp_path: Path) -> None:
     assert (
         logger.place.resume_newest(trains=True) == tmp_path / "run-2" / "checkpoints" / "last.ckpt"
     )
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     assert logger.folder == tmp_path / "run-2"
 
 
@@ -196,7 +196,7 @@ def test_without_a_run_last_is_a_fresh_start(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()  # died before its first checkpoint
     logger = RunLogger(str(tmp_path), "run")
     assert logger.place.resume_newest(trains=True) is None
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     assert logger.name == "run-2"
 
 
@@ -204,7 +204,7 @@ def test_a_checkpoint_from_elsewhere_starts_a_run_of_its_own(tmp_path: Path) -> 
     foreign = checkpoint_in(tmp_path / "copied" / "run")
     logger = RunLogger(str(tmp_path / "runs"), "run")
     assert logger.place.resume_from(foreign) == foreign
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     assert logger.folder == tmp_path / "runs" / "run"
 
 
@@ -231,7 +231,7 @@ def test_a_failed_resume_leaves_the_run_it_came_from(tmp_path: Path) -> None:
     stopped_run(tmp_path)
     logger = RunLogger(str(tmp_path), "run")
     logger.place.resume_from(checkpoint_in(tmp_path / "run"))
-    logger.claim(Ranks(CPU))
+    logger.place.claim(Ranks(CPU))
     logger.finalize("failed")
     assert len(rows_of(tmp_path / "run" / "metrics.csv")) == 4
 

@@ -13,10 +13,12 @@ import lightning.pytorch as L
 import pytest
 from typing_extensions import override
 
-import lightfed.cli.command_line
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.cli import command_line
+from lightfed.cli.usage import COMMANDS
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
+from lightfed.previews.trainer import PreviewTrainer
 from lightfed.utils import signals
 from tests.mistakes import edited
 from tests.small import SGD_HALF, Line, fit, random_data
@@ -82,24 +84,33 @@ def test_outside_the_main_thread_nobody_listens() -> None:
 @pytest.mark.parametrize(("command", "calls"), [("fit", 1), ("test", 0), ("report", 0)])
 def test_only_fit_listens(command: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(lightfed.cli.command_line, "listen", lambda: heard.append(command))
-    monkeypatch.setattr(lightfed.cli.command_line, "_run", lambda *args, **kwargs: None)
+    monkeypatch.setattr(command_line, "listen", lambda: heard.append(command))
+    monkeypatch.setattr(command_line, "_run", lambda *args, **kwargs: None)
     monkeypatch.setattr(sys, "argv", ["lightfed", command, "nowhere"])
     if command == "report":
         with pytest.raises(SystemExit):
-            lightfed.cli.command_line.main()
+            command_line.main()
     else:
-        lightfed.cli.command_line.main()
+        command_line.main()
     assert len(heard) == calls
-    lightfed.cli.command_line.main(["fit", "--config", "nowhere"])  # a process that is not ours
+    command_line.main(["fit", "--config", "nowhere"])  # a process that is not ours
     assert len(heard) == calls
 
 
-def test_the_command_imports_nothing_heavy_before_it_listens() -> None:
+@pytest.mark.parametrize("words", ["", "--help"])
+def test_the_command_imports_nothing_heavy_before_it_listens_and_for_its_help(words: str) -> None:
     heavy = "{'torch', 'lightning', 'numpy', 'jsonargparse'} & set(sys.modules)"
-    code = f"import sys, lightfed.cli.command_line; sys.exit(str({heavy}) if {heavy} else 0)"
+    call = f"lightfed.cli.command_line.main({words.split()})" if words else ""
+    code = f"import sys, lightfed.cli.command_line\n{call}\nif {heavy}: sys.exit(str({heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS) is bool(words)
+
+
+def test_the_help_names_all_commands() -> None:
+    own, trainer = command_line._WITHOUT_A_TRAINER, command_line._OF_THE_TRAINER
+    assert set(COMMANDS) == {*own, *trainer}
+    assert all(callable(getattr(PreviewTrainer, name)) for name in trainer)
 
 
 def _importing_torch(process: "subprocess.Popen[str]") -> bool:

@@ -19,7 +19,7 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.engine.client_metrics import client_figures
+from lightfed.engine.evaluation import client_metrics
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
@@ -43,7 +43,7 @@ def fleet(algorithm: Algorithm, tested: Any) -> Fleet:
 def starting_round(fed: Fleet, t: int) -> dict[str, float]:
     """One round; the figures of the tests before its sessions."""
     run_round(fed, t)
-    return client_figures(fed.tests["aggregated"], "aggregated")
+    return client_metrics(fed.tests["aggregated"], "aggregated")
 
 
 def rows(fed: Fleet) -> Tensor:

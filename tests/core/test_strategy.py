@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
@@ -26,7 +27,6 @@ from lightfed.engine import strategy
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.last_checkpoint import LastCheckpoint
-from lightfed.testing.ranks import free_port
 from lightfed.utils.errors import UserError
 
 ENDS = "; the run ends, and --ckpt_path last goes on from its last checkpoint\n"
@@ -204,7 +204,7 @@ def strategy_at(
 ) -> FederatedStrategy:
     """A strategy of a single rank on the CPU, before it has met the others."""
     monkeypatch.setenv("MASTER_ADDR", address)
-    monkeypatch.setenv("MASTER_PORT", str(free_port() if port is None else port))
+    monkeypatch.setenv("MASTER_PORT", str(find_free_network_port() if port is None else port))
     # A run of another test in this process has left its group.
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     strategy = FederatedStrategy()
@@ -245,7 +245,11 @@ def test_launched_ranks_are_the_watch_s_and_no_longer_lightning_s(
 
 @pytest.mark.gpu
 def test_two_ranks_train_on_one_gpu(tmp_path: Path) -> None:
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(find_free_network_port()),
+        "WORLD_SIZE": "2",
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.core.gpu_rank", str(tmp_path)],

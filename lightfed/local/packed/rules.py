@@ -6,7 +6,7 @@ part of its bits.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -14,9 +14,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import Hooks
+from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.forward import PackedForward, graph_of
 from lightfed.local.packed.steppers import PackedStepper, packed_stepper
+from lightfed.local.session import Runtime
 from lightfed.models.build import DataSpec, blank
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
@@ -27,6 +29,7 @@ SideBySide = Literal["auto", "off"] | int
 FLOOR = 3
 # Fewer clients of a group in a round gain nothing.
 _FEW = 4
+_MEBI = 1 << 20
 _MOST = 128  # clients of a pack under `auto`
 # Rows in work at once: parameters, gradients, momentum, a copy in case the pack fails.
 _ROWS = 5
@@ -54,58 +57,89 @@ class Packing:
     reason: str = ""
 
 
-def check(side_by_side: SideBySide) -> None:
-    """Validate the configured value.
+class Federated(Protocol):
+    """The part of the federation that the decision depends on."""
+
+    algorithm: Hooks
+    clients: int
+    cohorts: list[GroupState]
+    work: LocalWork
+
+
+class BatchedData(DataSpec, Protocol):
+    """Data that comes in batches."""
+
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """How the configuration wants clients to be trained.
+
+    Attributes:
+        side_by_side: clients of a pack, auto or off.
+        memory: MiB for the rows of a pack and their gradients; bounds auto.
 
     Raises:
-        UserError: it is a number below 2.
+        UserError: a number below 2, or no memory.
     """
-    if isinstance(side_by_side, int) and side_by_side < 2:
-        fix = "give the clients of a pack, 2 or more, or auto, or off"
-        raise UserError("model.side_by_side", str(side_by_side), fix)
 
+    side_by_side: SideBySide = "auto"
+    memory: int = 256
 
-def packing(
-    side_by_side: SideBySide,
-    state: GroupState,
-    stepper: Stepper,
-    algorithm: Hooks,
-    data: DataSpec,
-    *,
-    batch_size: int,
-    expected: float,
-    scaled: bool,
-    memory: int,
-) -> Packing:
-    """Decide how a group is trained.
+    def __post_init__(self) -> None:
+        if isinstance(self.side_by_side, int) and self.side_by_side < 2:
+            fix = "give the clients of a pack, 2 or more, or auto, or off"
+            raise UserError("model.side_by_side", str(self.side_by_side), fix)
+        if self.memory < 1:
+            raise UserError("model.pack_memory", f"{self.memory} MiB", "give at least 1")
 
-    Args:
-        side_by_side: as configured.
-        state: the group.
-        stepper: of its sessions.
-        algorithm: of the run.
-        data: shape of a sample.
-        batch_size: samples of a batch.
-        expected: clients of the group in a round, on average.
-        scaled: 16-mixed, where each session scales its loss.
-        memory: bytes for the rows of a pack and their gradients.
-    """
-    if side_by_side == "off":
-        return Packing(reason="model.side_by_side: off")
-    reason = _unfit(state, algorithm, scaled=scaled)
-    if not reason and side_by_side == "auto":
-        reason = _unprofitable(state, batch_size, expected)
-    reason = reason or _fails(state, data)
-    if reason:
-        return Packing(reason=reason)
-    pulls = type(algorithm).proximal is not Hooks.proximal
-    packed = packed_stepper(stepper, state.live.trainable, pulls=pulls)
-    if isinstance(packed, str):
-        return Packing(reason=packed)
-    fits = max(1, memory // (4 * state.layout.size * _ROWS))
-    most = side_by_side if isinstance(side_by_side, int) else min(_MOST, fits)
-    floor = FLOOR if graph_of(state.module) is None else 1
-    return Packing(max(most, floor), floor, packed)
+    def packings(
+        self,
+        fleet: Federated,
+        steppers: Sequence[tuple[Stepper, bool]],
+        data: BatchedData,
+        runtime: Runtime,
+    ) -> list[Packing]:
+        """Decide how each group is trained.
+
+        Args:
+            fleet: the clients.
+            steppers: one per group, and whether it uses the round's learning rate.
+            data: of the clients.
+            runtime: of the Trainer.
+        """
+        share = fleet.work.share(fleet.clients)
+        return [
+            self._packing(state, stepper, fleet.algorithm, data, share, runtime)
+            for state, (stepper, _) in zip(fleet.cohorts, steppers, strict=True)
+        ]
+
+    def _packing(
+        self,
+        state: GroupState,
+        stepper: Stepper,
+        algorithm: Hooks,
+        data: BatchedData,
+        share: float,
+        runtime: Runtime,
+    ) -> Packing:
+        if self.side_by_side == "off":
+            return Packing(reason="model.side_by_side: off")
+        reason = _unfit(state, algorithm, scaled=runtime.scaler is not None)
+        if not reason and self.side_by_side == "auto":
+            reason = _unprofitable(state, data.batch_size, share * state.cohort.count)
+        reason = reason or _fails(state, data)
+        if reason:
+            return Packing(reason=reason)
+        pulls = type(algorithm).proximal is not Hooks.proximal
+        packed = packed_stepper(stepper, state.live.trainable, pulls=pulls)
+        if isinstance(packed, str):
+            return Packing(reason=packed)
+        fits = max(1, self.memory * _MEBI // (4 * state.layout.size * _ROWS))
+        most = min(_MOST, fits) if self.side_by_side == "auto" else int(self.side_by_side)
+        floor = FLOOR if graph_of(state.module) is None else 1
+        return Packing(max(most, floor), floor, packed)
 
 
 def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:

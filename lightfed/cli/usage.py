@@ -1,0 +1,30 @@
+"""The help of the command itself, which needs no import of torch: that takes seconds."""
+
+from argparse import ArgumentParser
+
+COMMANDS = {
+    "fit": "run the rounds of a configuration",
+    "validate": "evaluate the server's and the clients' models of a checkpoint",
+    "test": "as validate, with Lightning's test hooks",
+    "partition": "print the split of the data over the clients",
+    "groups": "print which layers which cohorts have in common (FlexiFed's trie)",
+    "plan": "print balance, bytes and memory of a run on many ranks",
+    "report": "make the page of a run folder, or compare several",
+    "control": "explain a control string of HeteroFL",
+    "latency": "analyse the time saved by waiting only for the first servers",
+}
+
+
+def help_text() -> str:
+    """The help of `lightfed`; that of a sub-command is its parser's."""
+    parser = ArgumentParser(
+        "lightfed",
+        description="Train federations of heterogeneous clients.",
+        epilog="`lightfed COMMAND --help` lists the arguments of a command. "
+        "`--config control:DATA:STRING` stands for the configuration of a control string.",
+    )
+    parser.add_argument("-c", "--config", help="a YAML file with a section for each command")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    return parser.format_help()

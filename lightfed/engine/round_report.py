@@ -1,0 +1,141 @@
+"""Passes a round's metrics to callbacks, progress bars, loggers and the tables of the run."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor
+
+from lightfed.api.fleet import Fleet
+from lightfed.engine.evaluation import Kind
+from lightfed.engine.run_trainer import RunTrainer
+from lightfed.local.session import Report
+from lightfed.runs.run_table import Row
+
+_COSTS = ("samples", "stored_bytes")  # of a client, written with its metrics
+# Names on progress bars, and the metrics that they show.
+_SHOWN = {"loss": "train_loss"} | {name: name for name in ("global/accuracy", "personal/accuracy")}
+
+
+class RoundReport:
+    """The metrics of the current round; all are reduced over the ranks already.
+
+    Attributes:
+        metrics: by name. They are in checkpoints: a round may be trained but not yet validated.
+    """
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self._evaluated: set[str] = set()  # names of the last evaluation's metrics
+        self._started = 0.0
+
+    def start(self) -> None:
+        """Measure the time of a round from now on."""
+        self._started = time.monotonic()
+
+    def trained(self, trainer: L.Trainer, metrics: dict[str, float]) -> None:
+        """Replace the metrics by those of a round that is trained."""
+        self.metrics = metrics
+        self._show(trainer)
+
+    def end(self, trainer: RunTrainer, fleet: Fleet) -> None:
+        """Log the round.
+
+        It comes before the checkpoint callbacks: every round with a checkpoint has its row on disk.
+        """
+        t = trainer.current_epoch
+        _publish(trainer, self.metrics)
+        for logger in trainer.loggers:
+            logger.log_metrics(self.metrics, step=t)
+        if trainer.run_logger is not None:
+            # Depends on the machine; not part of the promise of equal bits.
+            sent = fleet.ranks.take_wire_bytes()
+            local = {"wire_bytes": sent, "seconds": time.monotonic() - self._started}
+            trainer.run_logger.log_metrics(local, t)
+            trainer.run_logger.end_round(t + 1)
+
+    def evaluated(
+        self,
+        trainer: RunTrainer,
+        fleet: Fleet,
+        metrics: dict[str, float],
+        reports: Mapping[Kind, Sequence[Report]],
+        arrays: Mapping[str, Mapping[str, Tensor]],
+    ) -> None:
+        """Add the metrics of an evaluation.
+
+        Args:
+            trainer: of the run.
+            fleet: the clients.
+            metrics: metrics by name.
+            reports: of the clients, by kind.
+            arrays: for the run folder, by file and name.
+        """
+        # A cohort that was not tested must not keep the metric of an earlier evaluation.
+        for name in self._evaluated - metrics.keys():
+            trainer.callback_metrics.pop(name, None)
+        self._evaluated = set(metrics)
+        _publish(trainer, metrics)
+        self.metrics |= metrics
+        self._show(trainer)
+        rounds = trainer.global_step
+        if trainer.run_logger is not None:
+            trainer.run_logger.log_clients(_client_rows(fleet, reports, rounds=rounds))
+            trainer.run_logger.log_arrays(rounds, arrays)
+        if rounds == trainer.current_epoch:  # the round's other metrics are written
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=rounds - 1)
+
+    def _show(self, trainer: L.Trainer) -> None:
+        """Show metrics on progress bars, which run before the round's end is logged."""
+        shown = trainer.progress_bar_metrics
+        shown.pop("loss", None)  # this round may have no sessions
+        found = self.metrics
+        shown.update({name: found[key] for name, key in _SHOWN.items() if key in found})
+
+
+def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:
+    """Pass metrics to callbacks; `self.log` would cost a millisecond per metric."""
+    values = torch.tensor(list(metrics.values()), dtype=torch.float64).unbind()
+    trainer.callback_metrics.update(zip(metrics, values, strict=True))
+
+
+def _client_rows(
+    fleet: Fleet, reports: Mapping[Kind, Sequence[Report]], *, rounds: int
+) -> list[Row]:
+    """Rows of clients.csv, one per client, with the same columns.
+
+    Args:
+        fleet: the clients.
+        reports: by kind of evaluation. The metrics of `personal` keep their names, those of others
+            become `kind/name`.
+        rounds: number of finished rounds.
+    """
+    found: dict[int, Row] = {}
+    for kind, tests in reports.items():
+        for report in tests:
+            prefix = "" if kind == "personal" else f"{kind}/"
+            row = found.setdefault(report.client, {})
+            row |= {f"{prefix}{name}": value for name, value in report.metrics.items()}
+            if kind == "personal" or "samples" not in row:
+                row |= {"samples": report.samples, "stored_bytes": report.stored}
+    names = dict.fromkeys(name for row in found.values() for name in row if name not in _COSTS)
+    return [
+        {"round": rounds, **_client_row(fleet, client, found[client], names)}
+        for client in sorted(found)
+    ]
+
+
+def _client_row(fleet: Fleet, client: int, found: Row, names: Iterable[str]) -> Row:
+    up, down, flops = fleet.ledger.totals[client].tolist()
+    return {
+        "client": client,
+        "cohort": fleet.cohorts[fleet.home_cohort(client)].name,
+        "samples": found["samples"],
+        **{name: found.get(name, "") for name in names},
+        "bytes_up": up,
+        "bytes_down": down,
+        "flops": flops,
+        "stored_bytes": found["stored_bytes"],
+    }

@@ -1,0 +1,80 @@
+"""What a result depends on besides its configuration, as recorded in environment.json."""
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightfed.api.fleet import Fleet
+from lightfed.local.hooks import Moment
+
+_PACKAGES = (
+    "lightfed",
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "lightning",
+    "torchmetrics",
+    "triton",
+    "numpy",
+)
+
+
+def environment(fleet: Fleet, trainer: Any, *, evaluate_at: Moment) -> dict[str, Any]:
+    """Versions, the device, and the federation's size and data.
+
+    Args:
+        fleet: the clients.
+        trainer: the FederatedTrainer, with its FederatedDataModule.
+        evaluate_at: the moment of the personal metric.
+    """
+    data = trainer.datamodule
+    device = fleet.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return (
+        software()
+        | {
+            "algorithm": type(fleet.algorithm).__name__,
+            "dataset": data.dataset.name,
+            "synthetic": data.dataset.synthetic,
+            "skipped_samples": data.skipped_samples,
+            "clients": fleet.clients,
+            "cohorts": {s.name: s.cohort.count for s in fleet.cohorts},
+            "parameters": {s.name: s.layout.parameter_numel for s in fleet.cohorts},
+            "rounds": trainer.max_epochs,
+            "seed": fleet.seed,
+            "ranks": fleet.ranks.world,
+            "device": name,
+            "precision": str(trainer.precision),
+            "personal": fleet.algorithm.holds,
+            "evaluate_at": evaluate_at,
+            "side_by_side": dict(fleet.training.side_by_side),
+        }
+        | fleet.algorithm.facts(fleet)
+    )
+
+
+def software() -> dict[str, str]:
+    """Versions and the commit."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions | {"commit": _commit(), "command": " ".join(sys.argv)}
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,110 @@
+"""The state of a federation in a checkpoint, and what a run must share with it to resume."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from lightfed.api.fleet import Fleet
+from lightfed.distributed.placement import RATES
+from lightfed.local.session import Report
+from lightfed.runs.checkpoint import CLIENTS
+from lightfed.utils.errors import UserError
+
+_FRUITLESS = "lightfed_fruitless_rounds"
+_LEDGER = "lightfed_ledger"
+_LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
+_TESTS = "lightfed_round_tests"  # likewise
+# The trainer's keys that results depend on. A run may be extended, or resumed with another number
+# of ranks or other callbacks.
+_TRAINER = (
+    "precision",
+    "limit_train_batches",
+    "limit_val_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+)
+
+
+def config_digest(options: Mapping[str, Any]) -> str:
+    """Digest of a configuration: 16 hexadecimal digits.
+
+    Args:
+        options: of a sub-command, as parsed, with sections trainer, model and data.
+    """
+    trainer = {key: options["trainer"].get(key) for key in _TRAINER}
+    relevant = {"model": options["model"], "data": _placeless(options["data"]), "trainer": trainer}
+    text = json.dumps(relevant, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _placeless(data: Any) -> Any:
+    """The data section without the folder of a data set: jobs copy it to local disks."""
+    if isinstance(data, Mapping):
+        return {key: _placeless(value) for key, value in data.items() if key != "root"}
+    return data
+
+
+def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict[str, Any]:
+    """Properties that a checkpoint and the run that resumes from it must share.
+
+    Args:
+        fleet: the clients.
+        partition: digest of the split of the data.
+        server: state dict of the server.
+    """
+    return {
+        "algorithm": type(fleet.algorithm).__name__,
+        "cohorts": [[s.name, s.cohort.count] for s in fleet.cohorts],
+        "architectures": [_digest(s.layout.signature()) for s in fleet.cohorts],
+        "seed": fleet.seed,
+        "partition": partition,
+        "server state": _digest({name: list(value.shape) for name, value in server.items()}),
+    }
+
+
+def check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Reject a checkpoint with another fingerprint.
+
+    Raises:
+        UserError: names the first property that differs.
+    """
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            raise UserError(
+                "ckpt_path",
+                f"a checkpoint of another federation: its {name} is {theirs.get(name)}, "
+                f"this run's is {value}",
+                "resume with the configuration it was made with: config.yaml in its run folder",
+            )
+
+
+def save(fleet: Fleet) -> dict[str, Any]:
+    """The entries of a checkpoint: tensors and primitives; rows only if clients keep theirs."""
+    entries = {
+        _FRUITLESS: fleet.fruitless_rounds,
+        _TESTS: {moment: [asdict(r) for r in found] for moment, found in fleet.tests.items()},
+        _LR: fleet.training.lr,
+        RATES: fleet.rates.state_dict(),
+        _LEDGER: torch.from_numpy(fleet.ledger.totals.copy()),
+    }
+    states = fleet.states()
+    return entries if states is None else entries | {CLIENTS: states}
+
+
+def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
+    """Restore what `save` returned, from all shards of a checkpoint."""
+    # Checkpoints of version 0.1 lack the first two entries.
+    fleet.fruitless_rounds = checkpoint.get(_FRUITLESS, 0)
+    tests = checkpoint.get(_TESTS, {})
+    fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
+    fleet.training.lr = checkpoint[_LR]
+    fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()
+    fleet.load_states(checkpoint[CLIENTS])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

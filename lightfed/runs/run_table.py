@@ -1,0 +1,74 @@
+"""The csv tables of a run: metrics.csv and clients.csv."""
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightfed.utils.atomic_io import write_atomically
+
+Row = dict[str, float | int | str]
+
+
+class RunTable:
+    """A csv file with a column `round`, whose other columns may be added by later rows.
+
+    Args:
+        path: of the file, which this object has not written yet.
+
+    Attributes:
+        columns: in order of their first appearance; a row without one has an empty cell.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns = ["round"]
+        self._written: list[str] = []  # columns of the file
+
+    def add_columns(self, row: Row) -> None:
+        """Add the columns of a row that are new."""
+        self.columns += [key for key in row if key not in self.columns]
+
+    def append(self, rows: Sequence[Row], before: Callable[[], Sequence[Row]]) -> None:
+        """Append rows, or write the whole file if there are new columns.
+
+        Args:
+            rows: to append.
+            before: returns the rows that the file should hold already.
+        """
+        for row in rows:
+            self.add_columns(row)
+        if self._written != self.columns:
+            self.write([*before(), *rows])
+            return
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self.columns, restval="").writerows(rows)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Replace the file."""
+        for row in rows:
+            self.add_columns(row)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        self._written = list(self.columns)
+        write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
+
+    def rows(self) -> list[Row]:
+        """The rows that this object has written; empty if it has not written the file."""
+        return read_rows(self.path) if self._written else []
+
+
+def read_rows(path: Path, rounds: int = sys.maxsize) -> list[Row]:
+    """Complete rows of the first `rounds` rounds; empty if there is no file.
+
+    The truncated last line of a killed run is dropped.
+    """
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    return [row for row in rows if None not in row.values() and int(row["round"]) <= rounds]
