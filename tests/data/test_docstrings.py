@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightfed.data.datasets import docstrings as module
-from lightfed.data.datasets.characters import encode
 from lightfed.data.datasets.docstrings import Docstrings, docstrings, source_folders
+from lightfed.data.datasets.text import encode
 from lightfed.utils.errors import UserError
 
 

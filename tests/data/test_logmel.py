@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.logmel import NORMALISE, SHAPE, log_mel
-from lightfed.data.datasets.recording import RATE
+from lightfed.data.datasets.logmel import NORMALISE, RATE, SHAPE, log_mel
 from lightfed.data.resident import ResidentSplit
 
 

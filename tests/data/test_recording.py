@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.io import wavfile
 
-from lightfed.data.datasets.recording import RATE, read_clip, read_recording, write_recording
+from lightfed.data.datasets.logmel import RATE, read_clip, read_recording
 from lightfed.utils.errors import UserError
+from tests.data.tiny import write_recording
 
 
 @given(length=st.integers(0, 2 * RATE), data=st.data())

@@ -7,11 +7,12 @@ import torch
 
 from lightfed.data.datasets import logmel
 from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.recording import RATE, write_recording
-from lightfed.data.datasets.speech import SpeechCommands
-from lightfed.data.datasets.tones import SYNTHETIC, Tones
+from lightfed.data.datasets.logmel import RATE
+from lightfed.data.datasets.speech import SYNTHETIC, SpeechCommands
+from lightfed.data.datasets.tones import Tones
 from lightfed.utils.errors import UserError
 from tests.data import tiny
+from tests.data.tiny import write_recording
 
 COMMANDS = ["yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"]
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.characters import ALPHABET, encode
-from lightfed.data.datasets.text import AGNews
+from lightfed.data.datasets.text import ALPHABET, AGNews, encode
 from lightfed.data.partition.schemes import Iid
 from lightfed.models.networks.charcnn import LETTERS
 from lightfed.utils.errors import UserError

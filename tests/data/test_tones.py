@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.logmel import NORMALISE, SHAPE
-from lightfed.data.datasets.recording import RATE
-from lightfed.data.datasets.tones import Tones, _record, write_tones
+from lightfed.data.datasets.logmel import NORMALISE, RATE, SHAPE
+from lightfed.data.datasets.tones import Tones, _record
 from lightfed.data.partition.schemes import Natural
 from lightfed.utils.errors import UserError
+from tests.data.tiny import write_tones
 
 
 def recordings(tones: Tones, *clips: int) -> list[np.ndarray]:

@@ -265,7 +265,7 @@ def test_presets_are_the_constants_of_the_papers() -> None:
         assert error.value.key == "data.dataset.init_args.erase"
     assert MNIST("x").transform == Transform((0.1307,), (0.3081,))
     with pytest.raises(UserError, match="CIFAR100 has no preset 'fedbcd'; choose one of dispfl"):
-        CIFAR100("x", preset="fedbcd")  # type: ignore[arg-type]
+        CIFAR100("x", preset="fedbcd")
 
 
 def test_class_names_are_the_published_ones() -> None:
