@@ -85,14 +85,14 @@ class FederatedDataModule(LightningDataModule):
                 set; this needs personal_test: split, and leaves no sample for a global test.
         """
         super().__init__()
-        counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "chunks": chunks}
-        for key, value in counts.items():
-            require(value >= 1, f"data.{key}", value, "give at least 1")
         check_personal_test(personal_test, train_fraction)
         found = f"union, whose test samples personal_test: {personal_test} tests on"
         fits = pool != "union" or personal_test == "split"
         require(fits, "data.pool", found, "set data.personal_test: split")
         self.dataset = dataset
+        self.task: Task = dataset.task
+        self.class_names = dataset.classes
+        self.input_shape = dataset.input_shape
         self.partition = partition
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -102,24 +102,14 @@ class FederatedDataModule(LightningDataModule):
         self.last_batch: LastBatch = last_batch
         self.chunks = chunks
         self.pool: Pool = pool
-        self._tokens: Tensor | None = None
+        for key in ("batch_size", "eval_batch_size", "chunks"):
+            count = getattr(self, key)
+            require(count >= 1, f"data.{key}", count, "give at least 1")
         self._prepared: tuple[int, int, torch.device] | None = None
 
     @property
     def num_classes(self) -> int:
         return self.dataset.num_classes
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.dataset.classes
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.dataset.input_shape
-
-    @property
-    def task(self) -> Task:
-        return self.dataset.task
 
     @override
     def prepare_data(self) -> None:
@@ -231,18 +221,15 @@ class FederatedDataModule(LightningDataModule):
 
     def held_out_batches(self, client: int) -> Iterator[Batch]:
         """The hold-out of a client in a fixed order, not augmented."""
-        index = torch.from_numpy(self._portions.held_out(client))
-        return self.train.epoch(index, batch_size=self.batch_size, generator=None, order=None)
+        return self.train.epoch(self._portions.held_out(client), batch_size=self.batch_size)
 
     def client_batches(self, client: int, batch_size: int) -> Iterator[Batch]:
         """A client's training samples, each once, in a fixed order, not augmented.
 
         A single last sample joins the batch before it, because batch statistics need two.
         """
-        index = torch.from_numpy(self.partition_.train(client))
-        return self.train.epoch(
-            index, batch_size=batch_size, generator=None, order=None, last_batch="join"
-        )
+        own = self.partition_.train(client)
+        return self.train.epoch(own, batch_size=batch_size, last_batch="join")
 
     def labels(self, client: int) -> Tensor:
         """The classes, or tokens, that a client trains on: int64, ascending, on the CPU."""
@@ -270,7 +257,7 @@ class FederatedDataModule(LightningDataModule):
             t: the round, which selects the chunk; -1, for an evaluation, selects the last one.
         """
         return self.train.epoch(
-            torch.from_numpy(self._portions.samples(client, t)),
+            self._portions.samples(client, t),
             batch_size=self.batch_size,
             generator=augment,
             order=order,
@@ -281,8 +268,7 @@ class FederatedDataModule(LightningDataModule):
     def test_batches(self, client: int) -> Iterator[Batch]:
         """The test samples of a client in a fixed order; no batch if it has none."""
         source = self.train if self.partition_.meta["test_source"] == "train" else self.test
-        index = torch.from_numpy(self.partition_.test(client))
-        return source.epoch(index, batch_size=self.eval_batch_size, generator=None, order=None)
+        return source.epoch(self.partition_.test(client), batch_size=self.eval_batch_size)
 
     def global_test_batches(self) -> int:
         """Number of batches of the whole test set."""

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,8 +30,8 @@ def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[in
     """Sizes of the batches of an epoch.
 
     Args:
-        samples: of the client.
-        batch_size: of all batches but the last.
+        samples: number of samples of the client.
+        batch_size: size of all batches but the last.
         last_batch: keep a smaller last batch; drop it; or join it to the one before if it is a
             single sample, which BatchNorm cannot normalise.
     """
@@ -47,7 +48,7 @@ class Resident(ABC):
     """One split on one device, and the batches of it.
 
     Attributes:
-        y: (N,) int64 on the device, what `Samples.y` holds.
+        y: (N,) int64, `Samples.y` on the device.
         device: of the split.
     """
 
@@ -80,11 +81,11 @@ class Resident(ABC):
 
     def epoch(
         self,
-        index: Tensor,
+        index: Tensor | np.ndarray,
         *,
         batch_size: int,
-        generator: torch.Generator | None,
-        order: torch.Generator | None,
+        generator: torch.Generator | None = None,
+        order: torch.Generator | None = None,
         last_batch: LastBatch = "keep",
         limit: int | None = None,
     ) -> Iterator[Batch]:
@@ -98,20 +99,18 @@ class Resident(ABC):
             batch_size: samples in a batch.
             generator: draws the augmentation; None for none.
             order: draws the order; None leaves it as it is.
-            last_batch: keep a smaller last batch, drop it, or join it to the one before if it is a
-                single sample.
+            last_batch: as in `batch_sizes`.
             limit: at most this many batches.
 
         Returns:
             Batches as by `batch`; no two of them share memory.
         """
+        index = torch.as_tensor(index)
         if order is not None:
             shuffled = torch.randperm(len(index), generator=order)
             index = index.index_select(0, shuffled.to(index.device))
         sizes = batch_sizes(len(index), batch_size, last_batch)[:limit]
         count = sum(sizes)
-        if count == 0:
-            return iter(())
         draw = self._draw(count, generator)
         return self._gathers(index[:count].to(self.device), draw, sizes, batch_size)
 
@@ -165,7 +164,7 @@ class ResidentSplit(Resident):
             device: of the split.
             channels_last: give images in that memory format; ignored for other shapes.
             train: whether crop, flip and erasing apply.
-            float_limit: bytes of normalised float32 up to which that is what is stored.
+            float_limit: most bytes of a split that is stored as normalised float32.
         """
         shape = samples.x.shape[1:]
         super().__init__(samples.y, device=device, sample_bytes=4 * shape.numel())

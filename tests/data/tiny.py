@@ -171,41 +171,6 @@ def write_recording(path: Path, samples: np.ndarray) -> None:
     wavfile.write(path, RATE, samples)
 
 
-def write_tones(root: Path, tones: Tones, *, words: Sequence[str], version: str = "v0.01") -> None:
-    """ROOT/SpeechCommands/speech_commands_VERSION: the clips, with a folder for each of `words`.
-
-    The test speakers are in testing_list.txt, the first speaker in validation_list.txt, and two
-    recordings of noise in _background_noise_. A file marks the tree as synthetic.
-    """
-    folder = root / "SpeechCommands" / f"speech_commands_{version}"
-    noises = folder / "_background_noise_"
-    for new in (noises, *(folder / word for word in words)):
-        new.mkdir(parents=True)
-    (folder / SYNTHETIC).write_text("Synthetic tones, not speech; written by lightfed.\n")
-    paths = []
-    for clip, speaker in enumerate(tones.speaker().tolist()):
-        name = f"{derive_seed(0, 'tones/name', client=speaker) & 0xFFFFFFFF:08x}"
-        utterance = clip // (tones.words * tones.speakers)
-        paths.append(f"{words[clip % tones.words]}/{name}_nohash_{utterance}.wav")
-    for path, recording in zip(paths, tones.recordings(np.arange(tones.clips)), strict=True):
-        write_recording(folder / path, recording)
-    _write_list(folder / "testing_list.txt", paths, tones.tested())
-    _write_list(folder / "validation_list.txt", paths, tones.speaker() == 0)
-    for colour, steps in (("white", 1), ("brown", 200)):
-        noise = numpy_generator(0, f"tones/{colour}").normal(0, 2000, 15 * RATE)
-        smooth = np.convolve(noise, np.ones(steps) / steps**0.5, mode="same")
-        write_recording(noises / f"{colour}_noise.wav", smooth.astype(np.int16))
-
-
-def _write_list(path: Path, clips: list[str], listed: np.ndarray) -> None:
-    path.write_text("".join(f"{clips[i]}\n" for i in np.flatnonzero(listed)))
-
-
-def write_recording(path: Path, samples: np.ndarray) -> None:
-    """A wav file of (n,) int16 samples."""
-    wavfile.write(path, RATE, samples)
-
-
 NEWS = {
     "World": "minister treaty Border vote embassy",
     "Sports": "goal match Coach season stadium",

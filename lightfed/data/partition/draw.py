@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class Partition:
         return "\n".join(lines)
 
     @property
-    def _arrays(self) -> dict[str, np.ndarray]:
+    def _arrays(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "meta"}
 
     @property
