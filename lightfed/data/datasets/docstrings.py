@@ -1,6 +1,7 @@
 """Real text that needs no files: the docstrings of installed packages."""
 
 import ast
+import json
 import platform
 import sysconfig
 import warnings
@@ -9,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +74,8 @@ class Docstrings(Characters):
     def _found(self) -> tuple[list[str], np.ndarray]:
         """All texts, and their classes, (N,) int64."""
         kept = cached("docstrings", _versions(), _scanned)
-        data, ends = kept["text"].numpy().tobytes(), kept["ends"].tolist()
-        texts = [str(data[a:b], "utf-8", "surrogatepass") for a, b in pairwise([0, *ends])]
-        return texts, kept["classes"].numpy()
+        texts, labels = json.loads(kept["json"].numpy().tobytes())
+        return texts, np.array(labels, dtype=np.int64)
 
 
 def source_folders() -> dict[str, list[Path]]:
@@ -90,7 +90,7 @@ def source_folders() -> dict[str, list[Path]]:
 
 def _versions() -> dict[str, str]:
     """Everything that the texts depend on."""
-    found = {"format": "1", "stdlib": platform.python_version()} | dict.fromkeys(_PACKAGES, "")
+    found = {"format": "2", "stdlib": platform.python_version()} | dict.fromkeys(_PACKAGES, "")
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
@@ -98,24 +98,14 @@ def _versions() -> dict[str, str]:
 
 
 def _scanned() -> dict[str, Tensor]:
-    """The texts of all classes.
-
-    Returns:
-        text: uint8, all texts as UTF-8; ends: (N,) int64, the end of each text in it; classes:
-        (N,) int64.
-    """
+    """`json`: uint8, a list of the texts of all classes and a list of their classes."""
     texts: dict[str, int] = {}
     folders = source_folders()
     for label, name in enumerate(Docstrings.classes):
-        for folder in folders[name]:
-            for text in docstrings(folder):
-                texts.setdefault(text, label)
-    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return {
-        "text": torch.from_numpy(np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8)),
-        "ends": torch.tensor([len(text) for text in encoded], dtype=torch.int64).cumsum(0),
-        "classes": torch.tensor(list(texts.values()), dtype=torch.int64),
-    }
+        for text in chain.from_iterable(map(docstrings, folders[name])):
+            texts.setdefault(text, label)
+    encoded = json.dumps([list(texts), list(texts.values())]).encode()
+    return {"json": torch.frombuffer(bytearray(encoded), dtype=torch.uint8)}
 
 
 def docstrings(folder: Path) -> Iterator[str]:

@@ -1,10 +1,9 @@
 """Speech Commands: recordings of single words by many speakers (Warden 2018, arXiv:1804.03209).
 
-Pictures, classes and the share of silence are those of the FlexiFed author's code. Deviations: for
-silence, that code uses zeros (and each background recording as one clip), and lightfed seconds of
-the background recordings. That code varies amplitude, tempo and position of training clips at
-random; lightfed does not. That code does not say which clips are for testing; lightfed uses the
-official list.
+Pictures, classes and the share of silence are those of the FlexiFed author's code, which differs in
+three points. Its silence is zeros, and each background recording as one clip; here it is random
+seconds of the background recordings. It varies amplitude, tempo and position of training clips at
+random. It does not say which clips are for testing; here the official list does.
 """
 
 from pathlib import Path
@@ -33,7 +32,6 @@ _WORDS = {"v0.01": tuple(_WORDS_V1.split()), "v0.02": tuple(sorted(_WORDS_V2.spl
 _SUBSETS = {"train": "training", "test": "testing"}
 _NOISE = "_background_noise_"
 _UNPACK = "unpack the official archive there again"
-
 
 SYNTHETIC = "SYNTHETIC.txt"
 """A file in the folder of the words; it marks recordings that are not real."""
