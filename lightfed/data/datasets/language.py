@@ -160,15 +160,14 @@ class WikiText2(Text):
     validation part is not used.
     """
 
-    def __init__(self, root: str, *, rows: int = 100, window: int = 64) -> None:
+    def __init__(self, root: str, **text: int) -> None:
         """Read WikiText-2.
 
         Args:
             root: the folder that holds wikitext-2.
-            rows: number of equal rows of the training text; a client owns one or more.
-            window: tokens of a sample.
+            **text: `rows` and `window`.
         """
-        super().__init__(rows=rows, window=window)
+        super().__init__(**text)
         self.root = Path(root).expanduser()
 
     @override
