@@ -29,7 +29,7 @@ Written = dict[str, tuple[np.ndarray, np.ndarray]]
 def python2_pickle(value: Any) -> bytes:
     """Pickled as by Python 2, like the published CIFAR files: text and bytes are its str."""
     buffer = io.BytesIO()
-    pickler: Any = pickle._Pickler(buffer, protocol=2)  # the one in C cannot be taught
+    pickler: Any = pickle._Pickler(buffer, protocol=2)  # the one in C cannot be extended
 
     def save_str(_: Any, text: str | bytes) -> None:
         data = text.encode("ascii") if isinstance(text, str) else text
@@ -209,7 +209,7 @@ def ag_news(
 
 
 def documented(root: Path, *, each: int = 40) -> dict[str, list[Path]]:
-    """ROOT/PACKAGE/a.py for each class of `Docstrings`, with so many documented functions.
+    """ROOT/PACKAGE/a.py for each class of `Docstrings`, with this many documented functions.
 
     Returned is what `lightfed.data.datasets.docstrings.source_folders` would find.
     """
@@ -243,7 +243,7 @@ def cinic10(root: Path, *, per_class: int = 3) -> Written:
 
 
 def archive(folder: Path, path: Path) -> None:
-    """Pack a folder as the published archives are, with no trace of when or by whom."""
+    """Pack a folder like the published archives, without times and owners."""
 
     def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.mtime = entry.uid = entry.gid = 0
@@ -273,7 +273,7 @@ def _line(rng: np.random.Generator, number: int) -> str:
 
 
 def parquet(path: Path, columns: Mapping[str, list[Any]]) -> None:
-    """A table as the hub keeps it."""
+    """A table in the format of the hub."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow.parquet import write_table  # type: ignore[import-untyped]
 
