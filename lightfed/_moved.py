@@ -20,8 +20,8 @@ _ROOMS = {
     """,
     "data.datasets": """
         data.cinic data.docstrings data.language data.speech data.text data.tones
-        data.vision data.official data.cache data.characters data.vocabulary
-        data.recording data.logmel data.dataset
+        data.vision data.official data.cache data.characters=text
+        data.vocabulary=language data.recording=logmel data.logmel data.dataset
     """,
     "data.partition": """
         data.partitioner data.dirichlet data.matching data.schemes

@@ -1,6 +1,7 @@
-"""Data sets, how they are dealt to clients, and the batches of a client.
+"""Data sets, partitions, and the batches of each client.
 
-All data sets and schemes are imported here, so that a config can name them without their module.
+Importing this package registers every data set and scheme, so that a configuration can name them
+without a module.
 """
 
 from lightfed.data.datamodule import FederatedDataModule
@@ -12,7 +13,7 @@ from lightfed.data.datasets.speech import SpeechCommands
 from lightfed.data.datasets.text import AGNews
 from lightfed.data.datasets.tones import Tones
 from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
-from lightfed.data.partition.draw import (
+from lightfed.data.partition import (
     Classes,
     Dirichlet,
     DirichletClient,

@@ -1,4 +1,4 @@
-"""The data of a run: both splits on the device, who owns what, and the batches of each client."""
+"""The data of a run: both splits on the device, the partition, and the batches of each client."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +29,7 @@ from lightfed.data.resident import (
     ResidentTokens,
     batch_sizes,
 )
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 Pool = Literal["train", "union"]
 
@@ -37,13 +37,13 @@ Pool = Literal["train", "union"]
 class FederatedDataModule(LightningDataModule):
     """A data set divided over clients.
 
-    Nothing is kept per client but the flat arrays of the partition; batches are gathered on demand,
-    so that 100,000 clients are no burden. Every rank holds both splits.
+    Clients only exist as entries of the partition's flat arrays, and batches are gathered on
+    demand, so that 100,000 clients need little memory. Every rank holds both splits.
 
     Attributes:
-        partition_: who owns what; from `prepare` on.
-        train: the training split on the device; from `prepare` on.
-        test: the test split on the device; from `prepare` on.
+        partition_: which samples each client owns; set by `prepare`.
+        train: the training split on the device; set by `prepare`.
+        test: the test split on the device; set by `prepare`.
     """
 
     partition_: Partition
@@ -67,34 +67,33 @@ class FederatedDataModule(LightningDataModule):
         """Describe the data of a run; nothing is loaded yet.
 
         Args:
-            dataset: where the samples come from.
+            dataset: the source of the samples.
             partition: how the training samples are dealt to clients.
             batch_size: samples of a training batch.
             eval_batch_size: samples of a batch in validation and test.
-            personal_test: what a client is tested on: "match" takes test samples with its class
+            personal_test: the test samples of a client: "match" takes test samples with its class
                 proportions, shared between clients; "disjoint" likewise, each sample once; "random"
-                takes an equal share of the test set, whatever the client trains on; "split" holds
-                back a part of its own training samples; "labels" takes all test samples of its
+                takes an equal share of the test set, regardless of the training samples; "split"
+                holds out a part of its own training samples; "labels" takes all test samples of its
                 classes.
-            train_fraction: the part that is trained on with personal_test: split.
+            train_fraction: the part used for training with personal_test: split.
             channels_last: give images in that memory format, faster for convolutions.
             last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before
                 if it is a single sample, which BatchNorm cannot normalise.
-            chunks: cut the samples of a client into so many chunks at random, once; in round t it
-                trains on chunk t mod chunks alone.
+            chunks: cut the samples of a client into this many random chunks, once; in round t it
+                trains only on chunk t mod chunks.
             pool: what the partition deals to clients: the training set, or its union with the test
-                set, for personal_test: split; no sample is left for a global test then.
+                set; this needs personal_test: split, and leaves no sample for a global test.
         """
         super().__init__()
-        counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "chunks": chunks}
-        for key, value in counts.items():
-            if value < 1:
-                raise UserError(f"data.{key}", f"{value}", "give at least 1")
         check_personal_test(personal_test, train_fraction)
-        if pool == "union" and personal_test != "split":
-            found = f"union, whose test samples personal_test: {personal_test} tests on"
-            raise UserError("data.pool", found, "set data.personal_test: split")
+        found = f"union, whose test samples personal_test: {personal_test} tests on"
+        fits = pool != "union" or personal_test == "split"
+        require(fits, "data.pool", found, "set data.personal_test: split")
         self.dataset = dataset
+        self.task: Task = dataset.task
+        self.class_names = dataset.classes
+        self.input_shape = dataset.input_shape
         self.partition = partition
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -104,28 +103,18 @@ class FederatedDataModule(LightningDataModule):
         self.last_batch: LastBatch = last_batch
         self.chunks = chunks
         self.pool: Pool = pool
-        self._tokens: Tensor | None = None
+        for key in ("batch_size", "eval_batch_size", "chunks"):
+            count = getattr(self, key)
+            require(count >= 1, f"data.{key}", count, "give at least 1")
         self._prepared: tuple[int, int, torch.device] | None = None
 
     @property
     def num_classes(self) -> int:
         return self.dataset.num_classes
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.dataset.classes
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.dataset.input_shape
-
-    @property
-    def task(self) -> Task:
-        return self.dataset.task
-
     @override
     def prepare_data(self) -> None:
-        # Called on one rank: where it fails, all ranks find out in `setup`, and leave together.
+        # Called on one rank. If it fails, so does `setup` on all ranks, and they exit together.
         with suppress(UserError):
             self.dataset.fetch()
 
@@ -133,21 +122,17 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         assert self.trainer is not None
         federation: Any = self.trainer.lightning_module
+        logger = getattr(self.trainer, "run_logger", None)
         self.prepare(
             clients=federation.num_clients,
             seed=federation.seed,
             device=self.trainer.strategy.root_device,
-            folder=self._run_folder(),
+            folder=logger.folder if logger is not None and logger.claimed else None,
         )
-
-    def _run_folder(self) -> Path | None:
-        """Where a resumed run keeps its partition."""
-        logger = getattr(self.trainer, "run_logger", None)
-        return logger.folder if logger is not None and logger.claimed else None
 
     @override
     def val_dataloader(self) -> Any:
-        """The evaluation jobs of this rank; who evaluates what, the federation knows."""
+        """The evaluation jobs that the federation assigns to this rank."""
         assert self.trainer is not None
         return self.trainer.lightning_module.evaluation_jobs()  # type: ignore[operator]
 
@@ -158,24 +143,37 @@ class FederatedDataModule(LightningDataModule):
     def prepare(
         self, *, clients: int, seed: int, device: torch.device, folder: Path | None
     ) -> None:
-        """Load the splits and find out who owns what; nothing if that is done with these values.
+        """Load the splits and draw the partition; a second call with equal values does nothing.
 
         Args:
-            clients: how many clients there are.
+            clients: number of clients.
             seed: names the draw of the partition.
-            device: where the splits go.
-            folder: of the run. If it holds a partition.npz that was drawn from the same data in
-                the same way, that one is used. Nothing is written: the caller saves `partition_`.
+            device: of the splits.
+            folder: of the run. Its partition.npz is used if it was drawn from the same data in the
+                same way. Nothing is written: the caller saves `partition_`.
 
         Raises:
-            UserError: the data cannot be read, or cannot be dealt in that way.
+            UserError: the data cannot be read, or not be dealt in this way.
         """
         if self._prepared == (clients, seed, device):
             return
         train, test = self.dataset.load("train"), self.dataset.load("test")
         if self.pool == "union":
             train = train.and_then(test)
-        self.partition_ = self._partition(train, test, clients=clients, seed=seed, folder=folder)
+        self.partition_ = draw_partition(
+            self.dataset,
+            self.partition,
+            clients=clients,
+            seed=seed,
+            test=self.personal_test,
+            train_fraction=self.train_fraction,
+            train=train,
+            test_samples=test,
+        )
+        if folder is not None and (path := folder / "partition.npz").is_file():
+            stored = Partition.load(path)
+            if stored.meta == self.partition_.meta:
+                self.partition_ = stored
         self._seed = seed
         self.reserve(0.0)
         self.train = self._resident(train, device, train=True)
@@ -186,35 +184,35 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def augments(self) -> bool:
-        """Whether training batches depend on draws."""
+        """Whether training batches are augmented at random."""
         transform = self.dataset.transform
         return transform is not None and transform.is_random
 
     def reserve(self, hold_out: float) -> None:
-        """Take this share of every client's training samples out of its epochs, drawn once.
+        """Hold this share of every client's training samples out of its epochs, drawn once.
 
         Raises:
-            UserError: a client would train on nothing.
+            UserError: a client would have no training sample.
         """
         portions = Portions(self.partition_, seed=self._seed, chunks=self.chunks, hold_out=hold_out)
         portions.check(batch_size=self.batch_size, last_batch=self.last_batch)
         self._portions = portions
 
     def num_samples(self, client: int) -> int:
-        """Training samples of a client without those held out, n_k."""
+        """Training samples of a client without the hold-out, n_k."""
         return self._portions.trained(client)
 
     def num_held_out(self, client: int) -> int:
-        """Training samples of a client that are held out."""
+        """Training samples in the hold-out of a client."""
         return len(self.partition_.train(client)) - self.num_samples(client)
 
     @property
     def skipped_samples(self) -> int:
-        """Samples that `last_batch` leaves out, of all clients in one pass over their chunks."""
+        """Samples that `last_batch` drops, of all clients in one pass over their chunks."""
         return self._portions.skipped(batch_size=self.batch_size, last_batch=self.last_batch)
 
     def epoch_sizes(self, client: int) -> range:
-        """Which numbers of samples a local epoch of a client may have: those of its chunks."""
+        """The possible sizes of a client's local epoch, which are those of its chunks."""
         return self._portions.sizes(client)
 
     def num_batches(self, client: int, t: int = 0) -> int:
@@ -223,22 +221,19 @@ class FederatedDataModule(LightningDataModule):
         return len(batch_sizes(samples, self.batch_size, self.last_batch))
 
     def held_out_batches(self, client: int) -> Iterator[Batch]:
-        """What is held out of a client's training samples, in a fixed order, not augmented."""
-        index = torch.from_numpy(self._portions.held_out(client))
-        return self.train.epoch(index, batch_size=self.batch_size, generator=None, order=None)
+        """The hold-out of a client in a fixed order, not augmented."""
+        return self.train.epoch(self._portions.held_out(client), batch_size=self.batch_size)
 
     def client_batches(self, client: int, batch_size: int) -> Iterator[Batch]:
         """A client's training samples, each once, in a fixed order, not augmented.
 
-        A lone last sample joins the batch before it: batch statistics need two.
+        A single last sample joins the batch before it, because batch statistics need two.
         """
-        index = torch.from_numpy(self.partition_.train(client))
-        return self.train.epoch(
-            index, batch_size=batch_size, generator=None, order=None, last_batch="join"
-        )
+        own = self.partition_.train(client)
+        return self.train.epoch(own, batch_size=batch_size, last_batch="join")
 
     def labels(self, client: int) -> Tensor:
-        """The classes, or the tokens, that a client trains on: int64, ascending, on the CPU."""
+        """The classes, or tokens, that a client trains on: int64, ascending, on the CPU."""
         if self._tokens is None:
             return torch.from_numpy(self.partition_.labels(client))
         own = self._tokens.index_select(0, torch.from_numpy(self.partition_.train(client)))
@@ -253,17 +248,17 @@ class FederatedDataModule(LightningDataModule):
         limit: int | None = None,
         t: int = 0,
     ) -> Plan:
-        """One pass over what a client trains on in a round, before its samples are gathered.
+        """One pass over the samples that a client trains on in a round, before it is gathered.
 
         Args:
-            client: whose samples.
+            client: number of the client.
             order: draws the order.
-            augment: draws crops, flips and what is erased; None for none.
+            augment: draws crops, flips and erased rectangles; None for none.
             limit: at most this many batches.
-            t: the round, which names the chunk; -1, an evaluation, takes the last one.
+            t: the round, which selects the chunk; -1, for an evaluation, selects the last one.
         """
         return self.train.plan(
-            torch.from_numpy(self._portions.samples(client, t)),
+            self._portions.samples(client, t),
             batch_size=self.batch_size,
             generator=augment,
             order=order,
@@ -284,23 +279,22 @@ class FederatedDataModule(LightningDataModule):
         return self.train.side_by_side(plans, batches)
 
     def test_batches(self, client: int) -> Iterator[Batch]:
-        """What a client is tested on, in a fixed order; nothing if it owns no test sample."""
+        """The test samples of a client in a fixed order; no batch if it has none."""
         source = self.train if self.partition_.meta["test_source"] == "train" else self.test
-        index = torch.from_numpy(self.partition_.test(client))
-        return source.epoch(index, batch_size=self.eval_batch_size, generator=None, order=None)
+        return source.epoch(self.partition_.test(client), batch_size=self.eval_batch_size)
 
     def global_test_batches(self) -> int:
-        """How many batches the whole test set has."""
+        """Number of batches of the whole test set."""
         return -(-len(self.test) // self.eval_batch_size)
 
     def global_test_batch(self, i: int) -> Batch:
-        """Batch i of the whole test set; the samples may be views, so do not write into them."""
+        """Batch i of the whole test set; it may be a view, so do not write to it."""
         return self.test.span(i * self.eval_batch_size, (i + 1) * self.eval_batch_size)
 
     def train_batches(self, batch_size: int) -> int:
-        """How many batches the training samples of all clients together have.
+        """Number of batches of the training samples of all clients together.
 
-        A lone last sample is left out: batch statistics, which these batches are for, need two.
+        A single last sample is left out: batch statistics, which use these batches, need two.
         """
         whole, rest = divmod(len(self._union), batch_size)
         return whole + (rest > 1 or (rest == 1 and whole == 0))
@@ -313,30 +307,5 @@ class FederatedDataModule(LightningDataModule):
         transform = self.dataset.transform
         if transform is None:
             return ResidentTokens(samples, device=device, windows=self.task == "masked_lm")
-        return ResidentSplit(
-            samples,
-            transform,
-            device=device,
-            channels_last=self.channels_last,
-            train=train,
-        )
-
-    def _partition(
-        self, train: Samples, test: Samples, *, clients: int, seed: int, folder: Path | None
-    ) -> Partition:
-        """The stored partition if it is the one that would be drawn, else a new one."""
-        drawn = draw_partition(
-            self.dataset,
-            self.partition,
-            clients=clients,
-            seed=seed,
-            test=self.personal_test,
-            train_fraction=self.train_fraction,
-            train=train,
-            test_samples=test,
-        )
-        path = None if folder is None else folder / "partition.npz"
-        if path is None or not path.is_file():
-            return drawn
-        stored = Partition.load(path)
-        return stored if stored.meta == drawn.meta else drawn
+        last = self.channels_last
+        return ResidentSplit(samples, transform, device=device, channels_last=last, train=train)

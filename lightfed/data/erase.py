@@ -3,9 +3,10 @@
 Zhong, Zheng, Kang, Li, Yang: Random Erasing Data Augmentation. AAAI 2020.
 https://arxiv.org/abs/1708.04896
 
-The area of a rectangle is uniform in .04 to .2 of the image's, the logarithm of its height over its
-width uniform between those of 1/2 and 2, and its place uniform: what the authors of pFedMoE use in
-their other repositories, by torchvision's `RandomErasing`.
+The area of a rectangle is uniform between .04 and .2 of the image's. The logarithm of its height
+over its width is uniform between those of 1/2 and 2. Its place is uniform. The authors of pFedMoE
+use this in other repositories, by torchvision's `RandomErasing`, which erases the same rectangle of
+all images of a batch.
 """
 
 from math import prod
@@ -26,9 +27,9 @@ def draw_rectangles(
     """(4, count) int64 on the CPU: top, left, height and width; height and width 0 for none.
 
     Args:
-        count: of images.
-        size: of an image; a rectangle that would be larger is cut to it.
-        probability: that an image gets a rectangle.
+        count: number of images.
+        size: of an image; larger rectangles are cut to it.
+        probability: of a rectangle, per image.
         generator: of the CPU.
     """
     drawn = torch.rand(5, count, generator=generator, dtype=torch.float64)
@@ -41,14 +42,14 @@ def draw_rectangles(
 
 
 def hidden(size: Size, draw: Tensor, *, border: int, beyond: bool) -> Tensor:
-    """(B, H, W) bool: which pixels of windows on images show nothing of them.
+    """(B, H, W) bool: the pixels of windows of images that are erased or in the border.
 
     Args:
         size: of a window, and of an image.
-        draw: (2, B) how many pixels below and right of its corner of the border a window begins;
-            or (6, B) with the rectangle that is erased of the image.
+        draw: (2, B) top and left edge of each window, from the corner of the border; or (6, B) with
+            the erased rectangle of each image.
         border: pixels around an image.
-        beyond: whether the border counts as hidden.
+        beyond: whether the border counts.
     """
     rows, columns = (
         torch.arange(length, device=draw.device) + start[:, None] - border

@@ -1,20 +1,20 @@
-"""What of a client's samples its sessions train on: all but a hold-out, in chunks by rounds."""
+"""The part of a client's samples that a session trains on: a chunk of all but the hold-out."""
 
 import numpy as np
 
 from lightfed.data.partition.draw import Partition
 from lightfed.data.resident import LastBatch, batch_sizes
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 
 class Portions:
-    """Nothing is kept per client: a portion is drawn by its name whenever it is asked for.
+    """Portions of the clients' samples; each is drawn by name when needed, and none is stored.
 
     Args:
-        partition: who owns what.
+        partition: which samples each client owns.
         seed: of the run; names the draws.
-        chunks: into which what is left of a client's samples is cut; one a round, in turn.
+        chunks: number of chunks of a client's samples outside the hold-out; a round uses one.
         hold_out: share of a client's samples that no session trains on, at least one sample; 0
             for none.
     """
@@ -28,45 +28,41 @@ class Portions:
         self._hold_out = hold_out
 
     def check(self, *, batch_size: int, last_batch: LastBatch) -> None:
-        """Refuse what would let clients train on nothing.
+        """Refuse settings with which a client would train on nothing.
 
         Raises:
-            UserError: naming the key and a client.
+            UserError: names the key and a client.
         """
         owned = np.diff(self._partition.train_offsets)
         held = np.array([self._held(n) for n in owned.tolist()])
-        least = int((owned - held).argmin())
-        if owned[least] <= held[least]:
-            found = (
-                f"{self._hold_out} is all of what client {least} holds: {held[least]} of "
-                f"{owned[least]} samples"
-            )
-            fix = "lower it, or deal more samples to every client"
-            raise UserError("model.algorithm.init_args.hold_out", found, fix)
-        sizes = (owned - held) // self._chunks
-        if sizes.min() < 1:
-            count = int((owned - held)[least])
-            found = f"{self._chunks}, but client {least} holds {count} samples"
-            raise UserError("data.chunks", found, f"give at most {count}")
-        if last_batch == "drop" and sizes.min() < batch_size:
-            raise UserError(
-                "data.last_batch",
-                f"{int((sizes < batch_size).sum())} clients hold less than a batch of "
-                f"{batch_size} (the smallest {sizes.min()}) and would train on nothing",
-                "lower data.batch_size or set last_batch: keep",
-            )
+        left = owned - held
+        least = int(left.argmin())
+        found = f"{self._hold_out} is all of what client {least} holds: {held[least]} of "
+        fix = "lower it, or deal more samples to every client"
+        key = "model.algorithm.init_args.hold_out"
+        require(left[least] > 0, key, f"{found}{owned[least]} samples", fix)
+        sizes = left // self._chunks
+        found = f"{self._chunks}, but client {least} holds {left[least]} samples"
+        require(sizes.min() >= 1, "data.chunks", found, f"give at most {left[least]}")
+        found = (
+            f"{(sizes < batch_size).sum()} clients hold less than a batch of {batch_size} "
+            f"(the smallest {sizes.min()}) and would train on nothing"
+        )
+        fix = "lower data.batch_size or set last_batch: keep"
+        fits = last_batch != "drop" or sizes.min() >= batch_size
+        require(fits, "data.last_batch", found, fix)
 
     def _held(self, owned: int) -> int:
-        """Samples of a hold-out of so many."""
+        """Size of the hold-out of a client that owns so many samples."""
         return max(1, round(self._hold_out * owned)) if self._hold_out else 0
 
     def trained(self, client: int) -> int:
-        """Samples that a client trains on in all its chunks together."""
+        """Samples in all chunks of a client."""
         owned = len(self._partition.train(client))
         return owned - self._held(owned)
 
     def sizes(self, client: int) -> range:
-        """Which numbers of samples a local epoch of a client may have."""
+        """The possible sizes of a client's local epoch."""
         least, rest = divmod(self.trained(client), self._chunks)
         return range(least, least + (rest > 0) + 1)
 
@@ -76,7 +72,7 @@ class Portions:
         return least + (t % self._chunks < rest)
 
     def skipped(self, *, batch_size: int, last_batch: LastBatch) -> int:
-        """Samples that no batch takes, of all clients in one pass over all their chunks."""
+        """Samples in no batch, of all clients in one pass over all their chunks."""
         if last_batch != "drop":
             return 0
         return sum(
@@ -86,7 +82,7 @@ class Portions:
         )
 
     def samples(self, client: int, t: int) -> np.ndarray:
-        """What round t trains on, of the client's samples; the first chunks may have one more."""
+        """The client's samples of round t; the first chunks may have one more than the others."""
         own = self._partition.train(client)
         if self._hold_out:
             own = np.delete(own, self._held_positions(client, len(own)))
@@ -96,7 +92,7 @@ class Portions:
         return own[np.array_split(order, self._chunks)[t % self._chunks]]
 
     def held_out(self, client: int) -> np.ndarray:
-        """What no session trains on, ascending."""
+        """The hold-out of a client, ascending."""
         own = self._partition.train(client)
         return own[self._held_positions(client, len(own))]
 

@@ -1,7 +1,7 @@
-"""One split on the device: batches by index; crop, flip and normalisation for many samples at once.
+"""One split on the device: batches by index, and augmentation of many samples at once.
 
-There are no worker processes and no per-sample Python: a batch is a gather from one tensor, and the
-epoch of a small client is one gather altogether, cut into views.
+There are no worker processes and no Python loops over samples. A batch is a gather from one tensor.
+The epoch of a small client is a single gather, cut into views.
 """
 
 from abc import ABC, abstractmethod
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NotRequired, TypedDict, Unpack
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,8 +22,8 @@ Batch = tuple[Tensor, Tensor]
 LastBatch = Literal["keep", "drop", "join"]
 
 _MEBI = 1 << 20
-# Batches are gathered together up to this many bytes of float32: on a CPU what stays in its caches
-# (a larger gather was measured slower), on a GPU enough to make the launches few.
+# Batches are gathered together up to this many bytes of float32: on a CPU what fits in its caches
+# (larger gathers were measured to be slower), on a GPU enough for few kernel launches.
 _GATHER_BYTES = {"cpu": 2 * _MEBI, "cuda": 64 * _MEBI}
 
 
@@ -30,8 +31,8 @@ def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[in
     """Sizes of the batches of an epoch.
 
     Args:
-        samples: of the client.
-        batch_size: of all batches but the last.
+        samples: number of samples of the client.
+        batch_size: size of all batches but the last.
         last_batch: keep a smaller last batch; drop it; or join it to the one before if it is a
             single sample, which BatchNorm cannot normalise.
     """
@@ -48,8 +49,8 @@ class How(TypedDict):
     """Arguments of `Resident.plan`."""
 
     batch_size: int
-    generator: torch.Generator | None
-    order: torch.Generator | None
+    generator: NotRequired[torch.Generator | None]
+    order: NotRequired[torch.Generator | None]
     last_batch: NotRequired[LastBatch]
     limit: NotRequired[int | None]
 
@@ -73,8 +74,8 @@ class Resident(ABC):
     """One split on one device, and the batches of it.
 
     Attributes:
-        y: (N,) int64 on the device, what `Samples.y` holds.
-        device: where the split lies.
+        y: (N,) int64, `Samples.y` on the device.
+        device: of the split.
     """
 
     def __init__(self, y: Tensor, *, device: torch.device, sample_bytes: int) -> None:
@@ -91,43 +92,43 @@ class Resident(ABC):
 
         Args:
             index: (B,) of an integer type, on the CPU or the device.
-            generator: of the CPU; what it draws does not depend on the device.
+            generator: of the CPU, so that draws do not depend on the device.
 
         Returns:
-            x and y: of images (B, C, H, W) float32, normalised, of characters (B, length)
-            float32, and (B,) int64.
+            x, (B, C, H, W) float32, normalised, for images, or (B, length) float32 for characters;
+            and y, (B,) int64.
         """
         draw = self._draw(len(index), generator)
         return self._take(index.to(self.device), draw)
 
     @abstractmethod
     def span(self, start: int, stop: int) -> Batch:
-        """Samples start to stop - 1, not augmented; views where nothing has to be done to them."""
+        """Samples start to stop - 1, not augmented; views if they are stored as needed."""
 
     def plan(
         self,
-        index: Tensor,
+        index: Tensor | np.ndarray,
         *,
         batch_size: int,
-        generator: torch.Generator | None,
-        order: torch.Generator | None,
+        generator: torch.Generator | None = None,
+        order: torch.Generator | None = None,
         last_batch: LastBatch = "keep",
         limit: int | None = None,
     ) -> Plan:
         """The order, the batches and the augmentation of one pass over the samples of an index.
 
-        Everything random is drawn before the first batch, so that it depends neither on the batch
-        size nor on how many batches are gathered together.
+        All draws are made before the first batch, so that they depend neither on the batch size nor
+        on how many batches are gathered together.
 
         Args:
             index: (n,) of an integer type, on the CPU or the device.
             batch_size: samples in a batch.
             generator: draws the augmentation; None for none.
             order: draws the order; None leaves it as it is.
-            last_batch: keep a smaller last batch, drop it, or join it to the one before if it is a
-                single sample.
+            last_batch: as in `batch_sizes`.
             limit: at most this many batches.
         """
+        index = torch.as_tensor(index)
         if order is not None:
             shuffled = torch.randperm(len(index), generator=order)
             index = index.index_select(0, shuffled.to(index.device))
@@ -137,15 +138,10 @@ class Resident(ABC):
         return Plan(index[:count], sizes, draw)
 
     def batches(self, plan: Plan) -> Iterator[Batch]:
-        """The batches of a plan as of `batch`; each has memory of its own."""
+        """The batches of a plan as by `batch`; no two of them share memory."""
         if not plan.sizes:
             return iter(())
-        sizes, draw, index = plan.sizes, plan.draw, plan.index.to(self.device)
-        together = max(1, self._gather_bytes // (sizes[0] * self._sample_bytes))
-        if len(sizes) <= together:
-            x, y = self._take(index, draw)
-            return zip(_cut(x, sizes), _cut(y, sizes), strict=True)
-        return self._gathers(index, draw, sizes=sizes, together=together)
+        return self._gathers(plan.index.to(self.device), plan.draw, plan.sizes, plan.sizes[0])
 
     def side_by_side(self, plans: Sequence[Plan], batches: Sequence[int]) -> Batch:
         """One batch of each of K plans.
@@ -169,14 +165,15 @@ class Resident(ABC):
         x, y = self._take(index.to(self.device), torch.cat(draws, -1) if draws else None)
         return x.unflatten(0, (len(plans), size)), y.unflatten(0, (len(plans), size))
 
-    def epoch(self, index: Tensor, **how: Unpack[How]) -> Iterator[Batch]:
+    def epoch(self, index: Tensor | np.ndarray, **how: Unpack[How]) -> Iterator[Batch]:
         """One pass over the samples of an index, in batches; the arguments are those of `plan`."""
         return self.batches(self.plan(index, **how))
 
     def _gathers(
-        self, index: Tensor, draw: Tensor | None, *, sizes: list[int], together: int
+        self, index: Tensor, draw: Tensor | None, sizes: list[int], batch_size: int
     ) -> Iterator[Batch]:
-        """The batches of a long epoch, `together` of them gathered at a time."""
+        """The batches of an epoch, as many gathered at once as `_GATHER_BYTES` allows."""
+        together = max(1, self._gather_bytes // (batch_size * self._sample_bytes))
         start = 0
         for first in range(0, len(sizes), together):
             group = sizes[first : first + together]
@@ -187,7 +184,7 @@ class Resident(ABC):
 
     @abstractmethod
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
-        """What is random in `count` samples, (..., count) on the CPU; None if nothing is."""
+        """The draws for `count` samples, (..., count) on the CPU; None if nothing is random."""
 
     @abstractmethod
     def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
@@ -197,11 +194,11 @@ class Resident(ABC):
 class ResidentSplit(Resident):
     """Images, or samples of numbers.
 
-    Stored is normalised float32 if that is small enough, else the samples as they came, and then
-    each batch is normalised by the same arithmetic, hence to the same bits. A split that is cropped
-    is stored as it came, with a black border; what a batch shows of a border of the mean colour or
-    of an erased rectangle is set to 0 after the normalisation. For channels_last a split is stored
-    as NHWC and turned after the gather, which copies nothing.
+    A small split is stored as normalised float32. A large one is stored unchanged, and each batch
+    is normalised by the same arithmetic, hence to the same bits. A split that is cropped is stored
+    unchanged with a black border; a border of the mean colour, and erased rectangles, are set to 0
+    after the normalisation of a batch. For channels_last a split is stored as NHWC, and a batch is
+    permuted after the gather, which copies nothing.
     """
 
     def __init__(
@@ -219,10 +216,10 @@ class ResidentSplit(Resident):
         Args:
             samples: the split, on the CPU.
             transform: what happens to a batch.
-            device: where the split goes.
-            channels_last: give images in that memory format; samples of another shape have none.
+            device: of the split.
+            channels_last: give images in that memory format; ignored for other shapes.
             train: whether crop, flip and erasing apply.
-            float_limit: bytes of normalised float32 up to which that is what is stored.
+            float_limit: most bytes of a split that is stored as normalised float32.
         """
         shape = samples.x.shape[1:]
         super().__init__(samples.y, device=device, sample_bytes=4 * shape.numel())
@@ -236,18 +233,18 @@ class ResidentSplit(Resident):
         if self._padding:
             x = F.pad(x, (self._padding,) * 4)
         shift, scale = _constants(transform, x)
-        # With a crop nothing is won: to convert a copy costs no more than copying 4 times as much.
+        # Useless with a crop: converting a copy costs no more than copying 4 times the bytes.
         self._ready = not self._padding and 4 * x.numel() <= float_limit
         if self._ready:
             x = x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
-        # Shaped like a sample: to broadcast over an innermost axis of 3 channels is 7 times slower.
+        # Shaped like a sample: broadcasting over an innermost axis of 3 channels is 7 times slower.
         self._shift = self._memory(shift.expand(1, *shape))[0]
         self._scale = self._memory(scale.expand(1, *shape))[0]
         self._plain = x = self._memory(x)
         if self._padding:
-            row = 1 if self._last else 2  # axes of a sample keep their order: row, then column
+            row = 1 if self._last else 2  # the axis of rows; that of columns comes next
             windows = x.unfold(row, self._size[0], 1).unfold(row + 1, self._size[1], 1)
-            # (N, top, left, *sample) all windows on the images, a view
+            # All windows of the images, a view: (N, top, left, *sample)
             self._windows = windows.movedim((row, row + 1, -2, -1), (1, 2, row + 2, row + 3))
             self._plain = self._windows[:, self._padding, self._padding]
 
@@ -262,7 +259,7 @@ class ResidentSplit(Resident):
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
         """(3, count) on the CPU: top and left edge of each crop, and 1 for a mirrored sample.
 
-        With erasing (7, count): the rectangles, too.
+        With erasing (7, count): also the rectangles.
         """
         if generator is None or not (self._padding or self._flip or self._erase):
             return None
@@ -270,10 +267,8 @@ class ResidentSplit(Resident):
         mirrored = torch.randint(0, 2 if self._flip else 1, (1, count), generator=generator)
         if not self._erase:
             return torch.cat((offsets, mirrored))
-        rectangles = draw_rectangles(
-            count, self._size, probability=self._erase, generator=generator
-        )
-        return torch.cat((offsets, mirrored, rectangles))
+        erased = draw_rectangles(count, self._size, probability=self._erase, generator=generator)
+        return torch.cat((offsets, mirrored, erased))
 
     @override
     def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
@@ -291,14 +286,14 @@ class ResidentSplit(Resident):
             mask = hidden(self._size, places, border=self._padding, beyond=self._beyond)
             x.masked_fill_(mask.unsqueeze(3 if self._last else 1), 0.0)
         if draw is not None and self._flip:
-            # Which ones is known on the CPU, so that the device need not be waited for.
+            # Selected on the CPU, to avoid waiting for the device.
             mirrored = draw[2].nonzero().squeeze(1).to(self.device)
             width = 2 if self._last else 3
             x.index_copy_(0, mirrored, x.index_select(0, mirrored).flip(width))
         return self._logical(x), self.y.index_select(0, index)
 
     def _memory(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> as it lies in memory: (N, H, W, C) for channels_last."""
+        """(N, C, H, W) to the stored order of axes: (N, H, W, C) for channels_last."""
         return (x.permute(0, 2, 3, 1) if self._last else x).contiguous()
 
     def _logical(self, x: Tensor) -> Tensor:
@@ -307,11 +302,11 @@ class ResidentSplit(Resident):
 
 
 class ResidentTokens(Resident):
-    """Tokens or characters: stored as they came, in few bytes, and given out as larger numbers.
+    """Tokens or characters, stored in few bytes and converted in batches.
 
-    Windows of tokens become int64, and are their own targets. Characters become float32, as every
-    sample that is classified; a model makes indices of them. Nothing about either is random: which
-    positions are masked, the model draws.
+    Windows of tokens become int64, and are their own targets. Characters become float32, like all
+    samples to classify; a model converts them to indices. Nothing is random here: a model draws the
+    positions to mask.
     """
 
     def __init__(self, samples: Samples, *, device: torch.device, windows: bool) -> None:
@@ -337,13 +332,12 @@ class ResidentTokens(Resident):
 
 
 def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    return torch.split_with_sizes(
-        samples, sizes
-    )  # Tensor.split takes ten times as long to say the same
+    # Tensor.split does the same, ten times slower.
+    return torch.split_with_sizes(samples, sizes)
 
 
 def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The channels' shift and scale, (C, 1, 1) for images: (x - shift) * scale is normalised."""
+    """Shift and scale of channels, (C, 1, 1) for images: (x - shift) * scale is normalised."""
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     shape = (-1,) + (1,) * (x.dim() - 2)
     mean = torch.tensor(transform.mean, dtype=torch.float64).view(shape) * unit

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.simulation.delays import Delay
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 
@@ -79,9 +79,8 @@ def check_waits(key: str, waits: Sequence[int], servers: int) -> None:
         UserError: names the key.
     """
     for wait in waits:
-        if not 1 <= wait <= servers:
-            found = f"wait for {wait} of {servers} {'server' if servers == 1 else 'servers'}"
-            raise UserError(key, found, f"give at least 1 and at most {servers}")
+        found = f"wait for {wait} of {servers} {'server' if servers == 1 else 'servers'}"
+        require(1 <= wait <= servers, key, found, f"give at least 1 and at most {servers}")
 
 
 def device_delays(

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import integrate, special
 from typing_extensions import override
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 Size = int | tuple[int, ...]
 
@@ -226,13 +226,12 @@ def _read_trace(path: Path) -> np.ndarray:
             values = np.loadtxt(path, delimiter=",", ndmin=1, encoding="utf-8").ravel()
     except (OSError, ValueError, UserWarning) as error:
         raise UserError(key, f"{path} cannot be read ({error})", fix) from error
-    if not (values >= 0).all() or not 0 < values.max() < math.inf:
-        raise UserError(key, f"delays from {values.min():g} to {values.max():g} in {path}", fix)
+    found = f"delays from {values.min():g} to {values.max():g} in {path}"
+    require(values.min() >= 0 and 0 < values.max() < math.inf, key, found, fix)
     return values
 
 
 def _check(name: str, value: float, *, above: float = 0.0, below: float = 1e100) -> None:
     """Reject values out of bounds; the bounds keep every draw and every mean finite."""
-    if not above < value < below:
-        fix = f"give a number above {above:g} and below {below:g}"
-        raise UserError(f"delay.init_args.{name}", f"{value:g}", fix)
+    fix = f"give a number above {above:g} and below {below:g}"
+    require(above < value < below, f"delay.init_args.{name}", f"{value:g}", fix)

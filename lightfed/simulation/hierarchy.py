@@ -9,7 +9,7 @@ import numpy as np
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.simulation.clock import device_delays, first_awake
 from lightfed.simulation.delays import Delay
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 Activation = Literal["uniform", "first"]
@@ -60,16 +60,12 @@ class Hierarchy:
     activation: Activation = "uniform"
 
     def __post_init__(self) -> None:
-        if self.servers < 1:
-            raise UserError(f"{_KEY}.servers", str(self.servers), "give at least 1")
-        if self.active < 1:
-            raise UserError(f"{_KEY}.active", str(self.active), "give at least 1")
-        if self.available < self.active:
-            found = f"{self.available}, with {self.active} active"
-            raise UserError(f"{_KEY}.available", found, "give at least as many")
+        require(self.servers >= 1, f"{_KEY}.servers", self.servers, "give at least 1")
+        require(self.active >= 1, f"{_KEY}.active", self.active, "give at least 1")
+        found, fits = f"{self.available}, with {self.active} active", self.available >= self.active
+        require(fits, f"{_KEY}.available", found, "give at least as many")
         low, high = self.steps
-        if not 1 <= low <= high:
-            raise UserError(f"{_KEY}.steps", f"[{low}, {high}]", "give 1 <= low <= high")
+        require(1 <= low <= high, f"{_KEY}.steps", [low, high], "give 1 <= low <= high")
 
     def check(self, clients: int, work: LocalWork) -> None:
         """Reject settings that do not fit, and settings of the work that have no effect.
@@ -78,14 +74,12 @@ class Hierarchy:
             UserError: names the key.
         """
         self._check_work(work)
-        if clients % self.servers:
-            found = f"{self.servers} servers for {clients} clients"
-            raise UserError(f"{_KEY}.servers", found, "give a divisor of the number of clients")
-        devices = clients // self.servers
+        devices, rest = divmod(clients, self.servers)
+        found = f"{self.servers} servers for {clients} clients"
+        require(rest == 0, f"{_KEY}.servers", found, "give a divisor of the number of clients")
         for name, count in (("active", self.active), ("available", self.available)):
-            if count > devices:
-                found = f"{count} of the {devices} devices of a server"
-                raise UserError(f"{_KEY}.{name}", found, f"give at most {devices}")
+            found = f"{count} of the {devices} devices of a server"
+            require(count <= devices, f"{_KEY}.{name}", found, f"give at most {devices}")
 
     def _check_work(self, work: LocalWork) -> None:
         many, long = "says how many devices of a server train", "says how long their sessions are"
@@ -95,8 +89,8 @@ class Hierarchy:
             ("local_epochs", work.epochs != 1, "steps", long),
             ("local_steps", work.steps is not None, "steps", long),
         ):
-            if given:
-                raise UserError(f"model.{name}", "given", f"leave it out: {_KEY}.{argument} {what}")
+            fix = f"leave it out: {_KEY}.{argument} {what}"
+            require(not given, f"model.{name}", "given", fix)
 
     def devices(self, server: int, clients: int) -> range:
         """The devices of a server."""

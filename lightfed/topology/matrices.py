@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 _OFF = 1e-6  # from 1, of a sum of weights
 
@@ -22,11 +22,11 @@ def read_adjacency(matrix: Sequence[Sequence[int]] | str, *, key: str) -> np.nda
         UserError: it cannot be read, or is not a square matrix of zeros and ones.
     """
     values = _read(matrix, key)
-    if values.ndim != 2 or values.shape[0] != values.shape[1]:
-        found = f"an array of shape {values.shape}"
-        raise UserError(key, found, "give a row and a column for each client")
-    if not ((values == 0) | (values == 1)).all():
-        raise UserError(key, "values other than 0 and 1", "write 1 where one receives from another")
+    square = values.ndim == 2 and values.shape[0] == values.shape[1]
+    found = f"an array of shape {values.shape}"
+    require(square, key, found, "give a row and a column for each client")
+    fix = "write 1 where one receives from another"
+    require(bool(np.isin(values, (0, 1)).all()), key, "values other than 0 and 1", fix)
     heard = values.astype(np.bool_)
     np.fill_diagonal(heard, False)
     return heard
@@ -47,21 +47,19 @@ def read_mixing(
         UserError: it cannot be read, is not a doubly stochastic matrix of this many servers, or not
             all servers take part in every round.
     """
-    if wait is not None and wait != servers:
-        found = f"given, and wait: {wait} of {servers} servers"
-        fix = "leave one out: such servers all take part in every round"
-        raise UserError(key, found, fix)
+    found = f"given, and wait: {wait} of {servers} servers"
+    fix = "leave one out: such servers all take part in every round"
+    require(wait in (None, servers), key, found, fix)
     matrix = _read(mixing, key)
-    if matrix.shape != (servers, servers):
-        found = f"of shape {list(matrix.shape)} for {servers} servers"
-        raise UserError(key, found, f"give {servers} rows of {servers}")
-    if not (np.isfinite(matrix).all() and (matrix >= 0).all()):
-        raise UserError(key, "an entry below 0 or not finite", "give weights of 0 or more")
+    found = f"of shape {list(matrix.shape)} for {servers} servers"
+    require(matrix.shape == (servers, servers), key, found, f"give {servers} rows of {servers}")
+    finite = bool(((matrix >= 0) & (matrix < np.inf)).all())
+    require(finite, key, "an entry below 0 or not finite", "give weights of 0 or more")
     for line, sums in (("row", matrix.sum(1)), ("column", matrix.sum(0))):
         worst = int(abs(sums - 1).argmax())
-        if abs(sums[worst] - 1) > _OFF:
-            found = f"not doubly stochastic: {line} {worst} sums to {sums[worst]:.9g}"
-            raise UserError(key, found, f"make all rows and columns sum to 1 (within {_OFF:g})")
+        found = f"not doubly stochastic: {line} {worst} sums to {sums[worst]:.9g}"
+        fix = f"make all rows and columns sum to 1 (within {_OFF:g})"
+        require(abs(sums[worst] - 1) <= _OFF, key, found, fix)
     return matrix
 
 

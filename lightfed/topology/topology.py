@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightfed.topology.graphs import random_regular, small_world
 from lightfed.topology.matrices import read_adjacency
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 _KEY = "model.algorithm.init_args.topology.init_args"
@@ -262,8 +262,7 @@ class Adjacency(Topology):
 
 
 def _need(fits: bool, name: str, found: object, fix: str) -> None:
-    if not fits:
-        raise UserError(f"{_KEY}.{name}", f"{found}", fix)
+    require(fits, f"{_KEY}.{name}", found, fix)
 
 
 def _check_others(name: str, wanted: int, clients: int) -> None:

@@ -23,6 +23,12 @@ class UserError(ValueError):
         return type(self), (self.key, self.found, self.fix)
 
 
+def require(fits: bool, key: str, found: object, fix: str) -> None:
+    """Raise a `UserError` of these arguments unless `fits`."""
+    if not fits:
+        raise UserError(key, f"{found}", fix)
+
+
 class DiskError(UserError):
     """A run cannot write to its folder; the complete files there are intact."""
 

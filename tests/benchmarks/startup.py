@@ -30,7 +30,7 @@ model:
   optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
 data:
   dataset: {class_path: lightfed.data.datasets.vision.Digits}
-  partition: {class_path: lightfed.data.partition.draw.Iid}
+  partition: {class_path: lightfed.data.Iid}
 """
 
 

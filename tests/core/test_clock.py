@@ -63,7 +63,7 @@ def test_the_released_code(name: str) -> None:
         assert clock.now == logged["runtime"]
 
 
-def test_late_servers_go_on() -> None:
+def test_late_servers_continue() -> None:
     clock = VirtualClock(3, 2)
     assert clock.idle == [0, 1, 2]
     assert clock.advance([5.0, 1.0, 2.0]) == [1, 2]
@@ -114,7 +114,7 @@ def test_a_restored_clock_goes_on_alike(servers: int, data: st.DataObject) -> No
         assert other.now == clock.now >= before
 
 
-def test_its_state_is_plain_and_its_own() -> None:
+def test_its_state_is_not_shared() -> None:
     clock = VirtualClock(3, 1)
     clock.advance([3.0, 1.0, 2.0])
     state = {name: value.clone() for name, value in clock.state_dict().items()}
@@ -131,7 +131,7 @@ def test_its_state_is_plain_and_its_own() -> None:
 
 
 @pytest.mark.parametrize("wait", [0, -1, 4])
-def test_one_cannot_wait_for_more_servers_than_there_are(wait: int) -> None:
+def test_waiting_for_too_many_servers_is_refused(wait: int) -> None:
     with pytest.raises(UserError) as caught:
         check_waits("some.key", [1, wait], 3)
     assert caught.value.key == "some.key"

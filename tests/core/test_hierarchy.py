@@ -1,4 +1,4 @@
-"""Servers and their devices: who is active, for how long, and what is refused."""
+"""Servers and their devices: which are active, for how long, and errors."""
 
 from dataclasses import replace
 from typing import Any
@@ -79,7 +79,7 @@ def test_steps_are_uniform_between_their_bounds() -> None:
     assert abs(counts - mean).max() < 4 * (mean * 0.8) ** 0.5
 
 
-def test_servers_rounds_and_seeds_draw_on_their_own() -> None:
+def test_servers_rounds_and_seeds_have_their_own_draws() -> None:
     def shape(server: int, seed: int) -> list[Any]:
         found = phases(PLAIN, server, seed)
         return [[i % 5 for i in p.active] for p in found]
@@ -92,7 +92,7 @@ def test_servers_rounds_and_seeds_draw_on_their_own() -> None:
     assert first.busy != PLAIN.phase(0, 0, clients=CLIENTS, seed=1).busy
 
 
-def test_a_device_draws_the_same_whoever_else_is_active() -> None:
+def test_draws_of_a_device_do_not_depend_on_others() -> None:
     """K of a device is named by the round and the device alone."""
     few, many = replace(PLAIN, active=1, available=1), replace(PLAIN, active=5, available=5)
     for t in range(20):
@@ -108,7 +108,7 @@ def test_uniform_activation_takes_the_slowest_active_device() -> None:
         assert phase.busy == delays.max()
 
 
-def test_delays_of_units_come_on_top() -> None:
+def test_delays_of_units_are_added() -> None:
     """Constant delays: 3 seconds, and half a second for each of K steps of the slowest."""
     hierarchy = replace(PLAIN, delay=Constant(3.0), step_delay=Constant(0.5))
     for t in range(20):
@@ -146,9 +146,9 @@ def test_draws_have_names_of_their_own() -> None:
 
 
 def refusal(call: Any) -> str:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         call()
-    return str(told.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def refusal(call: Any) -> str:
         ({"steps": (4, 3)}, "steps: [4, 3]; give 1 <= low <= high"),
     ],
 )
-def test_what_can_never_be(changes: dict[str, Any], line: str) -> None:
+def test_impossible_settings(changes: dict[str, Any], line: str) -> None:
     found = refusal(lambda: replace(PLAIN, **changes))
     assert found == f"model.algorithm.init_args.{line}"
 
@@ -174,7 +174,7 @@ def test_what_can_never_be(changes: dict[str, Any], line: str) -> None:
         ({"available": 6}, "available: 6 of the 5 devices of a server; give at most 5"),
     ],
 )
-def test_what_does_not_fit_the_clients(changes: dict[str, Any], line: str) -> None:
+def test_settings_that_do_not_fit_the_clients(changes: dict[str, Any], line: str) -> None:
     hierarchy = replace(PLAIN, **changes)
     found = refusal(lambda: hierarchy.check(CLIENTS, LocalWork()))
     assert found.startswith(f"model.algorithm.init_args.{line}")
@@ -192,11 +192,11 @@ def test_what_does_not_fit_the_clients(changes: dict[str, Any], line: str) -> No
         ({"steps": 2}, "model.local_steps: given; leave it out: model.algorithm.init_args.steps"),
     ],
 )
-def test_settings_that_nobody_would_look_at(work: dict[str, Any], line: str) -> None:
+def test_settings_without_effect(work: dict[str, Any], line: str) -> None:
     assert refusal(lambda: PLAIN.check(CLIENTS, LocalWork(**work))).startswith(line)
 
 
-def test_what_fits() -> None:
+def test_settings_that_fit() -> None:
     whole = replace(PLAIN, active=5, available=5)
     for fits in (PLAIN, whole, replace(PLAIN, servers=15, active=1, available=1)):
         fits.check(CLIENTS, LocalWork(limit=3))

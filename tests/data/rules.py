@@ -1,4 +1,4 @@
-"""Drawn labels, and what every split has to obey."""
+"""Random labels, and the rules of every scheme."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def split(
 def split_or_refuse(
     scheme: Partitioner, labels: np.ndarray, clients: int, num_classes: int, *, possible: bool
 ) -> Parts | None:
-    """The split if it is possible; asserts that the scheme finds it possible just then."""
+    """The split if it is possible; asserts that the scheme agrees."""
     if possible:
         return split(scheme, labels, clients, num_classes=num_classes)
     with pytest.raises(UserError, match=r"^data\.partition"):

@@ -1,4 +1,4 @@
-"""What is kept between runs: made once for a key, again if damaged, and never half written."""
+"""The cache: made once for a key, again if damaged, and never half written."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from lightfed.data.datasets.cache import cache_folder, cached
 
 
 class Maker:
-    """Counts how often it is asked; its tensors say so."""
+    """Counts its calls; its tensors show the count."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lightfed"
 
 
-def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_belongs_to_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_folder() == tmp_path / ".cache" / "lightfed"
@@ -89,7 +89,7 @@ def test_a_failed_write_leaves_nothing_behind(
     assert list(folder.iterdir()) == []
 
 
-def test_what_the_maker_refuses_is_not_kept(folder: Path) -> None:
+def test_a_failed_preparation_is_not_kept(folder: Path) -> None:
     def refuse() -> dict[str, Tensor]:
         raise ValueError("no")
 

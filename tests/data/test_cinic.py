@@ -59,7 +59,7 @@ def test_the_node_decodes_before_its_ranks_load(
 
 
 def plain(path: Path, shade: int, *, time: int) -> int:
-    """Write a picture of one colour with a given time; its bytes."""
+    """Write an image of one colour with a given time; returns its size in bytes."""
     Image.new("RGB", (32, 32), (shade, 0, 0)).save(path)
     os.utime(path, ns=(time, time))
     return path.stat().st_size

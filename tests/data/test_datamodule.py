@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Counted(Dataset):
-    """Sample i of a split is the number i, so that a batch shows what is in it."""
+    """Sample i of a split is the number i, which identifies the samples of a batch."""
 
     classes = tuple("abcd")
     input_shape = (1,)
@@ -101,7 +101,7 @@ def test_limit_and_dropped_last_batch() -> None:
     assert [len(y) for _, y in limited] == [8]
 
 
-def test_dropping_may_not_leave_a_client_nothing() -> None:
+def test_dropping_must_not_empty_a_client() -> None:
     with pytest.raises(UserError) as error:
         prepared(clients=6, batch_size=17, last_batch="drop")
     assert str(error.value) == (
@@ -122,7 +122,7 @@ def test_chunks_take_turns() -> None:
         assert sorted(numbers(epoch(data, client, t=-1))) == seen[3]
         assert {len(part) for part in seen} == set(data.epoch_sizes(client))
         assert [data.num_batches(client, t) for t in range(9)] == [-(-len(s) // 2) for s in seen]
-        assert seen[0] != own[: len(seen[0])].tolist()  # not as the samples lie
+        assert seen[0] != own[: len(seen[0])].tolist()  # not in the order of the samples
         assert data.num_samples(client) == len(own)
     places = [
         np.searchsorted(d.partition_.train(k), sorted(numbers(epoch(d, k)))).tolist()
@@ -206,7 +206,7 @@ def test_the_union_of_both_sets_is_dealt_and_split() -> None:
     assert data.partition_.meta != alone.partition_.meta
 
 
-def test_owners_are_known_in_a_union_where_both_sets_have_them() -> None:
+def test_a_union_has_owners_if_both_sets_do() -> None:
     x, y = torch.arange(3.0)[:, None], torch.zeros(3, dtype=torch.int64)
     named, unnamed = Samples(x, y, groups=y + 7), Samples(x, y)
     both = named.and_then(replace(named, groups=y + 8))
@@ -239,7 +239,7 @@ def test_the_training_samples_of_all_clients_each_once() -> None:
     assert not tested & set(numbers(batches))
 
 
-def test_a_lone_last_training_sample_is_left_out_of_the_union() -> None:
+def test_a_single_last_training_sample_is_left_out_of_the_union() -> None:
     data = prepared()
     assert data.train_batches(33) == 3
     assert data.train_batches(99) == 1
@@ -286,7 +286,7 @@ def test_preparing_twice_loads_once() -> None:
     assert data.partition_.digest != before.digest
 
 
-def test_a_stored_partition_is_used_if_it_is_the_one_that_would_be_drawn(tmp_path: Path) -> None:
+def test_a_stored_partition_is_used_if_its_description_is_equal(tmp_path: Path) -> None:
     drawn = prepared(folder=tmp_path).partition_
     assert not list(tmp_path.iterdir())
     # the same description with other samples, as another version of numpy might have drawn
@@ -301,7 +301,7 @@ def test_a_stored_partition_is_used_if_it_is_the_one_that_would_be_drawn(tmp_pat
         prepared(folder=tmp_path)
 
 
-def test_the_trainer_says_how_many_clients_there_are() -> None:
+def test_the_trainer_provides_the_number_of_clients() -> None:
     data = FederatedDataModule(Counted(), Iid())
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         lightning_module=SimpleNamespace(num_clients=5, seed=3),
@@ -330,7 +330,7 @@ def test_a_bad_argument_is_named(key: str, given: dict[str, Any]) -> None:
     assert error.value.key == f"data.{key}"
 
 
-def test_a_hundred_thousand_clients_are_no_burden() -> None:
+def test_a_hundred_thousand_clients_need_little_memory() -> None:
     data = prepared(dataset=Counted(train=200_000, test=1000), clients=100_000)
     partition = data.partition_
     assert partition.clients == 100_000
@@ -355,7 +355,7 @@ def test_digits_of_twenty_clients() -> None:
     assert abs(data.train_batch(0, 1437)[0].mean().item()) < 1e-3
 
 
-def test_a_partition_of_a_run_can_be_read_on_its_own(tmp_path: Path) -> None:
+def test_a_partition_can_be_loaded_without_the_data(tmp_path: Path) -> None:
     data = prepared(dataset=Digits(), clients=20)
     data.partition_.save(tmp_path / "partition.npz")
     assert Partition.load(tmp_path / "partition.npz").digest == data.partition_.digest

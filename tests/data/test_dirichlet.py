@@ -76,7 +76,7 @@ def test_large_concentration_is_even() -> None:
     assert np.ptp(sizes(split(Quantity(0.1), BALANCED, 20, num_classes=10))) > 500
 
 
-def test_balance_caps_what_comes_after_the_equal_part() -> None:
+def test_balance_caps_clients_with_their_equal_part() -> None:
     capped = split(Dirichlet(0.1, balance=True), BALANCED, 20, num_classes=10)
     free = split(Dirichlet(0.1), BALANCED, 20, num_classes=10)
     # who is below 250 samples may get one more class, of 500, and no other
@@ -94,7 +94,7 @@ def test_repair_takes_from_the_largest_class_of_the_largest_client() -> None:
 
 
 def test_exhausted_classes_are_masked() -> None:
-    """One class for each of 50 clients: the proportions cannot be met, and all must end."""
+    """One class for each of 50 clients: the proportions cannot be met, but the loop must end."""
     labels = np.repeat(np.arange(10), [950] + [6] * 9)
     parts = split(DirichletClient(1e-6), labels, 50, num_classes=10)
     assert_exact_cover(parts, labels, 50)
@@ -106,7 +106,7 @@ def test_exhausted_classes_are_masked() -> None:
 def test_the_largest_possible_min_size_is_met(
     drawn: tuple[np.ndarray, int], clients: int, alpha: float
 ) -> None:
-    """Whoever gives to the poor must not become poor: here nobody has more to spare than needed."""
+    """A client that gives samples away must keep enough; here none are left to spare."""
     labels, num_classes = drawn
     min_size = max(1, len(labels) // clients)
     scheme = Dirichlet(alpha, min_size=min_size)
@@ -118,7 +118,7 @@ def test_the_largest_possible_min_size_is_met(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_balance_where_all_that_is_open_has_underflowed(seed: int) -> None:
+def test_balance_if_all_open_shares_underflow(seed: int) -> None:
     """A class drawn for one client alone, which is full, goes to the others in equal parts."""
     parts = split(Dirichlet(1e-6, balance=True), BALANCED, 4, num_classes=10, seed=seed)
     assert_exact_cover(parts, BALANCED, 4)

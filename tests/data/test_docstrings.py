@@ -1,4 +1,4 @@
-"""Docstrings as a data set: which texts, how they are dealt, and that they are scanned once."""
+"""Docstrings as a data set: the texts, their splits, and the cache."""
 
 import shutil
 from pathlib import Path
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightfed.data.datasets import docstrings as module
-from lightfed.data.datasets.characters import encode
 from lightfed.data.datasets.docstrings import Docstrings, docstrings, source_folders
+from lightfed.data.datasets.text import encode
 from lightfed.utils.errors import UserError
 
 
@@ -114,7 +114,7 @@ def test_what_counts_as_a_docstring(tmp_path: Path) -> None:
     assert list(docstrings(tmp_path)) == [*long[:3], f"sub {long[5]}"]
 
 
-def test_a_text_is_there_once(sources: dict[str, Path]) -> None:
+def test_duplicate_texts_are_removed(sources: dict[str, Path]) -> None:
     for name in ("stdlib", "torch"):
         path = sources[name] / "b.py"
         path.write_text(f'"""{"same " * 20}"""\ndef f():\n    """{"same " * 20}"""\n')

@@ -47,7 +47,7 @@ def in_the_authors_order(x: Tensor, transform: Transform, seed: int) -> Tensor:
     ("crop_padding", "padding", "erase"),
     [(3, "mean", 0.7), (3, "mean", 0.0), (0, "black", 0.7), (2, "black", 1.0)],
 )
-def test_a_batch_is_that_of_the_authors_order(
+def test_batches_match_the_authors_order(
     channels_last: bool, flip: bool, crop_padding: int, padding: str, erase: float
 ) -> None:
     transform = replace(
@@ -73,7 +73,7 @@ def test_a_batch_is_that_of_the_authors_order(
 
 
 def test_the_other_draws_do_not_depend_on_erasing() -> None:
-    """A split without erasing gives the batches that it gave before there was any."""
+    """Erasing does not change the crops and flips."""
     x = torch.randint(0, 256, (30, 3, *SIZE), generator=seeded(0)).to(torch.uint8)
     cropped = replace(PLAIN, crop_padding=2, flip=True)
     plain, erased = (

@@ -1,4 +1,4 @@
-"""Against splits that the authors' own code drew (tests/golden/partitions.json).
+"""Comparison with splits drawn by the authors' code (tests/golden/partitions.json).
 
 Their draws cannot be repeated, their rules can. Training sets have 10 classes of 200 samples, test
 sets 10 of 40.
@@ -57,7 +57,7 @@ def test_dispfl_proportions_are_as_uneven_for_many_clients() -> None:
     assert set(golden.sum(axis=1)) == {49}  # theirs leaves one sample of a client undealt
 
 
-def test_an_alpha_at_which_the_published_loop_does_not_end() -> None:
+def test_an_alpha_for_which_the_published_loop_never_ends() -> None:
     assert "did not finish" in GOLDEN["dispfl_dir_0.1_n10"]
     counts = counts_of(DirichletClient(0.1), 10)
     np.testing.assert_array_equal(counts.sum(axis=1), 200)
@@ -101,7 +101,7 @@ def test_heterofl_shards(clients: int) -> None:
     assert_rule(held, counts.sum(axis=1).tolist(), int(counts.sum()))
 
 
-def test_heterofl_leaves_as_many_clients_with_one_class() -> None:
+def test_heterofl_has_as_many_clients_with_one_class() -> None:
     golden = GOLDEN["heterofl_non-iid-2_n100"]["label_split"].values()
     ours = [
         int(((counts_of(Classes(2, strict_paper=True), 100, seed=seed) > 0).sum(1) == 1).sum())

@@ -71,7 +71,7 @@ def test_wikitext2_follows_the_published_protocol(hub: bool, tmp_path: Path) -> 
     assert test.x.flatten().tolist() == streams["test"][: len(streams["test"]) // 64 * 64]
 
 
-def test_a_word_of_the_test_text_alone_is_unknown(root: Path) -> None:
+def test_a_word_only_in_the_test_text_is_unknown(root: Path) -> None:
     dataset = WikiText2(str(root), window=1)
     assert not (dataset.load("train").x == 0).any()
     assert (dataset.load("test").x == 0).sum() == 1
@@ -88,7 +88,7 @@ def test_the_hubs_folders_are_found(folder: str, tmp_path: Path) -> None:
     assert torch.equal(ours.x, theirs.x)
 
 
-def test_only_the_signs_of_a_file_end_a_line(tmp_path: Path) -> None:
+def test_only_line_breaks_end_a_line(tmp_path: Path) -> None:
     (tmp_path / "wikitext-2").mkdir()
     text = "a\u2028b c\x85d\ne\n"
     (tmp_path / "wikitext-2" / "wiki.train.tokens").write_text(text, "utf-8")
@@ -129,7 +129,7 @@ def test_prose_is_real_text_with_unknown_words() -> None:
         unknown = (split.x == 0).float().mean()
         assert 0.001 < unknown < 0.1
         assert int(split.x.max()) < dataset.num_classes
-    # the first test topic, word by word: nothing but what is unknown has changed
+    # the first test topic, word by word: only unknown words have changed
     start = [words[i] for i in test.x[0].tolist()]
     text = topics[min(topics)].lower()
     assert all(word in text for word in start if word not in ("<ukn>", "<eos>"))
@@ -258,7 +258,7 @@ def test_a_missing_token_file_is_named(split: str, tmp_path: Path) -> None:
     assert f"{split}-*.parquet" in error.value.fix
 
 
-def test_the_size_of_a_vocabulary_without_files_is_refused_likewise(tmp_path: Path) -> None:
+def test_the_vocabulary_size_needs_the_files(tmp_path: Path) -> None:
     data = FederatedDataModule(WikiText2(str(tmp_path / "nowhere")), Natural())
     with pytest.raises(UserError, match=r"nowhere/wikitext-2/wiki\.train\.tokens, which is not"):
         _ = data.num_classes
@@ -304,7 +304,7 @@ def test_a_bad_argument_is_named(kind: Any, key: str) -> None:
         kind(**{key: 0})
 
 
-def test_another_text_needs_its_lines_alone() -> None:
+def test_a_new_text_only_defines_its_lines() -> None:
     class Twelve(Text):
         def _lines(self, split: str) -> list[str]:
             return ["one two three", "two three four"] if split == "train" else ["four five"]
@@ -315,7 +315,7 @@ def test_another_text_needs_its_lines_alone() -> None:
     assert data.global_test_batch(0)[0].tolist() == [[5, 0, 1]]
 
 
-def test_tiny_texts_never_change(tmp_path: Path) -> None:
+def test_tiny_texts_are_deterministic(tmp_path: Path) -> None:
     one, two = (tiny.wikitext2(tmp_path / name) for name in "ab")
     assert one == two
     assert set(one) == {"train", "valid", "test"}

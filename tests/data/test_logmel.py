@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.logmel import NORMALISE, SHAPE, log_mel
-from lightfed.data.datasets.recording import RATE
+from lightfed.data.datasets.logmel import NORMALISE, RATE, SHAPE, log_mel
 from lightfed.data.resident import ResidentSplit
 
 
@@ -67,11 +66,11 @@ def test_a_tone_lights_the_band_of_its_frequency() -> None:
     assert brightest.tolist() == [1, 10, 25]
 
 
-def test_a_picture_does_not_depend_on_the_clips_beside_it() -> None:
+def test_a_picture_does_not_depend_on_other_clips() -> None:
     quiet = (clips()[4] // 300).astype(np.int16)
     alone = log_mel([quiet[None]])
-    beside = log_mel([np.stack([clips()[5], quiet])])[1:]
-    assert (alone.int() - beside.int()).abs().max() <= 1
+    together = log_mel([np.stack([clips()[5], quiet])])[1:]
+    assert (alone.int() - together.int()).abs().max() <= 1
     assert alone.float().std() > 10
 
 

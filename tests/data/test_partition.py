@@ -105,7 +105,7 @@ def test_disjoint_test_sets_use_every_test_sample_once() -> None:
     assert np.abs(test - train / 5).max() < 3
 
 
-def test_random_test_sets_are_equal_shares_whatever_is_trained_on() -> None:
+def test_random_test_sets_are_equal_shares() -> None:
     partition = draw(Classes(1), test="random", clients=15)
     np.testing.assert_array_equal(np.sort(partition.test_index), np.arange(200))
     assert set(np.diff(partition.test_offsets)) == {13, 14}
@@ -155,7 +155,7 @@ def test_more_clients_than_test_samples(test: PersonalTest) -> None:
 
 
 def test_a_class_without_test_samples_is_left_out() -> None:
-    """Nobody can be tested on what is not there, and not to be tested at all is not an error."""
+    """A client may have no test samples; that is not an error."""
     only_a = Samples(x=TEST.x[TEST.y == 0], y=TEST.y[TEST.y == 0])
     for test in ("match", "disjoint", "labels"):
         partition = draw(Classes(1), clients=5, test=test, test_samples=only_a)
@@ -171,7 +171,7 @@ def test_the_seed_decides(test: PersonalTest) -> None:
     assert draw(Dirichlet(0.3), test=test, seed=1).digest != first.digest
 
 
-def test_how_clients_are_tested_does_not_change_what_they_train_on() -> None:
+def test_the_kind_of_test_does_not_change_training_samples() -> None:
     match, disjoint = draw(Dirichlet(0.3)), draw(Dirichlet(0.3), test="disjoint")
     np.testing.assert_array_equal(match.train_index, disjoint.train_index)
     assert match.digest != disjoint.digest
@@ -197,9 +197,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["partition.npz"]
 
 
-def test_a_save_that_fails_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "partition.npz"
     first = draw(Iid())
     first.save(path)
@@ -254,7 +252,7 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_the_description_holds_everything_that_matters(change: dict[str, object]) -> None:
+def test_the_description_covers_all_arguments(change: dict[str, object]) -> None:
     assert draw(Iid()).meta == draw(Iid()).meta
     assert draw(Iid(), **change).meta != draw(Iid()).meta  # type: ignore[arg-type]
 
@@ -265,7 +263,7 @@ def test_the_fraction_matters_only_to_a_split() -> None:
     assert split[0] != split[1]
 
 
-def test_the_digest_names_the_split() -> None:
+def test_the_digest_identifies_the_split() -> None:
     partition = draw(Iid())
     swapped = partition.train_index.copy()
     swapped[[0, -1]] = swapped[[-1, 0]]

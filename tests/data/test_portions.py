@@ -1,4 +1,4 @@
-"""What of a client's samples is trained on, held out, skipped."""
+"""The samples of a client that are trained on, held out or skipped."""
 
 from itertools import chain, pairwise
 from typing import Any
@@ -18,7 +18,7 @@ HOLD_OUT = "model.algorithm.init_args.hold_out"
 
 
 def prepared(*sizes: int, seed: int = 0, **settings: Any) -> FederatedDataModule:
-    """Clients with so many samples each; sample i is the number i."""
+    """Clients of these sizes; sample i is the number i."""
     count = sum(sizes)
     x, y = torch.arange(float(count))[:, None], torch.arange(count) % 2
     bounds = np.cumsum([0, *sizes])
@@ -114,7 +114,7 @@ def test_what_drop_skips_is_counted() -> None:
     assert data.skipped_samples == 2 + 0
 
 
-def test_a_portion_without_hold_out_is_the_partitions_own() -> None:
+def test_without_hold_out_and_chunks_a_portion_is_a_view() -> None:
     data = prepared(9, 9)
     portions = Portions(data.partition_, seed=0)
     assert np.shares_memory(portions.samples(0, 5), data.partition_.train_index)

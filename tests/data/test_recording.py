@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.io import wavfile
 
-from lightfed.data.datasets.recording import RATE, read_clip, read_recording, write_recording
+from lightfed.data.datasets.logmel import RATE, read_clip, read_recording
 from lightfed.utils.errors import UserError
+from tests.data.tiny import write_recording
 
 
 @given(length=st.integers(0, 2 * RATE), data=st.data())
@@ -58,12 +59,12 @@ def test_another_format_is_refused(
 
 
 @pytest.mark.parametrize("content", [b"", b"fLaC" + bytes(60), b"RIFF\x24\0\0\0WAVE", b"RIFF"])
-def test_what_is_no_wav_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_other_files_than_wav_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(content)
     refused(tmp_path / "a.wav")
 
 
-def test_a_file_that_is_not_there_or_lost_its_end_is_refused(tmp_path: Path) -> None:
+def test_missing_and_truncated_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     assert "No such file" in refused(path)
     write_recording(path, np.zeros(100, dtype=np.int16))

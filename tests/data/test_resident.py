@@ -102,7 +102,7 @@ def test_without_a_generator_nothing_is_augmented(
 
 
 @pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])
-def test_what_is_stored_does_not_change_the_bits(transform: Transform) -> None:
+def test_the_stored_form_does_not_change_the_bits(transform: Transform) -> None:
     samples = images(30)
     kept = [
         ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True, float_limit=n)
@@ -114,7 +114,7 @@ def test_what_is_stored_does_not_change_the_bits(transform: Transform) -> None:
 
 
 def test_every_crop_and_both_orientations_occur() -> None:
-    """A single bright pixel in the middle shows by where it ends which crop was taken."""
+    """The place of a single bright pixel shows the crop."""
     x = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
     x[0, 0, 4, 4] = 255
     samples = Samples(x=x, y=torch.zeros(1, dtype=torch.int64))
@@ -198,7 +198,7 @@ def test_gathering_in_parts_changes_nothing(
     assert len(storages) > 1
 
 
-def test_what_a_sample_becomes_does_not_depend_on_the_batch_size() -> None:
+def test_augmentation_does_not_depend_on_the_batch_size() -> None:
     split = ResidentSplit(images(50), AUGMENTED, device=CPU, train=True)
 
     def samples_of_epoch(batch_size: int, seed: int) -> Tensor:
@@ -227,7 +227,7 @@ def test_batches_do_not_share_memory_with_the_split() -> None:
         assert torch.equal(samples.x, before)
 
 
-def test_float_samples_of_the_caller_stay_as_they_were() -> None:
+def test_float_samples_of_the_caller_do_not_change() -> None:
     x = torch.randn(40, 5, generator=seeded(0))
     samples = Samples(x=x.clone(), y=torch.zeros(40, dtype=torch.int64))
     for float_limit in (0, 1 << 20):

@@ -1,4 +1,4 @@
-"""The rules of the splits, on drawn labels; and what cannot be done is refused with its key."""
+"""The rules of the schemes on random labels; impossible settings are refused with their key."""
 
 from collections.abc import Callable
 
@@ -50,10 +50,10 @@ def test_shards(drawn: tuple[np.ndarray, int], clients: int, per_client: int) ->
 
 @settings(deadline=None, max_examples=60)
 @given(label_sets(), st.integers(1, 12), st.integers(0, 8), st.integers(1, 3))
-def test_parts_of_clients_that_are_not_there(
+def test_parts_of_missing_clients(
     drawn: tuple[np.ndarray, int], clients: int, absent: int, per_client: int
 ) -> None:
-    """The clients that are there hold what they would hold beside the others."""
+    """The existing clients hold the same samples as if all clients existed."""
     labels, num_classes = drawn
     parts = clients + absent
     for scheme, whole, least in (
@@ -63,9 +63,9 @@ def test_parts_of_clients_that_are_not_there(
         possible = least <= len(labels)
         found = split_or_refuse(scheme, labels, clients, num_classes, possible=possible)
         if found:
-            everybody = split(whole, labels, parts, num_classes=num_classes)
+            everyone = split(whole, labels, parts, num_classes=num_classes)
             assert len(found) == clients
-            assert all(map(np.array_equal, found, everybody))
+            assert all(map(np.array_equal, found, everyone))
 
 
 @settings(deadline=None, max_examples=150)
@@ -101,7 +101,7 @@ def test_classes(
 def test_uniform_shares_lie_within_their_bounds(
     seed: int, holders: int, low: float, times: float
 ) -> None:
-    """A share of U(low, high) drawn beside others is at most high / (high + (holders - 1) low)."""
+    """A share of U(low, high) is at most high / (high + (holders - 1) low)."""
     high = low * times
     clients = 10 * holders // 2
     parts = split(Classes(2, uniform=(low, high)), BALANCED, clients, num_classes=10, seed=seed)
@@ -116,7 +116,7 @@ def test_uniform_shares_lie_within_their_bounds(
 
 
 def test_uniform_shares_are_spread_as_drawn() -> None:
-    """Two holders, U(.4, .6): a share has the mean .5 and lies between .4 and .6, seldom near."""
+    """Two holders, U(.4, .6): a share has mean .5 and is between .4 and .6, rarely near these."""
     labels = np.repeat(np.arange(10), 1000)
     shares = np.array(
         [
@@ -134,9 +134,7 @@ def test_uniform_shares_are_spread_as_drawn() -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 3))
-def test_heterofl_to_the_letter(
-    drawn: tuple[np.ndarray, int], clients: int, per_client: int
-) -> None:
+def test_heterofl_exactly(drawn: tuple[np.ndarray, int], clients: int, per_client: int) -> None:
     labels, num_classes = drawn
     slots = clients * per_client
     shards = slots // num_classes
@@ -190,7 +188,7 @@ def test_natural(owners: int, clients: int, seed: int) -> None:
     parts = Natural().split(labels, clients=clients, num_classes=1, rng=rng, groups=groups)
     assert_exact_cover(parts, labels, clients)
     whose = [np.unique(groups[part]) for part in parts]
-    assert sum(map(len, whose)) == owners  # no owner lies with two clients
+    assert sum(map(len, whose)) == owners  # no owner has two clients
     assert np.ptp([len(names) for names in whose]) <= 1
     if owners == clients:
         assert [names.item() for names in whose] == np.unique(groups).tolist()
@@ -236,7 +234,7 @@ def test_largest_remainder_is_exact_and_close(shares: list[float], total: int) -
     assert (np.abs(counts - weights / weights.sum() * total) < 1 + 1e-9).all()
 
 
-def test_what_cannot_be_is_said_with_its_numbers() -> None:
+def test_errors_quote_the_numbers() -> None:
     labels = np.tile(np.arange(10), 144)[:1437]
 
     def refusal(scheme: Partitioner, clients: int) -> str:
@@ -303,7 +301,7 @@ def test_a_bad_argument_is_named(key: str, make: Callable[[], object]) -> None:
     assert error.value.key == f"data.partition.init_args.{key}"
 
 
-def test_the_scheme_says_what_it_is() -> None:
+def test_schemes_have_a_repr() -> None:
     assert repr(Iid()) == "Iid()"
     assert repr(Iid(parts=20)) == "Iid(parts=20)"
     assert repr(Dirichlet(0.5)) == "Dirichlet(alpha=0.5)"

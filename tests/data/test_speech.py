@@ -7,11 +7,12 @@ import torch
 
 from lightfed.data.datasets import logmel
 from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.recording import RATE, write_recording
-from lightfed.data.datasets.speech import SpeechCommands
-from lightfed.data.datasets.tones import SYNTHETIC, Tones
+from lightfed.data.datasets.logmel import RATE
+from lightfed.data.datasets.speech import SYNTHETIC, SpeechCommands
+from lightfed.data.datasets.tones import Tones
 from lightfed.utils.errors import UserError
 from tests.data import tiny
+from tests.data.tiny import write_recording
 
 COMMANDS = ["yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"]
 
@@ -29,7 +30,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tones]:
 
 @pytest.fixture
 def root(written: tuple[Path, Tones], tmp_path: Path) -> Path:
-    """A tree of its own, which the test may spoil."""
+    """A separate tree, which the test may change."""
     return shutil.copytree(written[0], tmp_path / "root")
 
 
@@ -38,7 +39,7 @@ def folder(root: Path) -> Path:
 
 
 def said(samples: Samples, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
-    """What is in a split, in no order: the word and the picture."""
+    """The word and picture of each sample of a split, sorted."""
     pairs = zip(samples.y.tolist(), samples.x, strict=True)
     return sorted((names[label], picture.numpy().tobytes()) for label, picture in pairs)
 
@@ -89,7 +90,7 @@ def test_commands_are_twelve_classes(written: tuple[Path, Tones]) -> None:
         assert samples.y[:clips].tolist() == expected
 
 
-def test_silence_of_the_test_is_never_trained_on(root: Path) -> None:
+def test_silence_for_testing_is_never_used_for_training(root: Path) -> None:
     """The first nine tenths of one background hum low, the last tenth high; the other is short."""
     t = np.arange(20 * RATE) / RATE
     hum = np.sin(2 * np.pi * np.where(t < 18, 300, 3000) * t) * 8000
@@ -104,7 +105,7 @@ def test_silence_of_the_test_is_never_trained_on(root: Path) -> None:
         assert all(band in bands for band in brightest.tolist())
 
 
-def test_silence_is_drawn_by_a_constant_and_dealt_to_speakers(root: Path) -> None:
+def test_silence_is_deterministic_and_belongs_to_speakers(root: Path) -> None:
     shutil.rmtree(folder(root) / "bed")  # of two words only one is left: another number of clips
     one, other = SpeechCommands(str(root)).load("train"), SpeechCommands(str(root)).load("train")
     assert torch.equal(one.x, other.x)
@@ -129,7 +130,7 @@ def test_all_words_are_thirty_or_thirty_five_classes(tmp_path: Path) -> None:
     assert {second.classes[label] for label in samples.y.tolist()} == set(tiny.SPOKEN)
 
 
-def test_a_tree_of_tones_is_said_to_be_synthetic(root: Path) -> None:
+def test_a_tree_of_tones_is_synthetic(root: Path) -> None:
     assert SpeechCommands(str(root)).synthetic
     (folder(root) / SYNTHETIC).unlink()
     assert not SpeechCommands(str(root)).synthetic

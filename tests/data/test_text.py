@@ -1,4 +1,4 @@
-"""Characters as numbers, and AG News from the files as they are published."""
+"""Characters as numbers, and AG News from the published files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.datasets.characters import ALPHABET, encode
-from lightfed.data.datasets.text import AGNews
+from lightfed.data.datasets.text import ALPHABET, AGNews, encode
 from lightfed.data.partition.schemes import Iid
 from lightfed.models.networks.charcnn import LETTERS
 from lightfed.utils.errors import UserError
@@ -22,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def slowly(text: str, length: int) -> list[int]:
-    """Letter by letter: its first place in the alphabet, counted from 1; 0 for others."""
+    """First place of each letter in the alphabet, counted from 1; 0 for others."""
     letters = [ALPHABET.find(letter) + 1 for letter in text.lower()[:length]]
     return letters + [0] * (length - len(letters))
 
@@ -40,7 +39,7 @@ def test_the_alphabet_is_the_printed_one() -> None:
     ),
     length=st.integers(1, 10),
 )
-def test_every_letter_is_where_it_was(texts: list[str], length: int) -> None:
+def test_encode_matches_a_slow_reference(texts: list[str], length: int) -> None:
     codes = encode(texts, length)
     assert codes.dtype == np.uint8
     assert codes.shape == (len(texts), length)
@@ -127,7 +126,7 @@ def hub_of(**columns: list[object]) -> Callable[[Path], object]:
     return write
 
 
-def test_ends_of_lines_in_a_text_are_letters_like_others(tmp_path: Path) -> None:
+def test_line_breaks_in_a_text_are_kept(tmp_path: Path) -> None:
     csv_of('"1","a","b\r\nc"\r\n"2","d","e"\r\n')(tmp_path)
     loaded = AGNews(str(tmp_path), length=6).load("train")
     assert loaded.x.tolist() == [slowly("a b\r\nc", 6), slowly("d e", 6)]

@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 from lightfed.data.datasets.dataset import Samples
-from lightfed.data.datasets.logmel import NORMALISE, SHAPE
-from lightfed.data.datasets.recording import RATE
-from lightfed.data.datasets.tones import Tones, _record, write_tones
+from lightfed.data.datasets.logmel import NORMALISE, RATE, SHAPE
+from lightfed.data.datasets.tones import Tones, _record
 from lightfed.data.partition.schemes import Natural
 from lightfed.utils.errors import UserError
+from tests.data.tiny import write_tones
 
 
 def recordings(tones: Tones, *clips: int) -> list[np.ndarray]:
     return list(tones.recordings(np.array(clips)))
 
 
-def test_they_are_said_to_be_synthetic() -> None:
+def test_tones_are_synthetic() -> None:
     assert Tones.synthetic
     assert Tones().classes == tuple(f"tone {i}" for i in range(10))
 
@@ -47,7 +47,7 @@ def test_a_clip_is_the_same_wherever_it_is_made() -> None:
     assert not np.array_equal(one[:12_800], other[:12_800])
 
 
-def test_some_clips_are_short_whatever_their_word() -> None:
+def test_some_clips_of_each_word_are_short() -> None:
     tones = Tones(words=2, clips=400, speakers=5)
     short = np.array([len(r) for r in tones.recordings(np.arange(400))]) == 12_800
     assert 40 < short.sum() < 130
@@ -68,8 +68,8 @@ def spectra(samples: Samples, *, parts: int) -> Tensor:
     return torch.cat((means, torch.ones(len(means), 1)), dim=1)
 
 
-def test_unheard_speakers_are_understood_by_how_the_spectrum_changes() -> None:
-    """Word w glides from vowel a to b, word w + 4 from b to a; a linear classifier shall tell."""
+def test_new_speakers_are_recognised_by_changes_of_the_spectrum() -> None:
+    """Word w glides from vowel a to b, word w + 4 from b to a; a classifier can tell them apart."""
     tones = Tones(words=8, clips=8 * 40, speakers=20)
     train, test = tones.load("train"), tones.load("test")
     found = []

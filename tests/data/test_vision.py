@@ -78,7 +78,7 @@ def test_cifar100_reads_the_official_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
-def test_mnist_and_its_like_read_the_official_layout(kind: type[MNIST], tmp_path: Path) -> None:
+def test_both_mnists_read_the_official_layout(kind: type[MNIST], tmp_path: Path) -> None:
     written = tiny.mnist(tmp_path, name=kind.__name__)
     assert_holds(kind(str(tmp_path), verify_checksums=False), written)
 
@@ -100,7 +100,7 @@ def test_foreign_files_are_refused_by_their_checksum(tmp_path: Path) -> None:
     assert "verify_checksums: false" in error.value.fix
 
 
-def test_a_short_mnist_is_refused(tmp_path: Path) -> None:
+def test_mnist_with_missing_images_is_refused(tmp_path: Path) -> None:
     tiny.mnist(tmp_path)
     with pytest.raises(UserError, match="120 images, where the official files hold 60000"):
         MNIST(str(tmp_path)).load("train")
@@ -147,7 +147,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Unpickled, it would make a folder."""
+    """Unpickling it would make a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -224,7 +224,7 @@ def test_download_unpacks_a_local_archive(tmp_path: Path) -> None:
     assert_holds(dataset, written)
 
 
-def test_a_failed_download_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*args: object, **kwargs: object) -> None:
         raise URLError("no route to host")
 
@@ -236,7 +236,7 @@ def test_a_failed_download_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert "no route to host" in error.value.found
 
 
-def test_nothing_is_fetched_unasked(tmp_path: Path) -> None:
+def test_nothing_is_downloaded_by_default(tmp_path: Path) -> None:
     MNIST(str(tmp_path)).fetch()
     assert not list(tmp_path.iterdir())
 
@@ -265,7 +265,7 @@ def test_presets_are_the_constants_of_the_papers() -> None:
         assert error.value.key == "data.dataset.init_args.erase"
     assert MNIST("x").transform == Transform((0.1307,), (0.3081,))
     with pytest.raises(UserError, match="CIFAR100 has no preset 'fedbcd'; choose one of dispfl"):
-        CIFAR100("x", preset="fedbcd")  # type: ignore[arg-type]
+        CIFAR100("x", preset="fedbcd")
 
 
 def test_class_names_are_the_published_ones() -> None:

@@ -10,14 +10,18 @@ import io
 import pickle
 import struct
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.io import wavfile
 
 from lightfed.data.datasets.docstrings import Docstrings
-from lightfed.data.datasets.tones import Tones, write_tones
+from lightfed.data.datasets.logmel import RATE
+from lightfed.data.datasets.speech import SYNTHETIC
+from lightfed.data.datasets.tones import Tones
+from lightfed.utils.rng import derive_seed, numpy_generator
 
 Written = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -25,7 +29,7 @@ Written = dict[str, tuple[np.ndarray, np.ndarray]]
 def python2_pickle(value: Any) -> bytes:
     """Pickled as by Python 2, like the published CIFAR files: text and bytes are its str."""
     buffer = io.BytesIO()
-    pickler: Any = pickle._Pickler(buffer, protocol=2)  # the one in C cannot be taught
+    pickler: Any = pickle._Pickler(buffer, protocol=2)  # the one in C cannot be extended
 
     def save_str(_: Any, text: str | bytes) -> None:
         data = text.encode("ascii") if isinstance(text, str) else text
@@ -132,6 +136,41 @@ def speech_commands(root: Path, *, version: str = "v0.01", speakers: int = 10) -
     return tones
 
 
+def write_tones(root: Path, tones: Tones, *, words: Sequence[str], version: str = "v0.01") -> None:
+    """ROOT/SpeechCommands/speech_commands_VERSION: the clips, with a folder for each of `words`.
+
+    The test speakers are in testing_list.txt, the first speaker in validation_list.txt, and two
+    recordings of noise in _background_noise_. A file marks the tree as synthetic.
+    """
+    folder = root / "SpeechCommands" / f"speech_commands_{version}"
+    noises = folder / "_background_noise_"
+    for new in (noises, *(folder / word for word in words)):
+        new.mkdir(parents=True)
+    (folder / SYNTHETIC).write_text("Synthetic tones, not speech; written by lightfed.\n")
+    paths = []
+    for clip, speaker in enumerate(tones.speaker().tolist()):
+        name = f"{derive_seed(0, 'tones/name', client=speaker) & 0xFFFFFFFF:08x}"
+        utterance = clip // (tones.words * tones.speakers)
+        paths.append(f"{words[clip % tones.words]}/{name}_nohash_{utterance}.wav")
+    for path, recording in zip(paths, tones.recordings(np.arange(tones.clips)), strict=True):
+        write_recording(folder / path, recording)
+    _write_list(folder / "testing_list.txt", paths, tones.tested())
+    _write_list(folder / "validation_list.txt", paths, tones.speaker() == 0)
+    for colour, steps in (("white", 1), ("brown", 200)):
+        noise = numpy_generator(0, f"tones/{colour}").normal(0, 2000, 15 * RATE)
+        smooth = np.convolve(noise, np.ones(steps) / steps**0.5, mode="same")
+        write_recording(noises / f"{colour}_noise.wav", smooth.astype(np.int16))
+
+
+def _write_list(path: Path, clips: list[str], listed: np.ndarray) -> None:
+    path.write_text("".join(f"{clips[i]}\n" for i in np.flatnonzero(listed)))
+
+
+def write_recording(path: Path, samples: np.ndarray) -> None:
+    """A wav file of (n,) int16 samples."""
+    wavfile.write(path, RATE, samples)
+
+
 NEWS = {
     "World": "minister treaty Border vote embassy",
     "Sports": "goal match Coach season stadium",
@@ -170,7 +209,7 @@ def ag_news(
 
 
 def documented(root: Path, *, each: int = 40) -> dict[str, list[Path]]:
-    """ROOT/PACKAGE/a.py for each class of `Docstrings`, with so many documented functions.
+    """ROOT/PACKAGE/a.py for each class of `Docstrings`, with this many documented functions.
 
     Returned is what `lightfed.data.datasets.docstrings.source_folders` would find.
     """
@@ -204,7 +243,7 @@ def cinic10(root: Path, *, per_class: int = 3) -> Written:
 
 
 def archive(folder: Path, path: Path) -> None:
-    """Pack a folder as the published archives are, with no trace of when or by whom."""
+    """Pack a folder like the published archives, without times and owners."""
 
     def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.mtime = entry.uid = entry.gid = 0
@@ -234,7 +273,7 @@ def _line(rng: np.random.Generator, number: int) -> str:
 
 
 def parquet(path: Path, columns: Mapping[str, list[Any]]) -> None:
-    """A table as the hub keeps it."""
+    """A table in the format of the hub."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow.parquet import write_table  # type: ignore[import-untyped]
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.data.datasets.characters import ALPHABET, encode
+from lightfed.data.datasets.text import ALPHABET, encode
 from lightfed.models.networks.vdcnn import VDCNN, ConvBlock
 from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError

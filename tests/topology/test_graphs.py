@@ -105,7 +105,7 @@ def test_small_world_rewires_that_share(rewire: float) -> None:
     assert abs(kept - (1 - rewire)) < 4 * math.sqrt(rewire * (1 - rewire) / 3000) + 0.01
 
 
-def test_small_world_rewires_to_anybody() -> None:
+def test_small_world_rewires_to_every_client() -> None:
     ends = sum(links(small_world(12, 2, 1.0, seed=seed)).astype(np.int64) for seed in range(2000))
     by_distance = [int(np.trace(np.roll(ends, -step, axis=1))) for step in range(2, 11)]
     # the nine pairs that are no neighbours on the ring: of some 4800 each, deviation 69
@@ -137,7 +137,7 @@ def test_gap_of_a_star(clients: int) -> None:
 
 
 def test_gap_of_means_by_row() -> None:
-    # Both others hear client 1, who hears nobody: 1, and 1/2 for each of the two.
+    # Both others hear client 1, which hears none: 1, and 1/2 for each of the two.
     assert gap(Adjacency([[0, 1, 0], [0, 0, 0], [0, 1, 0]]), 3) == pytest.approx(0.5, abs=1e-12)
 
 

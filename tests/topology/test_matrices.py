@@ -1,4 +1,4 @@
-"""Matrices that a user wrote down: as lists, in a file, and what is refused."""
+"""Matrices given by a user, as lists or in a file, and their errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_the_rows_of_a_matrix_are_the_hearers() -> None:
     assert lists(Adjacency([[1, 1], [0, 1]]), 2) == [[1], []]  # the diagonal has no meaning
 
 
-def test_a_matrix_lies_in_a_file(tmp_path: Path) -> None:
+def test_a_matrix_can_be_read_from_a_file(tmp_path: Path) -> None:
     values = np.array(CYCLE)
     for dtype in (np.bool_, np.int8, np.float32):
         np.save(tmp_path / "graph.npy", values.astype(dtype))
@@ -96,7 +96,7 @@ def test_a_file_of_other_values_is_refused(values: Any, tmp_path: Path) -> None:
         ("values other than 0 and 1", lambda: Adjacency([[0, 2], [1, 0]])),
     ],
 )
-def test_what_is_no_graph_is_refused(fragment: str, make: Callable[[], object]) -> None:
+def test_other_matrices_are_refused(fragment: str, make: Callable[[], object]) -> None:
     with pytest.raises(UserError) as error:
         make()
     assert error.value.key == GRAPH

@@ -143,7 +143,7 @@ def test_time_varying_draws_that_many(clients: int, data: st.DataObject, t: int,
         assert heard == lists(Full(), clients)
 
 
-def test_time_varying_hears_everybody_equally_often() -> None:
+def test_time_varying_hears_all_equally_often() -> None:
     heard = sum(matrix(TimeVarying(3), 10, t=t).astype(np.int64) for t in range(3000))
     others = heard[~np.eye(10, dtype=np.bool_)]
     # 3000 draws of probability 1/3: 1000 with a standard deviation of 26
@@ -180,11 +180,11 @@ def test_a_caller_may_change_its_list() -> None:
 
 @pytest.mark.parametrize("topology", [Ring(), Full(), TimeVarying(4), Star(3), SmallWorld(4, 0.3)])
 def test_inactive_clients_drop_out_of_the_same_draw(topology: Topology) -> None:
-    everybody = hearing(topology, 2, clients=9, seed=1)
+    everyone = hearing(topology, 2, clients=9, seed=1)
     some = hearing(topology, 2, clients=9, seed=1, active=[8, 1, 3, 4])
     assert list(some) == [1, 3, 4, 8]
     for client, heard in some.items():
-        assert heard == [other for other in everybody[client] if other in {1, 3, 4, 8}]
+        assert heard == [other for other in everyone[client] if other in {1, 3, 4, 8}]
     links = graph(topology, 2, clients=9, seed=1, active={1, 3, 4, 8})
     assert links.shape == (9, 9)
     assert {k: np.flatnonzero(row).tolist() for k, row in enumerate(links) if row.any()} == {
@@ -262,9 +262,7 @@ def test_a_configuration_names_it(
         ("centre", "-1; give the number of a client", lambda: Star(-1)),
     ],
 )
-def test_what_cannot_be_is_said_with_its_key(
-    argument: str, fragment: str, make: Callable[[], object]
-) -> None:
+def test_errors_name_their_key(argument: str, fragment: str, make: Callable[[], object]) -> None:
     with pytest.raises(UserError) as error:
         make()
     assert error.value.key == f"{KEY}.{argument}"

@@ -1,4 +1,4 @@
-"""The data sets, their files and what makes samples of them.
+"""The data sets, a family per file, and how their files become samples.
 
-A file a family of data sets; add one here. Imports `utils`.
+Imports `utils`.
 """

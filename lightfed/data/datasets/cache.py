@@ -1,4 +1,4 @@
-"""What takes long to prepare is kept between runs, as tensors in the user's cache folder."""
+"""Tensors that take long to prepare, kept between runs in the user's cache folder."""
 
 import hashlib
 import json
@@ -17,19 +17,19 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/lightfed, or ~/.cache/lightfed; it need not exist."""
+    """$XDG_CACHE_HOME/lightfed or ~/.cache/lightfed; it may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightfed"
 
 
 def cached(name: str, key: object, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors that `make` gives, from a file if it made them before for the same key.
+    """The result of `make`, read from a file if an earlier call had the same name and key.
 
-    A file that is damaged is made again. Where nothing can be written, nothing is kept.
+    A damaged file is replaced. If the folder is not writable, nothing is kept.
 
     Args:
-        name: says in the file's name what it holds.
-        key: all that the tensors depend on, as JSON can write it.
-        make: prepares the tensors, by name; called where there is no file of that key.
+        name: start of the file name.
+        key: everything that the tensors depend on; JSON can represent it.
+        make: prepares the tensors, by name.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_folder() / f"{name}-{digest[:16]}.safetensors"

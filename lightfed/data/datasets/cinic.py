@@ -1,4 +1,4 @@
-"""CINIC-10: pictures in folders, decoded once."""
+"""CINIC-10: image files in a folder per class, decoded once."""
 
 from functools import partial
 from pathlib import Path
@@ -10,21 +10,28 @@ from torchvision.transforms.functional import pil_to_tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.datasets.refusals import missing, unreadable
+from lightfed.data.datasets.dataset import (
+    Dataset,
+    Samples,
+    Split,
+    Transform,
+    missing,
+    unreadable,
+)
 from lightfed.data.datasets.vision import CIFAR10
 
+_UNPACK = "unpack the published archive again"
 _TRANSFORM = Transform(
     (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835), 4, True
 )
 
 
 class CINIC10(Dataset):
-    """CIFAR-10's classes, with pictures of ImageNet: 90,000 to train on and 90,000 to test.
+    """CIFAR-10's classes with images of ImageNet: 90,000 for training and 90,000 for testing.
 
-    From ROOT/{train,test}/CLASS/*.png; the third part, `valid`, is not read. The decoded pictures,
-    276 MB a split, are kept between runs (`lightfed.data.datasets.cache`), for as long as no file
-    changes its name, size or time.
+    From ROOT/{train,test}/CLASS/*.png; the third part, `valid`, is not used. The decoded images,
+    276 MB per split, are kept between runs (`lightfed.data.datasets.cache`) until a file changes
+    its name, size or time.
     """
 
     classes = CIFAR10.classes
@@ -35,7 +42,7 @@ class CINIC10(Dataset):
 
         Args:
             root: the folder that holds train and test.
-            augment: crop and flip at random while training, as FlexiFed does.
+            augment: crop and flip at random in training, as FlexiFed does.
         """
         self.root = Path(root).expanduser()
         self.augment = augment
@@ -56,28 +63,26 @@ class CINIC10(Dataset):
         if not folder.is_dir():
             raise missing(folder, holds="train and test")
         try:
-            pictures = ImageFolder(folder)
-            if pictures.classes != list(self.classes):
-                raise ValueError(f"its folders are {', '.join(pictures.classes)}")
-            times = [Path(path).stat() for path, _ in pictures.samples]
+            images = ImageFolder(folder)
+            if images.classes != list(self.classes):
+                raise ValueError(f"its folders are {', '.join(images.classes)}")
+            stats = [(Path(path), Path(path).stat()) for path, _ in images.samples]
         except (OSError, ValueError) as error:
-            raise unreadable(folder, error, fix="unpack the published archive again") from error
-        names = [str(Path(path).relative_to(folder)) for path, _ in pictures.samples]
-        key = [(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, times, strict=True)]
-        tensors = cached(f"cinic10-{split}", key, partial(_decoded, pictures))
+            raise unreadable(folder, error, fix=_UNPACK) from error
+        key = [(str(p.relative_to(folder)), s.st_size, s.st_mtime_ns) for p, s in stats]
+        tensors = cached(f"cinic10-{split}", key, partial(_decoded, images))
         return Samples(x=tensors["x"], y=tensors["y"])
 
 
-def _decoded(pictures: ImageFolder) -> dict[str, Tensor]:
-    """(N, 3, 32, 32) uint8 and (N,) int64: the pictures of all classes, and their classes."""
-    x = torch.empty(len(pictures), *CINIC10.input_shape, dtype=torch.uint8)
-    for i, (path, _) in enumerate(pictures.samples):
+def _decoded(images: ImageFolder) -> dict[str, Tensor]:
+    """The images of all classes, (N, 3, 32, 32) uint8, and their classes, (N,) int64."""
+    x = torch.empty(len(images), *CINIC10.input_shape, dtype=torch.uint8)
+    for i, (path, _) in enumerate(images.samples):
         try:
-            picture = pil_to_tensor(pictures.loader(path))
-            if picture.shape != CINIC10.input_shape:
-                raise ValueError(f"{picture.shape[2]}x{picture.shape[1]} pixels, not 32x32")
+            image = pil_to_tensor(images.loader(path))
+            if image.shape != CINIC10.input_shape:
+                raise ValueError(f"{image.shape[2]}x{image.shape[1]} pixels, not 32x32")
         except (OSError, SyntaxError, ValueError) as error:
-            fix = "unpack the published archive again"
-            raise unreadable(Path(path), error, fix=fix) from error
-        x[i] = picture
-    return {"x": x, "y": torch.tensor(pictures.targets)}
+            raise unreadable(Path(path), error, fix=_UNPACK) from error
+        x[i] = image
+    return {"x": x, "y": torch.tensor(images.targets)}

@@ -1,24 +1,28 @@
-"""What a data set is to lightfed: two splits of compact tensors, and what happens to a batch."""
+"""The interface of a data set: two splits of compact tensors, and how a batch is transformed."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightfed.utils.errors import UserError
+
+KEY = "data.dataset.init_args"
 Split = Literal["train", "test"]
 Task = Literal["classification", "masked_lm"]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One split, resident as compact tensors.
+    """One split as compact tensors.
 
     Attributes:
         x: (N, C, H, W) uint8 for images, (N, window) int32 for tokens, (N, length) uint8 for
             characters, float32 for anything else.
-        y: (N,) int64, the class of each sample; partitioners see it.
+        y: (N,) int64, the class of each sample; partitions depend on it.
         groups: (N,) int64, the natural owner of each sample (writer, speaker), if there is one.
     """
 
@@ -30,7 +34,7 @@ class Samples:
         return len(self.y)
 
     def and_then(self, other: "Samples") -> "Samples":
-        """These samples and, behind them, those of another split of the same data set."""
+        """These samples followed by those of another split of the same data set."""
         groups = None
         if self.groups is not None and other.groups is not None:
             groups = torch.cat((self.groups, other.groups))
@@ -39,15 +43,15 @@ class Samples:
 
 @dataclass(frozen=True)
 class Transform:
-    """What happens to a batch, on its device: normalisation and, in training, crop, flip, erasing.
+    """Normalisation of a batch on its device; in training also random crop, flip and erasing.
 
     Attributes:
-        mean: one value per channel, of x / 255 if x is uint8 and of x itself if it is float32.
+        mean: one value per channel, of x / 255 if x is uint8, and of x itself if it is float32.
         std: like mean.
-        crop_padding: pixels around an image before a random crop back to its size; each sample has
-            its own offset. 0 means no crop.
-        flip: mirror each sample left to right with probability 1/2.
-        padding: the colour of those pixels: black, or the mean, which is 0 once it is normalised.
+        crop_padding: pixels added around an image before a random crop back to its size; each
+            sample has its own offset. 0 means no crop.
+        flip: mirror each sample horizontally with probability 1/2.
+        padding: colour of the added pixels: black, or the mean, which becomes 0.
         erase: probability with which a rectangle of a sample gets the mean colour, see
             `lightfed.data.erase`.
     """
@@ -61,7 +65,6 @@ class Transform:
 
     @property
     def is_random(self) -> bool:
-        """Whether a training batch depends on draws."""
         return bool(self.crop_padding or self.flip or self.erase)
 
     def fixed(self) -> "Transform":
@@ -73,10 +76,10 @@ class Dataset(ABC):
     """A labelled data set with a training and a test split; constructor arguments are config keys.
 
     Attributes:
-        classes: the class names; sample label c belongs to classes[c].
+        classes: names of the classes; label c means classes[c].
         input_shape: of one sample, for example (1, 28, 28).
-        synthetic: whether the samples are generated, which every report then says.
-        task: what a model does with them: name the class, or the tokens of a window.
+        synthetic: whether the samples are generated; every report then says so.
+        task: what a model predicts: the class, or the tokens of a window.
     """
 
     classes: tuple[str, ...]
@@ -90,25 +93,41 @@ class Dataset(ABC):
 
     @property
     def num_classes(self) -> int:
-        """Logits of a prediction: the classes; of a language model, the size of the vocabulary."""
+        """Logits of a prediction: number of classes, or of words for a language model."""
         return len(self.classes)
 
     @property
     @abstractmethod
     def transform(self) -> Transform | None:
-        """What turns stored samples into the batches that a model sees.
+        """Turns stored samples into batches.
 
-        None for what has only to change its type: tokens become int64, and characters float32, as
-        all that is classified.
+        None if only the type changes: tokens become int64, and characters float32.
         """
 
     def fetch(self) -> None:  # noqa: B027 - most data sets have nothing to fetch
-        """Put the files in place; one process of a node does so before any process loads them."""
+        """Download or prepare files; called in one process per node, before all others load."""
 
     @abstractmethod
     def load(self, split: Split) -> Samples:
-        """Read one split from the disk.
+        """Read one split from disk.
 
         Raises:
-            UserError: the files are missing or are not what they should be.
+            UserError: files are missing, damaged or of another kind.
         """
+
+
+def missing(expected: Path, *, holds: str) -> UserError:
+    """The error for a root without an expected file or folder.
+
+    Args:
+        expected: the first missing file or folder.
+        holds: what the root should hold, as in "the folder that holds ...".
+    """
+    fix = f"unpack the data set, and set root to the folder that holds {holds}"
+    return UserError(f"{KEY}.root", f"expected {expected}, which is not there", fix)
+
+
+def unreadable(path: Path, error: Exception, *, fix: str = "fetch it again") -> UserError:
+    """The error for a file or folder that cannot be read, with the reason on one line."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return UserError(f"{KEY}.root", f"{path} cannot be read ({reason})", fix)

@@ -1,14 +1,16 @@
-"""Real documentation text that is always there: the docstrings of installed packages."""
+"""Real text that needs no files: the docstrings of installed packages."""
 
 import ast
+import json
 import platform
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,55 +19,49 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import Split
+from lightfed.data.datasets.dataset import KEY, Split
 from lightfed.data.datasets.text import Characters
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
+_PACKAGES = ("torch", "numpy", "pandas")
 _SHORTEST = 80  # characters
-_PARTS = {"torch": ("nn", "optim", "distributed", "utils")}  # the rest would only be scanned longer
+_PARTS = {"torch": ("nn", "optim", "distributed", "utils")}  # enough; the rest would take time
 _SKIPPED = {"test", "tests", "testing", "idle_test", "_vendor", "site-packages", "dist-packages"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Docstrings(Characters):
-    """Which package does a docstring document? Real text, of the standard library and three others.
+    """Which package does a docstring belong to: the standard library, torch, numpy or pandas?
 
-    Docstrings of at least 80 characters, each text once, as many of each class; a fifth of them is
-    the test split. Which texts there are depends on the versions of the packages, and which of them
-    are samples on nothing else. To read the sources takes ten seconds, and is done once for all
-    runs (`lightfed.data.datasets.cache`).
+    Different docstrings of at least 80 characters, equally many per class; a fifth is the test
+    split. The samples depend only on the versions of the packages. Reading the sources takes ten
+    seconds, once for all runs (`lightfed.data.datasets.cache`).
     """
 
-    classes = ("stdlib", "torch", "numpy", "pandas")
+    classes = ("stdlib", *_PACKAGES)
 
     def __init__(self, *, length: int = 1014, per_class: int = 1200) -> None:
         """Read the docstrings.
 
         Args:
             length: characters of a sample; longer texts are cut, shorter ones padded.
-            per_class: texts of each class, in both splits together; all classes have fewer where
-                one of the packages has fewer.
+            per_class: texts of each class in both splits together; less if a package has fewer.
         """
         super().__init__(length=length)
-        if per_class < 5:
-            raise UserError(
-                "data.dataset.init_args.per_class", f"{per_class} texts", "give at least 5"
-            )
+        require(per_class >= 5, f"{KEY}.per_class", f"{per_class} texts", "give at least 5")
         self.per_class = per_class
 
     @override
     def fetch(self) -> None:
-        self._found  # noqa: B018 - read for its effect: the sources are scanned
+        self._found  # noqa: B018 - reading it scans the sources
 
     @override
     def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
         texts, labels = self._found
         count = min(self.per_class, *np.bincount(labels, minlength=self.num_classes).tolist())
-        if count < 5:
-            names = ", ".join(self.classes)
-            found = f"not all of {names} are installed with documented *.py files"
-            raise UserError("data.dataset", found, "take AGNews, or install them from wheels")
+        found = f"not all of {', '.join(self.classes)} are installed with documented *.py files"
+        require(count >= 5, "data.dataset", found, "take AGNews, or install them from wheels")
         rng = numpy_generator(0, "docstrings/split")
         part = slice(count // 5) if split == "test" else slice(count // 5, count)
         chosen = [
@@ -76,17 +72,16 @@ class Docstrings(Characters):
 
     @cached_property
     def _found(self) -> tuple[list[str], np.ndarray]:
-        """All texts, and (N,) int64, their classes."""
+        """All texts, and their classes, (N,) int64."""
         kept = cached("docstrings", _versions(), _scanned)
-        data, ends = kept["text"].numpy().tobytes(), kept["ends"].tolist()
-        texts = [str(data[a:b], "utf-8", "surrogatepass") for a, b in pairwise([0, *ends])]
-        return texts, kept["classes"].numpy()
+        texts, labels = json.loads(kept["json"].numpy().tobytes())
+        return texts, np.array(labels, dtype=np.int64)
 
 
 def source_folders() -> dict[str, list[Path]]:
-    """Where the sources of each class are; no folders for what is not installed."""
+    """The source folders of each class; none if a package is not installed."""
     folders = {"stdlib": [Path(sysconfig.get_path("stdlib"))]}
-    for name in Docstrings.classes[1:]:
+    for name in _PACKAGES:
         spec = find_spec(name)
         roots = [Path(path) for path in (spec.submodule_search_locations or ())] if spec else []
         folders[name] = [root / part for root in roots for part in _PARTS.get(name, ("",))]
@@ -94,48 +89,36 @@ def source_folders() -> dict[str, list[Path]]:
 
 
 def _versions() -> dict[str, str]:
-    """What the texts depend on."""
-    found = {"format": "1", "stdlib": platform.python_version()}
-    for name in Docstrings.classes[1:]:
-        try:
+    """Everything that the texts depend on."""
+    found = {"format": "2", "stdlib": platform.python_version()} | dict.fromkeys(_PACKAGES, "")
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = ""
     return found
 
 
 def _scanned() -> dict[str, Tensor]:
-    """The texts of all classes.
-
-    Returns:
-        text: uint8, all texts as UTF-8; ends: (N,) int64, where in it each one ends; classes: (N,)
-        int64.
-    """
+    """`json`: uint8, a list of the texts of all classes and a list of their classes."""
     texts: dict[str, int] = {}
     folders = source_folders()
     for label, name in enumerate(Docstrings.classes):
-        for folder in folders[name]:
-            for text in docstrings(folder):
-                texts.setdefault(text, label)
-    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return {
-        "text": torch.from_numpy(np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8)),
-        "ends": torch.tensor([len(text) for text in encoded], dtype=torch.int64).cumsum(0),
-        "classes": torch.tensor(list(texts.values()), dtype=torch.int64),
-    }
+        for text in chain.from_iterable(map(docstrings, folders[name])):
+            texts.setdefault(text, label)
+    encoded = json.dumps([list(texts), list(texts.values())]).encode()
+    return {"json": torch.frombuffer(bytearray(encoded), dtype=torch.uint8)}
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """The docstrings of at least 80 characters below a folder, by file name and line."""
+    """The docstrings of at least 80 characters in a folder, in the order of files and lines."""
     for path in sorted(folder.rglob("*.py")):
         if not _SKIPPED.isdisjoint(path.relative_to(folder).parts):
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of backslashes in other people's strings
+                warnings.simplefilter("ignore")  # about backslashes in strings
                 tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # some sources are templates, or of another version of Python
+            continue  # some sources are templates, or for another version of Python
         for node in ast.walk(tree):
             text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
             if text is not None and len(text) >= _SHORTEST:

@@ -1,46 +1,117 @@
-"""Text for masked language models: WikiText-2, and the prose that comes with the interpreter.
+"""Text for masked language models: WikiText-2, and prose that is included with Python.
 
-The protocol is that of HeteroFL's published code: a vocabulary of the training text alone, the
-training text folded to rows, one client for each row, windows of a row as samples. Two deviations:
-the published code also trains on what is left at the end of a row, a window shorter than the
-others, and takes the windows of a row in the order of the text, lightfed in random order. The test
-text is one row here; there it is folded too, to the rows of a test batch.
+The protocol is that of HeteroFL's published code. The vocabulary comes from the training text. That
+text is folded to rows; a client owns a row, and its samples are windows of the row. Two deviations:
+the published code also trains on the shorter window at the end of a row, and takes the windows of a
+row in the order of the text, while lightfed shuffles them. The test text is a single row here; the
+published code folds it to the rows of a test batch.
 """
 
 import re
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 from typing_extensions import override
 
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Task
-from lightfed.data.datasets.refusals import missing, unreadable
-from lightfed.data.datasets.vocabulary import Vocabulary, fold
-from lightfed.utils.errors import UserError
+from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, missing, unreadable
+from lightfed.data.datasets.text import parquet_columns
+from lightfed.utils.errors import require
 
-_WORD = re.compile(r"\w+|([^\w\s])\1*")  # a word, or a run of one sign such as `**` or `...`
+Lines = Iterable[list[str]]
+
+_WORD = re.compile(r"\w+|([^\w\s])\1*")  # a word, or repetitions of a sign such as `**` or `...`
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
-class Text(Dataset):
-    """Windows of a text, of which a model predicts every token.
+class Vocabulary:
+    """The words of a text, in the order in which they first occur.
 
-    `num_classes` is the size of the vocabulary. A partitioner sees samples of a single class, and
-    the rows as their natural owners: with `Natural`, a client owns a row.
+    0 is the number of every unknown word, 1 of the end of a line.
+
+    Attributes:
+        words: the word of each number.
+    """
+
+    def __init__(self, lines: Lines, *, least: int = 1) -> None:
+        """Collect the words of a text.
+
+        Args:
+            lines: the words of each line.
+            least: a word that occurs fewer times is unknown.
+        """
+        special = ("<ukn>", "<eos>")
+        counts = Counter(chain.from_iterable(lines))
+        frequent = (word for word, n in counts.items() if n >= least and word not in special)
+        self.words = (*special, *frequent)
+        self._numbers = {word: number for number, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, lines: Lines) -> np.ndarray:
+        """(T,) int32: the words of all lines, and the end of each line."""
+        return np.fromiter(self._stream(lines), dtype=np.int32)
+
+    def _stream(self, lines: Lines) -> Iterator[int]:
+        number = self._numbers.get
+        for words in lines:
+            for word in words:
+                yield number(word, 0)
+            yield 1
+
+
+def fold(tokens: np.ndarray, *, rows: int, window: int) -> np.ndarray:
+    """Cut a stream into rows of equal length, and each row into windows.
+
+    Tokens left over at the end of the stream, and at the end of each row, are dropped.
+
+    Args:
+        tokens: (T,).
+        rows: number of rows.
+        window: tokens of a window.
+
+    Returns:
+        (rows, windows of a row, window).
+
+    Raises:
+        UserError: a row would be shorter than a window.
+    """
+    length = len(tokens) // rows
+    found = f"{window} tokens, but a text of {len(tokens):,} tokens in rows ({rows}) has {length}"
+    fix = "lower window or rows, or give a longer text"
+    require(length >= window, f"{KEY}.window", f"{found} in each", fix)
+    cut = tokens[: rows * length].reshape(rows, length)[:, : length // window * window]
+    return cut.reshape(rows, -1, window)
+
+
+class Text(Dataset):
+    """Windows of a text; a model predicts every token.
+
+    `num_classes` is the size of the vocabulary. For a partition, all samples are of a single class,
+    and the rows are the natural owners: with `Natural`, a client owns a row.
     """
 
     classes = ("window",)
     task: Task = "masked_lm"
+    transform = None  # tokens are not normalised
     _least = 1
-    """How often a word of the vocabulary occurs in the training text at least."""
+    """Occurrences in the training text that a word of the vocabulary needs."""
 
-    def __init__(self, *, rows: int, window: int) -> None:
-        for key, value in (("rows", rows), ("window", window)):
-            if value < 1:
-                raise UserError(f"data.dataset.init_args.{key}", f"{value}", "give at least 1")
+    def __init__(self, *, rows: int = 100, window: int = 64) -> None:
+        """Read the text.
+
+        Args:
+            rows: number of equal rows of the training text; a client owns one or more.
+            window: tokens of a sample.
+        """
+        require(rows >= 1, f"{KEY}.rows", rows, "give at least 1")
+        require(window >= 1, f"{KEY}.window", window, "give at least 1")
         self.rows = rows
         self.window = window
         self.input_shape = (window,)
@@ -54,9 +125,9 @@ class Text(Dataset):
 
     @cached_property
     def _training(self) -> tuple[Vocabulary, np.ndarray]:
-        """The vocabulary and the tokens of the training text, which is read once."""
+        """The vocabulary and the tokens of the training text."""
         lines = self._lines("train")
-        # To split them twice takes less than to keep two million strings.
+        # Splitting the lines twice is cheaper than keeping two million strings.
         vocabulary = Vocabulary(map(self._words, lines), least=self._least)
         return vocabulary, vocabulary.encode(map(self._words, lines))
 
@@ -69,27 +140,16 @@ class Text(Dataset):
     def num_classes(self) -> int:
         return len(self.vocabulary)
 
-    @property
-    @override
-    def transform(self) -> None:
-        """None: tokens are numbers as they are."""
-
     @override
     def load(self, split: Split) -> Samples:
-        vocabulary, training = self._training
-        if split == "train":
-            windows = fold(training, rows=self.rows, window=self.window)
-        else:
+        vocabulary, tokens = self._training
+        if split == "test":
             tokens = vocabulary.encode(map(self._words, self._lines("test")))
-            windows = fold(tokens, rows=1, window=self.window)
+        windows = fold(tokens, rows=self.rows if split == "train" else 1, window=self.window)
         rows, per_row, _ = windows.shape
         x = torch.from_numpy(windows.reshape(rows * per_row, self.window).copy())
-        groups = torch.arange(rows).repeat_interleave(per_row)
-        return Samples(
-            x=x,
-            y=torch.zeros(len(x), dtype=torch.int64),
-            groups=groups if split == "train" else None,
-        )
+        groups = torch.arange(rows).repeat_interleave(per_row) if split == "train" else None
+        return Samples(x=x, y=torch.zeros(len(x), dtype=torch.int64), groups=groups)
 
 
 class WikiText2(Text):
@@ -97,18 +157,17 @@ class WikiText2(Text):
 
     From ROOT/wikitext-2/wiki.{train,test}.tokens, or from the files of the hub, train-*.parquet and
     test-*.parquet, in ROOT/wikitext-2, ROOT/wikitext-2-v1 or ROOT/wikitext/wikitext-2-v1. The
-    validation part is not read.
+    validation part is not used.
     """
 
-    def __init__(self, root: str, *, rows: int = 100, window: int = 64) -> None:
+    def __init__(self, root: str, **text: int) -> None:
         """Read WikiText-2.
 
         Args:
             root: the folder that holds wikitext-2.
-            rows: how many equal rows the training text is folded to; a client owns one, or some.
-            window: tokens of a sample.
+            **text: `rows` and `window`.
         """
-        super().__init__(rows=rows, window=window)
+        super().__init__(**text)
         self.root = Path(root).expanduser()
 
     @override
@@ -118,12 +177,15 @@ class WikiText2(Text):
         if not hub and not path.is_file():
             raise missing(path, holds=f"wikitext-2, with this file or the hub's {split}-*.parquet")
         try:
-            return _parquet_lines(hub) if hub else _text_lines(path)
-        except (OSError, ValueError, KeyError) as error:
+            if hub:
+                return parquet_columns(hub, text="string")[0]
+            with path.open(encoding="utf-8") as file:
+                return list(file)  # unlike str.splitlines, ends lines at line breaks only
+        except (OSError, ValueError) as error:
             raise unreadable(hub[0] if hub else path, error) from error
 
     def _hub_files(self, split: Split) -> list[Path]:
-        """The parquet files of the first folder that holds some."""
+        """The parquet files of the first folder that has any."""
         for folder in ("wikitext-2", "wikitext-2-v1", "wikitext/wikitext-2-v1"):
             if found := sorted((self.root / folder).glob(f"{split}-*.parquet")):
                 return found
@@ -131,22 +193,13 @@ class WikiText2(Text):
 
 
 class Prose(Text):
-    """Real prose, always there: the language reference in `pydoc_data` of the interpreter.
+    """Real prose that needs no files: Python's language reference, from `pydoc_data`.
 
-    A paragraph is a line, in lower case; signs are words; words that occur once are unknown. Every
-    tenth topic by name is the test text. The text differs from version to version of Python.
+    A paragraph is a line, in lower case. Punctuation marks are words. Words that occur once are
+    unknown. Every tenth topic by name is test text. The text depends on the version of Python.
     """
 
     _least = 2
-
-    def __init__(self, *, rows: int = 100, window: int = 64) -> None:
-        """Read the prose.
-
-        Args:
-            rows: how many equal rows the training text is folded to; a client owns one, or some.
-            window: tokens of a sample.
-        """
-        super().__init__(rows=rows, window=window)
 
     @override
     def _lines(self, split: Split) -> list[str]:
@@ -160,19 +213,3 @@ class Prose(Text):
     @override
     def _words(self, line: str) -> list[str]:
         return [match.group() for match in _WORD.finditer(line.lower())]
-
-
-def _text_lines(path: Path) -> list[str]:
-    with path.open(encoding="utf-8") as file:
-        return list(file)  # str.splitlines would end lines at signs that are none to a file
-
-
-def _parquet_lines(paths: list[Path]) -> list[str]:
-    """A row of a file is a line of the text."""
-    # What `datasets` reads them with; without it nothing is copied to a cache in the home folder.
-    from pyarrow.parquet import read_table  # type: ignore[import-untyped]
-
-    lines = [line for path in paths for line in read_table(path)["text"].to_pylist()]
-    if not all(isinstance(line, str) for line in lines):
-        raise ValueError("the column `text` is not text")
-    return lines

@@ -1,4 +1,4 @@
-"""Data sets in the files of their authors, which torchvision knows."""
+"""Readers of the files that the authors of MNIST and CIFAR publish."""
 
 import pickle
 from abc import abstractmethod
@@ -12,11 +12,10 @@ import torch
 from torchvision.datasets.utils import check_integrity, download_and_extract_archive
 from typing_extensions import override
 
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
-from lightfed.data.datasets.refusals import ROOT, unreadable
-from lightfed.utils.errors import UserError
+from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform, unreadable
+from lightfed.utils.errors import UserError, require
 
-# All that a pickled array needs besides text and numbers, by numpy 1 and 2.
+# The classes that a pickled array of numpy 1 or 2 needs.
 _ARRAYS = {("numpy", "ndarray"), ("numpy", "dtype")} | {
     (f"numpy.{core}.{module}", name)
     for core in ("core", "_core")
@@ -25,16 +24,16 @@ _ARRAYS = {("numpy", "ndarray"), ("numpy", "dtype")} | {
 
 
 class OfficialFiles(Dataset):
-    """A data set in the files that its authors publish, where torchvision expects them."""
+    """A data set in its official files, where torchvision expects them."""
 
-    _reader: ClassVar[Any]  # the class of torchvision that knows the files
+    _reader: ClassVar[Any]  # torchvision's class for the files
 
     def __init__(self, root: str, *, download: bool = False, verify_checksums: bool = True) -> None:
-        """Read the files of the authors.
+        """Read the official files.
 
         Args:
             root: the folder that holds the folder of the data set.
-            download: fetch the files first if they are not there.
+            download: fetch the files if they are missing.
             verify_checksums: refuse files that are not the official ones: by their md5, and those
                 of MNIST and Fashion-MNIST by the number of images.
         """
@@ -44,7 +43,7 @@ class OfficialFiles(Dataset):
 
     @abstractmethod
     def _files(self) -> list[tuple[Path, str | None]]:
-        """Every file that has to be there, with its md5 where it is to be checked."""
+        """All files, with the md5 of those to verify."""
 
     @abstractmethod
     def _download(self) -> None:
@@ -66,12 +65,9 @@ class OfficialFiles(Dataset):
             try:
                 self._download()
             except Exception as error:  # of the network, the disk or the archive
-                reason = " ".join(str(error).split())
-                raise UserError(
-                    "data.dataset.init_args.download",
-                    f"{self.name} could not be fetched ({reason})",
-                    f"put its files below {self.root} and set download: false",
-                ) from error
+                found = f"{self.name} could not be fetched ({' '.join(str(error).split())})"
+                fix = f"put its files below {self.root} and set download: false"
+                raise UserError(f"{KEY}.download", found, fix) from error
             fault = self._fault()
         if fault is not None:
             raise fault
@@ -87,15 +83,17 @@ class OfficialFiles(Dataset):
         return samples
 
     def _fault(self) -> UserError | None:
-        """The refusal of the first file that is not there or is not the official one."""
+        """The error for the first file that is missing or not the official one."""
         for path, md5 in self._files():
             if not path.is_file():
                 folder = path.relative_to(self.root).parts[0]
+                found = f"expected {path}, which is not there"
                 fix = f"set root to the folder that holds {folder}, or pass download: true"
-                return UserError(ROOT, f"expected {path}, which is not there", fix)
+                return UserError(f"{KEY}.root", found, fix)
             if not check_integrity(path, md5):
                 found = f"{path} is not the official file (its md5 differs)"
-                return UserError(ROOT, found, "fetch it again, or pass verify_checksums: false")
+                fix = "fetch it again, or pass verify_checksums: false"
+                return UserError(f"{KEY}.root", found, fix)
         return None
 
 
@@ -106,7 +104,7 @@ class MNISTFiles(OfficialFiles):
 
     @override
     def _files(self) -> list[tuple[Path, str | None]]:
-        # torchvision derives the folder from the name of its class, hence never from a subclass
+        # torchvision derives the folder from the name of its class, so no subclass of it is used.
         folder = self.root / self._reader.__name__ / "raw"
         return [(folder / name.removesuffix(".gz"), None) for name, _ in self._reader.resources]
 
@@ -117,7 +115,7 @@ class MNISTFiles(OfficialFiles):
     @override
     def _read(self, split: Split) -> Samples:
         data = self._reader(str(self.root), train=split == "train")
-        # The published checksums are of the compressed files, which are not kept: count instead.
+        # Only the compressed files have published checksums, and these are not kept.
         expected = 60_000 if split == "train" else 10_000
         if self.verify_checksums and len(data) != expected:
             raise ValueError(f"{len(data)} images, where the official files hold {expected}")
@@ -125,7 +123,7 @@ class MNISTFiles(OfficialFiles):
 
 
 class CIFARFiles(OfficialFiles):
-    """The pickled batches of 32x32 colour pictures."""
+    """The pickled batches of 32x32 colour images."""
 
     input_shape = (3, 32, 32)
     _presets: ClassVar[Mapping[str, Transform]]
@@ -139,27 +137,23 @@ class CIFARFiles(OfficialFiles):
         erase: float | None = None,
         **files: bool,
     ) -> None:
-        """Read the pictures.
+        """Read the images.
 
         Args:
             root: the folder that holds the folder of the data set.
             preset: the paper whose constants and augmentation are used.
-            augment: crop, flip and erase at random while training, as the paper does.
+            augment: crop, flip and erase at random in training, as the paper does.
             erase: probability with which a rectangle of a training image gets the mean colour; the
                 preset's by default.
             **files: `download` and `verify_checksums`.
         """
         super().__init__(root, **files)
-        if preset not in self._presets:
-            raise UserError(
-                "data.dataset.init_args.preset",
-                f"{self.name} has no preset {preset!r}",
-                f"choose one of {', '.join(self._presets)}",
-            )
-        if erase is not None and not (0 <= erase <= 1 and (augment or not erase)):
+        found, fix = f"{self.name} has no preset {preset!r}", ", ".join(self._presets)
+        require(preset in self._presets, f"{KEY}.preset", found, f"choose one of {fix}")
+        if erase is not None:
             found = f"{erase}" if augment else f"{erase} with augment: false"
             fix = "give a probability such as 0.5, or leave it out"
-            raise UserError("data.dataset.init_args.erase", found, fix)
+            require(0 <= erase <= 1 and (augment or not erase), f"{KEY}.erase", found, fix)
         self.preset = preset
         self.augment = augment
         self.erase = erase
@@ -172,13 +166,17 @@ class CIFARFiles(OfficialFiles):
             return chosen.fixed()
         return chosen if self.erase is None else replace(chosen, erase=self.erase)
 
+    @property
+    def _folder(self) -> Path:
+        return self.root / self._reader.base_folder
+
     @override
     def _files(self) -> list[tuple[Path, str | None]]:
         reader = self._reader
-        folder = self.root / reader.base_folder
         meta = [reader.meta["filename"], reader.meta["md5"]]
         listed = [*reader.train_list, *reader.test_list, meta]
-        return [(folder / name, md5 if self.verify_checksums else None) for name, md5 in listed]
+        verify = self.verify_checksums
+        return [(self._folder / name, md5 if verify else None) for name, md5 in listed]
 
     @override
     def _download(self) -> None:
@@ -188,26 +186,23 @@ class CIFARFiles(OfficialFiles):
 
     @override
     def _read(self, split: Split) -> Samples:
-        # torchvision would run whatever code a pickle names.
+        # Not by torchvision, which would run any code that a pickle names.
         listed = self._reader.train_list if split == "train" else self._reader.test_list
-        folder = self.root / self._reader.base_folder
-        batches = [_unpickled(folder / name) for name, _ in listed]
+        batches = []
+        for name, _ in listed:
+            with (self._folder / name).open("rb") as file:
+                batches.append(_ArrayUnpickler(file, encoding="latin1").load())
         label = "labels" if "labels" in batches[0] else "fine_labels"
         x = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32)
         y = np.concatenate([batch[label] for batch in batches], dtype=np.int64)
         return Samples(x=torch.from_numpy(x), y=torch.from_numpy(y))
 
 
-class _ArraysAlone(pickle.Unpickler):
-    """Unpickles arrays and what Python has literals for: nothing that could run code."""
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickles only arrays and types that Python has literals for, which run no code."""
 
     @override
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAYS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
         return super().find_class(module, name)
-
-
-def _unpickled(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return _ArraysAlone(file, encoding="latin1").load()

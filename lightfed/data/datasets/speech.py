@@ -1,14 +1,13 @@
 """Speech Commands: recordings of single words by many speakers (Warden 2018, arXiv:1804.03209).
 
-Pictures, classes and the share of silence are those of the FlexiFed author's code. Deviations: that
-code takes zeros for silence (and the six background recordings for a clip each), lightfed seconds
-of the background recordings; it changes amplitude, tempo and position of training clips at random,
-lightfed does not; it leaves open which clips are tested, lightfed takes the official list.
+Pictures, classes and the share of silence are those of the FlexiFed author's code, which differs in
+three points. Its silence is zeros, and each background recording as one clip; here it is random
+seconds of the background recordings. It varies amplitude, tempo and position of training clips at
+random. It does not say which clips are for testing; here the official list does.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +16,9 @@ from typing_extensions import override
 
 from lightfed.data.datasets import logmel
 from lightfed.data.datasets.cache import cached
-from lightfed.data.datasets.dataset import Dataset, Samples, Split
-from lightfed.data.datasets.recording import RATE, read_clip, read_recording
-from lightfed.data.datasets.refusals import ROOT, missing, unreadable
-from lightfed.data.datasets.tones import SYNTHETIC
-from lightfed.utils.errors import UserError
+from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, missing, unreadable
+from lightfed.data.datasets.logmel import RATE, read_clip, read_recording
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 _COMMANDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
@@ -36,20 +33,15 @@ _SUBSETS = {"train": "training", "test": "testing"}
 _NOISE = "_background_noise_"
 _UNPACK = "unpack the official archive there again"
 
+SYNTHETIC = "SYNTHETIC.txt"
+"""A file in the folder of the words; it marks recordings that are not real."""
 
-@dataclass(frozen=True)
-class _Clip:
-    """One second of a recording.
 
-    Attributes:
-        path: of the wav file, from the folder of the words.
-        start: its first sample.
-        label: the class.
-        speaker: by the official name.
-    """
+class _Clip(NamedTuple):
+    """One second of a recording."""
 
-    path: str
-    start: int
+    path: str  # of the wav file, relative to the folder of the words
+    start: int  # first sample
     label: int
     speaker: str
 
@@ -57,9 +49,9 @@ class _Clip:
 class SpeechCommands(Dataset):
     """Single words as log-mel pictures of 1x32x32; 65,000 clips (v0.01) or 106,000 (v0.02).
 
-    From ROOT/SpeechCommands/speech_commands_VERSION/WORD/SPEAKER_nohash_N.wav. Trained on are the
-    clips of neither validation_list.txt nor testing_list.txt, tested those of the latter; the
-    official test speakers train nobody. The speakers are the natural owners of the clips. The
+    From ROOT/SpeechCommands/speech_commands_VERSION/WORD/SPEAKER_nohash_N.wav. Clips in
+    testing_list.txt are for testing, and those in neither that list nor validation_list.txt for
+    training, so that no speaker is in both. Speakers are the natural owners of the clips. The
     pictures are computed once and kept in the cache folder.
     """
 
@@ -77,10 +69,10 @@ class SpeechCommands(Dataset):
 
         Args:
             root: the folder that holds SpeechCommands/speech_commands_VERSION.
-            version: v0.01 is the one of the FlexiFed experiments.
+            version: the FlexiFed experiments use v0.01.
             protocol: "commands" has 12 classes: yes, no, up, down, left, right, on, off, stop, go,
-                all other words as `unknown`, and `silence`, one for every ten clips; "words" has
-                all words as classes, 30 in v0.01, 35 in v0.02.
+                `unknown` for all other words, and `silence`, one for every ten clips; "words" has
+                a class per word, 30 in v0.01, 35 in v0.02.
         """
         self.root = Path(root).expanduser()
         self.version = version
@@ -92,7 +84,7 @@ class SpeechCommands(Dataset):
 
     @override
     def fetch(self) -> None:
-        """Compute the pictures, so that the other processes of the node find them in the cache."""
+        """Compute the pictures; the other processes of the node find them in the cache."""
         self.load("train")
         self.load("test")
 
@@ -109,7 +101,7 @@ class SpeechCommands(Dataset):
         )
 
     def _spoken(self, split: Split) -> list[_Clip]:
-        """The clips of the official lists, in the order of torchaudio."""
+        """The clips of a split, in the order of torchaudio."""
         from torchaudio.datasets import SPEECHCOMMANDS
 
         name = self._folder.name
@@ -128,18 +120,18 @@ class SpeechCommands(Dataset):
         ]
 
     def _label(self, word: str) -> int:
-        if word not in _WORDS[self.version]:
-            found = f"{self._folder} holds the word {word!r}, which {self.version} does not have"
-            raise UserError(ROOT, found, "set version to that of the files")
+        found = f"{self._folder} holds the word {word!r}, which {self.version} does not have"
+        fix = "set version to that of the files"
+        require(word in _WORDS[self.version], f"{KEY}.root", found, fix)
         if self.protocol == "words":
             return self.classes.index(word)
         return _COMMANDS.index(word) if word in _COMMANDS else _UNKNOWN
 
     def _silence(self, split: Split, spoken: list[_Clip]) -> list[_Clip]:
-        """One second of background for every ten clips, drawn by a constant.
+        """One second of background for every ten clips, drawn with a constant seed.
 
-        The last tenth of each recording is for the test. A second of silence belongs to the speaker
-        of some clip, so that the natural split deals it out in proportion to the clips.
+        The last tenth of each recording is for testing. Each second belongs to the speaker of a
+        random clip, so that the natural split deals silence in proportion to the clips.
         """
         backgrounds = self._backgrounds(split)
         rng = numpy_generator(0, f"speech/silence/{split}")
@@ -147,28 +139,27 @@ class SpeechCommands(Dataset):
         sizes = np.array([len(starts) for _, starts in backgrounds])
         chosen = rng.choice(len(backgrounds), size=len(owners), p=sizes / sizes.sum())
         clips = []
-        for owner, (path, starts) in zip(owners, (backgrounds[i] for i in chosen), strict=True):
+        for owner, background in zip(owners, chosen, strict=True):
+            path, starts = backgrounds[background]
             start = starts[int(rng.integers(len(starts)))]
             clips.append(_Clip(path, start, _SILENCE, spoken[owner].speaker))
         return clips
 
     def _backgrounds(self, split: Split) -> list[tuple[str, range]]:
-        """Each recording of noise, and where a second of the split may begin in it."""
+        """Each background recording, and the first samples that a second of the split can have."""
         ranges = []
         for path in sorted((self._folder / _NOISE).glob("*.wav")):
             samples = len(read_recording(path))
             border = samples * 9 // 10
             first, end = (0, border) if split == "train" else (border, samples)
             ranges.append((f"{_NOISE}/{path.name}", range(first, max(first, end - RATE + 1))))
-        if not any(starts for _, starts in ranges):
-            found = (
-                f"{self._folder / _NOISE} holds no recording of ten seconds, to cut silence from"
-            )
-            raise UserError(ROOT, found, f"{_UNPACK}, or set protocol: words")
+        found = f"{self._folder / _NOISE} holds no recording of ten seconds, to cut silence from"
+        fix = f"{_UNPACK}, or set protocol: words"
+        require(any(starts for _, starts in ranges), f"{KEY}.root", found, fix)
         return ranges
 
     def _pictures(self, clips: list[_Clip]) -> Tensor:
-        """(N, 1, 32, 32) uint8, from the cache if the tree has not changed since."""
+        """(N, 1, 32, 32) uint8, from the cache unless the folders have changed since."""
 
         def make() -> dict[str, Tensor]:
             parts = (clips[i : i + logmel.BATCH] for i in range(0, len(clips), logmel.BATCH))

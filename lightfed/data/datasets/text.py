@@ -1,52 +1,70 @@
-"""Texts that are classified by their characters: AG News, and what such data sets share."""
+"""Texts that are classified by their characters: AG News, and a base class for others."""
 
 import csv
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from typing_extensions import override
 
-from lightfed.data.datasets.characters import encode
-from lightfed.data.datasets.dataset import Dataset, Samples, Split
-from lightfed.data.datasets.refusals import ROOT, missing, unreadable
-from lightfed.utils.errors import UserError
+from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, missing, unreadable
+from lightfed.utils.errors import require
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
+"""As printed by Zhang et al. 2015: 70 characters; the hyphen occurs twice, and its first place
+counts."""
+
+
+def encode(texts: Sequence[str], length: int) -> np.ndarray:
+    """The first characters of each text, in lower case, as places in the alphabet.
+
+    Args:
+        texts: N texts.
+        length: number of characters that are kept of each.
+
+    Returns:
+        (N, length) uint8: 1..70, and 0 after the end of a text or for any other character.
+    """
+    table = np.zeros(256, dtype=np.uint8)
+    for letter in ALPHABET:
+        table[ord(letter)] = ALPHABET.index(letter) + 1
+    kept = [text[:length].lower()[:length] for text in texts]  # lower case can be longer
+    sizes = np.array([len(text) for text in kept], dtype=np.int64)
+    points = np.frombuffer("".join(kept).encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    codes = np.zeros((len(kept), length), dtype=np.uint8)
+    codes[np.arange(length) < sizes[:, None]] = table[np.minimum(points, 255)]
+    return codes
 
 
 class Characters(Dataset):
     """Texts with a class each.
 
-    A sample is (length,), letters of `lightfed.data.datasets.characters`.
-
-    They stay uint8 on the device. A batch is float32, (B, length), of which a model makes indices.
+    A sample is (length,) uint8, see `encode`. A batch is float32, (B, length).
     """
 
+    transform = None  # codes are not normalised
+
     def __init__(self, *, length: int) -> None:
-        if length < 1:
-            raise UserError("data.dataset.init_args.length", f"{length}", "give at least 1")
+        require(length >= 1, f"{KEY}.length", length, "give at least 1")
         self.length = length
         self.input_shape = (length,)
 
     @abstractmethod
     def _texts(self, split: Split) -> tuple[list[str], np.ndarray]:
-        """The texts of a split, and (N,) int64, their classes."""
-
-    @property
-    @override
-    def transform(self) -> None:
-        """None: letters are numbers as they are."""
+        """The texts of a split, and their classes, (N,) int64."""
 
     @override
     def load(self, split: Split) -> Samples:
         texts, labels = self._texts(split)
-        return Samples(
-            x=torch.from_numpy(encode(texts, self.length)), y=torch.from_numpy(labels.copy())
-        )
+        x = torch.from_numpy(encode(texts, self.length))
+        return Samples(x=x, y=torch.from_numpy(labels.copy()))
 
 
 class AGNews(Characters):
-    """127,600 news of four classes: 120,000 to train on, 7,600 to test.
+    """127,600 news items of four classes: 120,000 for training, 7,600 for testing.
 
     From ROOT/ag_news_csv/{train,test}.csv, the published files, where a text is the title, a space
     and the description; or from the files of the hub, ROOT/ag_news/data/{train,test}-*.parquet.
@@ -73,39 +91,52 @@ class AGNews(Characters):
             raise missing(path, holds="ag_news_csv, or ag_news of the hub")
         source = path if path.is_file() else hub[0]
         try:
-            texts, labels = _read_csv(path) if path.is_file() else _read_parquet(hub)
+            if source == path:
+                texts, labels = _read_csv(path)
+            else:
+                texts, labels = parquet_columns(hub, text="string", label="int64")
         except (OSError, ValueError, csv.Error) as error:
             raise unreadable(source, error) from error
-        y = np.array(labels, dtype=np.int64)
-        if len(y) == 0 or y.min() < 0 or y.max() >= self.num_classes:
-            found = (
-                f"classes {y.min()} to {y.max()}, where 0 to 3 are known" if len(y) else "no text"
-            )
-            raise UserError(ROOT, f"{source} holds {found}", "point root at the published files")
-        return texts, y
+        fix = "point root at the published files"
+        require(len(labels) > 0, f"{KEY}.root", f"{source} holds no text", fix)
+        found = f"classes {min(labels)} to {max(labels)}, where 0 to 3 are known"
+        fits = 0 <= min(labels) <= max(labels) < self.num_classes
+        require(fits, f"{KEY}.root", f"{source} holds {found}", fix)
+        return texts, np.array(labels, dtype=np.int64)
 
 
 def _read_csv(path: Path) -> tuple[list[str], list[int]]:
-    """Rows of class 1..4, title, description, each in quotes."""
+    """Rows of class 1..4, title and description."""
     texts, labels = [], []
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.reader(file), start=1):
             if len(row) < 3:
-                raise ValueError(
-                    f"row {number} has {len(row)} columns: class, title, text are three"
-                )
+                found = f"row {number} has {len(row)} columns: class, title, text are three"
+                raise ValueError(found)
             labels.append(int(row[0]) - 1)
             texts.append(" ".join(row[1:]))
     return texts, labels
 
 
-def _read_parquet(paths: list[Path]) -> tuple[list[str], list[int]]:
-    """Columns text and label, 0..3."""
-    # What `datasets` reads them with; without it nothing is copied to a cache in the home folder.
+def parquet_columns(paths: list[Path], **types: str) -> list[list[Any]]:
+    """Columns of parquet files, one file after the other.
+
+    Args:
+        paths: of the files.
+        **types: pyarrow's name of the type of each column.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is damaged, or a column is missing, has gaps or is of another type.
+    """
+    # The `datasets` package reads with pyarrow too, but needs a writable home folder for its locks,
+    # and logs every error.
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow.parquet import read_table  # type: ignore[import-untyped]
 
-    types = {"text": pyarrow.string(), "label": pyarrow.int64()}
-    schema = pyarrow.schema([pyarrow.field(*pair, nullable=False) for pair in types.items()])
-    table = read_table(paths, columns=schema.names).cast(schema)
-    return table["text"].to_pylist(), table["label"].to_pylist()
+    table = read_table(paths, columns=list(types))
+    for name, kind in types.items():
+        if kind == "string" and pyarrow.types.is_primitive(table.schema.field(name).type):
+            raise ValueError(f"the column `{name}` is not text")
+    fields = [pyarrow.field(*pair, nullable=False) for pair in types.items()]
+    return [column.to_pylist() for column in table.cast(pyarrow.schema(fields)).columns]

@@ -1,8 +1,9 @@
 """Images: the digits of scikit-learn, and MNIST, Fashion-MNIST and CIFAR from official files.
 
-Normalisation constants and augmentation differ from paper to paper; a preset names the paper.
+Papers differ in normalisation constants and augmentation; a preset names the paper.
 """
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,10 +12,10 @@ import torch.nn.functional as F
 from torchvision import datasets as published
 from typing_extensions import override
 
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform
 from lightfed.data.datasets.official import CIFARFiles, MNISTFiles
 from lightfed.utils.counts import largest_remainder
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 
 _DIGIT_NAMES = tuple("0123456789")
@@ -30,29 +31,27 @@ streetcar sunflower sweet_pepper table tank telephone television tiger tractor t
 turtle wardrobe whale willow_tree wolf woman worm
 """
 _CIFAR10_HETEROFL = Transform((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), 4, True)
+_CIFAR100_DISPFL = Transform((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 4, True)
 
 
 class Digits(Dataset):
     """1,797 real handwritten digits of 8x8 pixels (UCI, by scikit-learn): 1,437 train, 360 test.
 
-    The 17 grey levels 0..16 are stored as level / 16, exact in float32. The split is stratified and
-    always the same.
+    The grey levels 0..16 are stored as level / 16, exact in float32. The split is stratified and
+    never changes.
     """
 
     classes = _DIGIT_NAMES
     transform = Transform(mean=(0.3055,), std=(0.3762,))  # of the training split
 
     def __init__(self, *, image_size: int = 8) -> None:
-        """Take the digits as they are or enlarged.
+        """Use the digits as they are or resized.
 
         Args:
-            image_size: height and width in pixels; 8 is the real size, any other one is reached by
-                bilinear interpolation.
+            image_size: height and width in pixels; any size but 8 needs bilinear interpolation.
         """
-        if image_size < 1:
-            raise UserError(
-                "data.dataset.init_args.image_size", f"{image_size} pixels", "give at least 1"
-            )
+        found = f"{image_size} pixels"
+        require(image_size >= 1, f"{KEY}.image_size", found, "give at least 1")
         self.image_size = image_size
         self.input_shape = (1, image_size, image_size)
 
@@ -62,7 +61,7 @@ class Digits(Dataset):
 
         digits = load_digits()
         y = np.asarray(digits.target, dtype=np.int64)
-        chosen = _digits_in_training(y) if split == "train" else ~_digits_in_training(y)
+        chosen = _digits_in_training(y) == (split == "train")
         x = torch.from_numpy((digits.images[chosen] / 16.0).astype(np.float32)).unsqueeze(1)
         if self.image_size != 8:
             x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear")
@@ -70,10 +69,9 @@ class Digits(Dataset):
 
 
 def _digits_in_training(y: np.ndarray) -> np.ndarray:
-    """A mask over the 1,797 digits: four fifths of each class, named by a constant."""
+    """Mask of the 1,797 digits: four fifths of each class, drawn with a constant seed."""
     rng = numpy_generator(0, "digits/split")
-    sizes = np.bincount(y)
-    wanted = largest_remainder(sizes, len(y) * 4 // 5)
+    wanted = largest_remainder(np.bincount(y), len(y) * 4 // 5)
     mask = np.zeros(len(y), dtype=bool)
     for label, count in enumerate(wanted):
         mask[rng.permutation(np.flatnonzero(y == label))[:count]] = True
@@ -98,7 +96,7 @@ class MNIST(MNISTFiles):
 
         Args:
             root: the folder that holds MNIST/raw.
-            preset: the paper whose constants are used; these three agree and augment nothing.
+            preset: the paper whose constants are used; all three are equal and augment nothing.
             **files: `download` and `verify_checksums`.
         """
         super().__init__(root, **files)
@@ -106,7 +104,7 @@ class MNIST(MNISTFiles):
 
 
 class FashionMNIST(MNISTFiles):
-    """70,000 pictures of clothes of 28x28 pixels, from ROOT/FashionMNIST/raw/*-ubyte."""
+    """70,000 images of clothes of 28x28 pixels, from ROOT/FashionMNIST/raw/*-ubyte."""
 
     classes = tuple(published.FashionMNIST.classes)
     transform = Transform(mean=(0.2860,), std=(0.3530,))  # of the training set
@@ -114,7 +112,7 @@ class FashionMNIST(MNISTFiles):
 
 
 class CIFAR10(CIFARFiles):
-    """60,000 pictures of ten things, from ROOT/cifar-10-batches-py."""
+    """60,000 images of ten classes, from ROOT/cifar-10-batches-py."""
 
     classes = tuple(_CIFAR10_NAMES.split())
     _reader = published.CIFAR10
@@ -131,52 +129,37 @@ class CIFAR10(CIFARFiles):
         ),
     }
 
-    def __init__(
-        self,
-        root: str,
-        *,
-        preset: Literal[
-            "heterofl", "flexifed", "fedapen", "dispfl", "fedbcd", "pfedmoe"
-        ] = "heterofl",
-        **others: Any,
-    ) -> None:
+    def __init__(self, root: str, *, preset: str = "heterofl", **others: Any) -> None:
         """Read CIFAR-10.
 
         Args:
             root: the folder that holds cifar-10-batches-py.
-            preset: the paper whose constants and augmentation are used; pfedmoe is what its authors
-                do in their other repositories, random erasing included.
+            preset: heterofl, flexifed, fedapen, dispfl, fedbcd or pfedmoe: the paper whose
+                constants and augmentation are used. pfedmoe follows other repositories of its
+                authors, with random erasing.
             **others: `augment` and `erase`, `download` and `verify_checksums`.
         """
         super().__init__(root, preset=preset, **others)
 
 
 class CIFAR100(CIFARFiles):
-    """60,000 pictures of a hundred things, from ROOT/cifar-100-python."""
+    """60,000 images of a hundred classes, from ROOT/cifar-100-python."""
 
     classes = tuple(_CIFAR100_NAMES.split())
     _reader = published.CIFAR100
     _presets = {
-        "dispfl": Transform((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 4, True),
+        "dispfl": _CIFAR100_DISPFL,
         "fedapen": _CIFAR10_HETEROFL,  # its code keeps the constants of CIFAR-10
-        "pfedmoe": Transform(
-            (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 4, True, padding="mean", erase=0.5
-        ),
+        "pfedmoe": replace(_CIFAR100_DISPFL, padding="mean", erase=0.5),
     }
 
-    def __init__(
-        self,
-        root: str,
-        *,
-        preset: Literal["dispfl", "fedapen", "pfedmoe"] = "dispfl",
-        **others: Any,
-    ) -> None:
+    def __init__(self, root: str, *, preset: str = "dispfl", **others: Any) -> None:
         """Read CIFAR-100 with its 100 fine labels.
 
         Args:
             root: the folder that holds cifar-100-python.
-            preset: the paper whose constants and augmentation are used; pfedmoe is what its authors
-                do in their other repositories, random erasing included.
+            preset: dispfl, fedapen or pfedmoe: the paper whose constants and augmentation are used.
+                pfedmoe follows other repositories of its authors, with random erasing.
             **others: `augment` and `erase`, `download` and `verify_checksums`.
         """
         super().__init__(root, preset=preset, **others)

@@ -1,4 +1,4 @@
-"""How samples are dealt to clients.
+"""Partitions: how samples are dealt to clients.
 
 Imports `utils` and the data sets.
 """

@@ -1,4 +1,4 @@
-"""What a scheme is, and what the schemes of `schemes` and `dirichlet` share."""
+"""The interface of a partition scheme, and what the schemes have in common."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
+
+KEY = "data.partition.init_args"
 
 
 class Partitioner(ABC):
@@ -26,31 +28,31 @@ class Partitioner(ABC):
 
         Args:
             labels: (N,) the class of each sample.
-            clients: how many clients there are.
-            num_classes: labels lie in 0 .. num_classes - 1; not every class need occur.
+            clients: number of clients.
+            num_classes: labels lie in 0 .. num_classes - 1; some classes may not occur.
             rng: the only source of randomness.
-            groups: (N,) the natural owner of each sample, where the data set has one.
+            groups: (N,) the natural owner of each sample, if the data set has one.
 
         Returns:
-            For each client the ascending indices of its samples.
+            The ascending sample indices of each client.
 
         Raises:
-            UserError: these samples cannot be dealt to that many clients in this way.
+            UserError: this scheme cannot deal these samples to that many clients.
         """
 
     def shares(self, clients: int) -> int:
-        """How many equal shares the samples are cut into; not all of them need have a client."""
+        """Number of equal shares that the samples are cut into; some may belong to no client."""
         return clients
 
     def __repr__(self) -> str:
-        """The class and its arguments but defaults, as in `Dirichlet(alpha=0.5)`."""
+        """The class and its arguments except defaults, as in `Dirichlet(alpha=0.5)`."""
         given = [(k, v) for k, v in vars(self).items() if getattr(type(self), k, None) != v]
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a scheme is given; see `Partitioner.split`."""
+    """The arguments of `Partitioner.split`."""
 
     labels: np.ndarray
     clients: int
@@ -62,7 +64,7 @@ class Task:
         return len(self.labels)
 
     def shuffled_classes(self) -> list[np.ndarray]:
-        """For each class its samples in random order; the classes that do not occur are empty."""
+        """The samples of each class in random order; empty for a class that does not occur."""
         order = self.rng.permutation(len(self))
         order = order[np.argsort(self.labels[order], kind="stable")]
         return np.split(order, np.cumsum(self.class_sizes())[:-1])
@@ -72,7 +74,7 @@ class Task:
 
 
 class Dealer(Partitioner):
-    """A scheme that gives a sample to one client at most."""
+    """A scheme that gives each sample to at most one client."""
 
     @override
     def split(
@@ -84,18 +86,13 @@ class Dealer(Partitioner):
         rng: np.random.Generator,
         groups: np.ndarray | None = None,
     ) -> list[np.ndarray]:
-        if clients > len(labels):
-            raise UserError(
-                "data.partition",
-                f"{clients} clients need a sample each, the training set has {len(labels)}",
-                "lower the number of clients (model.clients)",
-            )
+        found = f"{clients} clients need a sample each, the training set has {len(labels)}"
+        fix = "lower the number of clients (model.clients)"
+        require(clients <= len(labels), "data.partition", found, fix)
         owner = self._owners(Task(labels, clients, num_classes, rng, groups))
         order = np.argsort(owner, kind="stable")
-        sizes = np.bincount(owner[owner >= 0], minlength=clients)
-        ends = np.cumsum(sizes) + (len(owner) - sizes.sum())  # the samples of nobody come first
-        pairs = zip(ends.tolist(), sizes.tolist(), strict=True)
-        return [order[end - size : end] for end, size in pairs]
+        # Samples without an owner, -1, come first.
+        return np.split(order, np.searchsorted(owner[order], np.arange(clients + 1)))[1:-1]
 
     @abstractmethod
     def _owners(self, task: Task) -> np.ndarray:
@@ -103,32 +100,14 @@ class Dealer(Partitioner):
 
 
 def check_concentration(name: str, value: float) -> None:
-    if not 0.0 < value <= 1e6:
-        raise UserError(
-            f"data.partition.init_args.{name}",
-            f"{value} is not a concentration",
-            "give a number above 0 and at most 1e6 (0.1 is very uneven, 100 nearly even)",
-        )
+    fix = "give a number above 0 and at most 1e6 (0.1 is very uneven, 100 nearly even)"
+    require(0.0 < value <= 1e6, f"{KEY}.{name}", f"{value} is not a concentration", fix)
 
 
 def check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise UserError(f"data.partition.init_args.{name}", f"{value}", "give at least 1")
-
-
-def check_parts(parts: int | None, task: Task) -> None:
-    key = "data.partition.init_args.parts"
-    if parts is not None and parts < task.clients:
-        fix = f"give at least {task.clients}, or leave it out"
-        raise UserError(key, f"{parts} parts for {task.clients} clients", fix)
-    if parts is not None and parts > len(task):
-        raise UserError(key, f"{parts} parts of {len(task)} samples", f"give at most {len(task)}")
+    require(value >= 1, f"{KEY}.{name}", value, "give at least 1")
 
 
 def check_classes(name: str, wanted: int, present: int) -> None:
-    if wanted > present:
-        raise UserError(
-            f"data.partition.init_args.{name}",
-            f"{wanted} classes of a client, the training set has {present}",
-            f"give at most {present}",
-        )
+    found = f"{wanted} classes of a client, the training set has {present}"
+    require(wanted <= present, f"{KEY}.{name}", found, f"give at most {present}")

@@ -1,83 +1,93 @@
-"""Splits that deal samples evenly, by class or by natural owner.
+"""Schemes that deal samples evenly, by class or by natural owner.
 
-A scheme is a class whose arguments are config keys; it draws from the one generator that `split` is
-given. Except where it says otherwise every sample goes to one client, and no client stays empty.
+A scheme is a class whose arguments are config keys. It draws only from the generator passed to
+`split`. Unless noted, every sample goes to exactly one client, and every client gets some.
 """
 
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from typing_extensions import override
 
 from lightfed.data.partition.partitioner import (
+    KEY,
     Dealer,
     Partitioner,
     Task,
     check_at_least_one,
     check_classes,
     check_concentration,
-    check_parts,
 )
 from lightfed.utils.counts import largest_remainder
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
+
+
+class _Shares(Dealer):
+    """Deals equal shares, one per client; shares beyond the number of clients are not used."""
+
+    parts: int | None
+
+    @override
+    def shares(self, clients: int) -> int:
+        return clients if self.parts is None else self.parts
+
+    @override
+    def _owners(self, task: Task) -> np.ndarray:
+        key, parts = f"{KEY}.parts", self.shares(task.clients)
+        found, fix = f"{parts} parts for {task.clients} clients", f"give at least {task.clients}"
+        require(parts >= task.clients, key, found, f"{fix}, or leave it out")
+        found = f"{parts} parts of {len(task)} samples"
+        require(parts <= len(task), key, found, f"give at most {len(task)}")
+        share = self._share(task, parts)
+        return np.where(share < task.clients, share, -1)
+
+    @abstractmethod
+    def _share(self, task: Task, shares: int) -> np.ndarray:
+        """(N,) the share of each sample."""
 
 
 @dataclass(frozen=True, repr=False)
-class Iid(Dealer):
+class Iid(_Shares):
     """Every client gets the same number of samples (within one), drawn at random."""
 
     _: KW_ONLY
     parts: int | None = None
-    """Deal as if for so many clients, and leave to nobody what would be for those that are not
-    there: with 20, a client gets a twentieth of the samples. As many as there are clients by
-    default."""
+    """Deal as if there were this many clients, and leave the samples of the missing ones unused:
+    with 20, each client gets a twentieth of the samples. By default the number of clients."""
 
     @override
-    def shares(self, clients: int) -> int:
-        return self.parts or clients
-
-    @override
-    def _owners(self, task: Task) -> np.ndarray:
-        check_parts(self.parts, task)
-        shares = self.shares(task.clients)
-        return _present(task.rng.permutation(len(task)) % shares, task.clients)
+    def _share(self, task: Task, shares: int) -> np.ndarray:
+        return task.rng.permutation(len(task)) % shares
 
 
 @dataclass(frozen=True, repr=False)
-class Shards(Dealer):
-    """The samples, sorted by class, are cut into equal shards; a client gets some at random."""
+class Shards(_Shares):
+    """The samples, sorted by class, are cut into equal shards; each client gets a few at random."""
 
     per_client: int
-    """Shards of a client: the most classes that it usually sees."""
+    """Shards of a client; it rarely sees more classes than this."""
     _: KW_ONLY
     parts: int | None = None
-    """Cut shards for so many clients, and leave to nobody those of clients that are not there. As
-    many as there are clients by default."""
+    """Cut shards as if there were this many clients, and leave those of the missing ones unused. By
+    default the number of clients."""
 
     def __post_init__(self) -> None:
         check_at_least_one("per_client", self.per_client)
 
     @override
-    def shares(self, clients: int) -> int:
-        return self.parts or clients
-
-    @override
-    def _owners(self, task: Task) -> np.ndarray:
-        check_parts(self.parts, task)
-        shares = self.shares(task.clients)
+    def _share(self, task: Task, shares: int) -> np.ndarray:
         shards = shares * self.per_client
-        if shards > len(task):
-            raise UserError(
-                "data.partition.init_args.per_client",
-                f"{shares} clients x {self.per_client} shards need {shards} samples, "
-                f"the training set has {len(task)}",
-                "lower it",
-            )
+        found = (
+            f"{shares} clients x {self.per_client} shards need {shards} samples, "
+            f"the training set has {len(task)}"
+        )
+        require(shards <= len(task), f"{KEY}.per_client", found, "lower it")
         owner = np.empty(len(task), dtype=np.int64)
         shard = np.arange(len(task)) * shards // len(task)
         holder = task.rng.permutation(shards) // self.per_client
         owner[np.concatenate(task.shuffled_classes())] = holder[shard]
-        return _present(owner, task.clients)
+        return owner
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,29 +102,24 @@ class Classes(Dealer):
     null divides it equally."""
     uniform: tuple[float, float] | None = None
     """Divide a class among its holders in proportion to draws from U(low, high): [0.4, 0.6] in the
-    code of other papers of pFedMoE's authors."""
+    code of other papers by pFedMoE's authors."""
     strict_paper: bool = False
-    """HeteroFL's non-iid split to the letter: a client that draws one class twice gets a single
-    shard of it, hence fewer samples than the others, and the other shard is nobody's."""
+    """HeteroFL's non-iid split exactly: a client that draws a class twice gets only one shard of
+    it, hence fewer samples than the others, and the other shard is not used."""
 
     def __post_init__(self) -> None:
         check_at_least_one("per_client", self.per_client)
         if self.alpha is not None:
             check_concentration("alpha", self.alpha)
-        if self.uniform is not None and not 0 < self.uniform[0] <= self.uniform[1] < float("inf"):
-            raise UserError(
-                "data.partition.init_args.uniform",
-                f"{list(self.uniform)}",
-                "give two shares above 0, the smaller one first, as [0.4, 0.6]",
-            )
+        if self.uniform is not None:
+            low, high = self.uniform
+            fix = "give two shares above 0, the smaller one first, as [0.4, 0.6]"
+            require(0 < low <= high < float("inf"), f"{KEY}.uniform", [low, high], fix)
         names = ("strict_paper", "uniform", "alpha")
         chosen = [name for name in names if getattr(self, name) not in (None, False)]
-        if len(chosen) > 1:
-            raise UserError(
-                f"data.partition.init_args.{chosen[0]}",
-                f"{' and '.join(chosen[1:])} beside it, which also divides a class",
-                "set one of them",
-            )
+        if chosen[1:]:
+            found = f"given with {' and '.join(chosen[1:])}, which also divides a class"
+            raise UserError(f"{KEY}.{chosen[0]}", found, "set one of them")
 
     @override
     def _owners(self, task: Task) -> np.ndarray:
@@ -137,25 +142,17 @@ class Classes(Dealer):
         return owner
 
     def _check(self, clients: int, pools: list[np.ndarray]) -> None:
-        """Refuse what would leave a class without a holder or a holder without a sample."""
-        key = "data.partition.init_args.per_client"
-        check_classes("per_client", self.per_client, len(pools))
-        slots = clients * self.per_client
-        if slots < len(pools):
-            raise UserError(
-                key,
-                f"{clients} clients x {self.per_client} cover {slots} of {len(pools)} classes",
-                f"raise it to {-(-len(pools) // clients)}",
-            )
-        holders = -(-slots // len(pools))
-        fewest = min(len(pool) for pool in pools)
-        if holders > fewest:
-            raise UserError(
-                key,
-                f"{clients} clients x {self.per_client} classes need {holders} samples of each of "
-                f"{len(pools)} classes, the smallest has {fewest}",
-                "lower it or use fewer clients",
-            )
+        """Refuse settings that leave a class without a holder or a holder without a sample."""
+        key, classes, slots = f"{KEY}.per_client", len(pools), clients * self.per_client
+        check_classes("per_client", self.per_client, classes)
+        found = f"{clients} clients x {self.per_client} cover {slots} of {classes} classes"
+        require(slots >= classes, key, found, f"raise it to {-(-classes // clients)}")
+        holders, fewest = -(-slots // classes), min(map(len, pools))
+        found = (
+            f"{clients} clients x {self.per_client} classes need {holders} samples of each of "
+            f"{classes} classes, the smallest has {fewest}"
+        )
+        require(holders <= fewest, key, found, "lower it or use fewer clients")
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,17 +161,12 @@ class Natural(Dealer):
 
     @override
     def _owners(self, task: Task) -> np.ndarray:
+        key, fix = "data.partition", "lower the number of clients (model.clients)"
         if task.groups is None:
-            raise UserError(
-                "data.partition", "the data set has no natural owners", "choose another scheme"
-            )
+            raise UserError(key, "the data set has no natural owners", "choose another scheme")
         names, group = np.unique(task.groups, return_inverse=True)
-        if len(names) < task.clients:
-            raise UserError(
-                "data.partition",
-                f"{task.clients} clients, but the training set has {len(names)} natural owners",
-                "lower the number of clients (model.clients)",
-            )
+        found = f"{task.clients} clients, but the training set has {len(names)} natural owners"
+        require(len(names) >= task.clients, key, found, fix)
         holder = np.arange(len(names))
         if len(names) > task.clients:
             holder = task.rng.permutation(len(names)) % task.clients
@@ -183,7 +175,7 @@ class Natural(Dealer):
 
 @dataclass(frozen=True, repr=False)
 class Diversity(Partitioner):
-    """Each client draws some classes, then samples of these; clients may share them (FedBCD)."""
+    """Each client draws some classes, then samples of them; clients may share samples (FedBCD)."""
 
     classes: int
     """Classes that a client draws from."""
@@ -207,13 +199,10 @@ class Diversity(Partitioner):
         task = Task(labels, clients, num_classes, rng, groups)
         pools = [pool for pool in task.shuffled_classes() if len(pool)]
         check_classes("classes", self.classes, len(pools))
-        fewest = int(np.sort([len(pool) for pool in pools])[: self.classes].sum())
-        if fewest < self.samples:
-            raise UserError(
-                "data.partition.init_args.samples",
-                f"{self.samples} samples, but {self.classes} classes may hold as few as {fewest}",
-                f"lower it to {fewest}, or raise classes",
-            )
+        fewest = sum(sorted(map(len, pools))[: self.classes])
+        found = f"{self.samples} samples, but {self.classes} classes may hold as few as {fewest}"
+        fix = f"lower it to {fewest}, or raise classes"
+        require(fewest >= self.samples, f"{KEY}.samples", found, fix)
         parts = []
         for _ in range(clients):
             drawn = rng.choice(len(pools), self.classes, replace=False)
@@ -222,13 +211,8 @@ class Diversity(Partitioner):
         return parts
 
 
-def _present(owner: np.ndarray, clients: int) -> np.ndarray:
-    """(N,) owners, -1 instead of clients that are not there."""
-    return np.where(owner < clients, owner, -1)
-
-
 def _least_used(task: Task, per_client: int, classes: int) -> np.ndarray:
-    """(clients, per_client) classes, for each client the least used so far, ties at random."""
+    """(clients, per_client) for each client the classes used least so far, ties at random."""
     chosen = np.empty((task.clients, per_client), dtype=np.int64)
     uses = np.zeros(classes, dtype=np.int64)
     for client in range(task.clients):
@@ -238,28 +222,22 @@ def _least_used(task: Task, per_client: int, classes: int) -> np.ndarray:
 
 
 def _heterofl(task: Task, per_client: int) -> np.ndarray:
-    """(N,) owners by the rule of HeteroFL's published code (non-iid-n); -1 in a shard of nobody.
+    """(N,) owners by the rule of HeteroFL's published code (non-iid-n); -1 in an unused shard.
 
     A class is cut into clients * n / classes shards in the order of the data. The classes of all
     shards are permuted and given to the clients n at a time; a client keeps each class once.
     """
-    key = "data.partition.init_args.per_client"
-    slots = task.clients * per_client
-    if slots % task.num_classes:
-        raise UserError(
-            key,
-            f"{task.clients} clients x {per_client} shards are {slots}, "
-            f"not a multiple of the {task.num_classes} classes",
-            "change the number of clients (model.clients), or set strict_paper: false",
-        )
-    shards = slots // task.num_classes
+    key, slots = f"{KEY}.per_client", task.clients * per_client
+    shards, rest = divmod(slots, task.num_classes)
+    found = (
+        f"{task.clients} clients x {per_client} shards are {slots}, "
+        f"not a multiple of the {task.num_classes} classes"
+    )
+    fix = "change the number of clients (model.clients), or set strict_paper: false"
+    require(rest == 0, key, found, fix)
     fewest = int(task.class_sizes().min())
-    if fewest < shards:
-        raise UserError(
-            key,
-            f"{slots} shards need {shards} samples of each class, the smallest class has {fewest}",
-            "lower it or use fewer clients",
-        )
+    found = f"{slots} shards need {shards} samples of each class, the smallest class has {fewest}"
+    require(shards <= fewest, key, found, "lower it or use fewer clients")
     drawn = task.rng.permutation(np.repeat(np.arange(task.num_classes), shards))
     drawn = drawn.reshape(task.clients, per_client)
     owner = np.full(len(task), -1, dtype=np.int64)
@@ -267,7 +245,7 @@ def _heterofl(task: Task, per_client: int) -> np.ndarray:
         members = np.flatnonzero(task.labels == label)
         size = len(members) // shards
         position = np.arange(len(members))
-        # what is left over goes one by one to the first shards
+        # The first shards get one of the samples left over each.
         shard = np.where(position < size * shards, position // size, position - size * shards)
         takers = np.flatnonzero((drawn == label).any(axis=1))
         holder = np.full(shards, -1, dtype=np.int64)
