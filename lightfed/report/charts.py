@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lightfed.drawing.style import Theme
-from lightfed.results.groups import Experiment, repeated
+from lightfed.results.groups import Experiment, Group, repeated
 from lightfed.results.runfiles import RunFiles
 from lightfed.results.tables import readable
 from lightfed.studies.fedbcd.clouds import (
@@ -47,15 +47,6 @@ SEEDS = "Runs that differ in the seed alone are drawn as their mean +- sample st
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of chart: the end of its heading, how to read it, and what draws it."""
-
-    heading: str
-    caption: str
-    draw: Callable[[Family, Theme], Figure | None]
-
-
-@dataclass(frozen=True)
 class Chart:
     """One picture of a comparison.
 
@@ -72,20 +63,21 @@ class Chart:
     draw: Draw
 
 
-KINDS = {
-    "sizes": Kind(
+# of federations of levels: the end of the heading, how to read it, and what draws it
+KINDS: dict[str, tuple[str, str, Callable[[Family, Theme], Figure | None]]] = {
+    "sizes": (
         "against model size",
         "A point is a combination of levels, with equal shares of the clients unless its name "
         "tells others. It stands at the mean number of parameters of the clients' models.",
         combinations_figure,
     ),
-    "shares": Kind(
+    "shares": (
         "between two levels",
         "Along a line the share of the wider level grows from left to right; at its ends all "
         "clients are of one level.",
         shares_figure,
     ),
-    "dynamic": Kind(
+    "dynamic": (
         "with fixed and with dynamic levels",
         "Fixed: a client keeps its level. Dynamic: it draws its level anew for every round.",
         dynamic_figure,
@@ -150,18 +142,17 @@ def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Cha
         target: of the metric, drawn with the strategies; None: what Clustered-FL reached. Of the
             costs of methods; None: what all of them reached.
     """
-    found = studies(runs)
     return [
         *map(_stages_chart, stages(runs)),
-        *(chart for study in found for chart in _strategy_charts(study, target)),
+        *(chart for study in studies(runs) for chart in _strategy_charts(study, target)),
         *(chart for one in clouds(runs) for chart in _cloud_charts(one)),
         *_method_charts(protocols(runs), target),
-        *_level_charts(runs),
+        *(chart for family in families(runs) for chart in _level_charts(family)),
     ]
 
 
 def _stages_chart(found: Stages) -> Chart:
-    caption = _of_seeds(STAGES_CAPTION, found.methods)
+    caption = _of_seeds(STAGES_CAPTION, [method.group for method in found.methods])
     draw = partial(stages_figure, found)
     return _chart("stages", found.data, stages_heading(found), caption, draw)
 
@@ -184,19 +175,16 @@ def _strategy_charts(study: Study, target: float | None) -> list[Chart]:
 
 
 def _cloud_charts(found: Clouds) -> list[Chart]:
-    told = (
+    kinds = (
         ("rounds", "of sync clouds", ROUNDS_CAPTION, rounds_figure),
         ("times", "against virtual time", TIMES_CAPTION, times_figure),
         ("traffic", "against bytes between servers", TRAFFIC_CAPTION, traffic_figure),
     )
-    start = f"{found.name}: {readable(found.metric)}"
+    start, own = f"{found.name}: {readable(found.metric)}", found.members
     return [
-        _chart(
-            kind, found.name, f"{start} {end}", _of_seeds(caption, found.members),
-            partial(draw, found),
-        )
-        for kind, end, caption, draw in told
-    ]  # fmt: skip
+        _chart(kind, found.name, f"{start} {end}", _of_seeds(text, own), partial(draw, found))
+        for kind, end, text, draw in kinds
+    ]
 
 
 def _method_charts(found: Sequence[Protocol], target: float | None) -> list[Chart]:
@@ -215,17 +203,11 @@ def _method_charts(found: Sequence[Protocol], target: float | None) -> list[Char
     return made
 
 
-def _level_charts(runs: Sequence[RunFiles]) -> list[Chart]:
+def _level_charts(family: Family) -> list[Chart]:
+    start, own = f"{family.name}: {readable(family.metric)}", family.mixtures
     return [
-        _chart(
-            name,
-            family.name,
-            f"{family.name}: {readable(family.metric)} {kind.heading}",
-            _of_seeds(kind.caption, family.mixtures),
-            partial(kind.draw, family),
-        )
-        for family in families(runs)
-        for name, kind in KINDS.items()
+        _chart(kind, family.name, f"{start} {end}", _of_seeds(text, own), partial(draw, family))
+        for kind, (end, text, draw) in KINDS.items()
     ]
 
 
@@ -234,5 +216,5 @@ def _chart(kind: str, name: str, heading: str, caption: str, draw: Draw) -> Char
     return Chart(f"comparison-{kind}-{slug}.png", heading, caption, draw)
 
 
-def _of_seeds(caption: str, experiments: Iterable[Experiment]) -> str:
-    return f"{caption} {SEEDS}" if repeated(experiments) else caption
+def _of_seeds(caption: str, groups: Iterable[Experiment | Group]) -> str:
+    return f"{caption} {SEEDS}" if repeated(groups) else caption

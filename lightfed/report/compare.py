@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lightfed.drawing.image import Image, render
-from lightfed.drawing.markup import document, heading, paragraph, picture, table, title, write_file
+from lightfed.drawing.markup import document, write_file
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.drawing.versus import comparison_figure
 from lightfed.report.charts import FILES, Chart, charts
@@ -31,7 +31,7 @@ from lightfed.report.verdicts import (
     verdicts_markup,
 )
 from lightfed.results.columns import base_name
-from lightfed.results.groups import Group, common_parent, grouped, singles
+from lightfed.results.groups import Group, common_parent, grouped, repeated, runs_of, singles
 from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.outcome import (
     Outcome,
@@ -66,6 +66,9 @@ SPARE = (
 )
 GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
 MOST_LINES = 12  # of one picture that can be told apart
+BAND = "The band is one sample standard deviation over seeds."
+NO_CURVES = "No curves: fewer than two rounds were measured."
+NO_PICTURE = f"No common picture: more than {MOST_LINES} lines cannot be told apart."
 STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
 STAGES = (AGGREGATED, TRAINED)
 
@@ -97,7 +100,7 @@ class Comparison:
 
     @property
     def runs(self) -> list[RunFiles]:
-        return [run for row in self.rows for run in row.runs]
+        return runs_of(self.rows)
 
     @property
     def strategies(self) -> StrategyTable | None:
@@ -304,43 +307,32 @@ def _page(
     drawn: Sequence[tuple[Chart, Image]],
     content: TextTable,
 ) -> str:
-    rows, runs = found.rows, found.runs
-    name = f"Comparison of {len(runs)} runs"
-    body = [title(name), *_lead(found)]
-    if image is not None:
-        several = any(len(line.runs) > 1 for line in found.lines)
-        caption = "The band is one sample standard deviation over seeds." if several else ""
-        body.append(picture(image, alt="Course of the runs", caption=caption))
-    elif found.lines:
-        body.append(paragraph("No curves: fewer than two rounds were measured.", kind="note"))
-    else:
-        text = f"No common picture: more than {MOST_LINES} lines cannot be told apart."
-        body.append(paragraph(text, kind="note"))
-    for chart, drawing in drawn:
-        body.append(heading(chart.heading))
-        body.append(picture(drawing, alt=chart.heading, caption=chart.caption))
-    if found.strategies:
-        body += found.strategies.markup()
-    for protocol in found.protocols:
-        body += markup(protocol, found.target)
-    lines = enumerate(found.lines)
+    rows, lines = found.rows, enumerate(found.lines)
     places = {run: place for place, line in lines for run in (*line.runs, *line.left_out)}
-    dots = [places[row.runs[0]] for row in rows] if places else ()
-    body += [heading("Final figures"), table(content, dots=dots)]
-    if any(len(row.runs) > 1 for row in rows):
-        body.append(paragraph(GROUPED_NOTE.capitalize() + ".", kind="small"))
-    body += verdicts_markup(found.told_contests)
-    return document(name, body)
+    tables = found.strategies.markup() if found.strategies else []
+    return document(
+        f"Comparison of {len(found.runs)} runs",
+        template="comparison.html",
+        lead=_lead(found),
+        image=image,
+        caption=BAND if repeated(found.lines) else "",
+        no_image=NO_CURVES if found.lines else NO_PICTURE,
+        charts=drawn,
+        tables=[*tables, *(part for p in found.protocols for part in markup(p, found.target))],
+        figures=content,
+        dots=[places[row.runs[0]] for row in rows] if places else (),
+        note=f"{GROUPED_NOTE.capitalize()}." if repeated(rows) else "",
+        verdicts=verdicts_markup(found.told_contests),
+    )
 
 
-def _lead(found: Comparison) -> list[str]:
+def _lead(found: Comparison) -> list[tuple[str, str]]:
     """What is compared, unless it is more than a reader takes in, and which data are synthetic."""
-    parts = []
-    if len(found.rows) <= MOST_LINES:
-        parts.append(paragraph(", ".join(row.label for row in found.rows), kind="lead"))
+    several = [("lead", ", ".join(row.label for row in found.rows))]
     synthetic = [run.name for run in found.runs if run.synthetic]
-    if synthetic:
-        text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"
-        parts.append(paragraph(f"Synthetic data: {text}.", kind="note"))
-    parts += [paragraph(f"{note[0].upper()}{note[1:]}.", kind="note") for note in found.notes]
-    return parts
+    text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"
+    return [
+        *(several if len(found.rows) <= MOST_LINES else []),
+        *([("note", f"Synthetic data: {text}.")] if synthetic else []),
+        *(("note", f"{note[0].upper()}{note[1:]}.") for note in found.notes),
+    ]

@@ -7,19 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.drawing.image import Image, render
-from lightfed.drawing.markup import (
-    cards,
-    document,
-    folded,
-    heading,
-    pairs,
-    paragraph,
-    picture,
-    preformatted,
-    table,
-    title,
-    write_file,
-)
+from lightfed.drawing.markup import document, write_file
 from lightfed.report.plots import PICTURES
 from lightfed.results.outcome import Outcome, outcome_of
 from lightfed.results.runfiles import RunFiles, load
@@ -58,61 +46,31 @@ def build(run: Path) -> Path:
 
 
 def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -> str:
-    body = [
-        title(run.name),
-        paragraph(headline(run, outcome), kind="lead"),
-        *(paragraph(text, kind="note") for text in _notes(run, outcome)),
-        cards([*key_figures(outcome), *similarity_figures(run)]),
-        *_pictures(images),
-        *_cohorts(run, outcome),
-        heading("Last rounds"),
-        table(rounds_table(run, newest=ROUNDS_SHOWN)),
-        *_setup(run),
-    ]
-    return document(run.name, body)
+    return document(
+        run.name,
+        template="run.html",
+        run=run,
+        headline=headline(run, outcome),
+        notes=_notes(run, outcome),
+        figures=[*key_figures(outcome), *similarity_figures(run)],
+        pictures=[(kind, images[kind.file]) for kind in PICTURES],
+        cohorts=cohort_table(outcome),
+        dots=[run.cohorts.index(cohort.name) for cohort in outcome.cohorts],
+        rounds=rounds_table(run, newest=ROUNDS_SHOWN),
+        environment=flattened(run.environment),
+    )
 
 
 def _notes(run: RunFiles, outcome: Outcome) -> list[str]:
     """What a reader must know before the figures."""
-    notes = []
-    if run.synthetic:
-        notes.append("Synthetic data: these figures say nothing about the data set it stands for.")
-    if not outcome.finished:
-        notes.append(f"Not finished: {rounds_text(outcome)} rounds at the time of writing.")
-    if text := measured(run, outcome):
-        notes.append(text)
-    return notes
-
-
-def _pictures(images: Mapping[str, Image | None]) -> list[str]:
-    parts = []
-    for kind in PICTURES:
-        image = images[kind.file]
-        if image is not None:
-            parts.append(heading(kind.heading))
-            parts.append(picture(image, alt=kind.heading, caption=kind.caption))
-        elif kind.missing is not None:
-            parts.append(heading(kind.heading))
-            parts.append(paragraph(kind.missing, kind="note"))
-    return parts
-
-
-def _cohorts(run: RunFiles, outcome: Outcome) -> list[str]:
-    if not outcome.cohorts:
-        return []
-    dots = [run.cohorts.index(cohort.name) for cohort in outcome.cohorts]
-    return [heading("Cohorts"), table(cohort_table(outcome), dots=dots)]
-
-
-def _setup(run: RunFiles) -> list[str]:
-    parts = [heading("Set-up")]
-    if run.config is None:
-        parts.append(paragraph("The run left no config.yaml.", kind="note"))
-    else:
-        parts.append(folded("Configuration", preformatted(run.config)))
-    if run.environment:
-        parts.append(folded("Environment", pairs(flattened(run.environment))))
-    return parts
+    synthetic = "Synthetic data: these figures say nothing about the data set it stands for."
+    unfinished = f"Not finished: {rounds_text(outcome)} rounds at the time of writing."
+    personal = measured(run, outcome)
+    return [
+        *([synthetic] if run.synthetic else []),
+        *([] if outcome.finished else [unfinished]),
+        *([personal] if personal else []),
+    ]
 
 
 def flattened(environment: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lightfed.results.columns import KINDS, OF_CLIENTS, base_name, is_metric, is_spread, kind_of
-from lightfed.results.runfiles import Evaluation, Floats, RunFiles
+from lightfed.results.runfiles import Evaluation, Floats, Integers, RunFiles
 from lightfed.results.units import direction, is_share, lower_is_better
 
 NAN = math.nan
@@ -188,9 +187,17 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
 
 
-def as_good(values: Floats, target: float, metric: str) -> npt.NDArray[np.bool_]:
-    """Where a metric is as good as a target or better."""
-    return direction(metric) * (values - target) >= 0
+def when_reached(target: float, values: Floats, at: Floats | Integers, metric: str) -> float:
+    """Where in `at` the values of a metric are first as good as a target; NaN where they never are.
+
+    Args:
+        target: of the metric.
+        values: of the metric, (R,).
+        at: for example the rounds of the values, or seconds until then, (R,).
+        metric: whose name says whether less is better.
+    """
+    there = at[direction(metric) * (values - target) >= 0]
+    return float(there[0]) if len(there) else NAN
 
 
 def reached_by_all(runs: Iterable[RunFiles], column: str) -> float:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lightfed.results.columns import of_cohorts
 from lightfed.results.csvrows import CsvRows, damaged
-from lightfed.results.settings import settings
+from lightfed.results.settings import read_settings
 from lightfed.utils.errors import UserError
 
 Floats = npt.NDArray[np.float64]
@@ -176,10 +176,14 @@ class RunFiles:
     def data(self) -> str:
         return str(self.environment.get("dataset", "data not known"))
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, str]:
-        """Those of config.yaml by their dotted keys."""
-        return settings(self.config or "")
+        """Those of config.yaml by their dotted keys.
+
+        Raises:
+            UserError: the file is not YAML.
+        """
+        return read_settings(self.config or "", self.folder / "config.yaml")
 
     def cohorts_of(self, clients: Integers) -> np.ndarray:
         """The cohort of each of some clients, empty where no evaluation names it, (clients,)."""

@@ -1,7 +1,9 @@
 """The tables of a run as text, made once for the terminal and the page."""
 
+import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightfed.results.columns import OF_CLIENTS
@@ -69,6 +71,16 @@ class TextTable:
     def _of_columns(self, kept: Sequence[int]) -> "TextTable":
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return TextTable(tuple(self.headers[i] for i in kept), rows)
+
+
+def csv_text(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A csv file; a number that is not known is an empty field."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(columns)
+    for line in lines:
+        rows.writerow("" if isinstance(x, float) and not math.isfinite(x) else x for x in line)
+    return file.getvalue()
 
 
 def headline(run: RunFiles, outcome: Outcome) -> str:

@@ -10,7 +10,7 @@ against bytes between the servers and their coordinator.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,20 @@ from lightfed.drawing.style import (
     whole_ticks,
 )
 from lightfed.drawing.versus import draw_course
-from lightfed.results.groups import Course, Group, grouped, synthetic_note, usual_metric
-from lightfed.results.outcome import as_good, mean_and_std, reached_by_all
+from lightfed.results.groups import (
+    Course,
+    Experiment,
+    Group,
+    grouped,
+    runs_of,
+    synthetic_note,
+    usual_metric,
+)
+from lightfed.results.outcome import mean_and_std, reached_by_all, when_reached
 from lightfed.results.runfiles import Floats, RunFiles
 from lightfed.results.tables import readable
 from lightfed.results.units import unit_of
+from lightfed.results.variants import gathered
 from lightfed.studies.heterofl.panels import KINDS
 
 if TYPE_CHECKING:
@@ -52,17 +61,15 @@ Along = Callable[[RunFiles], Floats]  # (R,) what a run's rounds stand at
 
 
 @dataclass(frozen=True, eq=False)
-class Cloud:
-    """One experiment, whose runs differ in the seed alone.
+class Cloud(Experiment):
+    """One experiment; its options are all settings.
 
     Attributes:
-        group: its runs.
         method: as the paper calls it.
         servers: N.
         wait: B, servers that the coordinator waits for.
     """
 
-    group: Group
     method: str
     servers: int
     wait: int
@@ -125,13 +132,9 @@ def timed(run: RunFiles) -> bool:
 
 def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
     """The settings of all runs that have virtual time, in the order of the first run of each."""
-    found: dict[str, list[Cloud]] = {}
-    for group in grouped([run for run in runs if timed(run)]):
-        told = group.runs[0].settings
-        member = _cloud(group, told)
-        if member is not None:
-            found.setdefault(_setting(group, told), []).append(member)
-    return [_clouds(name, members) for name, members in found.items()]
+    groups = grouped([run for run in runs if timed(run)])
+    members = [cloud for group in groups if (cloud := _cloud(group))]
+    return [_clouds(name, own) for name, own in gathered(members, _setting).items()]
 
 
 def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
@@ -205,7 +208,7 @@ def _waiting_figure(
 
 def common_target(rows: Sequence[Group], column: str) -> float:
     """The best that all rows reached that have virtual time: the worst of their best values."""
-    return reached_by_all((run for row in rows for run in row.runs if timed(run)), column)
+    return reached_by_all(filter(timed, runs_of(rows)), column)
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
@@ -214,44 +217,41 @@ def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
     Returns:
         Mean and sample deviation over the seeds; NaN unless all of them got there.
     """
-    times = [_time_to(run, column, target) for run in row.runs]
+    times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
     return mean_and_std(times) if all(map(math.isfinite, times)) else (math.nan, math.nan)
 
 
-def _time_to(run: RunFiles, column: str, target: float) -> float:
-    there = run.series(TIME)[as_good(run.series(column), target, column)]
-    return float(there[0]) if len(there) else math.nan
-
-
-def _cloud(group: Group, told: Mapping[str, str]) -> Cloud | None:
+def _cloud(group: Group) -> Cloud | None:
     """None for another algorithm, or where the configuration does not tell its servers."""
     method = NAMES.get(group.runs[0].algorithm)
+    if method is None:
+        return None
+    told = group.runs[0].settings
     servers = _number(told.get(f"{_INIT}.servers"))
-    if method is None or not servers:
+    if not servers:
         return None
     if method == "FedAvg" and float(told.get(f"{_INIT}.mu", 0)) > 0:
         method = PROXIMAL
     if told.get(f"{_INIT}.gamma") in ("0", "0.0"):
         method = ALONE
-    return Cloud(group, method, servers, _number(told.get(f"{_INIT}.wait")) or servers)
+    return Cloud(group, told, method, servers, _number(told.get(f"{_INIT}.wait")) or servers)
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _setting(group: Group, told: Mapping[str, str]) -> str:
+def _setting(member: Cloud) -> str:
     """As `MNIST, diversity 3, |Q_n| = 3`."""
-    parts = [group.runs[0].data]
+    told, parts = member.options, [member.data]
     if told.get("data.partition.class_path", "").endswith("Diversity"):
         parts.append(f"diversity {told.get('data.partition.init_args.classes')}")
-    parts.append(f"|Q_n| = {told.get(f'{_INIT}.active')}")
-    return ", ".join(parts)
+    return ", ".join([*parts, f"|Q_n| = {told.get(f'{_INIT}.active')}"])
 
 
 def _clouds(name: str, members: Sequence[Cloud]) -> Clouds:
     ordered = sorted(members, key=lambda m: (PLACES[m.method], m.share))
-    return Clouds(name, usual_metric(m.group for m in members), tuple(ordered))
+    return Clouds(name, usual_metric(members), tuple(ordered))
 
 
 def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:

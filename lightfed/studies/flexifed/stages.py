@@ -30,6 +30,7 @@ from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
 from lightfed.results.outcome import traffic
 from lightfed.results.runfiles import RunFiles
 from lightfed.results.tables import readable
+from lightfed.results.variants import gathered
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,10 +72,8 @@ class Stages:
 
 def stages(runs: Sequence[RunFiles]) -> list[Stages]:
     """What can be drawn of stages: data sets with which some method measured both."""
-    members: dict[str, list[tuple[int, Group]]] = {}
-    for place, group in enumerate(grouped(runs)):
-        members.setdefault(group.runs[0].data, []).append((place, group))
-    every = [_stages(data, found) for data, found in members.items()]
+    placed = gathered(enumerate(grouped(runs)), lambda pair: pair[1].runs[0].data)
+    every = [_stages(data, found) for data, found in placed.items()]
     return [one for one in every if any(len(method.columns) == 2 for method in one.methods)]
 
 
@@ -89,7 +88,7 @@ def stages_figure(found: Stages, theme: Theme) -> Figure | None:
         return None
     figure = new_figure(10.0, 5.4 + 0.05 * len(found.methods), theme, pad=0.1)
     axes = figure.subplots()
-    note = synthetic_note(found.methods)
+    note = synthetic_note(method.group for method in found.methods)
     label = f"{readable(found.metric)} on the clients' own test samples, mean over clients"
     dress(axes, theme, title=stages_heading(found) + note, x_label="round", y_label=label)
     for method in found.methods:

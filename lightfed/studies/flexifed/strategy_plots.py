@@ -8,7 +8,7 @@ WWW 2023.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from lightfed.drawing.style import (
 from lightfed.drawing.versus import draw_course
 from lightfed.results.groups import synthetic_note
 from lightfed.results.tables import readable
-from lightfed.results.variants import difference
+from lightfed.results.variants import difference, gathered
 from lightfed.studies.flexifed.strategies import LIMIT, NO_LIMIT, Setting, Study
 from lightfed.studies.flexifed.trials import CLIENTS, PLACES, VERSIONS, Trial
 
@@ -132,13 +132,13 @@ def factors_figure(study: Study, theme: Theme) -> Figure | None:
 
 def lines_of(study: Study, factor: Factor) -> list[Line]:
     """What can be drawn of a factor."""
-    members: dict[tuple[str, frozenset[tuple[str, str]]], list[Trial]] = {}
-    for trial in study.trials:
-        rest = frozenset(item for item in trial.options.items() if item[0] != factor.option)
-        if np.isfinite(trial.score(study.topic.metric)[0]):
-            members.setdefault((trial.strategy, rest), []).append(trial)
-    usual = {name: value for name, value in study.usual.items() if name != factor.option}
-    found = []
+
+    def without(options: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in options.items() if name != factor.option}
+
+    scored = [t for t in study.trials if np.isfinite(t.score(study.topic.metric)[0])]
+    members = gathered(scored, lambda t: (t.strategy, frozenset(without(t.options).items())))
+    usual, found = without(study.usual), []
     for (strategy, _), trials in sorted(members.items(), key=lambda item: PLACES[item[0][0]]):
         if len({factor.value(trial) for trial in trials}) > 1:
             other = difference(trials[0].options, usual)

@@ -11,17 +11,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from lightfed.results.groups import Group, grouped, usual_metric
+from lightfed.results.groups import Experiment, Group, grouped, usual_metric
 from lightfed.results.runfiles import RunFiles, whole_number
 from lightfed.results.settings import options
-from lightfed.results.variants import difference, usual
+from lightfed.results.variants import gathered, variants
 
 LETTERS = "abcde"
 UNEVEN = 0.05  # of the clients: what a division without remainder may leave to one level
-MODEL = "model.clients.0.model."
-PREFIXES = (f"{MODEL}init_args.", "model.algorithm.init_args.", "model.")
+UNSPOKEN = re.compile(r"^model\.((clients\.0\.model|algorithm)\.init_args\.)?")
 # what a combination and its data set; all other options of the model are a variant
 NO_VARIANT = re.compile(
     r"trainer\.|data\.|model\.(clients\.(?!0\.model\.)"
@@ -47,27 +46,21 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
-    """One experiment, whose runs differ in the seed alone.
+class Mixture(Experiment):
+    """One experiment; its options are settings of model and algorithm by their last names.
 
     Attributes:
-        group: its runs.
         levels: the widest first.
-        algorithm: as the runs name it; `data` likewise, and `model`, the class of the clients'.
+        model: the class of the clients' models.
         split: how the data was divided.
-        dynamic: whether clients draw their level anew for every round.
-        options: settings of model and algorithm by their last names.
+        dynamic: whether clients draw their level again for every round.
         variant: in which options it differs from most others that it is drawn with, as `norm gn`.
     """
 
-    group: Group
     levels: tuple[Level, ...]
-    algorithm: str
-    data: str
     model: str
     split: str
     dynamic: bool
-    options: Mapping[str, str] = field(repr=False)
     variant: str = ""
 
     @property
@@ -159,21 +152,15 @@ class Family:
 def families(runs: Sequence[RunFiles]) -> list[Family]:
     """What can be drawn of sizes: families in which there are models of two widths or more."""
     found = [mixture for group in grouped(runs) if (mixture := _mixture(group))]
-    members: dict[tuple[str, str], list[Mixture]] = {}
-    for mixture in found:
-        members.setdefault((mixture.data, mixture.model), []).append(mixture)
     every = [
-        Family(data, model, usual_metric(m.group for m in mixtures), _variants(mixtures))
-        for (data, model), mixtures in members.items()
+        Family(data, model, usual_metric(mixtures), _variants(mixtures))
+        for (data, model), mixtures in gathered(found, lambda m: (m.data, m.model)).items()
     ]
     return [family for family in every if len(family.levels) > 1]
 
 
 def _mixture(group: Group) -> Mixture | None:
-    """None for runs that do not tell their widths or parameters, or whose clients' models differ.
-
-    The files of a group's first run speak for all: they differ in the seed alone.
-    """
+    """None for runs without widths or parameters, or whose clients' models differ."""
     run = group.runs[0]
     told = run.settings
     levels = _levels(run, told)
@@ -182,13 +169,11 @@ def _mixture(group: Group) -> Mixture | None:
         return None
     return Mixture(
         group=group,
+        options=options(told, but=NO_VARIANT, unspoken=UNSPOKEN),
         levels=levels,
-        algorithm=run.algorithm,
-        data=run.data,
         model=models.pop().rsplit(".", 1)[-1],
         split=_split(run, told),
         dynamic=told.get("model.algorithm.init_args.assignment") == "dynamic",
-        options=_options(told),
     )
 
 
@@ -235,23 +220,8 @@ def _split(run: RunFiles, told: Mapping[str, str]) -> str:
     return "IID" if scheme in ("Iid", "Iid()") else scheme or "division not known"
 
 
-def _options(told: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for key, value in options(told, but=NO_VARIANT).items():
-        prefix = next(prefix for prefix in PREFIXES if key.startswith(prefix))
-        found[key.removeprefix(prefix).replace(".", " ")] = value
-    return found
-
-
 def _variants(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
-    """The same mixtures, each told how it differs from most of its algorithm and split."""
-    alike: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for mixture in mixtures:
-        alike.setdefault((mixture.algorithm, mixture.split), []).append(mixture.options)
-    most = {key: usual(found) for key, found in alike.items()}
-    return tuple(
-        replace(
-            mixture, variant=difference(mixture.options, most[mixture.algorithm, mixture.split])
-        )
-        for mixture in mixtures
-    )
+    """The same mixtures; each says how it differs from most of its algorithm and split."""
+    alike = [(mixture.algorithm, mixture.split) for mixture in mixtures]
+    found = variants([mixture.options for mixture in mixtures], alike)
+    return tuple(replace(m, variant=variant) for m, variant in zip(mixtures, found, strict=True))

@@ -23,12 +23,13 @@ from lightfed.drawing.style import (
 from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.tables import readable
 from lightfed.results.units import bytes_text, flops_text, is_share, unit_of
-from lightfed.results.variants import difference, usual
+from lightfed.results.variants import variants
 from lightfed.studies.pfedmoe.methods import OURS, PLACES, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Terms = tuple[str, str, frozenset[tuple[str, str]]]  # data, factor, all other options
 BETTER, WORSE = colour_of(0), colour_of(2)
 MOST_TICKS = 25
 FACTORS = {
@@ -104,17 +105,19 @@ class Robustness:
 
     Attributes:
         data: as the runs name it.
-        metric: without `personal/`.
         variant: in which other options they differ from most of the protocols with that data.
         factor: the option.
         protocols: by its value, ascending.
     """
 
     data: str
-    metric: str
     variant: str
     factor: str
     protocols: dict[float, Protocol]
+
+    @property
+    def metric(self) -> str:
+        return next(iter(self.protocols.values())).metric
 
     @property
     def name(self) -> str:
@@ -124,26 +127,19 @@ class Robustness:
 
 def robustness(protocols: Sequence[Protocol]) -> list[Robustness]:
     """What can be drawn of classes per client and of gamma."""
-    members: dict[tuple[str, str, frozenset[tuple[str, str]]], dict[float, Protocol]] = {}
+    members: dict[Terms, tuple[dict[str, str], dict[float, Protocol]]] = {}
     for protocol in protocols:
         options = protocol.methods[0].options
         for factor in FACTORS:
             if (value := _number(options.get(factor))) is not None:
-                rest = frozenset(item for item in options.items() if item[0] != factor)
-                members.setdefault((protocol.data, factor, rest), {})[value] = protocol
-    found = [(key, own) for key, own in members.items() if len(own) > 1]
-    alike: dict[str, list[dict[str, str]]] = {}
-    for (data, _, rest), _own in found:
-        alike.setdefault(data, []).append(dict(rest))
+                rest = {name: text for name, text in options.items() if name != factor}
+                terms = (protocol.data, factor, frozenset(rest.items()))
+                members.setdefault(terms, (rest, {}))[1][value] = protocol
+    found = {terms: own for terms, own in members.items() if len(own[1]) > 1}
+    told = variants([rest for rest, _ in found.values()], [data for data, *_ in found])
     return [
-        Robustness(
-            data=data,
-            metric=next(iter(own.values())).metric,
-            variant=difference(dict(rest), usual(alike[data])),
-            factor=factor,
-            protocols=dict(sorted(own.items())),
-        )
-        for (data, factor, rest), own in found
+        Robustness(data, variant, factor, dict(sorted(own.items())))
+        for ((data, factor, _), (_, own)), variant in zip(found.items(), told, strict=True)
     ]
 
 

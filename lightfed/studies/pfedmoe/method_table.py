@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from lightfed.drawing.markup import heading, paragraph, table
+from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import print_line, print_table
 from lightfed.results.intervals import CHOSEN, INTERVAL, goal_text, resolution_text
 from lightfed.results.tables import TextTable, readable
@@ -65,10 +65,13 @@ def verdict(protocol: Protocol) -> str:
 
 def markup(protocol: Protocol, asked: float | None) -> list[str]:
     """For the page of a comparison."""
-    parts = [heading(f"{protocol.name}: methods{protocol.note}")]
-    parts.append(paragraph(verdict(protocol), kind="lead"))
-    parts.append(table(method_table(protocol, asked)))
-    return [*parts, *(paragraph(text, kind="small") for text in notes(protocol, asked))]
+    part = parts()
+    return [
+        part.heading(f"{protocol.name}: methods{protocol.note}"),
+        part.paragraph(verdict(protocol), "lead"),
+        part.table(method_table(protocol, asked)),
+        *(part.paragraph(text, "small") for text in notes(protocol, asked)),
+    ]
 
 
 def print_methods(console: Console, protocols: Sequence[Protocol], asked: float | None) -> None:
