@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -112,6 +112,20 @@ def png_bytes(figure: Figure) -> bytes:
         buffer, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None}
     )
     return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Image:
+    """One picture as PNG in both colour schemes."""
+
+    light: bytes
+    dark: bytes
+
+
+def render(draw: Callable[[Theme], Figure | None]) -> Image | None:
+    """Draws a figure in both colour schemes; None where there is nothing to draw."""
+    light, dark = draw(LIGHT), draw(DARK)
+    return Image(png_bytes(light), png_bytes(dark)) if light and dark else None
 
 
 def dress(axes: Axes, theme: Theme, *, title: str, x_label: str, y_label: str) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightfed.drawing.image import Image, render
 from lightfed.drawing.markup import document, write_file
+from lightfed.drawing.style import Image, render
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.drawing.versus import comparison_figure
 from lightfed.report.charts import FILES, Chart, charts
@@ -34,7 +34,6 @@ from lightfed.results.columns import base_name
 from lightfed.results.groups import Group, common_parent, grouped, repeated, runs_of, singles
 from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.outcome import (
-    Outcome,
     mean_and_std,
     outcome_of,
     primary_metric,
@@ -174,7 +173,7 @@ def unfinished(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _how_far(run: RunFiles) -> str:
-    return f"{run.name} ({rounds_text(outcome_of(run))} rounds)"
+    return f"{run.name} ({rounds_text(run)} rounds)"
 
 
 def lines_of(rows: Sequence[Group]) -> Sequence[Group]:
@@ -202,62 +201,52 @@ def comparison_table(
         column: of metrics.csv, the metric.
         target: of it, to which virtual time is told; None: what all that have got it reached.
     """
-    metric = base_name(column)
-    name = readable(metric)
     goal = common_target(rows, column) if target is None else target
+    metric = base_name(column)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
-    headers = (
-        "run",
-        *SETTINGS,
-        f"global {name}",
-        f"local {name}",
-        f"personal {name}",
-        *(f"{name} {stage}" for stage in STAGES),
-        "worst 10 %",
-        "train loss",
-        "sent",
-        "between servers",
-        "compute",
-        "stored / client",
-        "time / round",
-        f"virtual time to {goal_text(column, goal)}",
-        "its resolution",
-    )
-    cells = tuple(_row(row, column, goal, staged=staged) for row in rows)
-    return TextTable(headers, cells).without_empty_columns()
+    cells = [_row(row, column, goal, staged=staged) for row in rows]
+    return TextTable.of(cells).without_empty_columns()
 
 
-def _row(row: Group, column: str, goal: float, *, staged: bool) -> tuple[str, ...]:
+def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str]:
     outcomes = [outcome_of(run, primary=column) for run in row.runs]
 
-    def over_runs(figure: Callable[[Outcome], float]) -> tuple[float, float]:
-        return mean_and_std([figure(outcome) for outcome in outcomes])
+    def spread(figure: str, metric: str) -> str:
+        return spread_text(metric, *mean_and_std([getattr(o, figure) for o in outcomes]))
+
+    def mean(text: Callable[[float], str], figure: str) -> str:
+        return text(mean_and_std([getattr(o, figure) for o in outcomes])[0])
 
     metric = base_name(column)
+    name, clients = readable(metric), [run.num_clients or math.nan for run in row.runs]
     stages = stage_columns(row, metric) if staged else {}
     time = time_to(row, column, goal)
-    return (
-        row.label,
-        *(_told(row, key) for key in ("seed", "algorithm", "dataset")),
-        count_text(over_runs(lambda o: math.nan if o.clients is None else o.clients)[0]),
-        ", ".join(dict.fromkeys(map(rounds_text, outcomes))),
-        spread_text(metric, *over_runs(lambda o: o.overall)),
-        spread_text(metric, *row.score(f"local/{metric}")),
-        spread_text(metric, *over_runs(lambda o: o.personal)),
-        *(spread_text(metric, *row.score(stages.get(stage, ""))) for stage in STAGES),
-        spread_text(metric, *over_runs(lambda o: o.worst10)),
-        spread_text("loss", *over_runs(lambda o: o.train_loss)),
-        bytes_text(over_runs(lambda o: o.sent)[0]),
-        bytes_text(over_runs(lambda o: o.server_bytes)[0]),
-        flops_text(over_runs(lambda o: o.flops)[0]),
-        bytes_text(over_runs(lambda o: o.stored_bytes)[0]),
-        seconds_text(over_runs(lambda o: o.seconds_per_round)[0]),
-        virtual_text(*time),
-        resolution_text(row.runs, column) if math.isfinite(time[0]) else NOTHING,
-    )
+    return {
+        "run": row.label,
+        "seed": _stated(row, "seed"),
+        "algorithm": _stated(row, "algorithm"),
+        "data": _stated(row, "dataset"),
+        "clients": count_text(mean_and_std(clients)[0]),
+        "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
+        f"global {name}": spread("overall", metric),
+        f"local {name}": spread_text(metric, *row.score(f"local/{metric}")),
+        f"personal {name}": spread("personal", metric),
+        **{f"{name} {s}": spread_text(metric, *row.score(stages.get(s, ""))) for s in STAGES},
+        "worst 10 %": spread("worst10", metric),
+        "train loss": spread("train_loss", "loss"),
+        "sent": mean(bytes_text, "sent"),
+        "between servers": mean(bytes_text, "server_bytes"),
+        "compute": mean(flops_text, "flops"),
+        "stored / client": mean(bytes_text, "stored_bytes"),
+        "time / round": mean(seconds_text, "seconds_per_round"),
+        f"virtual time to {goal_text(column, goal)}": virtual_text(*time),
+        "its resolution": (
+            resolution_text(row.runs, column) if math.isfinite(time[0]) else NOTHING
+        ),
+    }
 
 
-def _told(row: Group, key: str) -> str:
+def _stated(row: Group, key: str) -> str:
     """What the environments of the runs say, each answer once."""
     said = [str(run.environment[key]) for run in row.runs if run.environment.get(key) is not None]
     return ", ".join(dict.fromkeys(said)) or NOTHING

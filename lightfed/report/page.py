@@ -1,14 +1,18 @@
 """The page of a run: index.html and its pictures, written into the run's folder."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightfed.drawing.image import Image, render
+from lightfed.drawing.clients import clients_figure
+from lightfed.drawing.curves import curves_figure
+from lightfed.drawing.heatmap import partition_figure
 from lightfed.drawing.markup import document, write_file
-from lightfed.report.plots import PICTURES
+from lightfed.drawing.style import Image, Theme, render
 from lightfed.results.outcome import Outcome, outcome_of
 from lightfed.results.runfiles import RunFiles, load
 from lightfed.results.tables import (
@@ -19,9 +23,21 @@ from lightfed.results.tables import (
     rounds_table,
     rounds_text,
 )
-from lightfed.studies.dispfl.similarity import similarity_figures
+from lightfed.studies.dispfl.similarity import similarity_figure, similarity_figures
+from lightfed.studies.pfedmoe.gates import gates_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROUNDS_SHOWN = 10
+# by the file in the run folder, where the light one is written; None: nothing to show
+PICTURES: dict[str, Callable[[RunFiles, Theme], Figure | None]] = {
+    "curves.png": curves_figure,
+    "clients.png": clients_figure,
+    "partition.png": partition_figure,
+    "gate.png": gates_figure,
+    "similarity.png": similarity_figure,
+}
 
 
 def build(run: Path) -> Path:
@@ -34,7 +50,7 @@ def build(run: Path) -> Path:
         UserError: the folder is not one of a run, or cannot be read or written.
     """
     files = load(run)
-    images = {kind.file: render(partial(kind.draw, files)) for kind in PICTURES}
+    images = {name: render(partial(draw, files)) for name, draw in PICTURES.items()}
     for name, image in images.items():
         if image is None:
             (run / name).unlink(missing_ok=True)  # a picture of an earlier state would now be wrong
@@ -50,10 +66,10 @@ def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -
         run.name,
         template="run.html",
         run=run,
-        headline=headline(run, outcome),
+        headline=headline(run),
         notes=_notes(run, outcome),
         figures=[*key_figures(outcome), *similarity_figures(run)],
-        pictures=[(kind, images[kind.file]) for kind in PICTURES],
+        images=images,
         cohorts=cohort_table(outcome),
         dots=[run.cohorts.index(cohort.name) for cohort in outcome.cohorts],
         rounds=rounds_table(run, newest=ROUNDS_SHOWN),
@@ -64,11 +80,11 @@ def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -
 def _notes(run: RunFiles, outcome: Outcome) -> list[str]:
     """What a reader must know before the figures."""
     synthetic = "Synthetic data: these figures say nothing about the data set it stands for."
-    unfinished = f"Not finished: {rounds_text(outcome)} rounds at the time of writing."
-    personal = measured(run, outcome)
+    unfinished = f"Not finished: {rounds_text(run)} rounds at the time of writing."
+    personal = measured(outcome)
     return [
         *([synthetic] if run.synthetic else []),
-        *([] if outcome.finished else [unfinished]),
+        *([] if run.finished else [unfinished]),
         *([personal] if personal else []),
     ]
 

@@ -79,26 +79,22 @@ class Contest:
 
     def table(self) -> TextTable:
         """A row per experiment, against the best of the others."""
-        unit = "points" if is_share(self.metric) else readable(self.metric)
-        headers = (
-            *("experiment", self.name, "against", f"difference, {unit}", INTERVAL),
-            *("seeds", "verdict"),
-        )
-        return TextTable(headers, tuple(self._row(group) for group in self.columns))
+        return TextTable.of([self._row(group) for group in self.columns])
 
-    def _row(self, group: Group) -> tuple[str, ...]:
+    def _row(self, group: Group) -> dict[str, str]:
         rival = self.best_but(group)
         found = self.paired(group, rival)
+        unit = "points" if is_share(self.metric) else readable(self.metric)
         seeds = (found.told_seeds, found.lacking(group.label, rival.label))
-        return (
-            group.label,
-            spread_text(self.metric, *self.score(group)),
-            rival.label,
-            found.gain if found.seeds else NOTHING,
-            found.interval or NOTHING,
-            ", ".join(text for text in seeds if text),
-            found.verdict,
-        )
+        return {
+            "experiment": group.label,
+            self.name: spread_text(self.metric, *self.score(group)),
+            "against": rival.label,
+            f"difference, {unit}": found.gain if found.seeds else NOTHING,
+            INTERVAL: found.interval or NOTHING,
+            "seeds": ", ".join(text for text in seeds if text),
+            "verdict": found.verdict,
+        }
 
 
 def contests(runs: Sequence[RunFiles]) -> list[Contest]:

@@ -198,7 +198,7 @@ def _final(group: Group, column: str) -> dict[int, float]:
 
 def _going_on(run: RunFiles) -> bool:
     planned = whole_number(run.environment.get("rounds")) or 0
-    return "finished" not in run.environment and int(run.rounds[-1]) < planned
+    return "finished" not in run.environment and run.last_round < planned
 
 
 def _signed(metric: str, value: float) -> str:

@@ -111,6 +111,10 @@ class RunFiles:
     def name(self) -> str:
         return str(self.environment.get("name") or self.folder.absolute().name)
 
+    @property
+    def last_round(self) -> int:
+        return int(self.rounds[-1])
+
     @cached_property
     def cohorts(self) -> tuple[str, ...]:
         """As the run recorded them, in natural order: the place of a cohort is its colour."""
@@ -156,7 +160,7 @@ class RunFiles:
         told = self.environment
         if "finished" in told or "rounds" not in told:
             return True
-        return self.planned is not None and self.planned <= int(self.rounds[-1])
+        return self.planned is not None and self.planned <= self.last_round
 
     @property
     def synthetic(self) -> bool:

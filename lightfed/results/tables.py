@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightfed.results.columns import OF_CLIENTS
@@ -47,6 +47,11 @@ class TextTable:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]]) -> "TextTable":
+        """Rows by their headers, which all rows share."""
+        return cls(tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows))
+
     def without_shared_columns(self, names: tuple[str, ...]) -> tuple["TextTable", str]:
         """The table without those of the named columns that say one thing, and what they say."""
         said = {
@@ -83,28 +88,25 @@ def csv_text(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     return file.getvalue()
 
 
-def headline(run: RunFiles, outcome: Outcome) -> str:
+def headline(run: RunFiles) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 cohorts, 30 rounds, seed 0, 4 ranks`."""
-    told = run.environment
-    method, data = told.get("algorithm"), told.get("dataset")
-    parts = [" on ".join(str(word) for word in (method, data) if word)]
-    if outcome.clients is not None:
-        among = f" in {len(run.cohorts)} cohorts" if len(run.cohorts) > 1 else ""
-        parts.append(f"{outcome.clients:,} {_plural(outcome.clients, 'client')}{among}")
-    parts.append(f"{rounds_text(outcome)} {_plural(outcome.rounds, 'round')}")
-    if told.get("seed") is not None:
-        parts.append(f"seed {told['seed']}")
-    ranks = whole_number(told.get("ranks"))
-    if ranks is not None:
-        parts.append(f"{ranks} {_plural(ranks, 'rank')}")
+    names = [run.environment.get(key) for key in ("algorithm", "dataset")]
+    seed, ranks = run.environment.get("seed"), whole_number(run.environment.get("ranks"))
+    cohorts = f" in {len(run.cohorts)} cohorts" if len(run.cohorts) > 1 else ""
+    parts = (
+        " on ".join(str(name) for name in names if name),
+        None if run.num_clients is None else _counted(run.num_clients, "client") + cohorts,
+        f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
+        None if seed is None else f"seed {seed}",
+        None if ranks is None else _counted(ranks, "rank"),
+    )
     return ", ".join(part for part in parts if part)
 
 
-def measured(run: RunFiles, outcome: Outcome) -> str:
+def measured(outcome: Outcome) -> str:
     """What the clients' own figures are of, in a sentence; empty if there are none."""
-    if math.isnan(outcome.personal):
-        return ""
-    return f"Personal: {run.holds}, on the client's own test samples."
+    text = f"Personal: {outcome.run.holds}, on the client's own test samples."
+    return "" if math.isnan(outcome.personal) else text
 
 
 def key_figures(outcome: Outcome) -> list[Figure]:
@@ -113,7 +115,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
     spread = "mean over clients" if math.isnan(outcome.personal_std) else "mean +- std over clients"
     best = f"best {metric_text(metric, outcome.best)} in round {outcome.best_round}"
     figures = [
-        Figure("rounds", rounds_text(outcome)),
+        Figure("rounds", rounds_text(outcome.run)),
         Figure(
             f"global {name}",
             metric_text(metric, outcome.overall),
@@ -135,7 +137,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
             "train loss",
             metric_text("loss", outcome.train_loss),
             ""
-            if outcome.train_loss_round == outcome.rounds
+            if outcome.train_loss_round == outcome.run.last_round
             else f"of round {outcome.train_loss_round}",
         ),
         _cost("sent up", outcome, outcome.bytes_up),
@@ -156,11 +158,10 @@ def key_figures(outcome: Outcome) -> list[Figure]:
     return [figure for figure in figures if figure.value != NOTHING]
 
 
-def rounds_text(outcome: Outcome) -> str:
+def rounds_text(run: RunFiles) -> str:
     """`60`, or `38 of 60` of a run that is not finished."""
-    if outcome.finished:
-        return str(outcome.rounds)
-    return f"{outcome.rounds} of {outcome.planned or 'any number of'}"
+    of = "" if run.finished else f" of {run.planned or 'any number of'}"
+    return f"{run.last_round}{of}"
 
 
 def cohort_table(outcome: Outcome) -> TextTable:
@@ -170,25 +171,22 @@ def cohort_table(outcome: Outcome) -> TextTable:
     run.
     """
     metric = outcome.client_metric or ""
-    name = readable(metric) or "metric"
-    headers = ("cohort", "clients", name, "std", "worst 10 %", "of the global model")
-    rows = tuple(
-        (
-            cohort.name,
-            count_text(cohort.clients),
-            metric_text(metric, cohort.mean),
-            metric_text(metric, cohort.std),
-            metric_text(metric, cohort.worst10),
-            metric_text(metric, cohort.local),
-            bytes_text(cohort.bytes_up),
-            bytes_text(cohort.bytes_down),
-            flops_text(cohort.flops),
-            _stored(cohort.stored_bytes),
-        )
+    rows = [
+        {
+            "cohort": cohort.name,
+            "clients": count_text(cohort.clients),
+            readable(metric) or "metric": metric_text(metric, cohort.mean),
+            "std": metric_text(metric, cohort.std),
+            "worst 10 %": metric_text(metric, cohort.worst10),
+            "of the global model": metric_text(metric, cohort.local),
+            "up / client": bytes_text(cohort.bytes_up),
+            "down / client": bytes_text(cohort.bytes_down),
+            "compute / client": flops_text(cohort.flops),
+            "stored / client": _stored(cohort.stored_bytes),
+        }
         for cohort in outcome.cohorts
-    )
-    costs = ("up / client", "down / client", "compute / client", "stored / client")
-    return TextTable((*headers, *costs), rows).without_empty_columns()
+    ]
+    return TextTable.of(rows).without_empty_columns()
 
 
 def rounds_table(run: RunFiles, newest: int) -> TextTable:
@@ -214,8 +212,8 @@ def sentence(name: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _plural(number: int, word: str) -> str:
-    return word if number == 1 else f"{word}s"
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def _cell(column: str, value: float) -> str:
