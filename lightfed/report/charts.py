@@ -18,7 +18,7 @@ from lightfed.results.groups import repeated
 from lightfed.results.runfiles import RunFiles
 from lightfed.results.tables import readable
 from lightfed.studies.fedbcd.clouds import clouds, rounds_figure, times_figure, traffic_figure
-from lightfed.studies.flexifed.stages import stages, stages_figure, stages_heading
+from lightfed.studies.flexifed.stages import stages, stages_figure
 from lightfed.studies.flexifed.strategies import studies
 from lightfed.studies.flexifed.strategy_plots import courses_figure, factors_figure
 from lightfed.studies.heterofl.dynamics import dynamic_figure
@@ -96,8 +96,8 @@ def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Cha
 
 def _of_strategies(runs: Sequence[RunFiles], target: float | None) -> Iterator[Chart]:
     for one in stages(runs):
-        several = repeated(method.group for method in one.methods)
-        yield Chart("stages", one.data, stages_heading(one), partial(stages_figure, one), several)
+        draw = partial(stages_figure, one)
+        yield Chart("stages", one.name, one.heading, draw, repeated(one.members))
     for study in studies(runs):
         name, metric = study.topic.name, readable(study.topic.metric)
         compared = [setting for setting in study.settings if len(setting.trials) > 1]
@@ -135,5 +135,5 @@ def _of_levels(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         for kind, (end, figure) in LEVELS.items():
             heading = f"{family.name}: {readable(family.metric)} {end}"
             yield Chart(
-                kind, family.name, heading, partial(figure, family), repeated(family.mixtures)
+                kind, family.name, heading, partial(figure, family), repeated(family.members)
             )

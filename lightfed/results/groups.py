@@ -4,9 +4,10 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -90,24 +91,52 @@ class Experiment:
         return self.group.runs[0].algorithm
 
 
-def runs_of(experiments: Iterable[Experiment | Group]) -> list[RunFiles]:
-    groups = (one.group if isinstance(one, Experiment) else one for one in experiments)
+Member = TypeVar("Member", bound=Experiment | Group)
+
+
+@dataclass(frozen=True)
+class Study(Generic[Member]):
+    """Experiments that are shown together.
+
+    Attributes:
+        name: what they have in common.
+        metric: what is drawn, without `global/` or `personal/`.
+        members: in the order in which they are shown.
+    """
+
+    name: str
+    metric: str
+    members: tuple[Member, ...]
+
+    @property
+    def note(self) -> str:
+        return synthetic_note(self.members)
+
+
+def studied(members: Iterable[Member], name: Callable[[Member], str]) -> list[Study[Member]]:
+    """A study of all members of one name, with the metric that most of its runs would show."""
+    found = gathered(members, name).items()
+    return [Study(name, usual_metric(own), tuple(own)) for name, own in found]
+
+
+def runs_of(members: Iterable[Experiment | Group]) -> list[RunFiles]:
+    groups = (one.group if isinstance(one, Experiment) else one for one in members)
     return [run for group in groups for run in group.runs]
 
 
-def repeated(groups: Iterable[Experiment | Group]) -> bool:
+def repeated(members: Iterable[Experiment | Group]) -> bool:
     """Whether some experiment was run with several seeds."""
-    return any(len(runs_of([one])) > 1 for one in groups)
+    return any(len(runs_of([one])) > 1 for one in members)
 
 
-def synthetic_note(groups: Iterable[Experiment | Group]) -> str:
+def synthetic_note(members: Iterable[Experiment | Group]) -> str:
     """For the end of a title: whether some run was of synthetic data."""
-    return max((run.note for run in runs_of(groups)), default="")
+    return max((run.note for run in runs_of(members)), default="")
 
 
-def usual_metric(groups: Iterable[Experiment | Group]) -> str:
+def usual_metric(members: Iterable[Experiment | Group]) -> str:
     """What most runs would show first, without `global/` or `personal/`."""
-    names = [base_name(primary_metric(run)) for run in runs_of(groups)]
+    names = [base_name(primary_metric(run)) for run in runs_of(members)]
     return Counter(names).most_common(1)[0][0]
 
 

@@ -156,7 +156,7 @@ def test_a_combination_is_named_by_its_shares(
     tmp_path: Path, clients: dict[str, int], name: str
 ) -> None:
     run = _run(tmp_path, "run", clients, 0.5)
-    assert _family([run]).mixtures[0].combination == name
+    assert _family([run]).members[0].combination == name
 
 
 def test_fixed_and_dynamic_are_bars_side_by_side(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_seeds_are_one_point_with_a_bar(tmp_path: Path) -> None:
         for seed, score in ((1, 0.5), (2, 0.7))
     ]
     family = _family(runs)
-    (mixture,) = family.mixtures
+    (mixture,) = family.members
     np.testing.assert_allclose(mixture.score("global/accuracy"), (0.6, np.std([0.5, 0.7], ddof=1)))
     assert charts(runs)[0].repeated
 

@@ -132,7 +132,7 @@ def test_another_metric_than_accuracy_is_drawn_too(tmp_path: Path) -> None:
     first = _write(tmp_path, "unmeasured", metrics={"train_loss": (1, 1), **SENT})
     runs = [_write(tmp_path, "DisPFL", seed, metrics=metrics) for seed in (1, 2)]
     (found,) = stages([first, *runs])
-    assert (found.metric, len(found.methods)) == ("perplexity", 1)
+    assert (found.metric, len(found.members)) == ("perplexity", 1)
     assert _axes(found).get_yscale() == "log"
 
 

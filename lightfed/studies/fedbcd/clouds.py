@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,16 +31,15 @@ from lightfed.results.groups import (
     Course,
     Experiment,
     Group,
+    Study,
     grouped,
     runs_of,
-    synthetic_note,
-    usual_metric,
+    studied,
 )
 from lightfed.results.outcome import mean_and_std, reached_by_all, when_reached
 from lightfed.results.runfiles import Floats, RunFiles
 from lightfed.results.tables import readable
 from lightfed.results.units import unit_of
-from lightfed.results.variants import gathered
 from lightfed.studies.heterofl.panels import KINDS
 
 if TYPE_CHECKING:
@@ -95,24 +94,7 @@ class Cloud(Experiment):
         return course, np.stack(places).mean(axis=0)
 
 
-@dataclass(frozen=True)
-class Clouds:
-    """What shares a picture: data, its division, and how many devices are active.
-
-    Attributes:
-        name: of all that.
-        metric: without `global/` or `personal/`.
-        members: in the order of the methods, then of B.
-    """
-
-    name: str
-    metric: str
-    members: tuple[Cloud, ...]
-
-    @property
-    def title(self) -> str:
-        """The first line over a panel."""
-        return f"{self.name}{synthetic_note(self.members)}"
+Clouds = Study[Cloud]
 
 
 @dataclass(frozen=True)
@@ -131,10 +113,15 @@ def timed(run: RunFiles) -> bool:
 
 
 def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
-    """The settings of all runs that have virtual time, in the order of the first run of each."""
+    """The settings of all runs that have virtual time, in the order of the first run of each.
+
+    What shares a picture: data, its division, and how many devices are active.
+    """
     groups = grouped([run for run in runs if timed(run)])
-    members = [cloud for group in groups if (cloud := _cloud(group))]
-    return [_clouds(name, own) for name, own in gathered(members, _setting).items()]
+    found = studied((cloud for group in groups if (cloud := _cloud(group))), _setting)
+    # in the order of the methods, then of B
+    order = [sorted(one.members, key=lambda m: (PLACES[m.method], m.share)) for one in found]
+    return [replace(one, members=tuple(own)) for one, own in zip(found, order, strict=True)]
 
 
 def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
@@ -147,7 +134,7 @@ def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
     figure = new_figure(6.2 * len(columns), 5.0, theme, pad=0.1)
     grid = figure.subplots(1, len(columns), sharey=True, squeeze=False)
     for axes, column in zip(grid[0], columns, strict=True):
-        title = f"{found.title}\n{readable(column)}, sync clouds"
+        title = f"{found.name}{found.note}\n{readable(column)}, sync clouds"
         dress(axes, theme, title=title, x_label="round", y_label=readable(found.metric))
         for line in lines:
             course = line.member.group.course(column)
@@ -194,7 +181,7 @@ def _waiting_figure(
     grid = figure.subplots(len(columns), len(methods), sharex=True, sharey="row", squeeze=False)
     for row, column in zip(grid, columns, strict=True):
         for axes, method in zip(row, methods, strict=True):
-            title = f"{found.title}\n{method}: {readable(column)}"
+            title = f"{found.name}{found.note}\n{method}: {readable(column)}"
             label = readable(found.metric)
             dress(axes, theme, title=title, x_label=x_label, y_label=label)
             for line in lines:
@@ -247,11 +234,6 @@ def _setting(member: Cloud) -> str:
     if told.get("data.partition.class_path", "").endswith("Diversity"):
         parts.append(f"diversity {told.get('data.partition.init_args.classes')}")
     return ", ".join([*parts, f"|Q_n| = {told.get(f'{_INIT}.active')}"])
-
-
-def _clouds(name: str, members: Sequence[Cloud]) -> Clouds:
-    ordered = sorted(members, key=lambda m: (PLACES[m.method], m.share))
-    return Clouds(name, usual_metric(members), tuple(ordered))
 
 
 def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:

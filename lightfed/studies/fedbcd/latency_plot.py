@@ -6,7 +6,7 @@ After Wu et al., AAAI 2021, arXiv:2012.13900, eq. (7) and (8).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def latency_figure(title: str, servers: int, found: Sequence[Latency], theme: Th
     exact, limit = np.array([(one.ratio, one.asymptotic) for one in ordered]).T
     curve(axes, share, exact, colour=colour_of(0), label="exact")
     curve(axes, share, limit, colour=theme.muted, label="asymptotic (8)", line="--")
-    looks = {
+    looks: dict[str, dict[str, Any]] = {
         "simulated": {"fmt": "D", "color": theme.ink, "mfc": "none", "markersize": 7, "lw": 0.9},
         "in a run: late ones go on": {
             "fmt": "-s",

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightfed.results.groups import Experiment, Group, grouped, usual_metric
+from lightfed.results.groups import Experiment, Group, Study, grouped, studied
 from lightfed.results.runfiles import RunFiles, whole_number
 from lightfed.results.settings import options
-from lightfed.results.variants import gathered, variants
+from lightfed.results.variants import variants
 
 LETTERS = "abcde"
 UNEVEN = 0.05  # of the clients: what a division without remainder may leave to one level
@@ -99,34 +99,19 @@ class Mixture(Experiment):
         return self.group.score(column)
 
 
-@dataclass(frozen=True)
-class Family:
-    """All experiments with one data set and one model: what shares a picture.
-
-    Attributes:
-        metric: what is drawn, without `global/` or `personal/`.
-        mixtures: in the order in which their runs were named.
-    """
-
-    data: str
-    model: str
-    metric: str
-    mixtures: tuple[Mixture, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.data}, {self.model}"
+class Family(Study[Mixture]):
+    """All experiments with one data set and one model, in the order in which they were named."""
 
     @property
     def splits(self) -> tuple[str, ...]:
         """The divisions of the data, IID before the others."""
-        found = dict.fromkeys(mixture.split for mixture in self.mixtures)
+        found = dict.fromkeys(mixture.split for mixture in self.members)
         return tuple(sorted(found, key=lambda split: split != "IID"))
 
     @property
     def levels(self) -> tuple[str, ...]:
         """All levels that occur, the widest first."""
-        found = {level.name: level.rate for mixture in self.mixtures for level in mixture.levels}
+        found = {level.name: level.rate for mixture in self.members for level in mixture.levels}
         return tuple(sorted(found, key=lambda name: -found[name]))
 
     def place(self, level: str) -> int:
@@ -138,14 +123,14 @@ class Family:
     @property
     def algorithm(self) -> str:
         """That of most federations of several levels, or of all if there are none; not named."""
-        mixed = [m.algorithm for m in self.mixtures if len(m.levels) > 1]
-        every = mixed or [m.algorithm for m in self.mixtures]
+        mixed = [m.algorithm for m in self.members if len(m.levels) > 1]
+        every = mixed or [m.algorithm for m in self.members]
         return Counter(every).most_common(1)[0][0]
 
     @property
     def largest(self) -> Level:
         """The largest model: all sizes are told relative to it."""
-        every = [level for mixture in self.mixtures for level in mixture.levels]
+        every = [level for mixture in self.members for level in mixture.levels]
         return max(every, key=lambda level: level.parameters)
 
 
@@ -153,8 +138,8 @@ def families(runs: Sequence[RunFiles]) -> list[Family]:
     """What can be drawn of sizes: families in which there are models of two widths or more."""
     found = [mixture for group in grouped(runs) if (mixture := _mixture(group))]
     every = [
-        Family(data, model, usual_metric(mixtures), _variants(mixtures))
-        for (data, model), mixtures in gathered(found, lambda m: (m.data, m.model)).items()
+        Family(study.name, study.metric, _variants(study.members))
+        for study in studied(found, lambda mixture: f"{mixture.data}, {mixture.model}")
     ]
     return [family for family in every if len(family.levels) > 1]
 
