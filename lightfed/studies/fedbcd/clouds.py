@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,37 +128,34 @@ def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
 def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
     """Figure 3: methods with sync clouds against rounds; None unless two have two rounds."""
     members, columns = _measured(found, [m for m in found.members if m.sync])
-    columns = columns[::-1]  # personal to the left
     lines = _lines(members, by_share=False)
     if len(lines) < 2:
         return None
+    row = [(f"{readable(c)}, sync clouds", c, lines) for c in columns[::-1]]  # personal to the left
     figure = new_figure(6.2 * len(columns), 5.0, theme, pad=0.1)
     grid = figure.subplots(1, len(columns), sharey=True, squeeze=False)
-    for axes, column in zip(grid[0], columns, strict=True):
-        title = f"{found.name}{found.note}\n{readable(column)}, sync clouds"
-        dress(axes, theme, title=title, x_label="round", y_label=readable(found.metric))
-        for line in lines:
-            course = line.member.group.course(column)
-            _draw(axes, course.rounds, course, line)
+    for axes in _panels(figure, grid, found, row, theme, along=_rounds, x_label="round"):
         whole_ticks(axes)
-    _finish(figure, grid, found.metric, lines, theme)
     return figure
 
 
 def times_figure(found: Clouds, theme: Theme) -> Figure | None:
     """Figure 4: the metric against virtual time; None unless there is something async."""
-    return _waiting_figure(
-        found, found.members, theme, lambda run: run.series(TIME), "virtual seconds"
-    )
+    along, label = (lambda run: run.series(TIME)), "virtual seconds"
+    return _waiting_figure(found, found.members, theme, along, label)
 
 
 def traffic_figure(found: Clouds, theme: Theme) -> Figure | None:
     """The same against bytes between servers, of those whose servers send some."""
     members = [m for m in found.members if all(_sent(run)[-1] > 0 for run in m.group.runs)]
-    most = max((_sent(run)[-1] for m in members for run in m.group.runs), default=0.0)
+    most = max((_sent(run)[-1] for run in runs_of(members)), default=0.0)
     factor, unit = unit_of(most, "B")
     label = f"between servers and coordinator so far ({unit})"
     return _waiting_figure(found, members, theme, lambda run: _sent(run) / factor, label)
+
+
+def _rounds(run: RunFiles) -> Floats:
+    return run.rounds.astype(np.float64)
 
 
 def _sent(run: RunFiles) -> Floats:
@@ -175,21 +173,18 @@ def _waiting_figure(
     members, columns = _measured(found, of)
     lines = _lines(members, by_share=True)
     methods = list(dict.fromkeys(line.member.method for line in lines if line.member.waits))
+    quiet = [line for line in lines if not line.member.waits]
     if all(line.member.sync for line in lines):
         return None
+    panels = [
+        (f"{method}: {readable(column)}", column, own)
+        for column, method in product(columns, methods)
+        if (own := [line for line in lines if line.member.method == method or line in quiet])
+    ]
     figure = new_figure(max(8.0, 6.2 * len(methods)), 0.8 + 4.0 * len(columns), theme, pad=0.1)
     grid = figure.subplots(len(columns), len(methods), sharex=True, sharey="row", squeeze=False)
-    for row, column in zip(grid, columns, strict=True):
-        for axes, method in zip(row, methods, strict=True):
-            title = f"{found.name}{found.note}\n{method}: {readable(column)}"
-            label = readable(found.metric)
-            dress(axes, theme, title=title, x_label=x_label, y_label=label)
-            for line in lines:
-                if line.member.method == method or not line.member.waits:
-                    course, places = line.member.course(column, along)
-                    _draw(axes, places, course, line)
-            axes.set_xlim(left=0)
-    _finish(figure, grid, found.metric, lines, theme)
+    for axes in _panels(figure, grid, found, panels, theme, along=along, x_label=x_label):
+        axes.set_xlim(left=0)
     return figure
 
 
@@ -274,17 +269,28 @@ def _share_colours(shares: Sequence[float]) -> dict[float, str]:
     return {share: colour_of(place) for share, place in places.items()}
 
 
-def _draw(axes: Axes, x: Floats, course: Course, line: Line) -> None:
-    draw_course(axes, x, course, colour=line.colour, line=line.dashes, label="_")
-
-
-def _finish(
-    figure: Figure, grid: np.ndarray, metric: str, lines: Sequence[Line], theme: Theme
-) -> None:
-    """Axes of the metric, and a legend in which each label stands once."""
-    for axes in grid.ravel():
+def _panels(
+    figure: Figure,
+    grid: np.ndarray,
+    found: Clouds,
+    panels: Sequence[tuple[str, str, Sequence[Line]]],
+    theme: Theme,
+    *,
+    along: Along,
+    x_label: str,
+) -> list[Axes]:
+    """Draws panels of title, column and lines, and a legend in which each label stands once."""
+    for axes, (title, column, own) in zip(grid.ravel(), panels, strict=True):
+        title = f"{found.name}{found.note}\n{title}"
+        dress(axes, theme, title=title, x_label=x_label, y_label=readable(found.metric))
+        for line in own:
+            course, x = line.member.course(column, along)
+            draw_course(axes, x, course, colour=line.colour, line=line.dashes, label="_")
+    for axes in grid.ravel():  # which may share their limits
         drawn = [np.asarray(line.get_ydata()) for line in axes.get_lines()]
-        metric_axis(axes, metric, np.concatenate(drawn))
-    for label, line in {line.label: line for line in lines}.items():
+        metric_axis(axes, found.metric, np.concatenate(drawn))
+    lines = {line.label: line for *_, own in panels for line in own}
+    for label, line in lines.items():
         grid[0, 0].plot([], [], line.dashes, color=line.colour, label=label_of(label))
     legend_of_all(figure, grid[0, 0], theme)
+    return list(grid.ravel())
