@@ -134,16 +134,14 @@ def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> P
     )
 
 
-def each_seed_once(runs: Iterable[RunFiles]) -> list[RunFiles]:
+def each_seed_once(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """The longest run of each seed: two would be the same bits twice, and hide the deviation.
 
     Lists of several studies have some experiments in common.
     """
-    longest: dict[object, RunFiles] = {}
-    every = tuple(runs)
-    for run in sorted(every, key=lambda run: len(run.rounds)):
-        longest[run.environment.get("seed", run.folder)] = run
-    return [run for run in every if run in longest.values()]
+    every = sorted(runs, key=lambda run: len(run.rounds))
+    longest = {run.environment.get("seed", run.folder): run for run in every}.values()
+    return [run for run in runs if run in longest]
 
 
 def goal_text(column: str, target: float) -> str:
@@ -154,10 +152,8 @@ def goal_text(column: str, target: float) -> str:
 def resolution_text(runs: Iterable[RunFiles], column: str) -> str:
     """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty where none was."""
     found = sorted({steps for run in runs if (steps := resolution(run, column))})
-    if not found:
-        return ""
-    ends = " to ".join(str(steps) for steps in dict.fromkeys((found[0], found[-1])))
-    return f"{ends} round{'s' * (found[-1] != 1)}"
+    ends = " to ".join(str(steps) for steps in dict.fromkeys((*found[:1], *found[-1:])))
+    return f"{ends} round{'s' * (found[-1] != 1)}" if found else ""
 
 
 def resolution(run: RunFiles, column: str) -> int:

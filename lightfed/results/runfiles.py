@@ -9,10 +9,11 @@ evaluation of which it is a part counts only if there is no earlier one.
 import json
 import re
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -25,6 +26,7 @@ from lightfed.utils.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 # what numpy raises over a file that is not, or only half, one of arrays
 UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
@@ -191,10 +193,8 @@ class RunFiles:
 
     def cohorts_of(self, clients: Integers) -> np.ndarray:
         """The cohort of each of some clients, empty where no evaluation names it, (clients,)."""
-        known: dict[int, str] = {}
-        if self.evaluation is not None:
-            names = self.evaluation.cohort
-            known = dict(zip(self.evaluation.client.tolist(), names, strict=True))
+        found = self.evaluation
+        known = dict(zip(found.client.tolist(), found.cohort, strict=True)) if found else {}
         return np.array([known.get(client, "") for client in clients.tolist()], dtype=np.str_)
 
     def series(self, name: str) -> Floats:
@@ -239,8 +239,8 @@ def _load(folder: Path) -> RunFiles:
         rounds=rounds,
         metrics=metrics,
         evaluation=_read_evaluation(folder / "clients.csv"),
-        split=_read_split(folder / "partition.npz"),
-        gates=_read_gates(folder / "gate.npz"),
+        split=_read_arrays(folder / "partition.npz", _split),
+        gates=_read_arrays(folder / "gate.npz", _gates),
         environment=_read_environment(folder / "environment.json"),
         config=config.read_text("utf-8", "replace") if config.is_file() else None,
     )
@@ -295,33 +295,31 @@ def _by_column(columns: list[str], rows: list[list[float]]) -> dict[str, Floats]
     return {name: table[:, i] for i, name in enumerate(columns)}
 
 
-def _read_split(path: Path) -> Split | None:
+def _read_arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:
+    """What `read` makes of the arrays of an npz file; None where there is no file."""
     if not path.is_file():
         return None
     try:
         with np.load(path, allow_pickle=False) as file:
-            counts = file["train_counts"].astype(np.int64)
-            meta = json.loads(str(file["meta"])) if "meta" in file else {}
-        classes = tuple(str(name) for name in meta.get("classes", ()))
-        _, num_classes = counts.shape
+            return read(file)
     except UNREADABLE as error:
         raise damaged(path, str(error)) from error
+
+
+def _split(file: Mapping[str, np.ndarray]) -> Split:
+    counts = file["train_counts"].astype(np.int64)
+    _, num_classes = counts.shape
+    meta = json.loads(str(file["meta"])) if "meta" in file else {}
+    classes = tuple(str(name) for name in meta.get("classes", ()))
     if len(classes) != num_classes:
         classes = tuple(str(i) for i in range(num_classes))
     return Split(counts=counts, classes=classes, meta=meta)
 
 
-def _read_gates(path: Path) -> Gates | None:
-    if not path.is_file():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            personal = file["personal"].astype(np.float64)
-            number = int(file["round"])
-        _clients, _classes = personal.shape
-    except UNREADABLE as error:
-        raise damaged(path, str(error)) from error
-    return Gates(number, personal)
+def _gates(file: Mapping[str, np.ndarray]) -> Gates:
+    personal = file["personal"].astype(np.float64)
+    _clients, _classes = personal.shape
+    return Gates(int(file["round"]), personal)
 
 
 def _read_environment(path: Path) -> dict[str, Any]:

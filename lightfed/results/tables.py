@@ -63,19 +63,13 @@ class TextTable:
         return self.without(tuple(said)), shared
 
     def without(self, names: Sequence[str]) -> "TextTable":
-        return self._of_columns([i for i, header in enumerate(self.headers) if header not in names])
-
-    def without_empty_columns(self) -> "TextTable":
-        kept = [
-            i
-            for i in range(len(self.headers))
-            if i == 0 or any(row[i] != NOTHING for row in self.rows)
-        ]
-        return self._of_columns(kept)
-
-    def _of_columns(self, kept: Sequence[int]) -> "TextTable":
+        kept = [i for i, header in enumerate(self.headers) if header not in names]
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return TextTable(tuple(self.headers[i] for i in kept), rows)
+
+    def without_empty_columns(self) -> "TextTable":
+        _, *columns = zip(self.headers, *self.rows, strict=True)
+        return self.without([header for header, *own in columns if {*own} <= {NOTHING}])
 
 
 def csv_text(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
@@ -114,48 +108,33 @@ def key_figures(outcome: Outcome) -> list[Figure]:
     metric, name = outcome.metric, readable(outcome.metric)
     spread = "mean over clients" if math.isnan(outcome.personal_std) else "mean +- std over clients"
     best = f"best {metric_text(metric, outcome.best)} in round {outcome.best_round}"
-    figures = [
-        Figure("rounds", rounds_text(outcome.run)),
-        Figure(
-            f"global {name}",
-            metric_text(metric, outcome.overall),
-            best if outcome.primary.startswith("global/") else "",
-        ),
-        Figure(
-            f"personal {name}",
-            spread_text(metric, outcome.personal, outcome.personal_std),
-            best if outcome.primary.startswith("personal/") else spread,
-        ),
-        Figure(f"worst 10 % {name}", metric_text(metric, outcome.worst10), "mean of that tenth"),
+    old_loss = outcome.train_loss_round != outcome.run.last_round
+    per_client = _each(flops_text(outcome.per_client(outcome.flops)))
+    in_all = f"{seconds_text(outcome.seconds)} in all"
+    personal = spread_text(metric, outcome.personal, outcome.personal_std)
+    own_best = {outcome.primary.partition("/")[0]: best}
+    figures = (
+        ("rounds", rounds_text(outcome.run), ""),
+        (f"global {name}", metric_text(metric, outcome.overall), own_best.get("global", "")),
+        (f"personal {name}", personal, own_best.get("personal", spread)),
+        (f"worst 10 % {name}", metric_text(metric, outcome.worst10), "mean of that tenth"),
         *(
-            Figure(
-                f"{OF_CLIENTS[kind][0]} {name}", spread_text(metric, *values), OF_CLIENTS[kind][1]
-            )
+            (f"{OF_CLIENTS[kind][0]} {name}", spread_text(metric, *values), OF_CLIENTS[kind][1])
             for kind, values in outcome.of_clients.items()
         ),
-        Figure(
+        (
             "train loss",
             metric_text("loss", outcome.train_loss),
-            ""
-            if outcome.train_loss_round == outcome.run.last_round
-            else f"of round {outcome.train_loss_round}",
+            f"of round {outcome.train_loss_round}" * old_loss,
         ),
         _cost("sent up", outcome, outcome.bytes_up),
         _cost("sent down", outcome, outcome.bytes_down),
-        Figure("between servers", bytes_text(outcome.server_bytes), "beside what clients send"),
-        Figure(
-            "compute",
-            flops_text(outcome.flops),
-            _each(flops_text(outcome.per_client(outcome.flops))),
-        ),
-        Figure("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
-        Figure(
-            "time per round",
-            seconds_text(outcome.seconds_per_round),
-            f"{seconds_text(outcome.seconds)} in all",
-        ),
-    ]
-    return [figure for figure in figures if figure.value != NOTHING]
+        ("between servers", bytes_text(outcome.server_bytes), "beside what clients send"),
+        ("compute", flops_text(outcome.flops), per_client),
+        ("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
+        ("time per round", seconds_text(outcome.seconds_per_round), in_all),
+    )
+    return [Figure(*figure) for figure in figures if figure[1] != NOTHING]
 
 
 def rounds_text(run: RunFiles) -> str:
@@ -223,8 +202,8 @@ def _cell(column: str, value: float) -> str:
     return text(value) if math.isfinite(value) else NOTHING
 
 
-def _cost(label: str, outcome: Outcome, value: float) -> Figure:
-    return Figure(label, bytes_text(value), _each(bytes_text(outcome.per_client(value))))
+def _cost(label: str, outcome: Outcome, value: float) -> tuple[str, str, str]:
+    return label, bytes_text(value), _each(bytes_text(outcome.per_client(value)))
 
 
 def _stored(value: float) -> str:
