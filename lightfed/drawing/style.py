@@ -275,7 +275,7 @@ def whole_ticks(axes: Axes) -> None:
 def spans_decades(series: Sequence[Floats]) -> bool:
     """Whether all finite values are positive and the largest is over 50 times the smallest."""
     finite = np.concatenate([values[np.isfinite(values)] for values in series])
-    return len(finite) > 0 and finite.min() > 0 and finite.max() > 50 * finite.min()
+    return bool(len(finite) and finite.min() > 0 and finite.max() > 50 * finite.min())
 
 
 def literal(text: str) -> str:

@@ -123,7 +123,7 @@ def _of_methods(runs: Sequence[RunFiles], target: float | None) -> Iterator[Char
     for one in found:
         heading = f"{one.name}: {OURS} against the best baseline, by client"
         draw = partial(differences_figure, one)
-        yield Chart("differences", one.name, heading, draw, repeated(one.methods))
+        yield Chart("differences", one.name, heading, draw, repeated(one.members))
         heading = f"{one.name}: bytes and FLOPs to a target"
         yield Chart("costs", one.name, heading, partial(costs_figure, one, target))
     for study in robustness(found):

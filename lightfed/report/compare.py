@@ -108,7 +108,7 @@ class Comparison:
     @property
     def told_contests(self) -> list[Contest]:
         """Those that no table of a protocol tells already."""
-        told = [{(m.group, p.column) for m in p.methods} for p in self.protocols]
+        told = [{(m.group, p.column) for m in p.members} for p in self.protocols]
         return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in told)]
 
 

@@ -68,12 +68,12 @@ def differences_figure(protocol: Protocol, theme: Theme) -> Figure | None:
 def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figure | None:
     """Bytes and FLOPs to the target, a bar per method; None where nobody got there."""
     target = protocol.target(asked)
-    costs = {m.label: m.cost(protocol.metric, target) for m in protocol.methods}
+    costs = {m.label: m.cost(protocol.metric, target) for m in protocol.members}
     if all(math.isnan(cost.rounds) for cost in costs.values()):
         return None
     figure = new_figure(11.0, 1.6 + 0.36 * len(costs), theme, pad=0.1)
     grid = figure.subplots(1, 2, sharey=True)
-    colours = [colour_of(PLACES[method.name]) for method in protocol.methods]
+    colours = [colour_of(PLACES[method.name]) for method in protocol.members]
     goal = goal_text(protocol.column, target)
     resolution = resolution_text(protocol.runs, protocol.column)
     title = f"{protocol.name}: costs to {goal}, resolution {resolution}{protocol.note}"
@@ -129,7 +129,7 @@ def robustness(protocols: Sequence[Protocol]) -> list[Robustness]:
     """What can be drawn of classes per client and of gamma."""
     members: dict[Terms, tuple[dict[str, str], dict[float, Protocol]]] = {}
     for protocol in protocols:
-        options = protocol.methods[0].options
+        options = protocol.members[0].options
         for factor in FACTORS:
             if (value := _number(options.get(factor))) is not None:
                 rest = {name: text for name, text in options.items() if name != factor}
@@ -147,7 +147,7 @@ def robustness_figure(found: Robustness, theme: Theme) -> Figure | None:
     """A line per method over the values of the option; None unless a method has two."""
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for value, protocol in found.protocols.items():
-        for method in protocol.methods:
+        for method in protocol.members:
             mean, std = method.score(found.metric)
             if math.isfinite(mean):
                 lines.setdefault(method.name, []).append((value, mean, std))

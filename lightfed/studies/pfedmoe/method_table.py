@@ -21,7 +21,7 @@ def method_table(protocol: Protocol, asked: float | None) -> TextTable:
         asked: the target of the costs, None for what all methods reached.
     """
     target = protocol.target(asked)
-    return TextTable.of([_row(protocol, method, target) for method in protocol.methods])
+    return TextTable.of([_row(protocol, method, target) for method in protocol.members])
 
 
 def notes(protocol: Protocol, asked: float | None) -> list[str]:

@@ -17,9 +17,9 @@ import numpy as np
 from lightfed.results.groups import (
     Experiment,
     Group,
+    Study,
     grouped,
     runs_of,
-    synthetic_note,
     usual_metric,
 )
 from lightfed.results.intervals import Paired, paired
@@ -90,25 +90,15 @@ class Method(Experiment):
         return Cost(*found.mean(axis=0).tolist())  # NaN where a seed did not get there
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """Methods that were run on equal terms.
+class Protocol(Study[Method]):
+    """Methods on equal terms, in the order of METHODS: pFedMoE and at least one other.
 
-    Attributes:
-        data: as the runs name it.
-        variant: in which options it differs from most of the protocols with that data.
-        metric: without `personal/`.
-        methods: in the order of METHODS: pFedMoE and at least one other.
+    Its name is that of the data, and in which options it differs from most protocols with that.
     """
 
-    data: str
-    variant: str
-    metric: str
-    methods: tuple[Method, ...]
-
     @property
-    def name(self) -> str:
-        return f"{self.data}; {self.variant}" if self.variant else self.data
+    def data(self) -> str:
+        return self.members[0].data
 
     @property
     def column(self) -> str:
@@ -117,15 +107,11 @@ class Protocol:
 
     @property
     def runs(self) -> list[RunFiles]:
-        return runs_of(self.methods)
+        return runs_of(self.members)
 
     @property
     def ours(self) -> Method:
-        return next(method for method in self.methods if method.name == OURS)
-
-    @property
-    def note(self) -> str:
-        return synthetic_note(self.methods)
+        return next(method for method in self.members if method.name == OURS)
 
     def best_other(self, method: Method, *, kind: str | None = None) -> Method | None:
         """The experiment with the best final mean among those of other methods; None without any.
@@ -136,7 +122,7 @@ class Protocol:
         """
         others = [
             other
-            for other in self.methods
+            for other in self.members
             if other.name != method.name
             and kind in (None, other.kind)
             and math.isfinite(other.score(self.metric)[0])
@@ -188,7 +174,7 @@ def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
     ordered = [_told_apart(own) for own in complete]
     told = variants([own[0].options for own in ordered], [own[0].data for own in ordered])
     return [
-        Protocol(own[0].data, variant, usual_metric(own), tuple(own))
+        Protocol("; ".join(filter(None, (own[0].data, variant))), usual_metric(own), tuple(own))
         for own, variant in zip(ordered, told, strict=True)
     ]
 
