@@ -284,5 +284,5 @@ def literal(text: str) -> str:
 
 
 def label_of(name: str) -> str:
-    """A user's name in a legend or beside an axis: literal, and cut where it is very long."""
+    """A user's name in a legend or next to an axis: literal, and cut where it is very long."""
     return literal(name if len(name) <= LABEL_LETTERS else name[: LABEL_LETTERS - 3] + "...")

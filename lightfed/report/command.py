@@ -56,9 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         "--target",
         type=float,
         metavar="ACCURACY",
-        help="in 0..1, from which the speed of FlexiFed's strategies is told (default: what "
+        help="in 0..1, from which the speed of FlexiFed's strategies is counted (default: what "
         "Clustered-FL reached in the end), the virtual time of clouds and the costs of methods "
-        "beside pFedMoE (default: what all did)",
+        "compared with pFedMoE (default: what all did)",
     )
     return parser
 

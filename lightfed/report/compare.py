@@ -1,6 +1,6 @@
 """Several runs side by side: comparison.png, comparison.html and a table with a row per run.
 
-Federations of levels, strategies of FlexiFed, clouds of servers, pFedMoE beside other methods, and
+Federations of levels, strategies of FlexiFed, clouds of servers, pFedMoE and other methods, and
 methods that are measured after aggregation and after local training get charts of their own,
 comparison-*.png. Methods have a table, too, and strategies one by version, which is also a file,
 comparison-strategies.csv. Experiments on equal data are held against each other seed by seed; the
@@ -82,7 +82,7 @@ class Comparison:
         lines: of the common picture: the rows, or where these are many, experiments; none where
             these are many, too.
         studies: of FlexiFed's strategies.
-        protocols: in which pFedMoE stands beside other methods.
+        protocols: in which pFedMoE is compared with other methods.
         contests: the figures in which experiments are held against each other.
         target: that was asked for.
         notes: which runs are not finished.
@@ -106,10 +106,10 @@ class Comparison:
         return StrategyTable(self.studies, self.target) if self.studies else None
 
     @property
-    def told_contests(self) -> list[Contest]:
-        """Those that no table of a protocol tells already."""
-        told = [{(m.group, p.column) for m in p.members} for p in self.protocols]
-        return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in told)]
+    def further_contests(self) -> list[Contest]:
+        """Those that no table of a protocol has already."""
+        known = [{(m.group, p.column) for m in p.members} for p in self.protocols]
+        return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in known)]
 
 
 def compare(
@@ -125,7 +125,7 @@ def compare(
         runs: two or more run folders; a folder named twice counts once.
         output: the folder to write to, made if need be; None: the deepest that holds all runs.
         group: whether runs that differ in the seed alone share a row.
-        target: of the metric, from which the speed of FlexiFed's strategies is told, and the
+        target: of the metric, from which the speed of FlexiFed's strategies is counted, and the
             virtual time of clouds and the costs of methods; None: what Clustered-FL reached in the
             end, what all clouds or methods did.
 
@@ -159,7 +159,7 @@ def compare(
     if found.strategies:
         print_strategies(console, found.strategies)
     print_methods(console, found.protocols, target)
-    print_verdicts(console, found.told_contests)
+    print_verdicts(console, found.further_contests)
     print_line(console, f"page: {page}")
     return page
 
@@ -199,7 +199,7 @@ def comparison_table(
     Args:
         rows: of the table.
         column: of metrics.csv, the metric.
-        target: of it, to which virtual time is told; None: what all that have got it reached.
+        target: of it, to which virtual time is counted; None: what all that have got it reached.
     """
     goal = common_target(rows, column) if target is None else target
     metric = base_name(column)
@@ -260,7 +260,7 @@ def _check_target(found: Comparison) -> None:
     metrics += [protocol.metric for protocol in found.protocols]
     metrics += [found.column] if any(map(timed, found.runs)) else []
     if not metrics:
-        fix = "drop it: it tells the speed of these, and the virtual time of clouds"
+        fix = "drop it: it is for the speed of these, and the virtual time of clouds"
         raise UserError(key, "no run of a strategy of FlexiFed", fix)
     shares = all(map(is_share, metrics))
     if not math.isfinite(target) or (shares and not 0 < target <= 1):
@@ -311,7 +311,7 @@ def _page(
         figures=content,
         dots=[places[row.runs[0]] for row in rows] if places else (),
         note=f"{GROUPED_NOTE.capitalize()}." if repeated(rows) else "",
-        verdicts=verdicts_markup(found.told_contests),
+        verdicts=verdicts_markup(found.further_contests),
     )
 
 

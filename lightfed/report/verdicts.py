@@ -74,8 +74,8 @@ class Contest:
         """Of the best experiment against the next."""
         best = self.best_but(None)
         rival = self.best_but(best)
-        told = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
-        return f"{best.label} {told}."
+        text = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
+        return f"{best.label} {text}."
 
     def table(self) -> TextTable:
         """A row per experiment, against the best of the others."""
@@ -85,7 +85,7 @@ class Contest:
         rival = self.best_but(group)
         found = self.paired(group, rival)
         unit = "points" if is_share(self.metric) else readable(self.metric)
-        seeds = (found.told_seeds, found.lacking(group.label, rival.label))
+        seeds = (found.seeds_label, found.lacking(group.label, rival.label))
         return {
             "experiment": group.label,
             self.name: spread_text(self.metric, *self.score(group)),
@@ -101,10 +101,10 @@ def contests(runs: Sequence[RunFiles]) -> list[Contest]:
     """All figures that two experiments or more have."""
     every = gathered(grouped(runs), _meeting)
     met = {key: groups for key, groups in every.items() if len(groups) > 1}
-    told = variants([_terms(groups[0]) for groups in met.values()], [data for data, _ in met])
+    names = variants([_terms(groups[0]) for groups in met.values()], [data for data, _ in met])
     return [
         contest
-        for ((data, _), groups), variant in zip(met.items(), told, strict=True)
+        for ((data, _), groups), variant in zip(met.items(), names, strict=True)
         for contest in _contests(f"{data}; {variant}" if variant else data, groups)
     ]
 
@@ -160,7 +160,7 @@ def _contests(data: str, groups: Sequence[Group]) -> list[Contest]:
     if any(len(columns) == 2 for columns in stages.values()):
         del found[f"personal {readable(metric)}"]  # which is now the one, now the other
         for stage in (AGGREGATED, TRAINED):
-            own = {group: told[stage] for group, told in stages.items() if stage in told}
+            own = {group: columns[stage] for group, columns in stages.items() if stage in columns}
             found[f"{readable(metric)} {stage}"] = own
     every = [
         Contest(data, metric, name, {g: c for g, c in own.items() if math.isfinite(g.score(c)[0])})

@@ -83,8 +83,8 @@ class Paired:
         return _signed(self.metric, self.difference)
 
     @property
-    def told_seeds(self) -> str:
-        """`3 seeds (0-2)`; seeds that are not the first ones are said not to be."""
+    def seeds_label(self) -> str:
+        """`3 seeds (0-2)`; seeds that are not the first ones are marked so."""
         count = len(self.seeds)
         first = seeds_text(range(count))
         others = "" if self.seeds == tuple(range(count)) else f", not {first}"
@@ -112,7 +112,7 @@ class Paired:
             return f"{over}: {APART}"
         unit = " points" if is_share(self.metric) else ""
         interval = f"{INTERVAL} {self.interval}" if self.interval else ""
-        parts = (f"{self.gain}{unit} {over}", interval, self.told_seeds, self.lacking(own, rival))
+        parts = (f"{self.gain}{unit} {over}", interval, self.seeds_label, self.lacking(own, rival))
         return f"{', '.join(part for part in parts if part)}: {self.verdict}"
 
 

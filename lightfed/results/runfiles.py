@@ -63,7 +63,7 @@ class Split:
     Attributes:
         counts: (clients, classes).
         classes: their names, as many as there are columns.
-        meta: scheme, seed, data set and what else was written beside the counts.
+        meta: scheme, seed, data set and what else was written with the counts.
     """
 
     counts: Integers
@@ -155,12 +155,11 @@ class RunFiles:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end, perhaps before its last round; if nothing tells, it has.
+        """Whether it has come to its end, perhaps early; it has if nothing says so.
 
         A run says so when it ends; one that dies after its last round has all figures, too.
         """
-        told = self.environment
-        if "finished" in told or "rounds" not in told:
+        if "finished" in self.environment or "rounds" not in self.environment:
             return True
         return self.planned is not None and self.planned <= self.last_round
 

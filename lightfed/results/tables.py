@@ -68,7 +68,7 @@ class TextTable:
         return TextTable(tuple(self.headers[i] for i in kept), rows)
 
     def without_empty_columns(self) -> "TextTable":
-        _, *columns = zip(self.headers, *self.rows, strict=True)
+        columns = list(zip(self.headers, *self.rows, strict=True))[1:]
         return self.without([header for header, *own in columns if {*own} <= {NOTHING}])
 
 
@@ -129,7 +129,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
         ),
         _cost("sent up", outcome, outcome.bytes_up),
         _cost("sent down", outcome, outcome.bytes_down),
-        ("between servers", bytes_text(outcome.server_bytes), "beside what clients send"),
+        ("between servers", bytes_text(outcome.server_bytes), "in addition to what clients send"),
         ("compute", flops_text(outcome.flops), per_client),
         ("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
         ("time per round", seconds_text(outcome.seconds_per_round), in_all),

@@ -81,7 +81,7 @@ def test_deviations_are_told_where_there_is_room(
     print_strategies(Console(file=written, width=width), _table(runs))
     (line,) = [line for line in written.getvalue().splitlines() if "*70.00" in line]
     assert ("*80.00 +-" in line, "*80.00" in line) == (there, True)
-    assert "told with a star" in " ".join(written.getvalue().split())
+    assert "marked with a star" in " ".join(written.getvalue().split())
 
 
 def test_the_page_has_the_papers_columns(runs: list[RunFiles], tmp_path: Path) -> None:

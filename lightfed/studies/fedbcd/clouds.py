@@ -204,19 +204,21 @@ def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
 
 
 def _cloud(group: Group) -> Cloud | None:
-    """None for another algorithm, or where the configuration does not tell its servers."""
+    """None for another algorithm, or where the configuration does not name its servers."""
     method = NAMES.get(group.runs[0].algorithm)
     if method is None:
         return None
-    told = group.runs[0].settings
-    servers = _number(told.get(f"{_INIT}.servers"))
+    settings = group.runs[0].settings
+    servers = _number(settings.get(f"{_INIT}.servers"))
     if not servers:
         return None
-    if method == "FedAvg" and float(told.get(f"{_INIT}.mu", 0)) > 0:
+    if method == "FedAvg" and float(settings.get(f"{_INIT}.mu", 0)) > 0:
         method = PROXIMAL
-    if told.get(f"{_INIT}.gamma") in ("0", "0.0"):
+    if settings.get(f"{_INIT}.gamma") in ("0", "0.0"):
         method = ALONE
-    return Cloud(group, told, method, servers, _number(told.get(f"{_INIT}.wait")) or servers)
+    return Cloud(
+        group, settings, method, servers, _number(settings.get(f"{_INIT}.wait")) or servers
+    )
 
 
 def _number(text: str | None) -> int | None:
@@ -225,10 +227,10 @@ def _number(text: str | None) -> int | None:
 
 def _setting(member: Cloud) -> str:
     """As `MNIST, diversity 3, |Q_n| = 3`."""
-    told, parts = member.options, [member.data]
-    if told.get("data.partition.class_path", "").endswith("Diversity"):
-        parts.append(f"diversity {told.get('data.partition.init_args.classes')}")
-    return ", ".join([*parts, f"|Q_n| = {told.get(f'{_INIT}.active')}"])
+    settings, parts = member.options, [member.data]
+    if settings.get("data.partition.class_path", "").endswith("Diversity"):
+        parts.append(f"diversity {settings.get('data.partition.init_args.classes')}")
+    return ", ".join([*parts, f"|Q_n| = {settings.get(f'{_INIT}.active')}"])
 
 
 def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:
@@ -242,7 +244,7 @@ def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], lis
 
 
 def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:
-    """A colour for the method, or for B/N; of two that are alike in it, the runs' name tells."""
+    """A colour for the method, or for B/N; of two alike, also the name of the runs."""
     colours = _share_colours([member.share for member in members if member.waits])
     quiet = [member for member in members if by_share and not member.waits]
     found = []

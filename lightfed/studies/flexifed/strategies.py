@@ -19,7 +19,7 @@ from lightfed.results.variants import difference, gathered, usual
 from lightfed.studies.flexifed.trials import ALONE, BASELINE, PLACES, Trial, trial_of
 
 LIMIT, START, NO_LIMIT = "max_common_layers", "initial", "null"
-# what only Max-Common has; told wherever it is set to anything else
+# what only Max-Common has; named wherever it is set to anything else
 PLAIN = {LIMIT: NO_LIMIT, "share_classifier": "false"}
 
 
@@ -30,7 +30,7 @@ class Topic:
     Attributes:
         data: as the runs name it.
         family: the class of the clients' models.
-        metric: what is told, without `personal/`.
+        metric: what is shown, without `personal/`.
         versions: of the family in all runs given, in natural order: V1, V2 and so on.
     """
 
@@ -130,7 +130,7 @@ class Study:
 
 
 def studies(runs: Sequence[RunFiles]) -> list[Study]:
-    """What can be told of strategies; a data set that only Standalone was run on is no study."""
+    """What can be said of strategies; a data set that only Standalone was run on is no study."""
     once = (replace(group, runs=tuple(each_seed_once(group.runs))) for group in grouped(runs))
     trials = [trial for group in once if (trial := trial_of(group))]
     versions = {

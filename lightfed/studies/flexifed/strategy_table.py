@@ -50,11 +50,11 @@ class StrategyTable:
         """A row per setting and strategy, a star before the best of a setting and version.
 
         Args:
-            spread: whether deviations are told, for which there must be room.
+            spread: whether deviations are shown, for which there must be room.
         """
         rows: list[tuple[str, ...]] = []
         for setting in self.settings:
-            # down the first column, beside the strategies
+            # down the first column, next to the strategies
             names = textwrap.wrap(setting.name, NAME_LETTERS)
             cells = [self._row(setting, name, spread=spread) for name in setting.trials]
             cells += [("",) * len(cells[0])] * (len(names) - len(cells))
@@ -104,16 +104,16 @@ class StrategyTable:
         yield (*first, "mean", "", len(runs), *every)
 
     def notes(self, *, best: str) -> list[str]:
-        """How to read a table; `best` tells how the best are marked."""
+        """How to read a table; `best` says how the best are marked."""
         metrics = dict.fromkeys(study.topic.metric for study in self.studies)
-        told = " and ".join(readable(m) + (" in %" if is_share(m) else "") for m in metrics)
+        names = " and ".join(readable(m) + (" in %" if is_share(m) else "") for m in metrics)
         families = {study.topic.family: study.topic.versions for study in self.studies}
         versions = "; ".join(f"{family} {', '.join(found)}" for family, found in families.items())
         target = f"what {BASELINE} reached in the end" if self.asked is None else f"{self.asked:g}"
         return [
-            f"Final {told}: what each client holds on its own test samples, mean over the clients "
+            f"Final {names}: what each client holds on its own test samples, mean over the clients "
             "(+- sample standard deviation over seeds). The best strategy of a setting and version "
-            f"is told {best}.",
+            f"is marked {best}.",
             f"V1 and so on: {versions}.",
             f"Speed: the first evaluated round in which {BASELINE} reached the target over that of "
             "the strategy, in the mean over all clients; a dash where it was not reached. "
@@ -124,8 +124,8 @@ class StrategyTable:
         """`personal accuracy (resolution 4 rounds)`, of each metric."""
         studies = gathered(self.studies, lambda study: f"personal/{study.topic.metric}")
         runs = {c: runs_of(t for study in own for t in study.trials) for c, own in studies.items()}
-        told = (f"{readable(c)} (resolution {resolution_text(own, c)})" for c, own in runs.items())
-        return " and ".join(told)
+        texts = (f"{readable(c)} (resolution {resolution_text(own, c)})" for c, own in runs.items())
+        return " and ".join(texts)
 
     def _table(self, rows: Sequence[tuple[str, ...]]) -> TextTable:
         headers = ("setting", "strategy", *self.versions, "mean", *PACE)

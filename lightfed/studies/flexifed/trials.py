@@ -26,7 +26,7 @@ PLACES = {name: place for place, name in enumerate(STRATEGIES.values())}  # in t
 VERSIONS, CLIENTS, SHARES = "versions", "clients", "shares"
 VERSION_SETTINGS = ("depth", "layers", "variant")
 CLIENT = "model.clients.{}.model"
-# options that a trial tells elsewhere: strategy, clients, data, and what its version sets
+# options that a trial has elsewhere: strategy, clients, data, and what its version sets
 TOLD = re.compile(
     r"model\.clients\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
     r"|model\.clients\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
@@ -65,7 +65,7 @@ class Trial(Experiment):
 
 
 def trial_of(group: Group) -> Trial | None:
-    """None for another algorithm, or where the files do not tell the cohorts."""
+    """None for another algorithm, or where the files do not name the cohorts."""
     run = group.runs[0]
     strategy = STRATEGIES.get(run.algorithm)
     stated = run.environment.get("cohorts")
@@ -87,12 +87,12 @@ def trial_of(group: Group) -> Trial | None:
     )
 
 
-def _versions(told: Mapping[str, str], cohorts: list[str]) -> dict[str, str]:
-    """The cohort of each version; the cohorts' names are the versions where no setting tells."""
+def _versions(settings: Mapping[str, str], cohorts: list[str]) -> dict[str, str]:
+    """The cohort of each version; the cohorts' names are the versions where no setting does."""
     names = []
     for place, cohort in enumerate(cohorts):
         keys = [f"{CLIENT.format(place)}.init_args.{name}" for name in VERSION_SETTINGS]
-        names.append(next((told[key] for key in keys if key in told), cohort))
+        names.append(next((settings[key] for key in keys if key in settings), cohort))
     if len(set(names)) < len(names):
         names = cohorts
     paired = zip(names, cohorts, strict=True)

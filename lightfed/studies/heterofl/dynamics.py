@@ -43,7 +43,7 @@ def _draw(panel: Panel, theme: Theme) -> None:
     ordered = sorted(panel.mixtures, key=lambda m: [family.levels.index(n) for n in m.names])
     names = list(dict.fromkeys(_text(mixture, family) for mixture in ordered))
     highest = 0.0
-    for dynamic, label in ((False, "fixed level"), (True, "level drawn again for every round")):
+    for dynamic, label in ((False, "fixed level"), (True, "level redrawn every round")):
         own = [mixture for mixture in ordered if mixture.dynamic == dynamic]
         places = np.array([names.index(_text(mixture, family)) for mixture in own])
         scores = np.array([mixture.score(panel.column) for mixture in own]).reshape(-1, 2)

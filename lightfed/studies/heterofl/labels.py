@@ -1,4 +1,4 @@
-"""Texts beside the points of a chart, placed so that they cover neither points nor each other."""
+"""Texts next to the points of a chart, placed so that they cover neither points nor each other."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class Family(Study[Mixture]):
 
     @property
     def largest(self) -> Level:
-        """The largest model: all sizes are told relative to it."""
+        """The largest model: all sizes are given relative to it."""
         every = [level for mixture in self.members for level in mixture.levels]
         return max(every, key=lambda level: level.parameters)
 
@@ -147,39 +147,41 @@ def families(runs: Sequence[RunFiles]) -> list[Family]:
 def _mixture(group: Group) -> Mixture | None:
     """None for runs without widths or parameters, or whose clients' models differ."""
     run = group.runs[0]
-    told = run.settings
-    levels = _levels(run, told)
-    models = {told.get(f"{key}.model.class_path", "") for key in _cohort_keys(told)}
+    settings = run.settings
+    levels = _levels(run, settings)
+    models = {settings.get(f"{key}.model.class_path", "") for key in _cohort_keys(settings)}
     if not levels or len(models) != 1:
         return None
     return Mixture(
         group=group,
-        options=options(told, but=NO_VARIANT, unspoken=UNSPOKEN),
+        options=options(settings, but=NO_VARIANT, unspoken=UNSPOKEN),
         levels=levels,
         model=models.pop().rsplit(".", 1)[-1],
-        split=_split(run, told),
-        dynamic=told.get("model.algorithm.init_args.assignment") == "dynamic",
+        split=_split(run, settings),
+        dynamic=settings.get("model.algorithm.init_args.assignment") == "dynamic",
     )
 
 
-def _cohort_keys(told: Mapping[str, str]) -> list[str]:
+def _cohort_keys(settings: Mapping[str, str]) -> list[str]:
     return list(
-        dict.fromkeys(key[0] for name in told if (key := re.match(r"model\.clients\.\d+", name)))
+        dict.fromkeys(
+            key[0] for name in settings if (key := re.match(r"model\.clients\.\d+", name))
+        )
     )
 
 
-def _levels(run: RunFiles, told: Mapping[str, str]) -> tuple[Level, ...]:
+def _levels(run: RunFiles, settings: Mapping[str, str]) -> tuple[Level, ...]:
     """The levels of a run, cohorts of one width together; none where a file does not tell."""
     stated = run.environment.get("parameters")
     parameters = list(stated.values()) if isinstance(stated, Mapping) else []
-    keys = _cohort_keys(told)
+    keys = _cohort_keys(settings)
     if not keys or len(keys) != len(parameters):
         return ()
     clients: Counter[float] = Counter()
     sizes: dict[float, int] = {}
     for key, count in zip(keys, parameters, strict=True):
-        rate, size = _rate(told, key), whole_number(count)
-        members = told.get(f"{key}.count", "")
+        rate, size = _rate(settings, key), whole_number(count)
+        members = settings.get(f"{key}.count", "")
         if not rate or not size or not members.isdecimal():
             return ()
         clients[rate] += int(members)
@@ -187,9 +189,9 @@ def _levels(run: RunFiles, told: Mapping[str, str]) -> tuple[Level, ...]:
     return tuple(Level(rate, clients[rate], sizes[rate]) for rate in sorted(sizes, reverse=True))
 
 
-def _rate(told: Mapping[str, str], cohort: str) -> float | None:
+def _rate(settings: Mapping[str, str], cohort: str) -> float | None:
     """The width of a cohort: its `rate` or `level`, 1 without both; None where that is none."""
-    rate, level = (told.get(f"{cohort}.{key}", "null") for key in ("rate", "level"))
+    rate, level = (settings.get(f"{cohort}.{key}", "null") for key in ("rate", "level"))
     if rate == "null":
         return 0.5 ** LETTERS.index(level) if level in tuple(LETTERS) else 1.0
     try:
@@ -198,9 +200,9 @@ def _rate(told: Mapping[str, str], cohort: str) -> float | None:
         return None
 
 
-def _split(run: RunFiles, told: Mapping[str, str]) -> str:
+def _split(run: RunFiles, settings: Mapping[str, str]) -> str:
     """`IID`, or the scheme that divided the data."""
-    chosen = told.get("data.partition.class_path", "").rsplit(".", 1)[-1]
+    chosen = settings.get("data.partition.class_path", "").rsplit(".", 1)[-1]
     scheme = str(run.split.meta.get("scheme", chosen)) if run.split else chosen
     return "IID" if scheme in ("Iid", "Iid()") else scheme or "division not known"
 

@@ -140,8 +140,8 @@ def _alone(panel: Panel) -> list[Mixture]:
 
 def _size_label(family: Family) -> str:
     largest = family.largest
-    told = f"{largest.name}: {count_text(largest.parameters)} parameters"
-    return f"average size of the clients' models, relative to the largest ({told})"
+    size = f"{largest.name}: {count_text(largest.parameters)} parameters"
+    return f"average size of the clients' models, relative to the largest ({size})"
 
 
 def _text(mixture: Mixture, family: Family) -> str:
@@ -203,7 +203,7 @@ def _explain(axes: Axes, family: Family, drawn: Sequence[Mixture], theme: Theme)
     for label, (mark, colour) in marks.items():
         axes.plot([], [], mark, color=colour, markersize=SIDE, label=label_of(label))
     if any(mixture.dynamic for mixture in drawn):
-        label, hollow = "levels drawn again for every round", axes.get_facecolor()
+        label, hollow = "levels redrawn every round", axes.get_facecolor()
         axes.plot([], [], "o", color=theme.ink, markersize=SIDE, mfc=hollow, label=label)
     if sum(_is_alone(mixture, family) for mixture in drawn) > 1:
         axes.plot([], [], ":", color=theme.muted, linewidth=1.2, label="one level for all clients")
@@ -216,7 +216,7 @@ def _name(
     lines: Sequence[Sequence[Mixture]],
     theme: Theme,
 ) -> None:
-    """Writes the texts of some mixtures beside their points, off the other points and the lines."""
+    """Writes the texts of some mixtures next to their points, clear of other points and lines."""
     labels = [(*panel.points([mixture])[0, :2].tolist(), text) for mixture, text in texts.items()]
     marks = panel.points(panel.mixtures)[:, :2]
     drawn = [panel.points(line)[:, :2] for line in lines]

@@ -87,10 +87,10 @@ def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figur
         dress(axes, theme, title="", x_label=f"{label} of all clients ({scaled})", y_label="")
         axes.barh(range(len(values)), np.nan_to_num(values) / factor, color=colours)
         for place, value in enumerate(values):
-            told = "not reached" if math.isnan(value) else text(value)
+            end_text = "not reached" if math.isnan(value) else text(value)
             end = float(np.nan_to_num(value)) / factor
             style = {"textcoords": "offset points", "va": "center", "fontsize": 8}
-            axes.annotate(told, (end, place), (4, 0), color=theme.ink, **style)
+            axes.annotate(end_text, (end, place), (4, 0), color=theme.ink, **style)
         axes.set_xlim(0, 1.25 * max(1.0, most) / factor)
         axes.grid(axis="y", visible=False)
     grid[0].set_yticks(range(len(costs)), [literal(name) for name in costs])
@@ -136,10 +136,10 @@ def robustness(protocols: Sequence[Protocol]) -> list[Robustness]:
                 terms = (protocol.data, factor, frozenset(rest.items()))
                 members.setdefault(terms, (rest, {}))[1][value] = protocol
     found = {terms: own for terms, own in members.items() if len(own[1]) > 1}
-    told = variants([rest for rest, _ in found.values()], [data for data, *_ in found])
+    names = variants([rest for rest, _ in found.values()], [data for data, *_ in found])
     return [
         Robustness(data, variant, factor, dict(sorted(own.items())))
-        for ((data, factor, _), (_, own)), variant in zip(found.items(), told, strict=True)
+        for ((data, factor, _), (_, own)), variant in zip(found.items(), names, strict=True)
     ]
 
 

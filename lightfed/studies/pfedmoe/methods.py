@@ -2,7 +2,7 @@
 
 pFedMoE (Yi et al. 2024, https://arxiv.org/abs/2402.01350) is compared with seven methods in one
 protocol: equal data, division, models and work, at learning rates of their own. The paper divides
-them into three kinds, by how clients learn from each other, and tells a method's gain over the best
+them into three kinds, by how clients learn from each other, and gives a method's gain over the best
 of all and of its own kind.
 """
 
@@ -32,7 +32,7 @@ from lightfed.results.variants import gathered, variants
 OURS = "pFedMoE"
 DISTILLATION, MIXING, MUTUAL = "distillation", "model mixing", "mutual learning"
 # by class: as the paper calls it and, of its section 2.1, the kind; that of pFedMoE is the one of
-# private models beside a small shared one, with the last of which, FedAPEN, the section compares it
+# private models and a small shared one, with the last of which, FedAPEN, the section compares it
 METHODS: dict[str, tuple[str, str]] = {
     "PFedMoE": (OURS, MUTUAL),
     "FML": ("FML", MUTUAL),
@@ -172,10 +172,10 @@ def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
     every = gathered(methods, lambda m: (m.data, frozenset(m.options.items()))).values()
     complete = [own for own in every if OURS in (names := {m.name for m in own}) and len(names) > 1]
     ordered = [_told_apart(own) for own in complete]
-    told = variants([own[0].options for own in ordered], [own[0].data for own in ordered])
+    found = variants([own[0].options for own in ordered], [own[0].data for own in ordered])
     return [
         Protocol("; ".join(filter(None, (own[0].data, variant))), usual_metric(own), tuple(own))
-        for own, variant in zip(ordered, told, strict=True)
+        for own, variant in zip(ordered, found, strict=True)
     ]
 
 
@@ -202,9 +202,10 @@ def _told_apart(found: Sequence[Method]) -> list[Method]:
 
 
 def _is_part(method: Method) -> bool:
-    told = method.group.runs[0].settings
+    settings = method.group.runs[0].settings
     return any(
-        told.get(f"model.algorithm.init_args.{key}", whole) != whole for key, whole in PARTS.items()
+        settings.get(f"model.algorithm.init_args.{key}", whole) != whole
+        for key, whole in PARTS.items()
     )
 
 
