@@ -143,9 +143,9 @@ def _draw_band(axes: Axes, run: RunFiles, metric: str, theme: Theme) -> None:
     mean, std = run.series(f"personal/{metric}"), run.series(f"personal/{metric}_std")
     known = np.isfinite(mean) & np.isfinite(std)
     if known.any():
-        low, high, look = mean - std, mean + std, {"alpha": 0.16, "linewidth": 0}
-        x, label = run.rounds[known].astype(np.float64), "personal, \u00b1 std"
-        axes.fill_between(x, low[known], high[known], color=theme.accent, label=label, **look)
+        x, low, high = run.rounds[known].astype(np.float64), mean - std, mean + std
+        band = axes.fill_between(x, low[known], high[known], color=theme.accent, alpha=0.16)
+        band.set(linewidth=0, label="personal, \u00b1 std")
 
 
 def _look(column: str, theme: Theme) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ FEWEST = 4  # pairs of bars for which there is room
 BAR = 0.38  # width, where pairs of bars are 1 apart
 HEADROOM = 1.14  # for the numbers over the bars
 TURN_FROM = 6  # pairs of bars whose numbers stand upright
+# over a bar
+NUMBER: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "fontsize": 7}
+NUMBER |= {"ha": "center", "va": "bottom"}
 
 
 def dynamic_figure(family: Family, theme: Theme) -> Figure | None:
@@ -55,15 +58,8 @@ def _draw(panel: Panel, theme: Theme) -> None:
             if np.isfinite(std):
                 panel.axes.errorbar(at, mean, yerr=std, color=theme.ink, elinewidth=0.9)
             text = f"{100 * mean:.1f}" if is_share(panel.column) else f"{mean:.3g}"
-            place = {
-                "xytext": (0, 2),
-                "textcoords": "offset points",
-                "ha": "center",
-                "va": "bottom",
-            }
             turn = 90 if len(names) >= TURN_FROM else 0
-            look = {"fontsize": 7, "color": theme.muted, "rotation": turn}
-            panel.axes.annotate(text, (at, top), **place, **look)
+            panel.axes.annotate(text, (at, top), rotation=turn, color=theme.muted, **NUMBER)
     panel.axes.grid(axis="x", visible=False)
     panel.axes.set_xticks(range(len(names)), [label_of(name) for name in names])
     panel.axes.set_xlim(-0.6, max(len(names), FEWEST) - 0.4)
