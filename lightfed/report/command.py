@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from lightfed.drawing.summary import print_summary
-from lightfed.report.compare import compare
 from lightfed.report.page import build
 from lightfed.utils.errors import UserError
 
@@ -23,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
         build(asked.runs[0])
         print_summary(asked.runs[0])
         return 0
+    from lightfed.report.comparison import compare
+
     runs = [run for folder in asked.runs for run in _runs_in(folder)]
     compare(runs, output=asked.output, group=asked.group, target=asked.target)
     return 0

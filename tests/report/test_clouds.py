@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from lightfed.drawing.style import LIGHT, PALETTE
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.report.compare import comparison_table
+from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
 from lightfed.results.runfiles import RunFiles, load
 from lightfed.studies.fedbcd.clouds import (

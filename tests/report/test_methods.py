@@ -10,8 +10,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.drawing.style import LIGHT
+from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.report.compare import compare
 from lightfed.results.runfiles import RunFiles, load
 from lightfed.studies.pfedmoe.method_plots import (
     BETTER,

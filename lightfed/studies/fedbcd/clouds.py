@@ -28,15 +28,7 @@ from lightfed.drawing.style import (
     whole_ticks,
 )
 from lightfed.drawing.versus import draw_course
-from lightfed.results.groups import (
-    Course,
-    Experiment,
-    Group,
-    Study,
-    grouped,
-    runs_of,
-    studied,
-)
+from lightfed.results.groups import Course, Experiment, Group, Study, grouped, runs_of, studied
 from lightfed.results.outcome import mean_and_std, reached_by_all, when_reached
 from lightfed.results.runfiles import Floats, RunFiles
 from lightfed.results.tables import readable

@@ -14,14 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightfed.results.groups import (
-    Experiment,
-    Group,
-    Study,
-    grouped,
-    runs_of,
-    usual_metric,
-)
+from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, usual_metric
 from lightfed.results.intervals import Paired, paired
 from lightfed.results.outcome import reached_by_all, traffic, when_reached
 from lightfed.results.runfiles import Floats, RunFiles

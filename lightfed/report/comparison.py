@@ -11,7 +11,7 @@ Runs that are not finished are named, and are in no mean with one that is.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from lightfed.drawing.style import Image, render
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.drawing.versus import comparison_figure
 from lightfed.report.charts import FILES, Chart, charts
+from lightfed.report.final_figures import comparison_table
 from lightfed.report.verdicts import (
     Contest,
     contests,
@@ -30,28 +31,12 @@ from lightfed.report.verdicts import (
     verdicts_csv,
     verdicts_markup,
 )
-from lightfed.results.columns import base_name
 from lightfed.results.groups import Group, common_parent, grouped, repeated, runs_of, singles
-from lightfed.results.intervals import goal_text, resolution_text
-from lightfed.results.outcome import (
-    mean_and_std,
-    outcome_of,
-    primary_metric,
-)
+from lightfed.results.outcome import primary_metric
 from lightfed.results.runfiles import RunFiles, load
-from lightfed.results.tables import TextTable, readable, rounds_text
-from lightfed.results.units import (
-    NOTHING,
-    bytes_text,
-    count_text,
-    flops_text,
-    is_share,
-    seconds_text,
-    spread_text,
-    virtual_text,
-)
-from lightfed.studies.fedbcd.clouds import common_target, time_to, timed
-from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
+from lightfed.results.tables import TextTable, rounds_text
+from lightfed.results.units import is_share
+from lightfed.studies.fedbcd.clouds import timed
 from lightfed.studies.flexifed.strategies import Study, studies
 from lightfed.studies.flexifed.strategy_table import StrategyTable, print_strategies
 from lightfed.studies.pfedmoe.method_table import markup, print_methods
@@ -65,11 +50,7 @@ SPARE = (
 )
 GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
 MOST_LINES = 12  # of one picture that can be told apart
-BAND = "The band is one sample standard deviation over seeds."
-NO_CURVES = "No curves: fewer than two rounds were measured."
-NO_PICTURE = f"No common picture: more than {MOST_LINES} lines cannot be told apart."
 STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
-STAGES = (AGGREGATED, TRAINED)
 
 
 @dataclass(frozen=True)
@@ -191,67 +172,6 @@ def common_metric(runs: Sequence[RunFiles]) -> str:
     return (shared or candidates)[0]
 
 
-def comparison_table(
-    rows: Sequence[Group], column: str, *, target: float | None = None
-) -> TextTable:
-    """One row per run or group: the final figures; columns nobody measured are left out.
-
-    Args:
-        rows: of the table.
-        column: of metrics.csv, the metric.
-        target: of it, to which virtual time is counted; None: what all that have got it reached.
-    """
-    goal = common_target(rows, column) if target is None else target
-    metric = base_name(column)
-    staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
-    cells = [_row(row, column, goal, staged=staged) for row in rows]
-    return TextTable.of(cells).without_empty_columns()
-
-
-def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str]:
-    outcomes = [outcome_of(run, primary=column) for run in row.runs]
-
-    def spread(figure: str, metric: str) -> str:
-        return spread_text(metric, *mean_and_std([getattr(o, figure) for o in outcomes]))
-
-    def mean(text: Callable[[float], str], figure: str) -> str:
-        return text(mean_and_std([getattr(o, figure) for o in outcomes])[0])
-
-    metric = base_name(column)
-    name, clients = readable(metric), [run.num_clients or math.nan for run in row.runs]
-    stages = stage_columns(row, metric) if staged else {}
-    time = time_to(row, column, goal)
-    return {
-        "run": row.label,
-        "seed": _stated(row, "seed"),
-        "algorithm": _stated(row, "algorithm"),
-        "data": _stated(row, "dataset"),
-        "clients": count_text(mean_and_std(clients)[0]),
-        "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
-        f"global {name}": spread("overall", metric),
-        f"local {name}": spread_text(metric, *row.score(f"local/{metric}")),
-        f"personal {name}": spread("personal", metric),
-        **{f"{name} {s}": spread_text(metric, *row.score(stages.get(s, ""))) for s in STAGES},
-        "worst 10 %": spread("worst10", metric),
-        "train loss": spread("train_loss", "loss"),
-        "sent": mean(bytes_text, "sent"),
-        "between servers": mean(bytes_text, "server_bytes"),
-        "compute": mean(flops_text, "flops"),
-        "stored / client": mean(bytes_text, "stored_bytes"),
-        "time / round": mean(seconds_text, "seconds_per_round"),
-        f"virtual time to {goal_text(column, goal)}": virtual_text(*time),
-        "its resolution": (
-            resolution_text(row.runs, column) if math.isfinite(time[0]) else NOTHING
-        ),
-    }
-
-
-def _stated(row: Group, key: str) -> str:
-    """What the environments of the runs say, each answer once."""
-    said = [str(run.environment[key]) for run in row.runs if run.environment.get(key) is not None]
-    return ", ".join(dict.fromkeys(said)) or NOTHING
-
-
 def _check_target(found: Comparison) -> None:
     target, key = found.target, "--target"
     if target is None:
@@ -304,8 +224,8 @@ def _page(
         template="comparison.html",
         lead=_lead(found),
         image=image,
-        caption=BAND if repeated(found.lines) else "",
-        no_image=NO_CURVES if found.lines else NO_PICTURE,
+        repeated=repeated(found.lines),
+        most=None if found.lines else MOST_LINES,
         charts=drawn,
         tables=[*tables, *(part for p in found.protocols for part in markup(p, found.target))],
         figures=content,
