@@ -65,7 +65,9 @@ def method_run(
         "trainer": {"name": stem, "max_epochs": len(course)},
         "model": {
             "algorithm": {"class_path": f"lightfed.algorithms.{algorithm}", "init_args": {"a": 1}},
-            "clients": [{"count": 2, "model": {"class_path": "lightfed.models.MoECNN"}}],
+            "clients": [
+                {"count": 2, "name": algorithm, "model": {"class_path": "lightfed.models.MoECNN"}}
+            ],
             "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": lr}},
             "seed": seed,
         },
