@@ -14,8 +14,8 @@ from matplotlib.image import imread
 from lightfed.cli.command_line import main
 from lightfed.drawing.style import DARK, LIGHT, Theme
 from lightfed.simulation.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
-from lightfed.studies.fedbcd.latency import Cloud, latencies
-from lightfed.studies.fedbcd.latency_plot import LatencyCurves, latency_figure
+from lightfed.studies.fedbcd.latency import Cloud, Estimate, Latency, latencies
+from lightfed.studies.fedbcd.latency_plot import latency_figure
 from lightfed.utils.rng import numpy_generator
 from tests.small import GOLDEN
 
@@ -203,23 +203,13 @@ def test_the_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_what_is_drawn(theme: Theme) -> None:
-    share = np.array([0.5, 1.0])
-    error = np.array([0.01, 0.0])
-    curves = LatencyCurves(
-        title="a $ title",
-        share=share,
-        exact=np.array([0.3, 1.0]),
-        simulated=np.array([0.31, 1.0]),
-        simulated_error=error,
-        asymptotic=np.array([1.4, math.nan]),
-        in_a_run=np.array([0.2, 0.99]),
-        in_a_run_error=error,
-    )
-    figure = latency_figure(curves, theme)
+    first = Latency(5, 0.3, 0.3, Estimate(0.31, 0.01), 1.4, Estimate(0.2, 0.01))
+    whole = Latency(10, 1.0, 1.0, Estimate(1.0, 0.0), math.nan, Estimate(0.99, 0.0))
+    figure = latency_figure("a $ title", 10, [whole, first], theme)
     (axes,) = figure.axes
     drawn = [np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()]
-    for name in ("exact", "simulated", "in_a_run"):
-        assert np.column_stack([share, getattr(curves, name)]).tolist() in drawn
+    for low, high in ((0.3, 1.0), (0.31, 1.0), (0.2, 0.99)):
+        assert [[0.5, low], [1.0, high]] in drawn
     assert [[0.5, 1.4]] in drawn
     low, high = axes.get_ylim()
     assert low <= 0

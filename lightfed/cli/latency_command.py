@@ -80,20 +80,9 @@ def _print(cloud: Cloud, found: Sequence[Latency]) -> None:
 
 def _draw(cloud: Cloud, found: Sequence[Latency], path: Path) -> None:
     from lightfed.drawing.style import LIGHT, png_bytes
-    from lightfed.studies.fedbcd.latency_plot import LatencyCurves, latency_figure
+    from lightfed.studies.fedbcd.latency_plot import latency_figure
 
-    ordered = sorted(found, key=lambda line: line.wait)
-    curves = LatencyCurves(
-        title=_title(cloud),
-        share=np.array([line.wait / cloud.servers for line in ordered]),
-        exact=np.array([line.ratio for line in ordered]),
-        simulated=np.array([line.simulated.value for line in ordered]),
-        simulated_error=np.array([line.simulated.error for line in ordered]),
-        asymptotic=np.array([line.asymptotic for line in ordered]),
-        in_a_run=np.array([line.in_a_run.value for line in ordered]),
-        in_a_run_error=np.array([line.in_a_run.error for line in ordered]),
-    )
-    picture = png_bytes(latency_figure(curves, LIGHT))
+    picture = png_bytes(latency_figure(_title(cloud), cloud.servers, found, LIGHT))
     try:
         path.write_bytes(picture)
     except OSError as error:

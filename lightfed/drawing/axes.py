@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-LOG_FROM = 8.0  # largest over smallest size from which a log axis tells more
+LOG_FROM = 8.0  # largest over smallest size from which a log axis shows more
 TICKS = 6
 MARGIN = 0.07
 

@@ -116,7 +116,7 @@ def _draw_bars(axes: Axes, run: RunFiles, shown: Integers, *, theme: Theme) -> N
 def _draw_heat(axes: Axes, counts: Integers, theme: Theme) -> AxesImage:
     from matplotlib.colors import PowerNorm
 
-    # the square root keeps a class of five samples visible beside one of five hundred
+    # the square root keeps a class of five samples visible next to one of five hundred
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))
     image = heat_map(axes, counts, theme.ramp, norm=norm)
     num_classes, num_clients = counts.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -112,6 +112,20 @@ def png_bytes(figure: Figure) -> bytes:
         buffer, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None}
     )
     return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Image:
+    """One picture as PNG in both colour schemes."""
+
+    light: bytes
+    dark: bytes
+
+
+def render(draw: Callable[[Theme], Figure | None]) -> Image | None:
+    """Draws a figure in both colour schemes; None where there is nothing to draw."""
+    light, dark = draw(LIGHT), draw(DARK)
+    return Image(png_bytes(light), png_bytes(dark)) if light and dark else None
 
 
 def dress(axes: Axes, theme: Theme, *, title: str, x_label: str, y_label: str) -> None:
@@ -261,7 +275,7 @@ def whole_ticks(axes: Axes) -> None:
 def spans_decades(series: Sequence[Floats]) -> bool:
     """Whether all finite values are positive and the largest is over 50 times the smallest."""
     finite = np.concatenate([values[np.isfinite(values)] for values in series])
-    return len(finite) > 0 and finite.min() > 0 and finite.max() > 50 * finite.min()
+    return bool(len(finite) and finite.min() > 0 and finite.max() > 50 * finite.min())
 
 
 def literal(text: str) -> str:
@@ -270,5 +284,5 @@ def literal(text: str) -> str:
 
 
 def label_of(name: str) -> str:
-    """A user's name in a legend or beside an axis: literal, and cut where it is very long."""
+    """A user's name in a legend or next to an axis: literal, and cut where it is very long."""
     return literal(name if len(name) <= LABEL_LETTERS else name[: LABEL_LETTERS - 3] + "...")

@@ -28,11 +28,11 @@ def print_summary(run: Path) -> None:
     outcome = outcome_of(files)
     rows = tuple((figure.label, figure.value, figure.note) for figure in key_figures(outcome))
     console = new_console()
-    print_line(console, f"{files.name}: {headline(files, outcome)}")
+    print_line(console, f"{files.name}: {headline(files)}")
     if files.synthetic:
         print_line(console, "synthetic data")
     print_table(console, TextTable(("figure", "final", "note"), rows), left=(0, 2), spare=("note",))
-    if text := measured(files, outcome):
+    if text := measured(outcome):
         print_line(console, text)
     if outcome.cohorts:
         print_table(console, cohort_table(outcome), spare=COHORT_SPARE)
@@ -71,9 +71,9 @@ def print_table(
         if fits(console, content):
             break
         content = content.without((header,))
-    widths = _full_widths(content)
+    widths = _widths(content, wrapped=False)
     if _total(widths) > console.width:
-        widths = _least_widths(content)
+        widths = _widths(content, wrapped=True)
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     for number, (header, width) in enumerate(zip(content.headers, widths, strict=True)):
         justify: JustifyMethod = "left" if number in left else "right"
@@ -85,22 +85,14 @@ def print_table(
 
 def fits(console: Console, content: TextTable) -> bool:
     """Whether the console is wide enough that no cell is broken."""
-    return _total(_least_widths(content)) <= console.width
+    return _total(_widths(content, wrapped=True)) <= console.width
 
 
-def _least_widths(content: TextTable) -> list[int]:
-    """Characters per column, so that no cell and no word of a header is broken."""
-    words = [header.split() or [""] for header in content.headers]
-    return [
-        max(cell_len(text) for text in (*words[i], *(row[i] for row in content.rows)))
-        for i in range(len(content.headers))
-    ]
-
-
-def _full_widths(content: TextTable) -> list[int]:
-    """Characters per column, so that no header is wrapped either."""
-    least = zip(_least_widths(content), content.headers, strict=True)
-    return [max(width, cell_len(header)) for width, header in least]
+def _widths(content: TextTable, *, wrapped: bool) -> list[int]:
+    """Characters per column, so that no cell is broken, and no header or, if wrapped, its words."""
+    heads = [header.split() if wrapped else [header] for header in content.headers]
+    columns = zip(heads, *content.rows, strict=True)
+    return [max(map(cell_len, (*words, *cells, ""))) for words, *cells in columns]
 
 
 def _total(widths: Sequence[int]) -> int:

@@ -1,34 +1,28 @@
-"""The pictures of a comparison beside its curves, for the runs that have got what they show.
+"""The pictures of a comparison besides its curves, for the runs that have got what they show.
 
 Those of federations of levels, of FlexiFed's strategies, of clouds of servers, of pFedMoE and what
 it is compared with, and of methods that are measured both after aggregation and after local
-training.
+training. templates/comparison.html says how to read each kind.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lightfed.drawing.style import Theme
-from lightfed.results.groups import Experiment, repeated
+from lightfed.results.groups import repeated
 from lightfed.results.runfiles import RunFiles
 from lightfed.results.tables import readable
-from lightfed.studies.fedbcd.clouds import (
-    Clouds,
-    clouds,
-    rounds_figure,
-    times_figure,
-    traffic_figure,
-)
-from lightfed.studies.flexifed.stages import Stages, stages, stages_figure, stages_heading
-from lightfed.studies.flexifed.strategies import Study, studies
+from lightfed.studies.fedbcd.clouds import clouds, rounds_figure, times_figure, traffic_figure
+from lightfed.studies.flexifed.stages import stages, stages_figure
+from lightfed.studies.flexifed.strategies import studies
 from lightfed.studies.flexifed.strategy_plots import courses_figure, factors_figure
 from lightfed.studies.heterofl.dynamics import dynamic_figure
-from lightfed.studies.heterofl.levels import Family, families
+from lightfed.studies.heterofl.levels import families
 from lightfed.studies.heterofl.sizes import combinations_figure, shares_figure
 from lightfed.studies.pfedmoe.method_plots import (
     costs_figure,
@@ -36,23 +30,23 @@ from lightfed.studies.pfedmoe.method_plots import (
     robustness,
     robustness_figure,
 )
-from lightfed.studies.pfedmoe.methods import OURS, Protocol, protocols
+from lightfed.studies.pfedmoe.methods import OURS, protocols
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Draw = Callable[[Theme], "Figure | None"]
-
-SEEDS = "Runs that differ in the seed alone are drawn as their mean +- sample standard deviation."
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of chart: the end of its heading, how to read it, and what draws it."""
-
-    heading: str
-    caption: str
-    draw: Callable[[Family, Theme], Figure | None]
+CLOUDS = {
+    "rounds": ("of sync clouds", rounds_figure),
+    "times": ("against virtual time", times_figure),
+    "traffic": ("against bytes between servers", traffic_figure),
+}
+LEVELS = {
+    "sizes": ("against model size", combinations_figure),
+    "shares": ("between two levels", shares_figure),
+    "dynamic": ("with fixed and with dynamic levels", dynamic_figure),
+}
+KINDS = ("stages", "strategies", "factors", *CLOUDS, "differences", "costs", "robustness", *LEVELS)
+FILES = tuple(f"comparison-{kind}-*.png" for kind in KINDS)
 
 
 @dataclass(frozen=True)
@@ -60,179 +54,86 @@ class Chart:
     """One picture of a comparison.
 
     Attributes:
-        file: its name in the folder of the comparison.
+        kind: one of KINDS.
+        name: what it is of.
         heading: over the picture on the page, and its alternative text.
-        caption: how to read it.
         draw: the figure, None where the runs have not got what it shows.
+        repeated: whether it has means over several seeds, with their deviation.
     """
 
-    file: str
+    kind: str
+    name: str
     heading: str
-    caption: str
-    draw: Draw
+    draw: Callable[[Theme], Figure | None]
+    repeated: bool = False
 
-
-KINDS = {
-    "sizes": Kind(
-        "against model size",
-        "A point is a combination of levels, with equal shares of the clients unless its name "
-        "tells others. It stands at the mean number of parameters of the clients' models.",
-        combinations_figure,
-    ),
-    "shares": Kind(
-        "between two levels",
-        "Along a line the share of the wider level grows from left to right; at its ends all "
-        "clients are of one level.",
-        shares_figure,
-    ),
-    "dynamic": Kind(
-        "with fixed and with dynamic levels",
-        "Fixed: a client keeps its level. Dynamic: it draws its level anew for every round.",
-        dynamic_figure,
-    ),
-}
-
-STAGES_CAPTION = (
-    "The clients' own test samples. Without a server: a client's model as it is aggregated from "
-    "its neighbours', before and after its local training of that round. With a server: the "
-    "server's model, and, where it was measured, each client's copy after local training."
-)
-
-STRATEGIES_CAPTION = (
-    "What each client holds on its own test samples, mean over the clients: all of them, then "
-    "those of each version. Dotted: the target that tells the speed."
-)
-FACTORS_CAPTION = (
-    "Along a line only what is below it differs; the values stand at equal distances. A point is "
-    "an experiment; a line goes through their means."
-)
-
-CLOUDS_CAPTION = (
-    "Personal: each device's own model on its own test samples, mean over the devices. Global: the "
-    "servers' models on the whole test set, mean over the servers. "
-)
-ROUNDS_CAPTION = CLOUDS_CAPTION + "In a round all servers take part."
-TIMES_CAPTION = CLOUDS_CAPTION + (
-    "Servers wait for their slowest active device, the coordinator for the first B of N servers. "
-    "Methods with one model for all wait for every server."
-)
-TRAFFIC_CAPTION = CLOUDS_CAPTION + (
-    "Servers and coordinator send each other one model up and one down for every server that is "
-    "waited for; what devices send is not among these bytes."
-)
-
-DIFFERENCES_CAPTION = (
-    "What each client holds on its own test samples at the last evaluation; a difference is that "
-    "of two runs of one seed, whose clients hold the same data."
-)
-COSTS_CAPTION = (
-    "Until the mean over the clients was first measured to be as good as the target; mean over the "
-    "seeds."
-)
-ROBUSTNESS_CAPTION = "Along a line only what is below it differs; bars are deviations over seeds."
-
-PICTURES = (
-    *("stages", "strategies", "factors", "rounds", "times", "traffic"),
-    *("differences", "costs", "robustness", *KINDS),
-)
-FILES = tuple(f"comparison-{name}-*.png" for name in PICTURES)
+    @property
+    def file(self) -> str:
+        """Its name in the folder of the comparison."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        return f"comparison-{self.kind}-{slug}.png"
 
 
 def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Chart]:
     """All that may be drawn of the runs.
 
     None unless clients' models have different widths, strategies of FlexiFed, clouds of servers or
-    pFedMoE beside another method were run, or clients were measured both after aggregation and
-    after local training.
+    pFedMoE and another method were run, or clients were measured both after aggregation and after
+    local training.
 
     Args:
         runs: those that are compared.
         target: of the metric, drawn with the strategies; None: what Clustered-FL reached. Of the
             costs of methods; None: what all of them reached.
     """
-    found = studies(runs)
     return [
-        *map(_stages_chart, stages(runs)),
-        *(chart for study in found for chart in _strategy_charts(study, target)),
-        *(chart for one in clouds(runs) for chart in _cloud_charts(one)),
-        *_method_charts(protocols(runs), target),
-        *_level_charts(runs),
+        *_of_strategies(runs, target),
+        *_of_clouds(runs),
+        *_of_methods(runs, target),
+        *_of_levels(runs),
     ]
 
 
-def _stages_chart(found: Stages) -> Chart:
-    caption = _of_seeds(STAGES_CAPTION, found.methods)
-    draw = partial(stages_figure, found)
-    return _chart("stages", found.data, stages_heading(found), caption, draw)
+def _of_strategies(runs: Sequence[RunFiles], target: float | None) -> Iterator[Chart]:
+    for one in stages(runs):
+        draw = partial(stages_figure, one)
+        yield Chart("stages", one.name, one.heading, draw, repeated(one.members))
+    for study in studies(runs):
+        name, metric = study.topic.name, readable(study.topic.metric)
+        compared = [setting for setting in study.settings if len(setting.trials) > 1]
+        for i, setting in enumerate(compared):
+            heading = f"{setting.name}: {metric} by strategy"
+            draw = partial(courses_figure, setting, target)
+            several = repeated(setting.trials.values())
+            yield Chart("strategies", f"{name} {i + 1}" if i else name, heading, draw, several)
+        heading = f"{name}: {metric} by versions, clients and common layers"
+        draw, several = partial(factors_figure, study), repeated(study.trials)
+        yield Chart("factors", name, heading, draw, several)
 
 
-def _strategy_charts(study: Study, target: float | None) -> list[Chart]:
-    name, metric = study.topic.name, readable(study.topic.metric)
-    courses = [
-        _chart(
-            "strategies",
-            f"{name} {i + 1}" if i else name,
-            f"{setting.name}: {metric} by strategy",
-            _of_seeds(STRATEGIES_CAPTION, setting.trials.values()),
-            partial(courses_figure, setting, target),
-        )
-        for i, setting in enumerate(s for s in study.settings if len(s.trials) > 1)
-    ]
-    heading = f"{name}: {metric} by versions, clients and common layers"
-    caption = _of_seeds(FACTORS_CAPTION, study.trials)
-    return [*courses, _chart("factors", name, heading, caption, partial(factors_figure, study))]
+def _of_clouds(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+    for one in clouds(runs):
+        for kind, (end, figure) in CLOUDS.items():
+            heading = f"{one.name}: {readable(one.metric)} {end}"
+            yield Chart(kind, one.name, heading, partial(figure, one), repeated(one.members))
 
 
-def _cloud_charts(found: Clouds) -> list[Chart]:
-    told = (
-        ("rounds", "of sync clouds", ROUNDS_CAPTION, rounds_figure),
-        ("times", "against virtual time", TIMES_CAPTION, times_figure),
-        ("traffic", "against bytes between servers", TRAFFIC_CAPTION, traffic_figure),
-    )
-    start = f"{found.name}: {readable(found.metric)}"
-    return [
-        _chart(
-            kind, found.name, f"{start} {end}", _of_seeds(caption, found.members),
-            partial(draw, found),
-        )
-        for kind, end, caption, draw in told
-    ]  # fmt: skip
-
-
-def _method_charts(found: Sequence[Protocol], target: float | None) -> list[Chart]:
-    made = []
+def _of_methods(runs: Sequence[RunFiles], target: float | None) -> Iterator[Chart]:
+    found = protocols(runs)
     for one in found:
         heading = f"{one.name}: {OURS} against the best baseline, by client"
-        caption = _of_seeds(DIFFERENCES_CAPTION, one.methods)
         draw = partial(differences_figure, one)
-        made.append(_chart("differences", one.name, heading, caption, draw))
+        yield Chart("differences", one.name, heading, draw, repeated(one.members))
         heading = f"{one.name}: bytes and FLOPs to a target"
-        draw = partial(costs_figure, one, target)
-        made.append(_chart("costs", one.name, heading, COSTS_CAPTION, draw))
+        yield Chart("costs", one.name, heading, partial(costs_figure, one, target))
     for study in robustness(found):
-        draw = partial(robustness_figure, study)
-        made.append(_chart("robustness", study.name, study.name, ROBUSTNESS_CAPTION, draw))
-    return made
+        yield Chart("robustness", study.name, study.name, partial(robustness_figure, study))
 
 
-def _level_charts(runs: Sequence[RunFiles]) -> list[Chart]:
-    return [
-        _chart(
-            name,
-            family.name,
-            f"{family.name}: {readable(family.metric)} {kind.heading}",
-            _of_seeds(kind.caption, family.mixtures),
-            partial(kind.draw, family),
-        )
-        for family in families(runs)
-        for name, kind in KINDS.items()
-    ]
-
-
-def _chart(kind: str, name: str, heading: str, caption: str, draw: Draw) -> Chart:
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Chart(f"comparison-{kind}-{slug}.png", heading, caption, draw)
-
-
-def _of_seeds(caption: str, experiments: Iterable[Experiment]) -> str:
-    return f"{caption} {SEEDS}" if repeated(experiments) else caption
+def _of_levels(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+    for family in families(runs):
+        for kind, (end, figure) in LEVELS.items():
+            heading = f"{family.name}: {readable(family.metric)} {end}"
+            yield Chart(
+                kind, family.name, heading, partial(figure, family), repeated(family.members)
+            )

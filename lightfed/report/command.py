@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from lightfed.drawing.summary import print_summary
-from lightfed.report.compare import compare
 from lightfed.report.page import build
 from lightfed.utils.errors import UserError
 
@@ -23,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
         build(asked.runs[0])
         print_summary(asked.runs[0])
         return 0
+    from lightfed.report.comparison import compare
+
     runs = [run for folder in asked.runs for run in _runs_in(folder)]
     compare(runs, output=asked.output, group=asked.group, target=asked.target)
     return 0
@@ -56,9 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         "--target",
         type=float,
         metavar="ACCURACY",
-        help="in 0..1, from which the speed of FlexiFed's strategies is told (default: what "
+        help="in 0..1, from which the speed of FlexiFed's strategies is counted (default: what "
         "Clustered-FL reached in the end), the virtual time of clouds and the costs of methods "
-        "beside pFedMoE (default: what all did)",
+        "compared with pFedMoE (default: what all did)",
     )
     return parser
 

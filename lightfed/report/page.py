@@ -1,26 +1,18 @@
 """The page of a run: index.html and its pictures, written into the run's folder."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightfed.drawing.image import Image, render
-from lightfed.drawing.markup import (
-    cards,
-    document,
-    folded,
-    heading,
-    pairs,
-    paragraph,
-    picture,
-    preformatted,
-    table,
-    title,
-    write_file,
-)
-from lightfed.report.plots import PICTURES
+from lightfed.drawing.clients import clients_figure
+from lightfed.drawing.curves import curves_figure
+from lightfed.drawing.heatmap import partition_figure
+from lightfed.drawing.markup import document, write_file
+from lightfed.drawing.style import Image, Theme, render
 from lightfed.results.outcome import Outcome, outcome_of
 from lightfed.results.runfiles import RunFiles, load
 from lightfed.results.tables import (
@@ -31,9 +23,21 @@ from lightfed.results.tables import (
     rounds_table,
     rounds_text,
 )
-from lightfed.studies.dispfl.similarity import similarity_figures
+from lightfed.studies.dispfl.similarity import similarity_figure, similarity_figures
+from lightfed.studies.pfedmoe.gates import gates_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROUNDS_SHOWN = 10
+# by the file in the run folder, where the light one is written; None: nothing to show
+PICTURES: dict[str, Callable[[RunFiles, Theme], Figure | None]] = {
+    "curves.png": curves_figure,
+    "clients.png": clients_figure,
+    "partition.png": partition_figure,
+    "gate.png": gates_figure,
+    "similarity.png": similarity_figure,
+}
 
 
 def build(run: Path) -> Path:
@@ -46,7 +50,7 @@ def build(run: Path) -> Path:
         UserError: the folder is not one of a run, or cannot be read or written.
     """
     files = load(run)
-    images = {kind.file: render(partial(kind.draw, files)) for kind in PICTURES}
+    images = {name: render(partial(draw, files)) for name, draw in PICTURES.items()}
     for name, image in images.items():
         if image is None:
             (run / name).unlink(missing_ok=True)  # a picture of an earlier state would now be wrong
@@ -58,61 +62,31 @@ def build(run: Path) -> Path:
 
 
 def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -> str:
-    body = [
-        title(run.name),
-        paragraph(headline(run, outcome), kind="lead"),
-        *(paragraph(text, kind="note") for text in _notes(run, outcome)),
-        cards([*key_figures(outcome), *similarity_figures(run)]),
-        *_pictures(images),
-        *_cohorts(run, outcome),
-        heading("Last rounds"),
-        table(rounds_table(run, newest=ROUNDS_SHOWN)),
-        *_setup(run),
-    ]
-    return document(run.name, body)
+    return document(
+        run.name,
+        template="run.html",
+        run=run,
+        headline=headline(run),
+        notes=_notes(run, outcome),
+        figures=[*key_figures(outcome), *similarity_figures(run)],
+        images=images,
+        cohorts=cohort_table(outcome),
+        dots=[run.cohorts.index(cohort.name) for cohort in outcome.cohorts],
+        rounds=rounds_table(run, newest=ROUNDS_SHOWN),
+        environment=flattened(run.environment),
+    )
 
 
 def _notes(run: RunFiles, outcome: Outcome) -> list[str]:
     """What a reader must know before the figures."""
-    notes = []
-    if run.synthetic:
-        notes.append("Synthetic data: these figures say nothing about the data set it stands for.")
-    if not outcome.finished:
-        notes.append(f"Not finished: {rounds_text(outcome)} rounds at the time of writing.")
-    if text := measured(run, outcome):
-        notes.append(text)
-    return notes
-
-
-def _pictures(images: Mapping[str, Image | None]) -> list[str]:
-    parts = []
-    for kind in PICTURES:
-        image = images[kind.file]
-        if image is not None:
-            parts.append(heading(kind.heading))
-            parts.append(picture(image, alt=kind.heading, caption=kind.caption))
-        elif kind.missing is not None:
-            parts.append(heading(kind.heading))
-            parts.append(paragraph(kind.missing, kind="note"))
-    return parts
-
-
-def _cohorts(run: RunFiles, outcome: Outcome) -> list[str]:
-    if not outcome.cohorts:
-        return []
-    dots = [run.cohorts.index(cohort.name) for cohort in outcome.cohorts]
-    return [heading("Cohorts"), table(cohort_table(outcome), dots=dots)]
-
-
-def _setup(run: RunFiles) -> list[str]:
-    parts = [heading("Set-up")]
-    if run.config is None:
-        parts.append(paragraph("The run left no config.yaml.", kind="note"))
-    else:
-        parts.append(folded("Configuration", preformatted(run.config)))
-    if run.environment:
-        parts.append(folded("Environment", pairs(flattened(run.environment))))
-    return parts
+    synthetic = "Synthetic data: these figures say nothing about the data set it stands for."
+    unfinished = f"Not finished: {rounds_text(run)} rounds at the time of writing."
+    personal = measured(outcome)
+    return [
+        *([synthetic] if run.synthetic else []),
+        *([] if run.finished else [unfinished]),
+        *([personal] if personal else []),
+    ]
 
 
 def flattened(environment: Mapping[str, Any]) -> list[tuple[str, str]]:

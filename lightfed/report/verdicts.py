@@ -5,8 +5,6 @@ figures that mean the same for all of them: a client after aggregation is not he
 has just trained, whichever column of metrics.csv either of them is in.
 """
 
-import csv
-import io
 import itertools
 import math
 import re
@@ -15,19 +13,18 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from lightfed.drawing.markup import heading, paragraph, table
+from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import print_line
-from lightfed.results.groups import Group, grouped, usual_metric
+from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
 from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
 from lightfed.results.runfiles import RunFiles
 from lightfed.results.settings import options
-from lightfed.results.tables import TextTable, readable
+from lightfed.results.tables import TextTable, csv_text, readable
 from lightfed.results.units import NOTHING, direction, is_share, spread_text
-from lightfed.results.variants import difference, usual
+from lightfed.results.variants import gathered, variants
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
 from lightfed.studies.pfedmoe.methods import UNSPOKEN
 
-Terms = tuple[str, frozenset[tuple[str, str]]]
 KINDS = ("global", "local", "personal")
 NO_TERM = re.compile(r"(?!data\.(dataset|partition)\b)")
 NOTE = (
@@ -58,8 +55,7 @@ class Contest:
 
     @property
     def title(self) -> str:
-        note = max((run.note for group in self.columns for run in group.runs), default="")
-        return f"{self.data}: {self.name}{note}"
+        return f"{self.data}: {self.name}{synthetic_note(self.columns)}"
 
     def score(self, group: Group) -> tuple[float, float]:
         """The final value: mean and sample deviation over the seeds."""
@@ -78,90 +74,81 @@ class Contest:
         """Of the best experiment against the next."""
         best = self.best_but(None)
         rival = self.best_but(best)
-        told = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
-        return f"{best.label} {told}."
+        text = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
+        return f"{best.label} {text}."
 
     def table(self) -> TextTable:
         """A row per experiment, against the best of the others."""
-        unit = "points" if is_share(self.metric) else readable(self.metric)
-        headers = (
-            *("experiment", self.name, "against", f"difference, {unit}", INTERVAL),
-            *("seeds", "verdict"),
-        )
-        return TextTable(headers, tuple(self._row(group) for group in self.columns))
+        return TextTable.of([self._row(group) for group in self.columns])
 
-    def _row(self, group: Group) -> tuple[str, ...]:
+    def _row(self, group: Group) -> dict[str, str]:
         rival = self.best_but(group)
         found = self.paired(group, rival)
-        seeds = (found.told_seeds, found.lacking(group.label, rival.label))
-        return (
-            group.label,
-            spread_text(self.metric, *self.score(group)),
-            rival.label,
-            found.gain if found.seeds else NOTHING,
-            found.interval or NOTHING,
-            ", ".join(text for text in seeds if text),
-            found.verdict,
-        )
+        unit = "points" if is_share(self.metric) else readable(self.metric)
+        seeds = (found.seeds_label, found.lacking(group.label, rival.label))
+        return {
+            "experiment": group.label,
+            self.name: spread_text(self.metric, *self.score(group)),
+            "against": rival.label,
+            f"difference, {unit}": found.gain if found.seeds else NOTHING,
+            INTERVAL: found.interval or NOTHING,
+            "seeds": ", ".join(text for text in seeds if text),
+            "verdict": found.verdict,
+        }
 
 
 def contests(runs: Sequence[RunFiles]) -> list[Contest]:
     """All figures that two experiments or more have."""
-    members: dict[Terms, list[Group]] = {}
-    terms: dict[Terms, dict[str, str]] = {}
-    for group in grouped(runs):
-        run = group.runs[0]
-        told = _terms(run)
-        key = (run.data, frozenset(told.items()))
-        terms[key] = told
-        members.setdefault(key, []).append(group)
-    met = {key: groups for key, groups in members.items() if len(groups) > 1}
-    found = []
-    for key, groups in met.items():
-        alike = [terms[other] for other in met if other[0] == key[0]]
-        variant = difference(terms[key], usual(alike))
-        found += _contests(f"{key[0]}; {variant}" if variant else key[0], groups)
-    return found
+    every = gathered(grouped(runs), _meeting)
+    met = {key: groups for key, groups in every.items() if len(groups) > 1}
+    names = variants([_terms(groups[0]) for groups in met.values()], [data for data, _ in met])
+    return [
+        contest
+        for ((data, _), groups), variant in zip(met.items(), names, strict=True)
+        for contest in _contests(f"{data}; {variant}" if variant else data, groups)
+    ]
 
 
 def verdicts_csv(found: Sequence[Contest]) -> str:
     """A line for each experiment, rival and figure; a figure that is not known is empty."""
-    file = io.StringIO()
-    lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(CSV_COLUMNS)
+    lines = []
     for contest in found:
         for own, rival in itertools.combinations(contest.columns, 2):
-            told = contest.paired(own, rival)
-            lines.writerow(_line(contest, own, rival, told))
-            lines.writerow(_line(contest, rival, own, told.mirrored))
-    return file.getvalue()
+            result = contest.paired(own, rival)
+            lines.append(_line(contest, own, rival, result))
+            lines.append(_line(contest, rival, own, result.mirrored))
+    return csv_text(CSV_COLUMNS, lines)
 
 
 def verdicts_markup(found: Sequence[Contest]) -> list[str]:
     """For the page of a comparison."""
-    parts = []
+    part, made = parts(), []
     for contest in found:
-        parts.append(heading(f"{contest.title}, seed by seed"))
-        parts += [paragraph(contest.verdict(), kind="lead"), table(contest.table())]
-    return [*parts, *([paragraph(NOTE, kind="small")] if found else [])]
+        made += [
+            part.heading(f"{contest.title}, seed by seed"),
+            part.paragraph(contest.verdict(), "lead"),
+            part.table(contest.table()),
+        ]
+    return [*made, part.paragraph(NOTE, "small")] if made else []
 
 
-def _line(contest: Contest, own: Group, rival: Group, told: Paired) -> tuple[object, ...]:
+def _line(contest: Contest, own: Group, rival: Group, result: Paired) -> tuple[object, ...]:
     """Of the csv file."""
-    ends = ("" if math.isnan(x) else x for x in (told.difference, told.low, told.high))
-    seeds = (len(told.seeds), seeds_text(told.seeds), told.lacking(own.label, rival.label))
+    seeds = (len(result.seeds), seeds_text(result.seeds), result.lacking(own.label, rival.label))
     names = (contest.data, contest.columns[own], own.label, rival.label, contest.columns[rival])
-    return (*names, *seeds, *ends, told.verdict)
+    return (*names, *seeds, result.difference, result.low, result.high, result.verdict)
 
 
-def _terms(run: RunFiles) -> dict[str, str]:
+def _meeting(group: Group) -> tuple[str, frozenset[tuple[str, str]]]:
+    """What two experiments must have in common to be compared."""
+    return group.runs[0].data, frozenset(_terms(group).items())
+
+
+def _terms(group: Group) -> dict[str, str]:
     """How the data set is divided, and among how many."""
-    return {"clients": str(run.num_clients)} | {
-        " ".join(UNSPOKEN.sub("", key).replace(".", " ").split()): (
-            value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
-        )
-        for key, value in options(run.settings, but=NO_TERM).items()
-    }
+    run = group.runs[0]
+    division = options(run.settings, but=NO_TERM, unspoken=UNSPOKEN)
+    return {"clients": str(run.num_clients)} | division
 
 
 def _contests(data: str, groups: Sequence[Group]) -> list[Contest]:
@@ -173,7 +160,7 @@ def _contests(data: str, groups: Sequence[Group]) -> list[Contest]:
     if any(len(columns) == 2 for columns in stages.values()):
         del found[f"personal {readable(metric)}"]  # which is now the one, now the other
         for stage in (AGGREGATED, TRAINED):
-            own = {group: told[stage] for group, told in stages.items() if stage in told}
+            own = {group: columns[stage] for group, columns in stages.items() if stage in columns}
             found[f"{readable(metric)} {stage}"] = own
     every = [
         Contest(data, metric, name, {g: c for g, c in own.items() if math.isfinite(g.score(c)[0])})

@@ -1,19 +1,20 @@
 """The rows of a comparison: each run by itself, or together those that differ in the seed alone."""
 
-import itertools
+import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from lightfed.results.columns import base_name
 from lightfed.results.outcome import last, mean_and_std, primary_metric, traffic
 from lightfed.results.runfiles import Floats, RunFiles
+from lightfed.results.variants import gathered
 
 SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
 SEED_SETTING = re.compile(r"\b\w*seed\w*['\"]?\s*:\s*[^,}\n]*", re.IGNORECASE)
@@ -57,11 +58,8 @@ class Group:
 
     def course(self, column: str) -> Course:
         measured = [run.rounds[np.isfinite(run.series(column))] for run in self.runs]
-        common = measured[0]
-        for rounds in measured[1:]:
-            common = np.intersect1d(common, rounds)
-        places = [np.isin(run.rounds, common) for run in self.runs]
-        paired = list(zip(self.runs, places, strict=True))
+        common = functools.reduce(np.intersect1d, measured)
+        paired = [(run, np.isin(run.rounds, common)) for run in self.runs]
         values = np.stack([run.series(column)[place] for run, place in paired])
         sent = np.stack([traffic(run)[place] for run, place in paired])
         return Course(
@@ -72,26 +70,73 @@ class Group:
         )
 
 
-class Experiment(Protocol):
-    """Something made of runs that differ in the seed alone."""
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """Runs that differ in the seed alone, and what was set for them.
+
+    Attributes:
+        group: its runs; the files of the first speak for all.
+        options: what was set, by short names.
+    """
+
+    group: Group
+    options: Mapping[str, str] = field(repr=False)
 
     @property
-    def group(self) -> Group: ...
+    def data(self) -> str:
+        return self.group.runs[0].data
+
+    @property
+    def algorithm(self) -> str:
+        return self.group.runs[0].algorithm
 
 
-def repeated(experiments: Iterable[Experiment]) -> bool:
+Member = TypeVar("Member", bound=Experiment | Group)
+
+
+@dataclass(frozen=True)
+class Study(Generic[Member]):
+    """Experiments that are shown together.
+
+    Attributes:
+        name: what they have in common.
+        metric: what is drawn, without `global/` or `personal/`.
+        members: in the order in which they are shown.
+    """
+
+    name: str
+    metric: str
+    members: tuple[Member, ...]
+
+    @property
+    def note(self) -> str:
+        return synthetic_note(self.members)
+
+
+def studied(members: Iterable[Member], name: Callable[[Member], str]) -> list[Study[Member]]:
+    """A study of all members of one name, with the metric that most of its runs would show."""
+    found = gathered(members, name).items()
+    return [Study(name, usual_metric(own), tuple(own)) for name, own in found]
+
+
+def runs_of(members: Iterable[Experiment | Group]) -> list[RunFiles]:
+    groups = (one.group if isinstance(one, Experiment) else one for one in members)
+    return [run for group in groups for run in group.runs]
+
+
+def repeated(members: Iterable[Experiment | Group]) -> bool:
     """Whether some experiment was run with several seeds."""
-    return any(len(one.group.runs) > 1 for one in experiments)
+    return any(len(runs_of([one])) > 1 for one in members)
 
 
-def synthetic_note(experiments: Iterable[Experiment]) -> str:
+def synthetic_note(members: Iterable[Experiment | Group]) -> str:
     """For the end of a title: whether some run was of synthetic data."""
-    return max((run.note for one in experiments for run in one.group.runs), default="")
+    return max((run.note for run in runs_of(members)), default="")
 
 
-def usual_metric(groups: Iterable[Group]) -> str:
+def usual_metric(members: Iterable[Experiment | Group]) -> str:
     """What most runs would show first, without `global/` or `personal/`."""
-    names = [base_name(primary_metric(run)) for group in groups for run in group.runs]
+    names = [base_name(primary_metric(run)) for run in runs_of(members)]
     return Counter(names).most_common(1)[0][0]
 
 
@@ -106,14 +151,11 @@ def singles(runs: Sequence[RunFiles]) -> list[Group]:
 
 def grouped(runs: Sequence[RunFiles]) -> list[Group]:
     """A row per experiment, in the order in which the first run of each was named."""
-    members: dict[str, list[RunFiles]] = {}
-    for run in runs:
-        members.setdefault(experiment(run), []).append(run)
-    labels = [_label(found) for found in members.values()]
-    groups = []
-    for place, found in enumerate(members.values()):
-        label, same = labels[place], labels[:place].count(labels[place])
-        groups.append(_group(f"{label} #{same + 1}" if same else label, found))
+    groups, times = [], Counter[str]()
+    for found in gathered(runs, identity).values():
+        label = _label(found)
+        times[label] += 1
+        groups.append(_group(f"{label} #{times[label]}" if times[label] > 1 else label, found))
     return groups
 
 
@@ -124,17 +166,17 @@ def _group(label: str, runs: Sequence[RunFiles]) -> Group:
     return Group(label, finished, tuple(run for run in runs if not run.finished))
 
 
-def experiment(run: RunFiles) -> str:
+def identity(run: RunFiles) -> str:
     """What a run shares with the same run of another seed.
 
-    That is its configuration without seeds and without lines that tell where this run is written;
-    where there is no configuration, its name without the seed and what its environment says of it.
+    That is its configuration without seeds and without lines that say where it is written;
+    where there is no configuration, its name without the seed, and what its environment says.
     """
     if run.config is None:
-        told = [run.environment.get(key) for key in ("algorithm", "dataset", "clients", "rounds")]
-        return repr((_stem(run.name), told))
+        keys = ("algorithm", "dataset", "clients", "rounds")
+        return repr((_stem(run.name), [run.environment.get(key) for key in keys]))
     names = {run.name, run.folder.absolute().name}
-    kept = [line for line in run.config.splitlines() if not _tells_place(line, names)]
+    kept = [line for line in run.config.splitlines() if not _names_place(line, names)]
     return SEED_SETTING.sub("", "\n".join(kept))
 
 
@@ -144,7 +186,7 @@ def common_parent(runs: Sequence[RunFiles]) -> Path:
     return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
 
 
-def _tells_place(line: str, names: set[str]) -> bool:
+def _names_place(line: str, names: set[str]) -> bool:
     setting = PLACE_SETTING.match(line)
     parts = re.split(r"[/\\'\"\s]+", setting.group(1)) if setting else []
     return any(part in names for part in parts)
@@ -161,6 +203,5 @@ def _label(runs: Sequence[RunFiles]) -> str:
     stems = {_stem(run.name) for run in runs}
     if len(stems) == 1:
         return stems.pop()
-    letters = zip(*(run.name for run in runs), strict=False)
-    alike = itertools.takewhile(lambda column: len(set(column)) == 1, letters)
-    return "".join(column[0] for column in alike).rstrip("-_. ") or runs[0].name
+    names = [run.name for run in runs]
+    return os.path.commonprefix(names).rstrip("-_. ") or names[0]  # noqa: RUF071 - no paths

@@ -83,8 +83,8 @@ class Paired:
         return _signed(self.metric, self.difference)
 
     @property
-    def told_seeds(self) -> str:
-        """`3 seeds (0-2)`; seeds that are not the first ones are said not to be."""
+    def seeds_label(self) -> str:
+        """`3 seeds (0-2)`; seeds that are not the first ones are marked so."""
         count = len(self.seeds)
         first = seeds_text(range(count))
         others = "" if self.seeds == tuple(range(count)) else f", not {first}"
@@ -112,7 +112,7 @@ class Paired:
             return f"{over}: {APART}"
         unit = " points" if is_share(self.metric) else ""
         interval = f"{INTERVAL} {self.interval}" if self.interval else ""
-        parts = (f"{self.gain}{unit} {over}", interval, self.told_seeds, self.lacking(own, rival))
+        parts = (f"{self.gain}{unit} {over}", interval, self.seeds_label, self.lacking(own, rival))
         return f"{', '.join(part for part in parts if part)}: {self.verdict}"
 
 
@@ -134,16 +134,14 @@ def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> P
     )
 
 
-def each_seed_once(runs: Iterable[RunFiles]) -> list[RunFiles]:
+def each_seed_once(runs: Sequence[RunFiles]) -> list[RunFiles]:
     """The longest run of each seed: two would be the same bits twice, and hide the deviation.
 
     Lists of several studies have some experiments in common.
     """
-    longest: dict[object, RunFiles] = {}
-    every = tuple(runs)
-    for run in sorted(every, key=lambda run: len(run.rounds)):
-        longest[run.environment.get("seed", run.folder)] = run
-    return [run for run in every if run in longest.values()]
+    every = sorted(runs, key=lambda run: len(run.rounds))
+    longest = {run.environment.get("seed", run.folder): run for run in every}.values()
+    return [run for run in runs if run in longest]
 
 
 def goal_text(column: str, target: float) -> str:
@@ -154,10 +152,8 @@ def goal_text(column: str, target: float) -> str:
 def resolution_text(runs: Iterable[RunFiles], column: str) -> str:
     """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty where none was."""
     found = sorted({steps for run in runs if (steps := resolution(run, column))})
-    if not found:
-        return ""
-    ends = " to ".join(str(steps) for steps in dict.fromkeys((found[0], found[-1])))
-    return f"{ends} round{'s' * (found[-1] != 1)}"
+    ends = " to ".join(str(steps) for steps in dict.fromkeys((*found[:1], *found[-1:])))
+    return f"{ends} round{'s' * (found[-1] != 1)}" if found else ""
 
 
 def resolution(run: RunFiles, column: str) -> int:
@@ -198,7 +194,7 @@ def _final(group: Group, column: str) -> dict[int, float]:
 
 def _going_on(run: RunFiles) -> bool:
     planned = whole_number(run.environment.get("rounds")) or 0
-    return "finished" not in run.environment and int(run.rounds[-1]) < planned
+    return "finished" not in run.environment and run.last_round < planned
 
 
 def _signed(metric: str, value: float) -> str:

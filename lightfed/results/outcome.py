@@ -6,15 +6,16 @@ Every number on a page, in a table or in a comparison is computed here, once.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lightfed.results.columns import KINDS, OF_CLIENTS, base_name, is_metric, is_spread, kind_of
-from lightfed.results.runfiles import Evaluation, Floats, RunFiles
+from lightfed.results.runfiles import CLIENT_COSTS, Evaluation, Floats, Integers, RunFiles
 from lightfed.results.units import direction, is_share, lower_is_better
 
 NAN = math.nan
+TOTALS = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")  # over all rounds
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,9 @@ class Outcome:
     """The final figures of a run: the last value that was measured; NaN where none was.
 
     Attributes:
+        run: whose figures these are.
         primary: the column of metrics.csv that stands for the run.
         metric: its name without `global/` or `personal/`.
-        rounds: finished rounds.
-        planned: rounds the run was set up for, None where that is not known.
-        finished: whether the run has come to its end.
-        clients: in the federation, None where that is not known.
         overall: the metric of the global model.
         personal: mean over the clients of what each holds, on its own test samples.
         personal_std: its standard deviation over the clients.
@@ -71,12 +69,9 @@ class Outcome:
         cohorts: in the order of their colours.
     """
 
+    run: RunFiles
     primary: str
     metric: str
-    rounds: int
-    planned: int | None
-    finished: bool
-    clients: int | None
     overall: float
     personal: float
     personal_std: float
@@ -102,7 +97,7 @@ class Outcome:
         return total(np.array([self.bytes_up, self.bytes_down]))
 
     def per_client(self, total: float) -> float:
-        return total / self.clients if self.clients else NAN
+        return total / self.run.num_clients if self.run.num_clients else NAN
 
 
 def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
@@ -110,14 +105,12 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
     primary = primary or primary_metric(run)
     metric = base_name(primary)
     best, best_round = _best(run, primary)
-    seconds = run.series("seconds")
+    totals: dict[str, Any] = {name: total(run.series(name)) for name in TOTALS}
+    timed = int(np.isfinite(run.series("seconds")).sum())
     return Outcome(
+        run=run,
         primary=primary,
         metric=metric,
-        rounds=int(run.rounds[-1]),
-        planned=run.planned,
-        finished=run.finished,
-        clients=run.num_clients,
         overall=last(run.series(f"global/{metric}")),
         personal=last(run.series(f"personal/{metric}")),
         personal_std=_personal_std(run, metric),
@@ -131,13 +124,9 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
         best_round=best_round,
         train_loss=last(run.series("train_loss")),
         train_loss_round=int(run.rounds[np.isfinite(run.series("train_loss"))].max(initial=0)),
-        bytes_up=total(run.series("bytes_up")),
-        bytes_down=total(run.series("bytes_down")),
-        server_bytes=total(run.series("server_bytes")),
-        flops=total(run.series("flops")),
+        **totals,
         stored_bytes=_mean(_client_values(run, "stored_bytes")),
-        seconds=total(seconds),
-        seconds_per_round=total(seconds) / max(1, int(np.isfinite(seconds).sum())),
+        seconds_per_round=totals["seconds"] / max(1, timed),
         client_metric=client_metric(run.evaluation, metric) if run.evaluation else metric,
         cohorts=_cohorts(run, metric),
     )
@@ -188,9 +177,17 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
 
 
-def as_good(values: Floats, target: float, metric: str) -> npt.NDArray[np.bool_]:
-    """Where a metric is as good as a target or better."""
-    return direction(metric) * (values - target) >= 0
+def when_reached(target: float, values: Floats, at: Floats | Integers, metric: str) -> float:
+    """Where in `at` the values of a metric are first as good as a target; NaN where they never are.
+
+    Args:
+        target: of the metric.
+        values: of the metric, (R,).
+        at: for example the rounds of the values, or seconds until then, (R,).
+        metric: whose name says whether less is better.
+    """
+    there = at[direction(metric) * (values - target) >= 0]
+    return float(there[0]) if len(there) else NAN
 
 
 def reached_by_all(runs: Iterable[RunFiles], column: str) -> float:
@@ -272,6 +269,7 @@ def _cohort(
         return _mean(_finite(evaluation, column, member))
 
     scores = _finite(evaluation, metric, member)
+    costs: dict[str, Any] = {name: mean(name) for name in CLIENT_COSTS if name != "samples"}
     return CohortOutcome(
         name=name,
         clients=float(member.sum()),
@@ -279,10 +277,7 @@ def _cohort(
         std=float(scores.std()) if len(scores) else NAN,
         worst10=worst_tenth(scores, metric or ""),
         local=mean(f"local/{metric}"),
-        bytes_up=mean("bytes_up"),
-        bytes_down=mean("bytes_down"),
-        flops=mean("flops"),
-        stored_bytes=mean("stored_bytes"),
+        **costs,
     )
 
 

@@ -9,10 +9,11 @@ evaluation of which it is a part counts only if there is no earlier one.
 import json
 import re
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -20,11 +21,12 @@ import numpy.typing as npt
 
 from lightfed.results.columns import of_cohorts
 from lightfed.results.csvrows import CsvRows, damaged
-from lightfed.results.settings import settings
+from lightfed.results.settings import read_settings
 from lightfed.utils.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 # what numpy raises over a file that is not, or only half, one of arrays
 UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
@@ -61,7 +63,7 @@ class Split:
     Attributes:
         counts: (clients, classes).
         classes: their names, as many as there are columns.
-        meta: scheme, seed, data set and what else was written beside the counts.
+        meta: scheme, seed, data set and what else was written with the counts.
     """
 
     counts: Integers
@@ -111,6 +113,10 @@ class RunFiles:
     def name(self) -> str:
         return str(self.environment.get("name") or self.folder.absolute().name)
 
+    @property
+    def last_round(self) -> int:
+        return int(self.rounds[-1])
+
     @cached_property
     def cohorts(self) -> tuple[str, ...]:
         """As the run recorded them, in natural order: the place of a cohort is its colour."""
@@ -149,14 +155,13 @@ class RunFiles:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end, perhaps before its last round; if nothing tells, it has.
+        """Whether it has come to its end, perhaps early; it has if nothing says so.
 
         A run says so when it ends; one that dies after its last round has all figures, too.
         """
-        told = self.environment
-        if "finished" in told or "rounds" not in told:
+        if "finished" in self.environment or "rounds" not in self.environment:
             return True
-        return self.planned is not None and self.planned <= int(self.rounds[-1])
+        return self.planned is not None and self.planned <= self.last_round
 
     @property
     def synthetic(self) -> bool:
@@ -176,17 +181,19 @@ class RunFiles:
     def data(self) -> str:
         return str(self.environment.get("dataset", "data not known"))
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, str]:
-        """Those of config.yaml by their dotted keys."""
-        return settings(self.config or "")
+        """Those of config.yaml by their dotted keys.
+
+        Raises:
+            UserError: the file is not YAML.
+        """
+        return read_settings(self.config or "", self.folder / "config.yaml")
 
     def cohorts_of(self, clients: Integers) -> np.ndarray:
         """The cohort of each of some clients, empty where no evaluation names it, (clients,)."""
-        known: dict[int, str] = {}
-        if self.evaluation is not None:
-            names = self.evaluation.cohort
-            known = dict(zip(self.evaluation.client.tolist(), names, strict=True))
+        found = self.evaluation
+        known = dict(zip(found.client.tolist(), found.cohort, strict=True)) if found else {}
         return np.array([known.get(client, "") for client in clients.tolist()], dtype=np.str_)
 
     def series(self, name: str) -> Floats:
@@ -231,8 +238,8 @@ def _load(folder: Path) -> RunFiles:
         rounds=rounds,
         metrics=metrics,
         evaluation=_read_evaluation(folder / "clients.csv"),
-        split=_read_split(folder / "partition.npz"),
-        gates=_read_gates(folder / "gate.npz"),
+        split=_read_arrays(folder / "partition.npz", _split),
+        gates=_read_arrays(folder / "gate.npz", _gates),
         environment=_read_environment(folder / "environment.json"),
         config=config.read_text("utf-8", "replace") if config.is_file() else None,
     )
@@ -287,33 +294,31 @@ def _by_column(columns: list[str], rows: list[list[float]]) -> dict[str, Floats]
     return {name: table[:, i] for i, name in enumerate(columns)}
 
 
-def _read_split(path: Path) -> Split | None:
+def _read_arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:
+    """What `read` makes of the arrays of an npz file; None where there is no file."""
     if not path.is_file():
         return None
     try:
         with np.load(path, allow_pickle=False) as file:
-            counts = file["train_counts"].astype(np.int64)
-            meta = json.loads(str(file["meta"])) if "meta" in file else {}
-        classes = tuple(str(name) for name in meta.get("classes", ()))
-        _, num_classes = counts.shape
+            return read(file)
     except UNREADABLE as error:
         raise damaged(path, str(error)) from error
+
+
+def _split(file: Mapping[str, np.ndarray]) -> Split:
+    counts = file["train_counts"].astype(np.int64)
+    _, num_classes = counts.shape
+    meta = json.loads(str(file["meta"])) if "meta" in file else {}
+    classes = tuple(str(name) for name in meta.get("classes", ()))
     if len(classes) != num_classes:
         classes = tuple(str(i) for i in range(num_classes))
     return Split(counts=counts, classes=classes, meta=meta)
 
 
-def _read_gates(path: Path) -> Gates | None:
-    if not path.is_file():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            personal = file["personal"].astype(np.float64)
-            number = int(file["round"])
-        _clients, _classes = personal.shape
-    except UNREADABLE as error:
-        raise damaged(path, str(error)) from error
-    return Gates(number, personal)
+def _gates(file: Mapping[str, np.ndarray]) -> Gates:
+    personal = file["personal"].astype(np.float64)
+    _clients, _classes = personal.shape
+    return Gates(int(file["round"]), personal)
 
 
 def _read_environment(path: Path) -> dict[str, Any]:

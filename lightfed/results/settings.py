@@ -1,9 +1,12 @@
 """The settings in a run's config.yaml by their dotted keys."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-KEY = re.compile(r"([^\s:#'\"][^:]*):(?:\s+(.*))?$")
+import yaml  # type: ignore[import-untyped]
+
+from lightfed.results.csvrows import damaged
 
 # what makes an experiment another one, not where and how it was run
 OPTION = re.compile(
@@ -15,42 +18,44 @@ OPTION = re.compile(
 _FORMER = re.compile(r"^model\.cohorts\b")  # the key's name in version 0.1
 
 
-def options(told: Mapping[str, str], *, but: re.Pattern[str]) -> dict[str, str]:
-    """The settings that make an experiment another one, without those whose keys match `but`."""
-    return {k: value for k, value in told.items() if OPTION.match(k) and not but.match(k)}
+def options(
+    settings: Mapping[str, str], *, but: re.Pattern[str], unspoken: re.Pattern[str]
+) -> dict[str, str]:
+    """The settings that make an experiment another one, by short names; of a class the last name.
+
+    Args:
+        settings: by their dotted keys.
+        but: matches keys that are left out.
+        unspoken: matches the parts of a key that its short name does without.
+    """
+    return {
+        " ".join(unspoken.sub("", key).replace(".", " ").split()): (
+            value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
+        )
+        for key, value in settings.items()
+        if OPTION.match(key) and not but.match(key)
+    }
 
 
-def settings(config: str) -> dict[str, str]:
+def read_settings(config: str, path: Path) -> dict[str, str]:
     """`{"model.clients.0.level": "a", ...}`: every value as the text that stands there.
 
-    Reads YAML as a run writes it: block style, a key or an item a line. Of a value that goes on in
-    further lines the first is taken; a value in braces or brackets is one text.
+    Raises:
+        UserError: `config`, the content of `path`, is not YAML.
     """
-    found: dict[str, str] = {}
-    path: list[tuple[int, str]] = []  # what a line lies in: depth, and key or place in a list
-    for line in config.splitlines():
-        rest = line.lstrip(" ")
-        indent, item = len(line) - len(rest), False
-        while rest.startswith("- "):
-            depth = 2 * indent + 1  # odd: an item may stand below its key without an indent
-            path.append((depth, str(_leave(path, depth) + 1)))
-            inner = rest[1:].lstrip(" ")
-            indent, rest, item = indent + len(rest) - len(inner), inner, True
-        setting = KEY.match(rest)
-        if setting:
-            _leave(path, 2 * indent)
-            path.append((2 * indent, setting.group(1)))
-        value = setting.group(2) if setting else rest if item else None
-        if value:
-            key = ".".join(step for _, step in path)
-            found[_FORMER.sub("model.clients", key)] = value.strip().strip("'\"")
-    return found
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # keeps scalars as text
+    try:
+        content = yaml.load(config, Loader=loader)
+    except yaml.YAMLError as error:
+        raise damaged(path, " ".join(str(error).split())) from error
+    return {_FORMER.sub("model.clients", key): text for key, text in _flat(content) if text}
 
 
-def _leave(path: list[tuple[int, str]], depth: int) -> int:
-    """Steps out of all that is as deep or deeper; the place of the item that lay there, or -1."""
-    place = -1
-    while path and path[-1][0] >= depth:
-        at, step = path.pop()
-        place = int(step) if at == depth and depth % 2 else -1
-    return place
+def _flat(value: object, *path: str) -> Iterator[tuple[str, str]]:
+    """Dotted keys and texts; an item of a list goes by its place."""
+    if isinstance(value, dict | list) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for step, inner in items:
+            yield from _flat(inner, *path, str(step))
+    elif path:
+        yield ".".join(path), str(value)

@@ -1,7 +1,9 @@
 """The tables of a run as text, made once for the terminal and the page."""
 
+import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightfed.results.columns import OF_CLIENTS
@@ -45,6 +47,11 @@ class TextTable:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]]) -> "TextTable":
+        """Rows by their headers, which all rows share."""
+        return cls(tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows))
+
     def without_shared_columns(self, names: tuple[str, ...]) -> tuple["TextTable", str]:
         """The table without those of the named columns that say one thing, and what they say."""
         said = {
@@ -56,43 +63,44 @@ class TextTable:
         return self.without(tuple(said)), shared
 
     def without(self, names: Sequence[str]) -> "TextTable":
-        return self._of_columns([i for i, header in enumerate(self.headers) if header not in names])
-
-    def without_empty_columns(self) -> "TextTable":
-        kept = [
-            i
-            for i in range(len(self.headers))
-            if i == 0 or any(row[i] != NOTHING for row in self.rows)
-        ]
-        return self._of_columns(kept)
-
-    def _of_columns(self, kept: Sequence[int]) -> "TextTable":
+        kept = [i for i, header in enumerate(self.headers) if header not in names]
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return TextTable(tuple(self.headers[i] for i in kept), rows)
 
+    def without_empty_columns(self) -> "TextTable":
+        columns = list(zip(self.headers, *self.rows, strict=True))[1:]
+        return self.without([header for header, *own in columns if {*own} <= {NOTHING}])
 
-def headline(run: RunFiles, outcome: Outcome) -> str:
+
+def csv_text(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A csv file; a number that is not known is an empty field."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(columns)
+    for line in lines:
+        rows.writerow("" if isinstance(x, float) and not math.isfinite(x) else x for x in line)
+    return file.getvalue()
+
+
+def headline(run: RunFiles) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 cohorts, 30 rounds, seed 0, 4 ranks`."""
-    told = run.environment
-    method, data = told.get("algorithm"), told.get("dataset")
-    parts = [" on ".join(str(word) for word in (method, data) if word)]
-    if outcome.clients is not None:
-        among = f" in {len(run.cohorts)} cohorts" if len(run.cohorts) > 1 else ""
-        parts.append(f"{outcome.clients:,} {_plural(outcome.clients, 'client')}{among}")
-    parts.append(f"{rounds_text(outcome)} {_plural(outcome.rounds, 'round')}")
-    if told.get("seed") is not None:
-        parts.append(f"seed {told['seed']}")
-    ranks = whole_number(told.get("ranks"))
-    if ranks is not None:
-        parts.append(f"{ranks} {_plural(ranks, 'rank')}")
+    names = [run.environment.get(key) for key in ("algorithm", "dataset")]
+    seed, ranks = run.environment.get("seed"), whole_number(run.environment.get("ranks"))
+    cohorts = f" in {len(run.cohorts)} cohorts" if len(run.cohorts) > 1 else ""
+    parts = (
+        " on ".join(str(name) for name in names if name),
+        None if run.num_clients is None else _counted(run.num_clients, "client") + cohorts,
+        f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
+        None if seed is None else f"seed {seed}",
+        None if ranks is None else _counted(ranks, "rank"),
+    )
     return ", ".join(part for part in parts if part)
 
 
-def measured(run: RunFiles, outcome: Outcome) -> str:
+def measured(outcome: Outcome) -> str:
     """What the clients' own figures are of, in a sentence; empty if there are none."""
-    if math.isnan(outcome.personal):
-        return ""
-    return f"Personal: {run.holds}, on the client's own test samples."
+    text = f"Personal: {outcome.run.holds}, on the client's own test samples."
+    return "" if math.isnan(outcome.personal) else text
 
 
 def key_figures(outcome: Outcome) -> list[Figure]:
@@ -100,55 +108,39 @@ def key_figures(outcome: Outcome) -> list[Figure]:
     metric, name = outcome.metric, readable(outcome.metric)
     spread = "mean over clients" if math.isnan(outcome.personal_std) else "mean +- std over clients"
     best = f"best {metric_text(metric, outcome.best)} in round {outcome.best_round}"
-    figures = [
-        Figure("rounds", rounds_text(outcome)),
-        Figure(
-            f"global {name}",
-            metric_text(metric, outcome.overall),
-            best if outcome.primary.startswith("global/") else "",
-        ),
-        Figure(
-            f"personal {name}",
-            spread_text(metric, outcome.personal, outcome.personal_std),
-            best if outcome.primary.startswith("personal/") else spread,
-        ),
-        Figure(f"worst 10 % {name}", metric_text(metric, outcome.worst10), "mean of that tenth"),
+    old_loss = outcome.train_loss_round != outcome.run.last_round
+    per_client = _each(flops_text(outcome.per_client(outcome.flops)))
+    in_all = f"{seconds_text(outcome.seconds)} in all"
+    personal = spread_text(metric, outcome.personal, outcome.personal_std)
+    own_best = {outcome.primary.partition("/")[0]: best}
+    figures = (
+        ("rounds", rounds_text(outcome.run), ""),
+        (f"global {name}", metric_text(metric, outcome.overall), own_best.get("global", "")),
+        (f"personal {name}", personal, own_best.get("personal", spread)),
+        (f"worst 10 % {name}", metric_text(metric, outcome.worst10), "mean of that tenth"),
         *(
-            Figure(
-                f"{OF_CLIENTS[kind][0]} {name}", spread_text(metric, *values), OF_CLIENTS[kind][1]
-            )
+            (f"{OF_CLIENTS[kind][0]} {name}", spread_text(metric, *values), OF_CLIENTS[kind][1])
             for kind, values in outcome.of_clients.items()
         ),
-        Figure(
+        (
             "train loss",
             metric_text("loss", outcome.train_loss),
-            ""
-            if outcome.train_loss_round == outcome.rounds
-            else f"of round {outcome.train_loss_round}",
+            f"of round {outcome.train_loss_round}" * old_loss,
         ),
         _cost("sent up", outcome, outcome.bytes_up),
         _cost("sent down", outcome, outcome.bytes_down),
-        Figure("between servers", bytes_text(outcome.server_bytes), "beside what clients send"),
-        Figure(
-            "compute",
-            flops_text(outcome.flops),
-            _each(flops_text(outcome.per_client(outcome.flops))),
-        ),
-        Figure("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
-        Figure(
-            "time per round",
-            seconds_text(outcome.seconds_per_round),
-            f"{seconds_text(outcome.seconds)} in all",
-        ),
-    ]
-    return [figure for figure in figures if figure.value != NOTHING]
+        ("between servers", bytes_text(outcome.server_bytes), "in addition to what clients send"),
+        ("compute", flops_text(outcome.flops), per_client),
+        ("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
+        ("time per round", seconds_text(outcome.seconds_per_round), in_all),
+    )
+    return [Figure(*figure) for figure in figures if figure[1] != NOTHING]
 
 
-def rounds_text(outcome: Outcome) -> str:
+def rounds_text(run: RunFiles) -> str:
     """`60`, or `38 of 60` of a run that is not finished."""
-    if outcome.finished:
-        return str(outcome.rounds)
-    return f"{outcome.rounds} of {outcome.planned or 'any number of'}"
+    of = "" if run.finished else f" of {run.planned or 'any number of'}"
+    return f"{run.last_round}{of}"
 
 
 def cohort_table(outcome: Outcome) -> TextTable:
@@ -158,25 +150,22 @@ def cohort_table(outcome: Outcome) -> TextTable:
     run.
     """
     metric = outcome.client_metric or ""
-    name = readable(metric) or "metric"
-    headers = ("cohort", "clients", name, "std", "worst 10 %", "of the global model")
-    rows = tuple(
-        (
-            cohort.name,
-            count_text(cohort.clients),
-            metric_text(metric, cohort.mean),
-            metric_text(metric, cohort.std),
-            metric_text(metric, cohort.worst10),
-            metric_text(metric, cohort.local),
-            bytes_text(cohort.bytes_up),
-            bytes_text(cohort.bytes_down),
-            flops_text(cohort.flops),
-            _stored(cohort.stored_bytes),
-        )
+    rows = [
+        {
+            "cohort": cohort.name,
+            "clients": count_text(cohort.clients),
+            readable(metric) or "metric": metric_text(metric, cohort.mean),
+            "std": metric_text(metric, cohort.std),
+            "worst 10 %": metric_text(metric, cohort.worst10),
+            "of the global model": metric_text(metric, cohort.local),
+            "up / client": bytes_text(cohort.bytes_up),
+            "down / client": bytes_text(cohort.bytes_down),
+            "compute / client": flops_text(cohort.flops),
+            "stored / client": _stored(cohort.stored_bytes),
+        }
         for cohort in outcome.cohorts
-    )
-    costs = ("up / client", "down / client", "compute / client", "stored / client")
-    return TextTable((*headers, *costs), rows).without_empty_columns()
+    ]
+    return TextTable.of(rows).without_empty_columns()
 
 
 def rounds_table(run: RunFiles, newest: int) -> TextTable:
@@ -202,8 +191,8 @@ def sentence(name: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _plural(number: int, word: str) -> str:
-    return word if number == 1 else f"{word}s"
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def _cell(column: str, value: float) -> str:
@@ -213,8 +202,8 @@ def _cell(column: str, value: float) -> str:
     return text(value) if math.isfinite(value) else NOTHING
 
 
-def _cost(label: str, outcome: Outcome, value: float) -> Figure:
-    return Figure(label, bytes_text(value), _each(bytes_text(outcome.per_client(value))))
+def _cost(label: str, outcome: Outcome, value: float) -> tuple[str, str, str]:
+    return label, bytes_text(value), _each(bytes_text(outcome.per_client(value)))
 
 
 def _stored(value: float) -> str:

@@ -1,13 +1,25 @@
-"""In which of its options an experiment differs from most others that it stands beside."""
+"""In which of its options an experiment differs from most others that it is compared with."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items of each key, in the order in which the first of each came."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def usual(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The most frequent value of each option, `unset` where most have none.
 
-    Of a tie, neither is usual: all are told.
+    Of a tie, neither is usual: both are named.
     """
     names = dict.fromkeys(name for one in options for name in one)
     found = {}
@@ -21,3 +33,11 @@ def difference(options: Mapping[str, str], usual: Mapping[str, str]) -> str:
     """The options that are not the usual ones, as `norm gn, width 0.5`."""
     own = {name: options.get(name, "unset") for name in usual}
     return ", ".join(f"{name} {own[name]}" for name in usual if own[name] != usual[name])
+
+
+def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) -> list[str]:
+    """How each differs from most of those with the same key in `alike`."""
+    paired = list(zip(options, alike, strict=True))
+    members = gathered(paired, lambda pair: pair[1])
+    most = {key: usual([own for own, _ in found]) for key, found in members.items()}
+    return [difference(own, most[key]) for own, key in paired]

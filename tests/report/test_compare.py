@@ -10,7 +10,8 @@ from matplotlib.image import imread
 from lightfed.drawing.style import LIGHT
 from lightfed.drawing.versus import comparison_figure
 from lightfed.report import compare
-from lightfed.report.compare import common_metric, comparison_table, lines_of, unfinished
+from lightfed.report.comparison import common_metric, lines_of, unfinished
+from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
 from lightfed.results.runfiles import load
 from lightfed.utils.errors import UserError

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -18,7 +16,6 @@ from lightfed.drawing.style import DARK, LIGHT, PALETTE, png_bytes
 from lightfed.report import compare
 from lightfed.report.charts import charts
 from lightfed.results.runfiles import RunFiles, load
-from lightfed.results.settings import settings
 from lightfed.results.variants import usual
 from lightfed.studies.heterofl.dynamics import dynamic_figure
 from lightfed.studies.heterofl.levels import Family, Level, families
@@ -159,7 +156,7 @@ def test_a_combination_is_named_by_its_shares(
     tmp_path: Path, clients: dict[str, int], name: str
 ) -> None:
     run = _run(tmp_path, "run", clients, 0.5)
-    assert _family([run]).mixtures[0].combination == name
+    assert _family([run]).members[0].combination == name
 
 
 def test_fixed_and_dynamic_are_bars_side_by_side(tmp_path: Path) -> None:
@@ -201,9 +198,9 @@ def test_seeds_are_one_point_with_a_bar(tmp_path: Path) -> None:
         for seed, score in ((1, 0.5), (2, 0.7))
     ]
     family = _family(runs)
-    (mixture,) = family.mixtures
+    (mixture,) = family.members
     np.testing.assert_allclose(mixture.score("global/accuracy"), (0.6, np.std([0.5, 0.7], ddof=1)))
-    assert "sample standard deviation" in charts(runs)[0].caption
+    assert charts(runs)[0].repeated
 
 
 def test_another_algorithm_and_another_option_are_told(tmp_path: Path) -> None:
@@ -293,33 +290,6 @@ def test_a_comparison_shows_the_charts_and_removes_those_of_other_runs(
     assert (tmp_path / "comparison-sizes-digits-conv.png").is_file()
     assert not stale.exists()
     assert mine.exists()
-
-
-def _flat(node: Any, path: str = "") -> dict[str, str]:
-    """Nested mappings and lists by dotted keys, the leaves as YAML writes them."""
-    if isinstance(node, dict | list):
-        pairs = node.items() if isinstance(node, dict) else enumerate(node)
-        below = (_flat(value, f"{path}.{key}" if path else str(key)) for key, value in pairs)
-        return {key: text for found in below for key, text in found.items()}
-    return {path: yaml.safe_dump(node).removesuffix("\n").removesuffix("\n...").strip("'\"")}
-
-
-WORDS = st.text("abcxyz_", min_size=1, max_size=6).filter(
-    lambda w: w not in ("y", "n", "yes", "no")
-)
-VALUES = st.recursive(
-    WORDS | st.integers(-9, 99) | st.booleans() | st.none(),
-    lambda inner: (
-        st.lists(inner, min_size=1, max_size=3)
-        | st.dictionaries(WORDS, inner, min_size=1, max_size=3)
-    ),
-    max_leaves=12,
-)
-
-
-@given(st.dictionaries(WORDS, VALUES, min_size=1, max_size=4))
-def test_settings_are_those_that_yaml_reads(config: dict[str, Any]) -> None:
-    assert settings("# lightning\n" + yaml.safe_dump(config, sort_keys=False)) == _flat(config)
 
 
 def test_of_two_variants_that_are_as_frequent_both_are_told() -> None:

@@ -104,8 +104,8 @@ def test_without_a_common_seed_there_is_nothing_to_tell(tmp_path: Path) -> None:
 def test_seeds_that_are_not_the_first_ones_are_said_not_to_be(tmp_path: Path) -> None:
     finals = dict.fromkeys((0, 1, 13, 14), 0.5)
     found = _paired(tmp_path, finals, finals)
-    assert found.told_seeds == "4 seeds (0-1 13-14, not 0-3)"
-    assert _paired(tmp_path, {3: 0.1}, {3: 0.1}).told_seeds == "1 seed (3, not 0)"
+    assert found.seeds_label == "4 seeds (0-1 13-14, not 0-3)"
+    assert _paired(tmp_path, {3: 0.1}, {3: 0.1}).seeds_label == "1 seed (3, not 0)"
     assert seeds_text(()) == ""
     assert seeds_text((4, 5, 6, 8, 10, 11)) == "4-6 8 10-11"
 

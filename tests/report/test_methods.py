@@ -10,8 +10,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.drawing.style import LIGHT
+from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.report.compare import compare
 from lightfed.results.runfiles import RunFiles, load
 from lightfed.studies.pfedmoe.method_plots import (
     BETTER,
@@ -65,7 +65,9 @@ def method_run(
         "trainer": {"name": stem, "max_epochs": len(course)},
         "model": {
             "algorithm": {"class_path": f"lightfed.algorithms.{algorithm}", "init_args": {"a": 1}},
-            "clients": [{"count": 2, "model": {"class_path": "lightfed.models.MoECNN"}}],
+            "clients": [
+                {"count": 2, "name": algorithm, "model": {"class_path": "lightfed.models.MoECNN"}}
+            ],
             "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": lr}},
             "seed": seed,
         },
@@ -104,14 +106,14 @@ def _protocol(runs: list[RunFiles]) -> Protocol:
 
 
 def _method(protocol: Protocol, name: str) -> Method:
-    return next(method for method in protocol.methods if method.name == name)
+    return next(method for method in protocol.members if method.name == name)
 
 
 def test_methods_stand_in_the_order_of_the_kinds_whatever_the_order_of_the_runs(
     runs: list[RunFiles],
 ) -> None:
     found = _protocol(runs[::-1])
-    assert [m.name for m in found.methods] == ["pFedMoE", "FML", "FD", "Standalone"]
+    assert [m.name for m in found.members] == ["pFedMoE", "FML", "FD", "Standalone"]
     assert found.ours.name == "pFedMoE"
     assert found.name == "CIFAR10"
 
@@ -125,7 +127,7 @@ def test_a_gain_is_over_the_best_other_and_over_the_best_of_the_kind(runs: list[
     assert found.best_other(fd, kind="distillation") is None
     assert found.gain(ours, fd).difference == pytest.approx(0.9 - 0.875)
     assert found.gain(fml, ours).difference == pytest.approx(0.85 - 0.9)
-    assert [m.name for m in found.methods if found.is_best(m)] == ["pFedMoE"]
+    assert [m.name for m in found.members if found.is_best(m)] == ["pFedMoE"]
 
 
 def test_a_gain_is_over_the_seeds_that_both_were_run_with(tmp_path: Path) -> None:
@@ -191,13 +193,13 @@ def test_protocols_are_apart_and_told_by_what_differs(tmp_path: Path) -> None:
         "CIFAR10; partition per_client 2",
         "CIFAR10; partition per_client 4",
     ]
-    assert [len(one.methods) for one in found] == [2, 2]
+    assert [len(one.members) for one in found] == [2, 2]
 
 
 def test_methods_meet_at_rates_of_their_own(runs: list[RunFiles], tmp_path: Path) -> None:
     rival = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.88), lr=0.3)
     slow = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.7), lr=0.01, seed=1)
-    labels = [method.label for method in _protocol([*runs, rival, slow]).methods]
+    labels = [method.label for method in _protocol([*runs, rival, slow]).members]
     assert labels == [
         *("pFedMoE", "FML", "FedKD (FedKD-c2-s0)", "FedKD (FedKD-c2-s1)", "FD", "Standalone")
     ]
@@ -206,7 +208,7 @@ def test_methods_meet_at_rates_of_their_own(runs: list[RunFiles], tmp_path: Path
 def test_two_experiments_of_one_method_are_told_apart(runs: list[RunFiles], tmp_path: Path) -> None:
     runs.append(method_run(tmp_path, "PFedMoE", (0.5, 0.6, 0.89), name="gates"))
     found = _protocol(runs)
-    labels = [method.label for method in found.methods]
+    labels = [method.label for method in found.members]
     assert labels[:2] == ["pFedMoE (PFedMoE-c2-s0)", "pFedMoE (gates-c2-s0)"]
     best = found.best_other(found.ours)  # not the other pFedMoE, which is better than FD
     assert best is not None
@@ -359,7 +361,7 @@ def _with(run: RunFiles, **told: Any) -> RunFiles:
 def test_methods_with_rates_of_their_own_are_of_one_protocol(runs: list[RunFiles]) -> None:
     rates = (0.1, 0.03, 0.03, 0.01)
     tuned = [_with(run, lr=lr) for run, lr in zip(runs, rates, strict=True)]
-    assert len(_protocol(tuned).methods) == len(COURSES)
+    assert len(_protocol(tuned).members) == len(COURSES)
 
 
 @pytest.mark.parametrize("part", [{"federate": False}, {"gate": "half"}, {"gate": "unnormalised"}])
@@ -371,7 +373,7 @@ def test_pfedmoe_is_the_whole_method_beside_parts_of_it(
     other = _with(method_run(tmp_path, "PFedMoE", (0.6, 0.9, 0.95), name="a-part"), **part)
     found = _protocol([other, *runs[1:], whole])
     assert found.ours.group.runs[0].folder == whole.folder
-    assert [m.name for m in found.methods[:2]] == ["pFedMoE", "pFedMoE"]
+    assert [m.name for m in found.members[:2]] == ["pFedMoE", "pFedMoE"]
     rival = found.best_other(found.ours)
     assert rival is not None
     assert rival.name == "FD"

@@ -24,7 +24,7 @@ def _load(folder: Path, metrics: Mapping[str, Sequence[Any]]) -> RunFiles:
 def test_the_figures_of_a_known_run(tmp_path: Path) -> None:
     outcome = outcome_of(load(write_run(tmp_path / "run")))
     assert (outcome.primary, outcome.metric) == ("global/accuracy", "accuracy")
-    assert (outcome.rounds, outcome.planned, outcome.clients) == (3, 3, 4)
+    assert outcome.run.last_round == outcome.run.planned == 3
     assert (outcome.overall, outcome.best, outcome.best_round) == (0.75, 0.75, 3)
     assert (outcome.personal, outcome.personal_std, outcome.worst10) == (0.65, 0.25, 0.3)
     assert (outcome.train_loss, outcome.train_loss_round) == (0.5, 3)
@@ -94,7 +94,8 @@ def test_a_metric_that_falls_has_its_best_value_at_the_bottom(tmp_path: Path) ->
 
 def test_a_loss_that_is_not_finite_is_told_by_its_round(tmp_path: Path) -> None:
     outcome = outcome_of(_load(tmp_path, {"train_loss": (2.0, 1.0, "nan")}))
-    assert (outcome.rounds, outcome.train_loss, outcome.train_loss_round) == (3, 1.0, 2)
+    assert (outcome.run.last_round, outcome.train_loss) == (3, 1.0)
+    assert outcome.train_loss_round == 2
 
 
 def _keeping(folder: Path, *stored: float) -> RunFiles:

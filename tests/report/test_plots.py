@@ -16,9 +16,8 @@ from matplotlib.image import imread
 from lightfed.drawing.clients import POINTS_SHOWN, clients_figure
 from lightfed.drawing.curves import curves_figure
 from lightfed.drawing.heatmap import evenly_spaced, partition_figure
-from lightfed.drawing.image import render
-from lightfed.drawing.style import DARK, LIGHT, PALETTE, Theme, png_bytes
-from lightfed.report.plots import PICTURES
+from lightfed.drawing.style import DARK, LIGHT, PALETTE, Theme, png_bytes, render
+from lightfed.report.page import PICTURES
 from lightfed.results.runfiles import RunFiles, load
 from tests.report.make_run import (
     CLIENTS,
@@ -286,8 +285,8 @@ def test_drawing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     write_masks(run.folder, {k: np.arange(64) % 5 != k for k in range(4)})
     write_gates(run.folder, np.full((4, 3), 0.25))
     run = load(run.folder)
-    for kind in PICTURES:
-        first, second = kind.draw(run, LIGHT), kind.draw(run, LIGHT)
+    for draw in PICTURES.values():
+        first, second = draw(run, LIGHT), draw(run, LIGHT)
         assert first is not None
         assert second is not None
         assert png_bytes(first) == png_bytes(second)

@@ -1,10 +1,12 @@
-"""Which settings make an experiment another one."""
+"""What is read from config.yaml, and which settings make an experiment another one."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from lightfed.results.settings import options
+from lightfed.results.settings import options, read_settings
+from lightfed.utils.errors import UserError
 
 NONE = re.compile(r"(?!)")
 
@@ -20,7 +22,7 @@ NONE = re.compile(r"(?!)")
     ],
 )
 def test_where_and_how_it_was_run_is_no_option(key: str) -> None:
-    assert options({key: "1"}, but=NONE) == {}
+    assert options({key: "1"}, but=NONE, unspoken=NONE) == {}
 
 
 @pytest.mark.parametrize(
@@ -33,5 +35,43 @@ def test_where_and_how_it_was_run_is_no_option(key: str) -> None:
     ],
 )
 def test_what_was_set_is_an_option_unless_it_is_told_elsewhere(key: str) -> None:
-    assert options({key: "1"}, but=NONE) == {key: "1"}
-    assert options({key: "1"}, but=re.compile(re.escape(key))) == {}
+    assert list(options({key: "1"}, but=NONE, unspoken=NONE)) == [key.replace(".", " ")]
+    assert options({key: "1"}, but=re.compile(re.escape(key)), unspoken=NONE) == {}
+
+
+def test_an_option_has_a_short_name_and_a_class_its_last_one() -> None:
+    found = {"data.partition.class_path": "lightfed.data.Iid", "data.batch_size": "8"}
+    unspoken = re.compile(r"^data\.|\bclass_path\b")
+    assert options(found, but=NONE, unspoken=unspoken) == {"partition": "Iid", "batch_size": "8"}
+
+
+CONFIG = """\
+# lightning
+trainer: {max_epochs: 030}
+model:
+  cohorts:
+  - level: 'a'
+    rate: null
+  - count: 1e-3
+    on: yes
+  evaluate: []
+  none:
+"""
+
+
+def test_settings_are_the_texts_of_the_file_and_former_keys_the_present_ones() -> None:
+    assert read_settings(CONFIG, Path("config.yaml")) == {
+        "trainer.max_epochs": "030",
+        "model.clients.0.level": "a",
+        "model.clients.0.rate": "null",
+        "model.clients.1.count": "1e-3",
+        "model.clients.1.on": "yes",
+        "model.evaluate": "[]",
+    }
+    assert read_settings("", Path("config.yaml")) == {}
+
+
+def test_a_file_that_is_not_yaml_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^report: runs/a/config.yaml cannot be read: ") as caught:
+        read_settings("model: {a: 1", Path("runs/a/config.yaml"))
+    assert "\n" not in str(caught.value)

@@ -92,8 +92,8 @@ def test_seeds_are_a_mean_with_a_band(tmp_path: Path) -> None:
     tops = [(points[points[:, 0] == 2, 1]).max() for points in corners]
     deviations = [np.std(pair, ddof=1) for pair in ((0.5, 0.9), (0.75, 0.85))]
     np.testing.assert_allclose(tops, np.array([0.7, 0.8]) + deviations)
-    assert "sample standard deviation" in charts(runs)[0].caption
-    assert "sample standard deviation" not in charts(runs[:1])[0].caption
+    assert charts(runs)[0].repeated
+    assert not charts(runs[:1])[0].repeated
 
 
 def test_without_both_stages_of_some_method_there_is_no_chart(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_another_metric_than_accuracy_is_drawn_too(tmp_path: Path) -> None:
     first = _write(tmp_path, "unmeasured", metrics={"train_loss": (1, 1), **SENT})
     runs = [_write(tmp_path, "DisPFL", seed, metrics=metrics) for seed in (1, 2)]
     (found,) = stages([first, *runs])
-    assert (found.metric, len(found.methods)) == ("perplexity", 1)
+    assert (found.metric, len(found.members)) == ("perplexity", 1)
     assert _axes(found).get_yscale() == "log"
 
 

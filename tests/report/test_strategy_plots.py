@@ -98,7 +98,7 @@ def test_seeds_are_a_mean_and_a_band(tmp_path: Path) -> None:
     np.testing.assert_allclose(_lines(axes)["Max-Common"], [[1, 0.55], [2, 0.65], [3, 0.85]])
     band = np.asarray(axes.collections[1].get_paths()[0].vertices)
     np.testing.assert_allclose(band[:, 1].max(), 0.85 + np.std([0, 0.1], ddof=1))
-    assert "sample standard deviation" in charts(runs)[0].caption
+    assert charts(runs)[0].repeated
 
 
 def test_one_strategy_or_one_round_has_no_picture_of_courses(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightfed.drawing.markup import Cell, document, table_of_groups
+from lightfed.drawing.markup import Cell, document, parts
 from lightfed.report import compare
 from lightfed.results.runfiles import RunFiles
 from lightfed.studies.flexifed.strategies import studies
@@ -81,7 +81,7 @@ def test_deviations_are_told_where_there_is_room(
     print_strategies(Console(file=written, width=width), _table(runs))
     (line,) = [line for line in written.getvalue().splitlines() if "*70.00" in line]
     assert ("*80.00 +-" in line, "*80.00" in line) == (there, True)
-    assert "told with a star" in " ".join(written.getvalue().split())
+    assert "marked with a star" in " ".join(written.getvalue().split())
 
 
 def test_the_page_has_the_papers_columns(runs: list[RunFiles], tmp_path: Path) -> None:
@@ -185,6 +185,6 @@ def test_a_target_of_another_metric_is_any_number(tmp_path: Path) -> None:
 
 
 def test_names_of_a_table_of_groups_are_escaped() -> None:
-    markup = table_of_groups("<a>", [("<b>", ["<c>"])], [("<d>", [Cell("<e>", best=True)])])
+    markup = parts().table_of_groups("<a>", [("<b>", ["<c>"])], [("<d>", [Cell("<e>", best=True)])])
     assert not any(f"<{letter}>" in markup for letter in "abcde")
     assert '<td class="start best">&lt;e&gt;</td>' in markup

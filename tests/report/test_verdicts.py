@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightfed.report import compare
-from lightfed.report.compare import comparison_table
+from lightfed.report.final_figures import comparison_table
 from lightfed.report.verdicts import Contest, contests, verdicts_csv
 from lightfed.results.groups import grouped
 from lightfed.results.runfiles import RunFiles, load

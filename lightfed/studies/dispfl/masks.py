@@ -7,7 +7,6 @@ of a row begin at multiples of 32, and bits of the padding between them are 0 in
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +55,13 @@ def mask_pairs(run: RunFiles) -> MaskPairs | None:
     Raises:
         UserError: a file of masks/ is damaged.
     """
-    paths = _paths(run.folder / "masks")
+    names = {p: FILE.fullmatch(p.name) for p in run.folder.glob("masks/client*.safetensors")}
+    paths = {int(name.group(1)): path for path, name in names.items() if name}
     ids = sorted(paths)
-    read = {ids[place]: _read(paths[ids[place]]) for place in _places(len(ids))}
-    if not read:
+    if not ids:
         return None
+    shown = [ids[place] for place in evenly_spaced(len(ids), most=CLIENTS_READ)]
+    read = {client: _read(paths[client]) for client in shown}
     ((length, _),) = Counter(len(mask) for mask in read.values()).most_common(1)
     alike = {client: mask for client, mask in read.items() if len(mask) == length}
     masks = np.stack(list(alike.values()))
@@ -70,16 +71,6 @@ def mask_pairs(run: RunFiles) -> MaskPairs | None:
         sparse=_sparse(masks, elements=_parameters(run)),
         total=len(ids),
     )
-
-
-def _paths(folder: Path) -> dict[int, Path]:
-    """The files of the clients by their ids."""
-    names = {path: FILE.fullmatch(path.name) for path in folder.glob("client*.safetensors")}
-    return {int(name.group(1)): path for path, name in names.items() if name}
-
-
-def _places(total: int) -> Sequence[int]:
-    return evenly_spaced(total, most=CLIENTS_READ).tolist() if total else []
 
 
 def _read(path: Path) -> Bytes:
@@ -122,7 +113,7 @@ def _ones(mask: Bytes) -> int:
 
 
 def _parameters(run: RunFiles) -> int | None:
-    """Of one client's model; None unless the run tells one number for all cohorts."""
+    """Of one client's model; None unless the run states one number for all cohorts."""
     stated = run.environment.get("parameters")
     found = set(stated.values()) if isinstance(stated, dict) else set()
     return whole_number(found.pop()) if len(found) == 1 else None

@@ -105,10 +105,9 @@ def similarity_figure(run: RunFiles, theme: Theme) -> Figure | None:
         return None
     figure = new_figure(11.0, 5.6, theme, pad=0.1)
     left, right = figure.subplots(1, 2)
-    _draw(
-        left, found.labels, theme, title=f"Training labels of two clients{run.note}", near_low=False
-    )
-    _draw(right, found.masks, theme, title=f"Masks of two clients{run.note}", near_low=True)
+    titles = (f"Training labels of two clients{run.note}", f"Masks of two clients{run.note}")
+    _draw(left, found.labels, theme, title=titles[0], near_low=False)
+    _draw(right, found.masks, theme, title=titles[1], near_low=True)
     for axes in (left, right):
         _name_clients(axes, found, run)
     text = f"Pearson correlation of the two over {_pairs_text(found)}: {_correlation_text(found)}"

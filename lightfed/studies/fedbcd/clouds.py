@@ -10,8 +10,9 @@ against bytes between the servers and their coordinator.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,8 +28,8 @@ from lightfed.drawing.style import (
     whole_ticks,
 )
 from lightfed.drawing.versus import draw_course
-from lightfed.results.groups import Course, Group, grouped, synthetic_note, usual_metric
-from lightfed.results.outcome import as_good, mean_and_std, reached_by_all
+from lightfed.results.groups import Course, Experiment, Group, Study, grouped, runs_of, studied
+from lightfed.results.outcome import mean_and_std, reached_by_all, when_reached
 from lightfed.results.runfiles import Floats, RunFiles
 from lightfed.results.tables import readable
 from lightfed.results.units import unit_of
@@ -52,17 +53,15 @@ Along = Callable[[RunFiles], Floats]  # (R,) what a run's rounds stand at
 
 
 @dataclass(frozen=True, eq=False)
-class Cloud:
-    """One experiment, whose runs differ in the seed alone.
+class Cloud(Experiment):
+    """One experiment; its options are all settings.
 
     Attributes:
-        group: its runs.
         method: as the paper calls it.
         servers: N.
         wait: B, servers that the coordinator waits for.
     """
 
-    group: Group
     method: str
     servers: int
     wait: int
@@ -88,24 +87,7 @@ class Cloud:
         return course, np.stack(places).mean(axis=0)
 
 
-@dataclass(frozen=True)
-class Clouds:
-    """What shares a picture: data, its division, and how many devices are active.
-
-    Attributes:
-        name: of all that.
-        metric: without `global/` or `personal/`.
-        members: in the order of the methods, then of B.
-    """
-
-    name: str
-    metric: str
-    members: tuple[Cloud, ...]
-
-    @property
-    def title(self) -> str:
-        """The first line over a panel."""
-        return f"{self.name}{synthetic_note(self.members)}"
+Clouds = Study[Cloud]
 
 
 @dataclass(frozen=True)
@@ -124,50 +106,48 @@ def timed(run: RunFiles) -> bool:
 
 
 def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
-    """The settings of all runs that have virtual time, in the order of the first run of each."""
-    found: dict[str, list[Cloud]] = {}
-    for group in grouped([run for run in runs if timed(run)]):
-        told = group.runs[0].settings
-        member = _cloud(group, told)
-        if member is not None:
-            found.setdefault(_setting(group, told), []).append(member)
-    return [_clouds(name, members) for name, members in found.items()]
+    """The settings of all runs that have virtual time, in the order of the first run of each.
+
+    What shares a picture: data, its division, and how many devices are active.
+    """
+    groups = grouped([run for run in runs if timed(run)])
+    found = studied((cloud for group in groups if (cloud := _cloud(group))), _setting)
+    # in the order of the methods, then of B
+    order = [sorted(one.members, key=lambda m: (PLACES[m.method], m.share)) for one in found]
+    return [replace(one, members=tuple(own)) for one, own in zip(found, order, strict=True)]
 
 
 def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
     """Figure 3: methods with sync clouds against rounds; None unless two have two rounds."""
     members, columns = _measured(found, [m for m in found.members if m.sync])
-    columns = columns[::-1]  # personal to the left
     lines = _lines(members, by_share=False)
     if len(lines) < 2:
         return None
+    row = [(f"{readable(c)}, sync clouds", c, lines) for c in columns[::-1]]  # personal to the left
     figure = new_figure(6.2 * len(columns), 5.0, theme, pad=0.1)
     grid = figure.subplots(1, len(columns), sharey=True, squeeze=False)
-    for axes, column in zip(grid[0], columns, strict=True):
-        title = f"{found.title}\n{readable(column)}, sync clouds"
-        dress(axes, theme, title=title, x_label="round", y_label=readable(found.metric))
-        for line in lines:
-            course = line.member.group.course(column)
-            _draw(axes, course.rounds, course, line)
+    for axes in _panels(figure, grid, found, row, theme, along=_rounds, x_label="round"):
         whole_ticks(axes)
-    _finish(figure, grid, found.metric, lines, theme)
     return figure
 
 
 def times_figure(found: Clouds, theme: Theme) -> Figure | None:
     """Figure 4: the metric against virtual time; None unless there is something async."""
-    return _waiting_figure(
-        found, found.members, theme, lambda run: run.series(TIME), "virtual seconds"
-    )
+    along, label = (lambda run: run.series(TIME)), "virtual seconds"
+    return _waiting_figure(found, found.members, theme, along, label)
 
 
 def traffic_figure(found: Clouds, theme: Theme) -> Figure | None:
     """The same against bytes between servers, of those whose servers send some."""
     members = [m for m in found.members if all(_sent(run)[-1] > 0 for run in m.group.runs)]
-    most = max((_sent(run)[-1] for m in members for run in m.group.runs), default=0.0)
+    most = max((_sent(run)[-1] for run in runs_of(members)), default=0.0)
     factor, unit = unit_of(most, "B")
     label = f"between servers and coordinator so far ({unit})"
     return _waiting_figure(found, members, theme, lambda run: _sent(run) / factor, label)
+
+
+def _rounds(run: RunFiles) -> Floats:
+    return run.rounds.astype(np.float64)
 
 
 def _sent(run: RunFiles) -> Floats:
@@ -185,27 +165,24 @@ def _waiting_figure(
     members, columns = _measured(found, of)
     lines = _lines(members, by_share=True)
     methods = list(dict.fromkeys(line.member.method for line in lines if line.member.waits))
+    quiet = [line for line in lines if not line.member.waits]
     if all(line.member.sync for line in lines):
         return None
+    panels = [
+        (f"{method}: {readable(column)}", column, own)
+        for column, method in product(columns, methods)
+        if (own := [line for line in lines if line.member.method == method or line in quiet])
+    ]
     figure = new_figure(max(8.0, 6.2 * len(methods)), 0.8 + 4.0 * len(columns), theme, pad=0.1)
     grid = figure.subplots(len(columns), len(methods), sharex=True, sharey="row", squeeze=False)
-    for row, column in zip(grid, columns, strict=True):
-        for axes, method in zip(row, methods, strict=True):
-            title = f"{found.title}\n{method}: {readable(column)}"
-            label = readable(found.metric)
-            dress(axes, theme, title=title, x_label=x_label, y_label=label)
-            for line in lines:
-                if line.member.method == method or not line.member.waits:
-                    course, places = line.member.course(column, along)
-                    _draw(axes, places, course, line)
-            axes.set_xlim(left=0)
-    _finish(figure, grid, found.metric, lines, theme)
+    for axes in _panels(figure, grid, found, panels, theme, along=along, x_label=x_label):
+        axes.set_xlim(left=0)
     return figure
 
 
 def common_target(rows: Sequence[Group], column: str) -> float:
     """The best that all rows reached that have virtual time: the worst of their best values."""
-    return reached_by_all((run for row in rows for run in row.runs if timed(run)), column)
+    return reached_by_all(filter(timed, runs_of(rows)), column)
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
@@ -214,44 +191,38 @@ def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
     Returns:
         Mean and sample deviation over the seeds; NaN unless all of them got there.
     """
-    times = [_time_to(run, column, target) for run in row.runs]
+    times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
     return mean_and_std(times) if all(map(math.isfinite, times)) else (math.nan, math.nan)
 
 
-def _time_to(run: RunFiles, column: str, target: float) -> float:
-    there = run.series(TIME)[as_good(run.series(column), target, column)]
-    return float(there[0]) if len(there) else math.nan
-
-
-def _cloud(group: Group, told: Mapping[str, str]) -> Cloud | None:
-    """None for another algorithm, or where the configuration does not tell its servers."""
+def _cloud(group: Group) -> Cloud | None:
+    """None for another algorithm, or where the configuration does not name its servers."""
     method = NAMES.get(group.runs[0].algorithm)
-    servers = _number(told.get(f"{_INIT}.servers"))
-    if method is None or not servers:
+    if method is None:
         return None
-    if method == "FedAvg" and float(told.get(f"{_INIT}.mu", 0)) > 0:
+    settings = group.runs[0].settings
+    servers = _number(settings.get(f"{_INIT}.servers"))
+    if not servers:
+        return None
+    if method == "FedAvg" and float(settings.get(f"{_INIT}.mu", 0)) > 0:
         method = PROXIMAL
-    if told.get(f"{_INIT}.gamma") in ("0", "0.0"):
+    if settings.get(f"{_INIT}.gamma") in ("0", "0.0"):
         method = ALONE
-    return Cloud(group, method, servers, _number(told.get(f"{_INIT}.wait")) or servers)
+    return Cloud(
+        group, settings, method, servers, _number(settings.get(f"{_INIT}.wait")) or servers
+    )
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _setting(group: Group, told: Mapping[str, str]) -> str:
+def _setting(member: Cloud) -> str:
     """As `MNIST, diversity 3, |Q_n| = 3`."""
-    parts = [group.runs[0].data]
-    if told.get("data.partition.class_path", "").endswith("Diversity"):
-        parts.append(f"diversity {told.get('data.partition.init_args.classes')}")
-    parts.append(f"|Q_n| = {told.get(f'{_INIT}.active')}")
-    return ", ".join(parts)
-
-
-def _clouds(name: str, members: Sequence[Cloud]) -> Clouds:
-    ordered = sorted(members, key=lambda m: (PLACES[m.method], m.share))
-    return Clouds(name, usual_metric(m.group for m in members), tuple(ordered))
+    settings, parts = member.options, [member.data]
+    if settings.get("data.partition.class_path", "").endswith("Diversity"):
+        parts.append(f"diversity {settings.get('data.partition.init_args.classes')}")
+    return ", ".join([*parts, f"|Q_n| = {settings.get(f'{_INIT}.active')}"])
 
 
 def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:
@@ -265,7 +236,7 @@ def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], lis
 
 
 def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:
-    """A colour for the method, or for B/N; of two that are alike in it, the runs' name tells."""
+    """A colour for the method, or for B/N; of two alike, also the name of the runs."""
     colours = _share_colours([member.share for member in members if member.waits])
     quiet = [member for member in members if by_share and not member.waits]
     found = []
@@ -292,17 +263,28 @@ def _share_colours(shares: Sequence[float]) -> dict[float, str]:
     return {share: colour_of(place) for share, place in places.items()}
 
 
-def _draw(axes: Axes, x: Floats, course: Course, line: Line) -> None:
-    draw_course(axes, x, course, colour=line.colour, line=line.dashes, label="_")
-
-
-def _finish(
-    figure: Figure, grid: np.ndarray, metric: str, lines: Sequence[Line], theme: Theme
-) -> None:
-    """Axes of the metric, and a legend in which each label stands once."""
-    for axes in grid.ravel():
+def _panels(
+    figure: Figure,
+    grid: np.ndarray,
+    found: Clouds,
+    panels: Sequence[tuple[str, str, Sequence[Line]]],
+    theme: Theme,
+    *,
+    along: Along,
+    x_label: str,
+) -> list[Axes]:
+    """Draws panels of title, column and lines, and a legend in which each label stands once."""
+    for axes, (title, column, own) in zip(grid.ravel(), panels, strict=True):
+        title = f"{found.name}{found.note}\n{title}"
+        dress(axes, theme, title=title, x_label=x_label, y_label=readable(found.metric))
+        for line in own:
+            course, x = line.member.course(column, along)
+            draw_course(axes, x, course, colour=line.colour, line=line.dashes, label="_")
+    for axes in grid.ravel():  # which may share their limits
         drawn = [np.asarray(line.get_ydata()) for line in axes.get_lines()]
-        metric_axis(axes, metric, np.concatenate(drawn))
-    for label, line in {line.label: line for line in lines}.items():
+        metric_axis(axes, found.metric, np.concatenate(drawn))
+    lines = {line.label: line for *_, own in panels for line in own}
+    for label, line in lines.items():
         grid[0, 0].plot([], [], line.dashes, color=line.colour, label=label_of(label))
     legend_of_all(figure, grid[0, 0], theme)
+    return list(grid.ravel())

@@ -6,7 +6,7 @@ order statistics of the servers' delays tau_n, independent and alike (eq. (7)), 
 many servers (eq. (8)). The paper takes any law for tau_n; here tau_n is the largest of the delays
 of a server's active devices.
 
-Eq. (7) lets every server start anew with every round. In a run the late ones go on: with delays
+Eq. (7) lets every server start again with every round. In a run the late ones go on: with delays
 that are nearly constant a round is shorter than (7) says, with heavy tails longer, as the cloud
 fills up with stragglers, and alike for exponential delays of one device. `in_a_run` measures it.
 """
@@ -66,7 +66,7 @@ class Cloud:
     def simulated(
         self, waits: Sequence[int], *, samples: int, rng: np.random.Generator
     ) -> list[Estimate]:
-        """r_{B,N} for each B, from `samples` independent rounds in which all servers start anew."""
+        """r_{B,N} for each B, from `samples` rounds in each of which all servers start again."""
         rows = max(1, _DRAWS_AT_ONCE // (self.servers * self.devices))
         columns = [wait - 1 for wait in (*waits, self.servers)]
         parts = []

@@ -5,8 +5,10 @@ After Wu et al., AAAI 2021, arXiv:2012.13900, eq. (7) and (8).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lightfed.drawing.style import (
     Theme,
@@ -17,73 +19,44 @@ from lightfed.drawing.style import (
     new_figure,
     share_axis,
 )
-from lightfed.results.runfiles import Floats
+from lightfed.studies.fedbcd.latency import Latency
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class LatencyCurves:
-    """Durations of a round relative to one that waits for all servers, each (W,).
+def latency_figure(title: str, servers: int, found: Sequence[Latency], theme: Theme) -> Figure:
+    """Four curves over the share of servers that are waited for; bars of two standard errors.
 
-    Attributes:
+    Args:
         title: what was analysed.
-        share: B / N, servers waited for.
-        exact: by integration.
-        simulated: by simulation of independent rounds, with `simulated_error`.
-        asymptotic: NaN where there is none.
-        in_a_run: where late servers go on, with `in_a_run_error`.
+        servers: N.
+        found: what is known of several B.
+        theme: for the colours.
     """
-
-    title: str
-    share: Floats
-    exact: Floats
-    simulated: Floats
-    simulated_error: Floats
-    asymptotic: Floats
-    in_a_run: Floats
-    in_a_run_error: Floats
-
-
-def latency_figure(curves: LatencyCurves, theme: Theme) -> Figure:
-    """Four curves over the share of servers that are waited for; bars of two standard errors."""
     figure = new_figure(7.6, 5.0, theme, pad=0.13)
     axes = figure.subplots()
-    dress(
-        axes,
-        theme,
-        title=f"Duration of a round\n{curves.title}",
-        x_label="servers that are waited for, B / N",
-        y_label="relative to waiting for all",
-    )
-    curve(axes, curves.share, curves.exact, colour=colour_of(0), label="exact")
-    curve(
-        axes, curves.share, curves.asymptotic, colour=theme.muted, label="asymptotic (8)", line="--"
-    )
-    axes.errorbar(
-        curves.share,
-        curves.simulated,
-        yerr=2 * curves.simulated_error,
-        fmt="D",
-        color=theme.ink,
-        markerfacecolor="none",
-        markersize=7,
-        elinewidth=0.9,
-        capsize=2.5,
-        label="simulated",
-    )
-    axes.errorbar(
-        curves.share,
-        curves.in_a_run,
-        yerr=2 * curves.in_a_run_error,
-        fmt="-s",
-        color=colour_of(1),
-        markersize=3.5,
-        linewidth=1.8,
-        capsize=2.5,
-        label="in a run: late ones go on",
-    )
+    label = "servers that are waited for, B / N"
+    title = f"Duration of a round\n{title}"
+    dress(axes, theme, title=title, x_label=label, y_label="relative to waiting for all")
+    ordered = sorted(found, key=lambda one: one.wait)
+    share = np.array([one.wait / servers for one in ordered])
+    exact, limit = np.array([(one.ratio, one.asymptotic) for one in ordered]).T
+    curve(axes, share, exact, colour=colour_of(0), label="exact")
+    curve(axes, share, limit, colour=theme.muted, label="asymptotic (8)", line="--")
+    looks: dict[str, dict[str, Any]] = {
+        "simulated": {"fmt": "D", "color": theme.ink, "mfc": "none", "markersize": 7, "lw": 0.9},
+        "in a run: late ones go on": {
+            "fmt": "-s",
+            "color": colour_of(1),
+            "markersize": 3.5,
+            "lw": 1.8,
+        },
+    }
+    estimates = ([one.simulated for one in ordered], [one.in_a_run for one in ordered])
+    for (label, look), own in zip(looks.items(), estimates, strict=True):
+        value, error = np.array([(one.value, 2 * one.error) for one in own]).T
+        axes.errorbar(share, value, error, label=label, capsize=2.5, **look)
     axes.set_xlim(0.0, 1.03)
     axes.set_ylim(bottom=-0.03)
     share_axis(axes.xaxis)

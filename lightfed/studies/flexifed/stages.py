@@ -8,7 +8,7 @@ measured it, is the server's model after a session on the client's own data.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from lightfed.drawing.style import (
     whole_ticks,
 )
 from lightfed.drawing.versus import draw_course
-from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.results.groups import Group, Study, grouped, studied
 from lightfed.results.outcome import traffic
 from lightfed.results.runfiles import RunFiles
 from lightfed.results.tables import readable
@@ -40,80 +40,58 @@ LINES = {AGGREGATED: ("--", ":"), TRAINED: ("-", "-.")}  # the second where colo
 
 
 @dataclass(frozen=True)
-class Method:
-    """One experiment, whose runs differ in the seed alone.
+class Stages(Study[Group]):
+    """All methods with one data set.
 
     Attributes:
-        group: its runs.
-        place: among all rows of the comparison, which is its colour.
-        columns: of metrics.csv, for each stage that was measured.
+        colours: of each, its place among all rows of the comparison.
     """
 
-    group: Group
-    place: int
-    columns: dict[str, str]
+    colours: Mapping[Group, int]
 
-
-@dataclass(frozen=True)
-class Stages:
-    """What shares a picture: all methods with one data set.
-
-    Attributes:
-        data: the data set as the runs name it.
-        metric: without `personal/`.
-        methods: in the order in which their runs were named.
-    """
-
-    data: str
-    metric: str
-    methods: tuple[Method, ...]
+    @property
+    def heading(self) -> str:
+        return f"{self.name}: {readable(self.metric)} {AGGREGATED} and {TRAINED}"
 
 
 def stages(runs: Sequence[RunFiles]) -> list[Stages]:
     """What can be drawn of stages: data sets with which some method measured both."""
-    members: dict[str, list[tuple[int, Group]]] = {}
-    for place, group in enumerate(grouped(runs)):
-        members.setdefault(group.runs[0].data, []).append((place, group))
-    every = [_stages(data, found) for data, found in members.items()]
-    return [one for one in every if any(len(method.columns) == 2 for method in one.methods)]
+    groups = grouped(runs)
+    colours = {group: place for place, group in enumerate(groups)}
+    found = []
+    for study in studied(groups, lambda group: group.runs[0].data):
+        columns = {group: stage_columns(group, study.metric) for group in study.members}
+        if any(len(own) == 2 for own in columns.values()):
+            members = tuple(group for group in study.members if columns[group])
+            found.append(Stages(study.name, study.metric, members, colours))
+    return found
 
 
 def stages_figure(found: Stages, theme: Theme) -> Figure | None:
     """Dashed after aggregation, solid after local training; None unless a line has two rounds."""
     courses = [
-        (method, stage, method.group.course(column))
-        for method in found.methods
-        for stage, column in method.columns.items()
+        (found.colours[group], stage, group.course(column))
+        for group in found.members
+        for stage, column in stage_columns(group, found.metric).items()
     ]
     if all(len(course.rounds) < 2 for *_, course in courses):
         return None
-    figure = new_figure(10.0, 5.4 + 0.05 * len(found.methods), theme, pad=0.1)
+    figure = new_figure(10.0, 5.4 + 0.05 * len(found.members), theme, pad=0.1)
     axes = figure.subplots()
-    note = synthetic_note(found.methods)
     label = f"{readable(found.metric)} on the clients' own test samples, mean over clients"
-    dress(axes, theme, title=stages_heading(found) + note, x_label="round", y_label=label)
-    for method in found.methods:
-        axes.plot([], [], color=colour_of(method.place), label=label_of(method.group.label))
+    dress(axes, theme, title=found.heading + found.note, x_label="round", y_label=label)
+    for group in found.members:
+        colour = colour_of(found.colours[group])
+        axes.plot([], [], color=colour, label=label_of(group.label))
     for stage, lines in LINES.items():
         axes.plot([], [], lines[0], color=theme.ink, label=stage)
-    for method, stage, course in courses:
-        again = method.place // len(PALETTE) % 2
-        colour, line = colour_of(method.place), LINES[stage][again]
-        draw_course(axes, course.rounds, course, colour=colour, line=line, label="_")
+    for place, stage, course in courses:
+        line = LINES[stage][place // len(PALETTE) % 2]
+        draw_course(axes, course.rounds, course, colour=colour_of(place), line=line, label="_")
     metric_axis(axes, found.metric, np.concatenate([course.mean for *_, course in courses]))
     whole_ticks(axes)
     legend_of_all(figure, axes, theme)
     return figure
-
-
-def stages_heading(found: Stages) -> str:
-    return f"{found.data}: {readable(found.metric)} {AGGREGATED} and {TRAINED}"
-
-
-def _stages(data: str, members: Sequence[tuple[int, Group]]) -> Stages:
-    metric = usual_metric(group for _, group in members)
-    methods = [Method(group, place, stage_columns(group, metric)) for place, group in members]
-    return Stages(data, metric, tuple(method for method in methods if method.columns))
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:

@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightfed.results.groups import Group, grouped, usual_metric
+from lightfed.results.groups import grouped, usual_metric
 from lightfed.results.intervals import each_seed_once
-from lightfed.results.outcome import as_good
+from lightfed.results.outcome import when_reached
 from lightfed.results.runfiles import RunFiles, natural_order
 from lightfed.results.units import direction
-from lightfed.results.variants import difference, usual
+from lightfed.results.variants import difference, gathered, usual
 from lightfed.studies.flexifed.trials import ALONE, BASELINE, PLACES, Trial, trial_of
 
 LIMIT, START, NO_LIMIT = "max_common_layers", "initial", "null"
-# what only Max-Common has; told wherever it is set to anything else
+# what only Max-Common has; named wherever it is set to anything else
 PLAIN = {LIMIT: NO_LIMIT, "share_classifier": "false"}
 
 
@@ -30,7 +30,7 @@ class Topic:
     Attributes:
         data: as the runs name it.
         family: the class of the clients' models.
-        metric: what is told, without `personal/`.
+        metric: what is shown, without `personal/`.
         versions: of the family in all runs given, in natural order: V1, V2 and so on.
     """
 
@@ -102,16 +102,14 @@ class Setting:
         return float(reached[-1]) if len(reached) else math.nan
 
     def pace(self, strategy: str, asked: float | None) -> Pace:
-        target = self.target(asked)
-        rounds = self._rounds(self.trials[strategy], target)
-        return Pace(rounds, self._rounds(self.baseline, target) / rounds)
+        target, metric = self.target(asked), self.topic.metric
 
-    def _rounds(self, trial: Trial | None, target: float) -> float:
-        if trial is None:
-            return math.nan
-        course = trial.course(self.topic.metric)
-        there = course.rounds[as_good(course.mean, target, self.topic.metric)]
-        return float(there[0]) if len(there) else math.nan
+        def rounds(trial: Trial) -> float:
+            course = trial.course(metric)
+            return when_reached(target, course.mean, course.rounds, metric)
+
+        own = rounds(self.trials[strategy])
+        return Pace(own, rounds(self.baseline) / own if self.baseline else math.nan)
 
 
 @dataclass(frozen=True)
@@ -132,27 +130,18 @@ class Study:
 
 
 def studies(runs: Sequence[RunFiles]) -> list[Study]:
-    """What can be told of strategies; a data set that only Standalone was run on is no study."""
-    members: dict[tuple[str, str], list[Trial]] = {}
-    versions: dict[str, set[str]] = {}
-    for trial in filter(None, (trial_of(_once(group)) for group in grouped(runs))):
-        members.setdefault((trial.data, trial.family), []).append(trial)
-        versions.setdefault(trial.family, set()).update(trial.cohorts)
+    """What can be said of strategies; a data set that only Standalone was run on is no study."""
+    once = (replace(group, runs=tuple(each_seed_once(group.runs))) for group in grouped(runs))
+    trials = [trial for group in once if (trial := trial_of(group))]
+    versions = {
+        family: tuple(sorted({v for trial in own for v in trial.cohorts}, key=natural_order))
+        for family, own in gathered(trials, lambda trial: trial.family).items()
+    }
     return [
-        _study(
-            Topic(data, family, usual_metric(t.group for t in own), _ordered(versions[family])), own
-        )
-        for (data, family), own in members.items()
+        _study(Topic(data, family, usual_metric(own), versions[family]), own)
+        for (data, family), own in gathered(trials, lambda t: (t.data, t.family)).items()
         if any(trial.strategy != ALONE for trial in own)
     ]
-
-
-def _once(group: Group) -> Group:
-    return replace(group, runs=tuple(each_seed_once(group.runs)))
-
-
-def _ordered(versions: set[str]) -> tuple[str, ...]:
-    return tuple(sorted(versions, key=natural_order))
 
 
 def _study(topic: Topic, trials: Sequence[Trial]) -> Study:
@@ -168,13 +157,8 @@ def _completed(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     """
     starts = Counter(t.options[START] for t in trials if START in t.options).most_common(1)
     lent = PLAIN | ({START: starts[0][0]} if starts else {})
-    return tuple(
-        replace(
-            trial,
-            options=dict(trial.options) | {k: v for k, v in lent.items() if k not in trial.options},
-        )
-        for trial in trials
-    )
+    # its own options first, and as they are
+    return tuple(replace(t, options={**t.options, **lent, **t.options}) for t in trials)
 
 
 def _settings(

@@ -8,8 +8,8 @@ WWW 2023.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,7 @@ from lightfed.drawing.style import (
 from lightfed.drawing.versus import draw_course
 from lightfed.results.groups import synthetic_note
 from lightfed.results.tables import readable
-from lightfed.results.variants import difference
+from lightfed.results.variants import difference, gathered
 from lightfed.studies.flexifed.strategies import LIMIT, NO_LIMIT, Setting, Study
 from lightfed.studies.flexifed.trials import CLIENTS, PLACES, VERSIONS, Trial
 
@@ -44,40 +44,18 @@ COLOURS = {name: colour_of(place) for name, place in zip(PLACES, (4, 0, 1, 3, 2)
 ENDLESS = "no limit"
 
 
-@dataclass(frozen=True)
-class Factor:
-    """What is along the x-axis of a panel.
-
-    Attributes:
-        option: of the trials, the only one in which those of a line differ.
-        label: of the axis.
-        value: where a trial stands, infinite for no limit.
-    """
-
-    option: str
-    label: str
-    value: Callable[[Trial], float]
-
-
 def _limit(trial: Trial) -> float:
     text = trial.options[LIMIT]
     return math.inf if text == NO_LIMIT else float(text)
 
 
-FACTORS = (
-    Factor(VERSIONS, "number of versions, N", lambda trial: len(trial.cohorts)),
-    Factor(CLIENTS, "number of clients, K", lambda trial: float(trial.options[CLIENTS])),
-    Factor(LIMIT, "most layers in common, L", _limit),
-)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One strategy at two values of a factor or more, all else alike."""
-
-    strategy: str
-    label: str
-    trials: tuple[Trial, ...]
+# what is along the x-axis of a panel: the only option in which the trials of a line differ, the
+# label of the axis, and where a trial stands, infinite for no limit
+FACTORS: dict[str, tuple[str, Callable[[Trial], float]]] = {
+    VERSIONS: ("number of versions, N", lambda trial: len(trial.cohorts)),
+    CLIENTS: ("number of clients, K", lambda trial: float(trial.options[CLIENTS])),
+    LIMIT: ("most layers in common, L", _limit),
+}
 
 
 def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figure | None:
@@ -113,53 +91,55 @@ def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figur
 def factors_figure(study: Study, theme: Theme) -> Figure | None:
     """A panel for each factor of which some strategy was run with two values; None without any."""
     metric = study.topic.metric
-    panels = [(factor, own) for factor in FACTORS if (own := lines_of(study, factor))]
+    panels = {factor: own for factor in FACTORS if (own := _lines(study, factor))}
     if not panels:
         return None
     figure = new_figure(max(6.4, 4.6 * len(panels)), 4.4, theme, pad=0.1)
     grid = figure.subplots(1, len(panels), squeeze=False).ravel()
-    note = synthetic_note(study.trials)
-    for axes, (factor, own) in zip(grid, panels, strict=True):
-        label = "" if axes is not grid[0] else f"final {readable(metric)}, mean over clients"
-        dress(axes, theme, title="", x_label=factor.label, y_label=label)
-        _draw_lines(axes, factor, own, metric)
-        every = [trial.score(metric)[0] for line in own for trial in line.trials]
+    for axes, (factor, own) in zip(grid, panels.items(), strict=True):
+        y_label = "" if axes is not grid[0] else f"final {readable(metric)}, mean over clients"
+        x_label, value = FACTORS[factor]
+        dress(axes, theme, title="", x_label=x_label, y_label=y_label)
+        _draw_lines(axes, value, own, metric)
+        every = [trial.score(metric)[0] for trials in own.values() for trial in trials]
         metric_axis(axes, metric, np.array(every))
         legend_below(axes, theme)
+    note = synthetic_note(study.trials)
     title_over_all(figure, f"{study.topic.name}: personal {readable(metric)}{note}", theme)
     return figure
 
 
-def lines_of(study: Study, factor: Factor) -> list[Line]:
-    """What can be drawn of a factor."""
-    members: dict[tuple[str, frozenset[tuple[str, str]]], list[Trial]] = {}
-    for trial in study.trials:
-        rest = frozenset(item for item in trial.options.items() if item[0] != factor.option)
-        if np.isfinite(trial.score(study.topic.metric)[0]):
-            members.setdefault((trial.strategy, rest), []).append(trial)
-    usual = {name: value for name, value in study.usual.items() if name != factor.option}
-    found = []
+def _lines(study: Study, factor: str) -> dict[str, list[Trial]]:
+    """By label: one strategy at two values of a factor or more, all else alike."""
+
+    def rest(options: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in options.items() if name != factor}
+
+    scored = [t for t in study.trials if np.isfinite(t.score(study.topic.metric)[0])]
+    members = gathered(scored, lambda t: (t.strategy, frozenset(rest(t.options).items())))
+    found = {}
     for (strategy, _), trials in sorted(members.items(), key=lambda item: PLACES[item[0][0]]):
-        if len({factor.value(trial) for trial in trials}) > 1:
-            other = difference(trials[0].options, usual)
-            label = f"{strategy}, {other}" if other else strategy
-            found.append(Line(strategy, label, tuple(trials)))
+        if len(set(map(FACTORS[factor][1], trials))) > 1:
+            other = difference(trials[0].options, rest(study.usual))
+            found[f"{strategy}, {other}" if other else strategy] = trials
     return found
 
 
-def _draw_lines(axes: Axes, factor: Factor, lines: Sequence[Line], metric: str) -> None:
+def _draw_lines(
+    axes: Axes, value: Callable[[Trial], float], lines: Mapping[str, list[Trial]], metric: str
+) -> None:
     """A mark with its deviation for each trial, a line through the means; values evenly spaced."""
-    every = [t for line in lines for t in line.trials]
-    values = sorted({factor.value(trial) for trial in every})
-    for number, line in enumerate(lines):
-        at = np.array([values.index(factor.value(t)) for t in line.trials])
-        scores = np.array([trial.score(metric) for trial in line.trials])  # (T, 2): mean, std
+    values = sorted({value(trial) for trials in lines.values() for trial in trials})
+    drawn = Counter[str]()
+    for label, trials in lines.items():
+        at = np.array([values.index(value(trial)) for trial in trials])
+        scores = np.array([trial.score(metric) for trial in trials])  # (T, 2): mean, std
         x = np.unique(at)
         means = [scores[at == place, 0].mean() for place in x]
-        colour = COLOURS[line.strategy]
-        again = sum(other.strategy == line.strategy for other in lines[:number])
-        dashes = LINES[again % len(LINES)]
-        axes.plot(x, means, dashes, color=colour, linewidth=1.6, label=label_of(line.label))
+        strategy = trials[0].strategy
+        colour, dashes = COLOURS[strategy], LINES[drawn[strategy] % len(LINES)]
+        drawn[strategy] += 1
+        axes.plot(x, means, dashes, color=colour, linewidth=1.6, label=label_of(label))
         axes.errorbar(at, scores[:, 0], yerr=np.nan_to_num(scores[:, 1]), fmt="o", color=colour)
     texts = [ENDLESS if np.isinf(value) else f"{value:g}" for value in values]
     axes.set_xticks(range(len(values)), texts)

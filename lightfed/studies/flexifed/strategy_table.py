@@ -1,20 +1,19 @@
 """The accuracy of each strategy and version: in the terminal, on the page, and as a csv file."""
 
-import csv
-import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from lightfed.drawing.markup import Cell, heading, paragraph, table, table_of_groups
+from lightfed.drawing.markup import Cell, parts
 from lightfed.drawing.summary import fits, print_line, print_table
+from lightfed.results.groups import runs_of
 from lightfed.results.intervals import resolution, resolution_text
-from lightfed.results.runfiles import RunFiles
-from lightfed.results.tables import TextTable, readable
+from lightfed.results.tables import TextTable, csv_text, readable
 from lightfed.results.units import NOTHING, is_share, spread_text
+from lightfed.results.variants import Item, gathered
 from lightfed.studies.flexifed.strategies import Setting, Study
 from lightfed.studies.flexifed.trials import BASELINE, STRATEGIES
 
@@ -51,11 +50,11 @@ class StrategyTable:
         """A row per setting and strategy, a star before the best of a setting and version.
 
         Args:
-            spread: whether deviations are told, for which there must be room.
+            spread: whether deviations are shown, for which there must be room.
         """
         rows: list[tuple[str, ...]] = []
         for setting in self.settings:
-            # down the first column, beside the strategies
+            # down the first column, next to the strategies
             names = textwrap.wrap(setting.name, NAME_LETTERS)
             cells = [self._row(setting, name, spread=spread) for name in setting.trials]
             cells += [("",) * len(cells[0])] * (len(names) - len(cells))
@@ -65,8 +64,8 @@ class StrategyTable:
 
     def markup(self) -> list[str]:
         """The paper's table, columns by strategy and version, and one of what has one strategy."""
-        told = self.notes(best="in colour")
-        parts = [heading("Strategies by version")]
+        part = parts()
+        found = [part.heading("Strategies by version")]
         alike = [setting for setting in self.settings if len(setting.trials) > 1]
         if alike:
             names = [n for n in STRATEGIES.values() if any(n in s.trials for s in alike)]
@@ -75,7 +74,7 @@ class StrategyTable:
                 (setting.name, [cell for name in names for cell in self._group(setting, name)])
                 for setting in alike
             ]
-            parts.append(table_of_groups("data and family", groups, rows))
+            found.append(part.table_of_groups("data and family", groups, rows))
         alone = [
             (setting.name, *self._row(setting, name, spread=True))
             for setting in self.settings
@@ -83,42 +82,38 @@ class StrategyTable:
             if len(setting.trials) == 1
         ]
         if alone:
-            parts.append(heading("Settings with one strategy"))
-            parts.append(table(self._table(alone)))
-        return [*parts, *(paragraph(text, kind="small") for text in told)]
+            found += [part.heading("Settings with one strategy"), part.table(self._table(alone))]
+        return [*found, *(part.paragraph(text, "small") for text in self.notes(best="in colour"))]
 
     def csv(self) -> str:
         """A line per setting, strategy and version, and one for all clients; empty: not known."""
-        file = io.StringIO()
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow((*CSV_COLUMNS, *PACE, RESOLUTION))
-        for setting in self.settings:
-            topic, target = setting.topic, setting.target(self.asked)
-            column = f"personal/{topic.metric}"
-            for name, trial in setting.trials.items():
-                pace = setting.pace(name, self.asked)
-                first = (topic.data, topic.family, setting.variant, name)
-                seeds = len(trial.group.runs)
-                for label, version in zip(self.versions, topic.versions, strict=False):
-                    if version in trial.cohorts:
-                        scores = map(_known, trial.score(topic.metric, version))
-                        lines.writerow((*first, label, version, seeds, *scores, "", "", "", ""))
-                every = (*trial.score(topic.metric), target, pace.rounds, pace.speed)
-                steps = max(resolution(run, column) for run in trial.group.runs)
-                lines.writerow((*first, "mean", "", seeds, *map(_known, every), steps))
-        return file.getvalue()
+        trials = [(setting, name) for setting in self.settings for name in setting.trials]
+        lines = [line for setting, name in trials for line in self._csv_lines(setting, name)]
+        return csv_text((*CSV_COLUMNS, *PACE, RESOLUTION), lines)
+
+    def _csv_lines(self, setting: Setting, name: str) -> Iterator[tuple[object, ...]]:
+        topic, trial, runs = setting.topic, setting.trials[name], setting.trials[name].group.runs
+        first = (topic.data, topic.family, setting.variant, name)
+        for label, version in zip(self.versions, topic.versions, strict=False):
+            if version in trial.cohorts:
+                scores = trial.score(topic.metric, version)
+                yield (*first, label, version, len(runs), *scores, "", "", "", "")
+        pace, target = setting.pace(name, self.asked), setting.target(self.asked)
+        steps = max(resolution(run, f"personal/{topic.metric}") for run in runs)
+        every = (*trial.score(topic.metric), target, pace.rounds, pace.speed, steps)
+        yield (*first, "mean", "", len(runs), *every)
 
     def notes(self, *, best: str) -> list[str]:
-        """How to read a table; `best` tells how the best are marked."""
+        """How to read a table; `best` says how the best are marked."""
         metrics = dict.fromkeys(study.topic.metric for study in self.studies)
-        told = " and ".join(readable(m) + (" in %" if is_share(m) else "") for m in metrics)
+        names = " and ".join(readable(m) + (" in %" if is_share(m) else "") for m in metrics)
         families = {study.topic.family: study.topic.versions for study in self.studies}
         versions = "; ".join(f"{family} {', '.join(found)}" for family, found in families.items())
         target = f"what {BASELINE} reached in the end" if self.asked is None else f"{self.asked:g}"
         return [
-            f"Final {told}: what each client holds on its own test samples, mean over the clients "
+            f"Final {names}: what each client holds on its own test samples, mean over the clients "
             "(+- sample standard deviation over seeds). The best strategy of a setting and version "
-            f"is told {best}.",
+            f"is marked {best}.",
             f"V1 and so on: {versions}.",
             f"Speed: the first evaluated round in which {BASELINE} reached the target over that of "
             "the strategy, in the mean over all clients; a dash where it was not reached. "
@@ -127,12 +122,10 @@ class StrategyTable:
 
     def _resolutions(self) -> str:
         """`personal accuracy (resolution 4 rounds)`, of each metric."""
-        runs: dict[str, list[RunFiles]] = {}
-        for study in self.studies:
-            own = runs.setdefault(f"personal/{study.topic.metric}", [])
-            own += (run for trial in study.trials for run in trial.group.runs)
-        told = (f"{readable(c)} (resolution {resolution_text(own, c)})" for c, own in runs.items())
-        return " and ".join(told)
+        studies = gathered(self.studies, lambda study: f"personal/{study.topic.metric}")
+        runs = {c: runs_of(t for study in own for t in study.trials) for c, own in studies.items()}
+        texts = (f"{readable(c)} (resolution {resolution_text(own, c)})" for c, own in runs.items())
+        return " and ".join(texts)
 
     def _table(self, rows: Sequence[tuple[str, ...]]) -> TextTable:
         headers = ("setting", "strategy", *self.versions, "mean", *PACE)
@@ -141,28 +134,37 @@ class StrategyTable:
     def _row(self, setting: Setting, name: str, *, spread: bool) -> tuple[str, ...]:
         """Of the text, without the setting's name."""
         trial, metric = setting.trials[name], setting.topic.metric
-        texts = []
-        for version in (*setting.topic.versions, None):
-            mean, std = trial.score(metric, version)
-            text = spread_text(metric, mean, std if spread else math.nan).removesuffix(" %")
-            texts.append("*" * (name in setting.best(version)) + text)
-        unknown = [NOTHING] * (len(self.versions) - len(setting.topic.versions))
-        target = spread_text(metric, setting.target(self.asked), math.nan).removesuffix(" %")
+
+        def text(mean: float, std: float = math.nan) -> str:
+            return spread_text(metric, mean, std if spread else math.nan).removesuffix(" %")
+
+        def score(version: str | None) -> str:
+            return "*" * (name in setting.best(version)) + text(*trial.score(metric, version))
+
         rounds = setting.pace(name, self.asked).rounds
-        told = NOTHING if math.isnan(rounds) else f"{rounds:.0f}"
-        return (name, *texts[:-1], *unknown, texts[-1], target, told, self._speed(setting, name))
+        return (
+            name,
+            *self._filled([score(version) for version in setting.topic.versions], NOTHING),
+            score(None),
+            text(setting.target(self.asked)),
+            NOTHING if math.isnan(rounds) else f"{rounds:.0f}",
+            self._speed(setting, name),
+        )
 
     def _group(self, setting: Setting, name: str) -> list[Cell]:
         """The cells of one strategy: each version, then its speed."""
-        if name not in setting.trials:
-            return [Cell(NOTHING)] * (len(self.versions) + 1)
-        trial, metric = setting.trials[name], setting.topic.metric
-        cells = [
-            Cell(_short(metric, *trial.score(metric, version)), name in setting.best(version))
-            for version in setting.topic.versions
-        ]
-        unknown = [Cell(NOTHING)] * (len(self.versions) - len(cells))
-        return [*cells, *unknown, Cell(self._speed(setting, name))]
+        cells = []
+        if trial := setting.trials.get(name):
+            metric = setting.topic.metric
+            for version in setting.topic.versions:
+                text = _short(metric, *trial.score(metric, version))
+                cells.append(Cell(text, name in setting.best(version)))
+        speed = self._speed(setting, name) if trial else NOTHING
+        return [*self._filled(cells, Cell(NOTHING)), Cell(speed)]
+
+    def _filled(self, cells: Sequence[Item], nothing: Item) -> list[Item]:
+        """With empty cells for the versions that a family has not got."""
+        return [*cells, *[nothing] * (len(self.versions) - len(cells))]
 
     def _speed(self, setting: Setting, name: str) -> str:
         speed = setting.pace(name, self.asked).speed
@@ -184,7 +186,3 @@ def _short(metric: str, mean: float, std: float) -> str:
     if not is_share(metric) or math.isnan(mean):
         return spread_text(metric, mean, std)
     return f"{100 * mean:.1f}" + ("" if math.isnan(std) else f" +- {100 * std:.1f}")
-
-
-def _known(value: float) -> float | str:
-    return value if math.isfinite(value) else ""

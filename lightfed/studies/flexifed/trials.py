@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightfed.results.groups import Course, Group
+from lightfed.results.groups import Course, Experiment, Group
 from lightfed.results.runfiles import natural_order, whole_number
 from lightfed.results.settings import options
 
@@ -25,7 +25,8 @@ STRATEGIES = {
 PLACES = {name: place for place, name in enumerate(STRATEGIES.values())}  # in the paper's tables
 VERSIONS, CLIENTS, SHARES = "versions", "clients", "shares"
 VERSION_SETTINGS = ("depth", "layers", "variant")
-# options that a trial tells elsewhere: strategy, clients, data, and what its version sets
+CLIENT = "model.clients.{}.model"
+# options that a trial has elsewhere: strategy, clients, data, and what its version sets
 TOLD = re.compile(
     r"model\.clients\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
     r"|model\.clients\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
@@ -36,24 +37,18 @@ UNSPOKEN = re.compile(
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """One experiment, whose runs differ in the seed alone.
+class Trial(Experiment):
+    """One experiment; its options are what was set besides the strategy.
 
     Attributes:
-        group: its runs.
         strategy: as the paper calls it.
-        data: as the runs name it.
         family: the class of the clients' models.
         cohorts: the cohort of each version, in natural order of the versions.
-        options: what was set beside the strategy, the clients and their versions among it.
     """
 
-    group: Group
     strategy: str
-    data: str
     family: str
     cohorts: Mapping[str, str]
-    options: Mapping[str, str]
 
     def score(self, metric: str, version: str | None = None) -> tuple[float, float]:
         """The final value: mean and sample deviation over the seeds; None: over all clients."""
@@ -70,36 +65,34 @@ class Trial:
 
 
 def trial_of(group: Group) -> Trial | None:
-    """None for another algorithm, or where the files do not tell the cohorts.
-
-    The files of the group's first run speak for all: they differ in the seed alone.
-    """
+    """None for another algorithm, or where the files do not name the cohorts."""
     run = group.runs[0]
-    told = run.settings
     strategy = STRATEGIES.get(run.algorithm)
     stated = run.environment.get("cohorts")
     counts = {n: whole_number(c) for n, c in stated.items()} if isinstance(stated, dict) else {}
-    models = [told.get(f"model.clients.{i}.model.class_path", "") for i in range(len(counts))]
-    if strategy is None or not counts or not all(counts.values()) or not all(models):
+    if strategy is None or not counts or not all(counts.values()):
         return None
-    versions = _versions(told, list(counts))
+    models = [run.settings.get(f"{CLIENT.format(i)}.class_path", "") for i in range(len(counts))]
+    if not all(models):
+        return None
+    versions = _versions(run.settings, list(counts))
     clients = {version: counts[cohort] or 0 for version, cohort in versions.items()}
+    found = options(run.settings, but=TOLD, unspoken=UNSPOKEN)
     return Trial(
         group=group,
+        options=_federation(clients) | {k.replace("max_epochs", "rounds"): found[k] for k in found},
         strategy=strategy,
-        data=run.data,
         family=" + ".join(dict.fromkeys(model.rsplit(".", 1)[-1] for model in models)),
         cohorts=versions,
-        options=_federation(clients) | _options(told),
     )
 
 
-def _versions(told: Mapping[str, str], cohorts: list[str]) -> dict[str, str]:
-    """The cohort of each version; the cohorts' names are the versions where no setting tells."""
+def _versions(settings: Mapping[str, str], cohorts: list[str]) -> dict[str, str]:
+    """The cohort of each version; the cohorts' names are the versions where no setting does."""
     names = []
     for place, cohort in enumerate(cohorts):
-        keys = [f"model.clients.{place}.model.init_args.{name}" for name in VERSION_SETTINGS]
-        names.append(next((told[key] for key in keys if key in told), cohort))
+        keys = [f"{CLIENT.format(place)}.init_args.{name}" for name in VERSION_SETTINGS]
+        names.append(next((settings[key] for key in keys if key in settings), cohort))
     if len(set(names)) < len(names):
         names = cohorts
     paired = zip(names, cohorts, strict=True)
@@ -115,12 +108,3 @@ def _federation(clients: Mapping[str, int]) -> dict[str, str]:
         CLIENTS: str(sum(counts)),
         SHARES: "even" if even else ":".join(shares),
     }
-
-
-def _options(told: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for key, value in options(told, but=TOLD).items():
-        words = UNSPOKEN.sub("", key).replace("max_epochs", "rounds").split(".")
-        name = " ".join(word for word in words if word)
-        found[name] = value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
-    return found

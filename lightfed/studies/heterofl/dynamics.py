@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,33 +18,35 @@ FEWEST = 4  # pairs of bars for which there is room
 BAR = 0.38  # width, where pairs of bars are 1 apart
 HEADROOM = 1.14  # for the numbers over the bars
 TURN_FROM = 6  # pairs of bars whose numbers stand upright
+# over a bar
+NUMBER: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "fontsize": 7}
+NUMBER |= {"ha": "center", "va": "bottom"}
 
 
 def dynamic_figure(family: Family, theme: Theme) -> Figure | None:
     """Two bars for each pair of levels in equal shares that was run both ways; None without any."""
-    ways: dict[tuple[str, str], set[bool]] = {}
-    for m in family.mixtures:
-        ways.setdefault((_text(m, family), m.split), set()).add(m.dynamic)
+    ways = {(_text(m, family), m.split, m.dynamic) for m in family.members}
     pairs = [
         m
-        for m in family.mixtures
-        if len(m.levels) == 2 and m.even and len(ways[_text(m, family), m.split]) == 2
+        for m in family.members
+        if len(m.levels) == 2 and m.even and (_text(m, family), m.split, not m.dynamic) in ways
     ]
     made = new_panels(family, pairs, theme, x_label="two levels of 50 % each", height=3.6)
     if made is None:
         return None
     figure, panels = made
     for panel in panels:
-        _draw(panel, family, theme)
+        _draw(panel, theme)
     legend_of_all(figure, panels[0].axes, theme)
     return figure
 
 
-def _draw(panel: Panel, family: Family, theme: Theme) -> None:
+def _draw(panel: Panel, theme: Theme) -> None:
+    family = panel.family
     ordered = sorted(panel.mixtures, key=lambda m: [family.levels.index(n) for n in m.names])
     names = list(dict.fromkeys(_text(mixture, family) for mixture in ordered))
     highest = 0.0
-    for dynamic, label in ((False, "fixed level"), (True, "level drawn anew for every round")):
+    for dynamic, label in ((False, "fixed level"), (True, "level redrawn every round")):
         own = [mixture for mixture in ordered if mixture.dynamic == dynamic]
         places = np.array([names.index(_text(mixture, family)) for mixture in own])
         scores = np.array([mixture.score(panel.column) for mixture in own]).reshape(-1, 2)
@@ -55,30 +57,15 @@ def _draw(panel: Panel, family: Family, theme: Theme) -> None:
         for at, (mean, std), top in zip(x, scores, tops, strict=True):
             if np.isfinite(std):
                 panel.axes.errorbar(at, mean, yerr=std, color=theme.ink, elinewidth=0.9)
-            _number(panel, at, top, mean, theme, upright=len(names) >= TURN_FROM)
+            text = f"{100 * mean:.1f}" if is_share(panel.column) else f"{mean:.3g}"
+            turn = 90 if len(names) >= TURN_FROM else 0
+            panel.axes.annotate(text, (at, top), rotation=turn, color=theme.muted, **NUMBER)
     panel.axes.grid(axis="x", visible=False)
     panel.axes.set_xticks(range(len(names)), [label_of(name) for name in names])
     panel.axes.set_xlim(-0.6, max(len(names), FEWEST) - 0.4)
     panel.axes.set_ylim(0, HEADROOM * highest)
     if is_share(family.metric):
         share_axis(panel.axes.yaxis)
-
-
-def _number(
-    panel: Panel, x: float, top: float, value: float, theme: Theme, *, upright: bool
-) -> None:
-    text = f"{100 * value:.1f}" if is_share(panel.column) else f"{value:.3g}"
-    panel.axes.annotate(
-        text,
-        (x, top),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        rotation=90 if upright else 0,
-        fontsize=7,
-        color=theme.muted,
-    )
 
 
 def _text(mixture: Mixture, family: Family) -> str:

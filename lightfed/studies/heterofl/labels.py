@@ -1,9 +1,8 @@
-"""Texts beside the points of a chart, placed so that they cover neither points nor each other."""
+"""Texts next to the points of a chart, placed so that they cover neither points nor each other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,19 +23,10 @@ LEADER_FROM = 12.0
 ANGLES = np.arange(16) * np.pi / 8
 
 
-@dataclass(frozen=True)
-class Label:
-    """A text for the point (x, y) of the data."""
-
-    x: float
-    y: float
-    text: str
-
-
 def place_labels(
     figure: Figure,
     axes: Axes,
-    labels: Sequence[Label],
+    labels: Iterable[tuple[float, float, str]],
     theme: Theme,
     *,
     marks: Floats,
@@ -49,7 +39,7 @@ def place_labels(
     Args:
         figure: of the axes.
         axes: to draw on.
-        labels: taken from the top down.
+        labels: texts for points (x, y, text) of the data, taken from the top down.
         theme: for the colours.
         marks: all points that must stay visible, (M, 2), in data coordinates.
         lines: corners of lines that should, (L, 2) each.
@@ -61,16 +51,16 @@ def place_labels(
     along = [_along(axes.transData.transform(line) * points) for line in lines if len(line)]
     # boxes (M + N, 4): left, low, right, high
     taken = np.concatenate([_around(centres, MARK), *(_around(line, THIN) for line in along)])
-    for label in sorted(labels, key=lambda label: (-label.y, label.x)):
-        at = axes.transData.transform((label.x, label.y)) * points
-        text = label_of(label.text)
+    for x, y, full in sorted(labels, key=lambda label: (-label[1], label[0])):
+        at = axes.transData.transform((x, y)) * points
+        text = label_of(full)
         half = 0.5 * FONT_SIZE * np.array(LETTER) * (len(text), 1)
         offset, box = _nearest_free(at, half, taken, low=low, high=high)
         taken = np.concatenate([taken, box[None]])
         far = bool(np.hypot(*offset) > LEADER_FROM + half[0])
         note = axes.annotate(
             text,
-            (label.x, label.y),
+            (x, y),
             xytext=(float(offset[0]), float(offset[1])),
             textcoords="offset points",
             ha="center",

@@ -11,17 +11,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from lightfed.results.groups import Group, grouped, usual_metric
+from lightfed.results.groups import Experiment, Group, Study, grouped, studied
 from lightfed.results.runfiles import RunFiles, whole_number
 from lightfed.results.settings import options
-from lightfed.results.variants import difference, usual
+from lightfed.results.variants import variants
 
 LETTERS = "abcde"
 UNEVEN = 0.05  # of the clients: what a division without remainder may leave to one level
-MODEL = "model.clients.0.model."
-PREFIXES = (f"{MODEL}init_args.", "model.algorithm.init_args.", "model.")
+UNSPOKEN = re.compile(r"^model\.((clients\.0\.model|algorithm)\.init_args\.)?")
 # what a combination and its data set; all other options of the model are a variant
 NO_VARIANT = re.compile(
     r"trainer\.|data\.|model\.(clients\.(?!0\.model\.)"
@@ -47,27 +46,21 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
-    """One experiment, whose runs differ in the seed alone.
+class Mixture(Experiment):
+    """One experiment; its options are settings of model and algorithm by their last names.
 
     Attributes:
-        group: its runs.
         levels: the widest first.
-        algorithm: as the runs name it; `data` likewise, and `model`, the class of the clients'.
+        model: the class of the clients' models.
         split: how the data was divided.
-        dynamic: whether clients draw their level anew for every round.
-        options: settings of model and algorithm by their last names.
+        dynamic: whether clients draw their level again for every round.
         variant: in which options it differs from most others that it is drawn with, as `norm gn`.
     """
 
-    group: Group
     levels: tuple[Level, ...]
-    algorithm: str
-    data: str
     model: str
     split: str
     dynamic: bool
-    options: Mapping[str, str] = field(repr=False)
     variant: str = ""
 
     @property
@@ -106,34 +99,19 @@ class Mixture:
         return self.group.score(column)
 
 
-@dataclass(frozen=True)
-class Family:
-    """All experiments with one data set and one model: what shares a picture.
-
-    Attributes:
-        metric: what is drawn, without `global/` or `personal/`.
-        mixtures: in the order in which their runs were named.
-    """
-
-    data: str
-    model: str
-    metric: str
-    mixtures: tuple[Mixture, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.data}, {self.model}"
+class Family(Study[Mixture]):
+    """All experiments with one data set and one model, in the order in which they were named."""
 
     @property
     def splits(self) -> tuple[str, ...]:
         """The divisions of the data, IID before the others."""
-        found = dict.fromkeys(mixture.split for mixture in self.mixtures)
+        found = dict.fromkeys(mixture.split for mixture in self.members)
         return tuple(sorted(found, key=lambda split: split != "IID"))
 
     @property
     def levels(self) -> tuple[str, ...]:
         """All levels that occur, the widest first."""
-        found = {level.name: level.rate for mixture in self.mixtures for level in mixture.levels}
+        found = {level.name: level.rate for mixture in self.members for level in mixture.levels}
         return tuple(sorted(found, key=lambda name: -found[name]))
 
     def place(self, level: str) -> int:
@@ -145,71 +123,65 @@ class Family:
     @property
     def algorithm(self) -> str:
         """That of most federations of several levels, or of all if there are none; not named."""
-        mixed = [m.algorithm for m in self.mixtures if len(m.levels) > 1]
-        every = mixed or [m.algorithm for m in self.mixtures]
+        mixed = [m.algorithm for m in self.members if len(m.levels) > 1]
+        every = mixed or [m.algorithm for m in self.members]
         return Counter(every).most_common(1)[0][0]
 
     @property
     def largest(self) -> Level:
-        """The largest model: all sizes are told relative to it."""
-        every = [level for mixture in self.mixtures for level in mixture.levels]
+        """The largest model: all sizes are given relative to it."""
+        every = [level for mixture in self.members for level in mixture.levels]
         return max(every, key=lambda level: level.parameters)
 
 
 def families(runs: Sequence[RunFiles]) -> list[Family]:
     """What can be drawn of sizes: families in which there are models of two widths or more."""
     found = [mixture for group in grouped(runs) if (mixture := _mixture(group))]
-    members: dict[tuple[str, str], list[Mixture]] = {}
-    for mixture in found:
-        members.setdefault((mixture.data, mixture.model), []).append(mixture)
     every = [
-        Family(data, model, usual_metric(m.group for m in mixtures), _variants(mixtures))
-        for (data, model), mixtures in members.items()
+        Family(study.name, study.metric, _variants(study.members))
+        for study in studied(found, lambda mixture: f"{mixture.data}, {mixture.model}")
     ]
     return [family for family in every if len(family.levels) > 1]
 
 
 def _mixture(group: Group) -> Mixture | None:
-    """None for runs that do not tell their widths or parameters, or whose clients' models differ.
-
-    The files of a group's first run speak for all: they differ in the seed alone.
-    """
+    """None for runs without widths or parameters, or whose clients' models differ."""
     run = group.runs[0]
-    told = run.settings
-    levels = _levels(run, told)
-    models = {told.get(f"{key}.model.class_path", "") for key in _cohort_keys(told)}
+    settings = run.settings
+    levels = _levels(run, settings)
+    models = {settings.get(f"{key}.model.class_path", "") for key in _cohort_keys(settings)}
     if not levels or len(models) != 1:
         return None
     return Mixture(
         group=group,
+        options=options(settings, but=NO_VARIANT, unspoken=UNSPOKEN),
         levels=levels,
-        algorithm=run.algorithm,
-        data=run.data,
         model=models.pop().rsplit(".", 1)[-1],
-        split=_split(run, told),
-        dynamic=told.get("model.algorithm.init_args.assignment") == "dynamic",
-        options=_options(told),
+        split=_split(run, settings),
+        dynamic=settings.get("model.algorithm.init_args.assignment") == "dynamic",
     )
 
 
-def _cohort_keys(told: Mapping[str, str]) -> list[str]:
+def _cohort_keys(settings: Mapping[str, str]) -> list[str]:
     return list(
-        dict.fromkeys(key[0] for name in told if (key := re.match(r"model\.clients\.\d+", name)))
+        dict.fromkeys(
+            key[0] for name in settings if (key := re.match(r"model\.clients\.\d+", name))
+        )
     )
 
 
-def _levels(run: RunFiles, told: Mapping[str, str]) -> tuple[Level, ...]:
+def _levels(run: RunFiles, settings: Mapping[str, str]) -> tuple[Level, ...]:
     """The levels of a run, cohorts of one width together; none where a file does not tell."""
     stated = run.environment.get("parameters")
     parameters = list(stated.values()) if isinstance(stated, Mapping) else []
-    keys = _cohort_keys(told)
+    keys = _cohort_keys(settings)
     if not keys or len(keys) != len(parameters):
         return ()
     clients: Counter[float] = Counter()
     sizes: dict[float, int] = {}
     for key, count in zip(keys, parameters, strict=True):
-        rate, size = _rate(told, key), whole_number(count)
-        members = told.get(f"{key}.count", "")
+        rate, size = _rate(settings, key), whole_number(count)
+        members = settings.get(f"{key}.count", "")
         if not rate or not size or not members.isdecimal():
             return ()
         clients[rate] += int(members)
@@ -217,9 +189,9 @@ def _levels(run: RunFiles, told: Mapping[str, str]) -> tuple[Level, ...]:
     return tuple(Level(rate, clients[rate], sizes[rate]) for rate in sorted(sizes, reverse=True))
 
 
-def _rate(told: Mapping[str, str], cohort: str) -> float | None:
+def _rate(settings: Mapping[str, str], cohort: str) -> float | None:
     """The width of a cohort: its `rate` or `level`, 1 without both; None where that is none."""
-    rate, level = (told.get(f"{cohort}.{key}", "null") for key in ("rate", "level"))
+    rate, level = (settings.get(f"{cohort}.{key}", "null") for key in ("rate", "level"))
     if rate == "null":
         return 0.5 ** LETTERS.index(level) if level in tuple(LETTERS) else 1.0
     try:
@@ -228,30 +200,15 @@ def _rate(told: Mapping[str, str], cohort: str) -> float | None:
         return None
 
 
-def _split(run: RunFiles, told: Mapping[str, str]) -> str:
+def _split(run: RunFiles, settings: Mapping[str, str]) -> str:
     """`IID`, or the scheme that divided the data."""
-    chosen = told.get("data.partition.class_path", "").rsplit(".", 1)[-1]
+    chosen = settings.get("data.partition.class_path", "").rsplit(".", 1)[-1]
     scheme = str(run.split.meta.get("scheme", chosen)) if run.split else chosen
     return "IID" if scheme in ("Iid", "Iid()") else scheme or "division not known"
 
 
-def _options(told: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for key, value in options(told, but=NO_VARIANT).items():
-        prefix = next(prefix for prefix in PREFIXES if key.startswith(prefix))
-        found[key.removeprefix(prefix).replace(".", " ")] = value
-    return found
-
-
 def _variants(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
-    """The same mixtures, each told how it differs from most of its algorithm and split."""
-    alike: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for mixture in mixtures:
-        alike.setdefault((mixture.algorithm, mixture.split), []).append(mixture.options)
-    most = {key: usual(found) for key, found in alike.items()}
-    return tuple(
-        replace(
-            mixture, variant=difference(mixture.options, most[mixture.algorithm, mixture.split])
-        )
-        for mixture in mixtures
-    )
+    """The same mixtures; each says how it differs from most of its algorithm and split."""
+    alike = [(mixture.algorithm, mixture.split) for mixture in mixtures]
+    found = variants([mixture.options for mixture in mixtures], alike)
+    return tuple(replace(m, variant=variant) for m, variant in zip(mixtures, found, strict=True))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lightfed.drawing.style import Theme, dress, new_figure
-from lightfed.results.groups import synthetic_note
+from lightfed.results.runfiles import Floats
 from lightfed.results.tables import readable
+from lightfed.results.variants import gathered
 from lightfed.studies.heterofl.levels import Family, Mixture
 
 if TYPE_CHECKING:
@@ -28,41 +31,48 @@ class Panel:
         axes: with title and labels, still empty.
         column: of metrics.csv.
         mixtures: those of one division of the data that measured the column.
+        family: of these.
     """
 
     axes: Axes
     column: str
     mixtures: tuple[Mixture, ...]
+    family: Family
+
+    def points(self, mixtures: Iterable[Mixture]) -> Floats:
+        """Relative size, mean and deviation of the metric, (M, 3), from small to large."""
+        full = self.family.largest.parameters
+        ordered = sorted(mixtures, key=lambda mixture: mixture.size)
+        rows = [(mixture.size / full, *mixture.score(self.column)) for mixture in ordered]
+        return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
 def new_panels(
-    family: Family,
-    mixtures: Sequence[Mixture],
-    theme: Theme,
-    *,
-    x_label: str,
-    height: float,
+    family: Family, mixtures: Iterable[Mixture], theme: Theme, *, x_label: str, height: float
 ) -> tuple[Figure, list[Panel]] | None:
     """A figure with the panels that `mixtures` fill; None where none measured the metric."""
-    columns = [f"{kind}/{family.metric}" for kind in KINDS]
-    having = {c: [m for m in mixtures if np.isfinite(m.score(c)[0])] for c in columns}
-    columns = [column for column in columns if having[column]]
-    splits = [s for s in family.splits if any(m.split == s for c in columns for m in having[c])]
-    if not columns:
+    having = [
+        (column, mixture)
+        for column in (f"{kind}/{family.metric}" for kind in KINDS)
+        for mixture in mixtures
+        if math.isfinite(mixture.score(column)[0])
+    ]
+    cells = gathered(having, lambda pair: (pair[0], pair[1].split))
+    columns = list(dict.fromkeys(column for column, _ in cells))
+    splits = [split for split in family.splits if any(split == other for _, other in cells)]
+    if not cells:
         return None
     width = 8.0 if len(splits) == 1 else 6.4 * len(splits)
     figure = new_figure(width, height * len(columns), theme, pad=0.1)
     grid = figure.subplots(len(columns), len(splits), squeeze=False)
-    note = synthetic_note(family.mixtures)
     panels = []
-    for i, column in enumerate(columns):
-        for j, split in enumerate(splits):
-            own = tuple(m for m in having[column] if m.split == split)
-            if not own:
-                grid[i, j].remove()
-                continue
-            title = f"{family.name}: {readable(column)}{note}\n{split}"
+    for axes, (column, split) in zip(grid.ravel(), itertools.product(columns, splits), strict=True):
+        if (column, split) in cells:
+            title = f"{family.name}: {readable(column)}{family.note}\n{split}"
             label = f"final {readable(family.metric)}"
-            dress(grid[i, j], theme, title=title, x_label=x_label, y_label=label)
-            panels.append(Panel(grid[i, j], column, own))
+            dress(axes, theme, title=title, x_label=x_label, y_label=label)
+            own = tuple(mixture for _, mixture in cells[column, split])
+            panels.append(Panel(axes, column, own, family))
+        else:
+            axes.remove()
     return figure, panels

@@ -6,7 +6,7 @@ other, a line a pair.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from lightfed.drawing.axes import metric_axis, size_axis
 from lightfed.drawing.style import LINES, Theme, colour_of, label_of, legend_of_all
-from lightfed.results.runfiles import Floats
 from lightfed.results.units import count_text
-from lightfed.studies.heterofl.labels import Label, place_labels
+from lightfed.results.variants import gathered
+from lightfed.studies.heterofl.labels import place_labels
 from lightfed.studies.heterofl.levels import Family, Mixture
 from lightfed.studies.heterofl.panels import Panel, new_panels
 
@@ -34,7 +34,7 @@ def combinations_figure(family: Family, theme: Theme) -> Figure | None:
     Unequal shares of a pair are left to their line, where there is one.
     """
     on_lines = [m for line in pair_lines(family) for m in line.mixtures if not m.even]
-    drawn = [mixture for mixture in family.mixtures if mixture not in on_lines]
+    drawn = [mixture for mixture in family.members if mixture not in on_lines]
     if len({mixture.size for mixture in drawn}) < 2:
         return None
     made = new_panels(family, drawn, theme, x_label=_size_label(family), height=4.6)
@@ -42,20 +42,18 @@ def combinations_figure(family: Family, theme: Theme) -> Figure | None:
         return None
     figure, panels = made
     for panel in panels:
-        alone = [m for m in panel.mixtures if _is_alone(m, family)]
-        _line(panel, family, alone, colour=theme.muted, dashes=":")
+        _line(panel, _alone(panel), colour=theme.muted, dashes=":")
         for mixture in panel.mixtures:
-            _mark(panel, family, mixture, colour=_colour(mixture, family, theme), side=SIDE)
-        _scale(panel, family, drawn)
+            _mark(panel, mixture, colour=_colour(mixture, family, theme), side=SIDE)
+        _scale(panel, drawn)
     _explain(panels[0].axes, family, drawn, theme)
     legend_of_all(figure, panels[0].axes, theme)
     figure.draw_without_rendering()  # settles the layout, on which the labels depend
     for panel in panels:
-        fixed = {_text(m, family) for m in panel.mixtures if not m.dynamic}
-        named = [m for m in panel.mixtures if not m.dynamic or _text(m, family) not in fixed]
-        alone = [m for m in panel.mixtures if _is_alone(m, family)]
-        texts = {m: _text(m, family) for m in named}
-        _name(figure, panel, family, texts, [alone], theme)
+        texts = {mixture: _text(mixture, family) for mixture in panel.mixtures}
+        fixed = {text for mixture, text in texts.items() if not mixture.dynamic}
+        named = {m: text for m, text in texts.items() if not m.dynamic or text not in fixed}
+        _name(figure, panel, named, [_alone(panel)], theme)
     return figure
 
 
@@ -69,12 +67,12 @@ def shares_figure(family: Family, theme: Theme) -> Figure | None:
     figure, panels = made
     for panel in panels:
         for line in found:
-            own = [mixture for mixture in line.mixtures if mixture in panel.mixtures]
             colour, dashes = _look(line, family)
-            _line(panel, family, own, colour=colour, dashes=dashes)
+            own = line.within(panel)
+            _line(panel, own, colour=colour, dashes=dashes)
             for mixture in own:
-                _mark(panel, family, mixture, colour=colour, side=SMALL_SIDE)
-        _scale(panel, family, drawn)
+                _mark(panel, mixture, colour=colour, side=SMALL_SIDE)
+        _scale(panel, drawn)
     looks = {line.label: _look(line, family) for line in found}
     for label, (colour, dashes) in looks.items():
         panels[0].axes.plot([], [], dashes, color=colour, label=label_of(label), linewidth=1.6)
@@ -82,8 +80,7 @@ def shares_figure(family: Family, theme: Theme) -> Figure | None:
     figure.draw_without_rendering()
     for panel in panels:
         ends = {m: m.combination for m in panel.mixtures if len(m.levels) == 1}
-        curves = [[m for m in line.mixtures if m in panel.mixtures] for line in found]
-        _name(figure, panel, family, ends, curves, theme)
+        _name(figure, panel, ends, [line.within(panel) for line in found], theme)
     return figure
 
 
@@ -101,26 +98,29 @@ class PairLine:
     label: str
     mixtures: tuple[Mixture, ...]
 
+    def within(self, panel: Panel) -> list[Mixture]:
+        return [mixture for mixture in self.mixtures if mixture in panel.mixtures]
+
 
 def pair_lines(family: Family) -> list[PairLine]:
     """The pairs of levels that were mixed in unequal shares, in every division of the data."""
-    pairs: dict[tuple[str, ...], list[Mixture]] = {}
-    for m in family.mixtures:
-        if len(m.levels) == 2:
-            rest = (m.algorithm, m.variant, "dynamic" if m.dynamic else "")
-            pairs.setdefault((*m.names, m.split, *rest), []).append(m)
+    pairs = gathered(
+        (mixture for mixture in family.members if len(mixture.levels) == 2),
+        lambda m: (m.names, (m.split, m.algorithm, m.variant), m.dynamic),
+    )
     found = []
-    for (wide, narrow, split, algorithm, variant, drawn), mixed in pairs.items():
+    for ((wide, narrow), setting, dynamic), mixed in pairs.items():
         ends = [
             m
-            for m in family.mixtures
-            if m.names in ((wide,), (narrow,))
-            and (m.split, m.algorithm, m.variant) == (split, algorithm, variant)
+            for m in family.members
+            if m.names in ((wide,), (narrow,)) and (m.split, m.algorithm, m.variant) == setting
         ]
         every = sorted([*mixed, *ends], key=lambda m: m.size)
         if len({m.size for m in every}) >= LINE_FROM and not all(m.even for m in mixed):
-            told = (algorithm if algorithm != family.algorithm else "", variant, drawn)
-            label = ", ".join(part for part in (f"{wide}-{narrow}", *told) if part)
+            _, algorithm, variant = setting
+            other = algorithm if algorithm != family.algorithm else ""
+            parts = (f"{wide}-{narrow}", other, variant, "dynamic" * dynamic)
+            label = ", ".join(part for part in parts if part)
             found.append(PairLine((wide, narrow), label, tuple(every)))
     return sorted(found, key=lambda line: [family.levels.index(name) for name in line.names])
 
@@ -134,17 +134,19 @@ def _is_alone(mixture: Mixture, family: Family) -> bool:
     )
 
 
+def _alone(panel: Panel) -> list[Mixture]:
+    return [mixture for mixture in panel.mixtures if _is_alone(mixture, panel.family)]
+
+
 def _size_label(family: Family) -> str:
     largest = family.largest
-    told = f"{largest.name}: {count_text(largest.parameters)} parameters"
-    return f"average size of the clients' models, relative to the largest ({told})"
+    size = f"{largest.name}: {count_text(largest.parameters)} parameters"
+    return f"average size of the clients' models, relative to the largest ({size})"
 
 
 def _text(mixture: Mixture, family: Family) -> str:
-    parts = [mixture.combination]
-    if mixture.algorithm != family.algorithm:
-        parts = [f"{mixture.algorithm} {mixture.combination}"]
-    return ", ".join([*parts, mixture.variant] if mixture.variant else parts)
+    other = f"{mixture.algorithm} " if mixture.algorithm != family.algorithm else ""
+    return f"{other}{mixture.combination}" + (f", {mixture.variant}" if mixture.variant else "")
 
 
 def _colour(mixture: Mixture, family: Family, theme: Theme) -> str:
@@ -160,29 +162,19 @@ def _look(line: PairLine, family: Family) -> tuple[str, str]:
     return colour_of(wide), LINES[(narrow - wide - 1) % len(LINES)]
 
 
-def _points(panel: Panel, family: Family, mixtures: Sequence[Mixture]) -> Floats:
-    """Relative size, mean and deviation of the metric, (M, 3), from small to large."""
-    ordered = sorted(mixtures, key=lambda mixture: mixture.size)
-    full = family.largest.parameters
-    rows = [(mixture.size / full, *mixture.score(panel.column)) for mixture in ordered]
-    return np.array(rows, dtype=np.float64).reshape(-1, 3)
-
-
-def _line(
-    panel: Panel, family: Family, mixtures: Sequence[Mixture], *, colour: str, dashes: str
-) -> None:
-    x, y, _ = _points(panel, family, mixtures).T
+def _line(panel: Panel, mixtures: Sequence[Mixture], *, colour: str, dashes: str) -> None:
+    x, y, _ = panel.points(mixtures).T
     panel.axes.plot(x, y, dashes, color=colour, linewidth=1.2, zorder=1)
 
 
-def _mark(panel: Panel, family: Family, mixture: Mixture, *, colour: str, side: float) -> None:
-    """Hollow where levels are drawn anew; a diamond for another algorithm; a bar for the std."""
-    x, y, std = _points(panel, family, [mixture]).T
+def _mark(panel: Panel, mixture: Mixture, *, colour: str, side: float) -> None:
+    """Hollow where levels are drawn again; a diamond for another algorithm; a bar for the std."""
+    x, y, std = panel.points([mixture]).T
     panel.axes.errorbar(
         x,
         y,
         yerr=std if np.isfinite(std).all() else None,
-        fmt="o" if mixture.algorithm == family.algorithm else "D",
+        fmt="o" if mixture.algorithm == panel.family.algorithm else "D",
         color=colour,
         markersize=side,
         markerfacecolor=panel.axes.get_facecolor() if mixture.dynamic else colour,
@@ -191,32 +183,28 @@ def _mark(panel: Panel, family: Family, mixture: Mixture, *, colour: str, side: 
     )
 
 
-def _scale(panel: Panel, family: Family, drawn: Sequence[Mixture]) -> None:
-    values = _points(panel, family, panel.mixtures)[:, 1]
+def _scale(panel: Panel, drawn: Sequence[Mixture]) -> None:
     panel.axes.margins(y=0.1)
-    size_axis(panel.axes, np.array([m.size for m in drawn]) / family.largest.parameters)
-    metric_axis(panel.axes, family.metric, values)
+    size_axis(panel.axes, panel.points(drawn)[:, 0])
+    metric_axis(panel.axes, panel.family.metric, panel.points(panel.mixtures)[:, 1])
 
 
 def _explain(axes: Axes, family: Family, drawn: Sequence[Mixture], theme: Theme) -> None:
     """Entries of the legend, those that occur."""
     main = [mixture for mixture in drawn if mixture.algorithm == family.algorithm]
     widest = {mixture.names[0] for mixture in main}
-    marks: list[tuple[str, str, str]] = [
-        (f"widest level {name}", "o", colour_of(family.place(name)))
+    marks = {
+        f"widest level {name}": ("o", colour_of(family.place(name)))
         for name in family.levels
         if name in widest
-    ]
+    }
     if len(main) < len(drawn):
-        marks.append((f"not {family.algorithm}", "D", theme.ink))
-    for label, mark, colour in marks:
+        marks[f"not {family.algorithm}"] = ("D", theme.ink)
+    for label, (mark, colour) in marks.items():
         axes.plot([], [], mark, color=colour, markersize=SIDE, label=label_of(label))
     if any(mixture.dynamic for mixture in drawn):
-        hollow = axes.get_facecolor()
-        label = "levels drawn anew for every round"
-        axes.plot(
-            [], [], "o", color=theme.ink, markersize=SIDE, markerfacecolor=hollow, label=label
-        )
+        label, hollow = "levels redrawn every round", axes.get_facecolor()
+        axes.plot([], [], "o", color=theme.ink, markersize=SIDE, mfc=hollow, label=label)
     if sum(_is_alone(mixture, family) for mixture in drawn) > 1:
         axes.plot([], [], ":", color=theme.muted, linewidth=1.2, label="one level for all clients")
 
@@ -224,16 +212,12 @@ def _explain(axes: Axes, family: Family, drawn: Sequence[Mixture], theme: Theme)
 def _name(
     figure: Figure,
     panel: Panel,
-    family: Family,
-    texts: dict[Mixture, str],
+    texts: Mapping[Mixture, str],
     lines: Sequence[Sequence[Mixture]],
     theme: Theme,
 ) -> None:
-    """Writes the texts of some mixtures beside their points, off the other points and the lines."""
-    labels = []
-    for mixture, text in texts.items():
-        ((x, y, _),) = _points(panel, family, [mixture])
-        labels.append(Label(float(x), float(y), text))
-    marks = _points(panel, family, panel.mixtures)[:, :2]
-    drawn = [_points(panel, family, line)[:, :2] for line in lines]
+    """Writes the texts of some mixtures next to their points, clear of other points and lines."""
+    labels = [(*panel.points([mixture])[0, :2].tolist(), text) for mixture, text in texts.items()]
+    marks = panel.points(panel.mixtures)[:, :2]
+    drawn = [panel.points(line)[:, :2] for line in lines]
     place_labels(figure, panel.axes, labels, theme, marks=marks, lines=drawn)

@@ -1,4 +1,4 @@
-"""Mixtures of experts beside other methods, and the weights of their gates.
+"""Mixtures of experts and other methods, and the weights of their gates.
 
 Imports `drawing`, `results` and `utils`.
 """

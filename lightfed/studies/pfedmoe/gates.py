@@ -44,7 +44,7 @@ class GateRows:
     Attributes:
         weights: mean of the private expert, (rows, classes); NaN where nobody has the class.
         means: over the classes of each client, then over the clients of the row, (rows,).
-        cohorts: of each row, empty where it is not told.
+        cohorts: of each row, empty where it is not known.
         names: of the rows.
         clients: those that were evaluated.
         grouped: whether rows are groups.
@@ -88,7 +88,7 @@ def gate_rows(run: RunFiles, gates: Gates) -> GateRows:
 
 
 def gates_figure(run: RunFiles, theme: Theme) -> Figure | None:
-    """Rows x classes beside the mean of each row; None for a run without weights of gates."""
+    """Rows x classes next to the mean of each row; None for a run without weights of gates."""
     if run.gates is None or not np.isfinite(run.gates.personal).any():
         return None
     rows = gate_rows(run, run.gates)
@@ -116,7 +116,7 @@ def gates_figure(run: RunFiles, theme: Theme) -> Figure | None:
 
 
 def _cohorts(run: RunFiles, client: Integers) -> np.ndarray:
-    """The cohort of each client; empty where these are not told, or more than there are colours."""
+    """The cohort of each client; empty if unknown, or if there are more than colours."""
     found = run.cohorts_of(client)
     return found if len(set(found)) <= len(PALETTE) else np.full(len(client), "")
 

@@ -23,12 +23,13 @@ from lightfed.drawing.style import (
 from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.tables import readable
 from lightfed.results.units import bytes_text, flops_text, is_share, unit_of
-from lightfed.results.variants import difference, usual
+from lightfed.results.variants import variants
 from lightfed.studies.pfedmoe.methods import OURS, PLACES, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Terms = tuple[str, str, frozenset[tuple[str, str]]]  # data, factor, all other options
 BETTER, WORSE = colour_of(0), colour_of(2)
 MOST_TICKS = 25
 FACTORS = {
@@ -67,12 +68,12 @@ def differences_figure(protocol: Protocol, theme: Theme) -> Figure | None:
 def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figure | None:
     """Bytes and FLOPs to the target, a bar per method; None where nobody got there."""
     target = protocol.target(asked)
-    costs = {m.label: m.cost(protocol.metric, target) for m in protocol.methods}
+    costs = {m.label: m.cost(protocol.metric, target) for m in protocol.members}
     if all(math.isnan(cost.rounds) for cost in costs.values()):
         return None
     figure = new_figure(11.0, 1.6 + 0.36 * len(costs), theme, pad=0.1)
     grid = figure.subplots(1, 2, sharey=True)
-    colours = [colour_of(PLACES[method.name]) for method in protocol.methods]
+    colours = [colour_of(PLACES[method.name]) for method in protocol.members]
     goal = goal_text(protocol.column, target)
     resolution = resolution_text(protocol.runs, protocol.column)
     title = f"{protocol.name}: costs to {goal}, resolution {resolution}{protocol.note}"
@@ -86,10 +87,10 @@ def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figur
         dress(axes, theme, title="", x_label=f"{label} of all clients ({scaled})", y_label="")
         axes.barh(range(len(values)), np.nan_to_num(values) / factor, color=colours)
         for place, value in enumerate(values):
-            told = "not reached" if math.isnan(value) else text(value)
+            end_text = "not reached" if math.isnan(value) else text(value)
             end = float(np.nan_to_num(value)) / factor
             style = {"textcoords": "offset points", "va": "center", "fontsize": 8}
-            axes.annotate(told, (end, place), (4, 0), color=theme.ink, **style)
+            axes.annotate(end_text, (end, place), (4, 0), color=theme.ink, **style)
         axes.set_xlim(0, 1.25 * max(1.0, most) / factor)
         axes.grid(axis="y", visible=False)
     grid[0].set_yticks(range(len(costs)), [literal(name) for name in costs])
@@ -104,17 +105,19 @@ class Robustness:
 
     Attributes:
         data: as the runs name it.
-        metric: without `personal/`.
         variant: in which other options they differ from most of the protocols with that data.
         factor: the option.
         protocols: by its value, ascending.
     """
 
     data: str
-    metric: str
     variant: str
     factor: str
     protocols: dict[float, Protocol]
+
+    @property
+    def metric(self) -> str:
+        return next(iter(self.protocols.values())).metric
 
     @property
     def name(self) -> str:
@@ -124,26 +127,19 @@ class Robustness:
 
 def robustness(protocols: Sequence[Protocol]) -> list[Robustness]:
     """What can be drawn of classes per client and of gamma."""
-    members: dict[tuple[str, str, frozenset[tuple[str, str]]], dict[float, Protocol]] = {}
+    members: dict[Terms, tuple[dict[str, str], dict[float, Protocol]]] = {}
     for protocol in protocols:
-        options = protocol.methods[0].options
+        options = protocol.members[0].options
         for factor in FACTORS:
             if (value := _number(options.get(factor))) is not None:
-                rest = frozenset(item for item in options.items() if item[0] != factor)
-                members.setdefault((protocol.data, factor, rest), {})[value] = protocol
-    found = [(key, own) for key, own in members.items() if len(own) > 1]
-    alike: dict[str, list[dict[str, str]]] = {}
-    for (data, _, rest), _own in found:
-        alike.setdefault(data, []).append(dict(rest))
+                rest = {name: text for name, text in options.items() if name != factor}
+                terms = (protocol.data, factor, frozenset(rest.items()))
+                members.setdefault(terms, (rest, {}))[1][value] = protocol
+    found = {terms: own for terms, own in members.items() if len(own[1]) > 1}
+    names = variants([rest for rest, _ in found.values()], [data for data, *_ in found])
     return [
-        Robustness(
-            data=data,
-            metric=next(iter(own.values())).metric,
-            variant=difference(dict(rest), usual(alike[data])),
-            factor=factor,
-            protocols=dict(sorted(own.items())),
-        )
-        for (data, factor, rest), own in found
+        Robustness(data, variant, factor, dict(sorted(own.items())))
+        for ((data, factor, _), (_, own)), variant in zip(found.items(), names, strict=True)
     ]
 
 
@@ -151,7 +147,7 @@ def robustness_figure(found: Robustness, theme: Theme) -> Figure | None:
     """A line per method over the values of the option; None unless a method has two."""
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for value, protocol in found.protocols.items():
-        for method in protocol.methods:
+        for method in protocol.members:
             mean, std = method.score(found.metric)
             if math.isfinite(mean):
                 lines.setdefault(method.name, []).append((value, mean, std))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from lightfed.drawing.markup import heading, paragraph, table
+from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import print_line, print_table
 from lightfed.results.intervals import CHOSEN, INTERVAL, goal_text, resolution_text
 from lightfed.results.tables import TextTable, readable
@@ -20,16 +20,8 @@ def method_table(protocol: Protocol, asked: float | None) -> TextTable:
         protocol: whose methods.
         asked: the target of the costs, None for what all methods reached.
     """
-    metric = protocol.metric
     target = protocol.target(asked)
-    goal = goal_text(protocol.column, target)
-    resolution = resolution_text(protocol.runs, protocol.column)
-    headers = (
-        *("method", "kind", f"personal {readable(metric)}"),
-        *("over the best other", "over the best of its kind"),
-        *(f"rounds to {goal}, resolution {resolution}", "bytes until then", "FLOPs until then"),
-    )
-    return TextTable(headers, tuple(_row(protocol, m, target) for m in protocol.methods))
+    return TextTable.of([_row(protocol, method, target) for method in protocol.members])
 
 
 def notes(protocol: Protocol, asked: float | None) -> list[str]:
@@ -65,10 +57,13 @@ def verdict(protocol: Protocol) -> str:
 
 def markup(protocol: Protocol, asked: float | None) -> list[str]:
     """For the page of a comparison."""
-    parts = [heading(f"{protocol.name}: methods{protocol.note}")]
-    parts.append(paragraph(verdict(protocol), kind="lead"))
-    parts.append(table(method_table(protocol, asked)))
-    return [*parts, *(paragraph(text, kind="small") for text in notes(protocol, asked))]
+    part = parts()
+    return [
+        part.heading(f"{protocol.name}: methods{protocol.note}"),
+        part.paragraph(verdict(protocol), "lead"),
+        part.table(method_table(protocol, asked)),
+        *(part.paragraph(text, "small") for text in notes(protocol, asked)),
+    ]
 
 
 def print_methods(console: Console, protocols: Sequence[Protocol], asked: float | None) -> None:
@@ -82,20 +77,23 @@ def print_methods(console: Console, protocols: Sequence[Protocol], asked: float 
         print_line(console, text)
 
 
-def _row(protocol: Protocol, method: Method, target: float) -> tuple[str, ...]:
+def _row(protocol: Protocol, method: Method, target: float) -> dict[str, str]:
     metric = protocol.metric
     cost = method.cost(metric, target)
     alike = protocol.best_other(method, kind=method.kind) if method.kind else None
-    return (
-        method.label,
-        method.kind or NOTHING,
-        "*" * protocol.is_best(method) + spread_text(metric, *method.score(metric)),
-        _gain_text(protocol, method, protocol.best_other(method)),
-        _gain_text(protocol, method, alike),
-        NOTHING if math.isnan(cost.rounds) else f"{cost.rounds:.3g}",
-        bytes_text(cost.bytes),
-        flops_text(cost.flops),
-    )
+    score = "*" * protocol.is_best(method) + spread_text(metric, *method.score(metric))
+    resolution = resolution_text(protocol.runs, protocol.column)
+    rounds = f"rounds to {goal_text(protocol.column, target)}, resolution {resolution}"
+    return {
+        "method": method.label,
+        "kind": method.kind or NOTHING,
+        f"personal {readable(metric)}": score,
+        "over the best other": _gain_text(protocol, method, protocol.best_other(method)),
+        "over the best of its kind": _gain_text(protocol, method, alike),
+        rounds: NOTHING if math.isnan(cost.rounds) else f"{cost.rounds:.3g}",
+        "bytes until then": bytes_text(cost.bytes),
+        "FLOPs until then": flops_text(cost.flops),
+    }
 
 
 def _gain_text(protocol: Protocol, method: Method, other: Method | None) -> str:

@@ -2,30 +2,30 @@
 
 pFedMoE (Yi et al. 2024, https://arxiv.org/abs/2402.01350) is compared with seven methods in one
 protocol: equal data, division, models and work, at learning rates of their own. The paper divides
-them into three kinds, by how clients learn from each other, and tells a method's gain over the best
+them into three kinds, by how clients learn from each other, and gives a method's gain over the best
 of all and of its own kind.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, usual_metric
 from lightfed.results.intervals import Paired, paired
-from lightfed.results.outcome import as_good, client_metric, reached_by_all, traffic
+from lightfed.results.outcome import reached_by_all, traffic, when_reached
 from lightfed.results.runfiles import Floats, RunFiles
 from lightfed.results.settings import options
 from lightfed.results.units import direction
-from lightfed.results.variants import difference, usual
+from lightfed.results.variants import gathered, variants
 
 OURS = "pFedMoE"
 DISTILLATION, MIXING, MUTUAL = "distillation", "model mixing", "mutual learning"
 # by class: as the paper calls it and, of its section 2.1, the kind; that of pFedMoE is the one of
-# private models beside a small shared one, with the last of which, FedAPEN, the section compares it
+# private models and a small shared one, with the last of which, FedAPEN, the section compares it
 METHODS: dict[str, tuple[str, str]] = {
     "PFedMoE": (OURS, MUTUAL),
     "FML": ("FML", MUTUAL),
@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[str, str]] = {
 }
 PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
 # options of which a protocol may hold several; a learning rate is chosen for each method
-FREE = re.compile(r"model\.(algorithm(\.|$)|cohorts\.\d+\.name$|optimizer\.init_args\.lr$)")
+FREE = re.compile(r"model\.(algorithm(\.|$)|clients\.\d+\.name$|optimizer\.init_args\.lr$)")
 # arguments of pFedMoE that the paper does not have: a run with another value is a part of it
 PARTS = {"gate": "paper", "federate": "true"}
 UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
@@ -60,22 +60,18 @@ class Cost:
 
 
 @dataclass(frozen=True, eq=False)
-class Method:
-    """One experiment, whose runs differ in the seed alone.
+class Method(Experiment):
+    """One experiment; its options are the protocol.
 
     Attributes:
-        group: its runs.
         name: as the paper calls it.
         label: the name, with that of its runs where a protocol has two of one method.
         kind: distillation, model mixing, mutual learning, or none.
-        options: the protocol.
     """
 
-    group: Group
     name: str
     label: str
     kind: str
-    options: Mapping[str, str]
 
     def score(self, metric: str) -> tuple[float, float]:
         """The final value: mean and sample deviation over the seeds."""
@@ -84,29 +80,18 @@ class Method:
     def cost(self, metric: str, target: float) -> Cost:
         """Until the metric, mean over the clients, was as good as a target."""
         found = np.array([_cost(run, f"personal/{metric}", target) for run in self.group.runs])
-        rounds, sent, flops = found.mean(axis=0)  # NaN where a seed did not get there
-        return Cost(float(rounds), float(sent), float(flops))
+        return Cost(*found.mean(axis=0).tolist())  # NaN where a seed did not get there
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """Methods that were run on equal terms.
+class Protocol(Study[Method]):
+    """Methods on equal terms, in the order of METHODS: pFedMoE and at least one other.
 
-    Attributes:
-        data: as the runs name it.
-        variant: in which options it differs from most of the protocols with that data.
-        metric: without `personal/`.
-        methods: in the order of METHODS: pFedMoE and at least one other.
+    Its name is that of the data, and in which options it differs from most protocols with that.
     """
 
-    data: str
-    variant: str
-    metric: str
-    methods: tuple[Method, ...]
-
     @property
-    def name(self) -> str:
-        return f"{self.data}; {self.variant}" if self.variant else self.data
+    def data(self) -> str:
+        return self.members[0].data
 
     @property
     def column(self) -> str:
@@ -115,15 +100,11 @@ class Protocol:
 
     @property
     def runs(self) -> list[RunFiles]:
-        return [run for method in self.methods for run in method.group.runs]
+        return runs_of(self.members)
 
     @property
     def ours(self) -> Method:
-        return next(method for method in self.methods if method.name == OURS)
-
-    @property
-    def note(self) -> str:
-        return synthetic_note(self.methods)
+        return next(method for method in self.members if method.name == OURS)
 
     def best_other(self, method: Method, *, kind: str | None = None) -> Method | None:
         """The experiment with the best final mean among those of other methods; None without any.
@@ -134,7 +115,7 @@ class Protocol:
         """
         others = [
             other
-            for other in self.methods
+            for other in self.members
             if other.name != method.name
             and kind in (None, other.kind)
             and math.isfinite(other.score(self.metric)[0])
@@ -156,9 +137,7 @@ class Protocol:
 
     def target(self, asked: float | None) -> float:
         """What was asked for, else the best that all methods reached with every seed."""
-        if asked is not None:
-            return asked
-        return reached_by_all(self.runs, self.column)
+        return reached_by_all(self.runs, self.column) if asked is None else asked
 
     def differences(self) -> dict[int, Floats]:
         """By client: what pFedMoE's last evaluation is better by than the best baseline's, (S,).
@@ -171,36 +150,25 @@ class Protocol:
             return {}
         sign = direction(self.metric)
         own, other = _by_seed(self.ours, self.metric), _by_seed(baseline, self.metric)
-        found: dict[int, list[float]] = {}
-        for seed in own.keys() & other.keys():
-            for client in sorted(own[seed].keys() & other[seed].keys()):
-                more = sign * (own[seed][client] - other[seed][client])
-                found.setdefault(client, []).append(more)
-        return {client: np.array(found[client]) for client in sorted(found)}
+        differences = [
+            (client, sign * (own[seed][client] - other[seed][client]))
+            for seed in own.keys() & other.keys()
+            for client in own[seed].keys() & other[seed].keys()
+        ]
+        found = gathered(sorted(differences, key=_client), _client)
+        return {client: np.array([more for _, more in pairs]) for client, pairs in found.items()}
 
 
 def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
     """Where pFedMoE was run and at least one other method on equal terms."""
-    members: dict[tuple[str, frozenset[tuple[str, str]]], list[Method]] = {}
-    for method in filter(None, map(_method, grouped(runs))):
-        key = (method.group.runs[0].data, frozenset(method.options.items()))
-        members.setdefault(key, []).append(method)
-    complete = {
-        key: _told_apart(found)
-        for key, found in members.items()
-        if OURS in (names := {method.name for method in found}) and len(names) > 1
-    }
-    alike: dict[str, list[Mapping[str, str]]] = {}
-    for (data, _), found in complete.items():
-        alike.setdefault(data, []).append(found[0].options)
+    methods = [method for group in grouped(runs) if (method := _method(group))]
+    every = gathered(methods, lambda m: (m.data, frozenset(m.options.items()))).values()
+    complete = [own for own in every if OURS in (names := {m.name for m in own}) and len(names) > 1]
+    ordered = [_told_apart(own) for own in complete]
+    found = variants([own[0].options for own in ordered], [own[0].data for own in ordered])
     return [
-        Protocol(
-            data,
-            difference(own[0].options, usual(alike[data])),
-            usual_metric(m.group for m in own),
-            tuple(own),
-        )
-        for (data, _), own in complete.items()
+        Protocol("; ".join(filter(None, (own[0].data, variant))), usual_metric(own), tuple(own))
+        for own, variant in zip(ordered, found, strict=True)
     ]
 
 
@@ -210,11 +178,8 @@ def _method(group: Group) -> Method | None:
     name, kind = METHODS.get(run.algorithm, ("", ""))
     if not name or run.config is None:
         return None
-    found = {
-        " ".join(UNSPOKEN.sub("", key).replace(".", " ").split()): value
-        for key, value in options(run.settings, but=FREE).items()
-    }
-    return Method(group, name, name, kind, found)
+    found = options(run.settings, but=FREE, unspoken=UNSPOKEN)
+    return Method(group, found, name, name, kind)
 
 
 def _told_apart(found: Sequence[Method]) -> list[Method]:
@@ -230,29 +195,33 @@ def _told_apart(found: Sequence[Method]) -> list[Method]:
 
 
 def _is_part(method: Method) -> bool:
-    told = method.group.runs[0].settings
+    settings = method.group.runs[0].settings
     return any(
-        told.get(f"model.algorithm.init_args.{key}", whole) != whole for key, whole in PARTS.items()
+        settings.get(f"model.algorithm.init_args.{key}", whole) != whole
+        for key, whole in PARTS.items()
     )
 
 
-def _cost(run: RunFiles, column: str, target: float) -> tuple[float, float, float]:
-    there = np.flatnonzero(as_good(run.series(column), target, column))
-    if not len(there):
-        return math.nan, math.nan, math.nan
-    place = there[0]
-    flops = np.nancumsum(run.series("flops"))[place]
-    return float(run.rounds[place]), float(traffic(run)[place]), float(flops)
+def _cost(run: RunFiles, column: str, target: float) -> list[float]:
+    """Rounds, bytes and FLOPs."""
+    spent = (run.rounds, traffic(run), np.nancumsum(run.series("flops")))
+    return [when_reached(target, run.series(column), at, column) for at in spent]
 
 
 def _by_seed(method: Method, metric: str) -> dict[object, dict[int, float]]:
     """The last evaluation of each client, by the seed of the run."""
-    found: dict[object, dict[int, float]] = {}
-    for run in method.group.runs:
-        if run.evaluation is None or client_metric(run.evaluation, metric) != metric:
-            continue
-        clients = run.evaluation.client.tolist()
-        values = run.evaluation.values[metric].tolist()
-        seed = run.environment.get("seed")
-        found[seed] = {c: v for c, v in zip(clients, values, strict=True) if math.isfinite(v)}
-    return found
+    return {
+        run.environment.get("seed"): {
+            client: value
+            for client, value in zip(
+                run.evaluation.client.tolist(), run.evaluation.values[metric].tolist(), strict=True
+            )
+            if math.isfinite(value)
+        }
+        for run in method.group.runs
+        if run.evaluation and metric in run.evaluation.metrics
+    }
+
+
+def _client(pair: tuple[int, float]) -> int:
+    return pair[0]

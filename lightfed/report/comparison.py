@@ -1,6 +1,6 @@
 """Several runs side by side: comparison.png, comparison.html and a table with a row per run.
 
-Federations of levels, strategies of FlexiFed, clouds of servers, pFedMoE beside other methods, and
+Federations of levels, strategies of FlexiFed, clouds of servers, pFedMoE and other methods, and
 methods that are measured after aggregation and after local training get charts of their own,
 comparison-*.png. Methods have a table, too, and strategies one by version, which is also a file,
 comparison-strategies.csv. Experiments on equal data are held against each other seed by seed; the
@@ -11,18 +11,19 @@ Runs that are not finished are named, and are in no mean with one that is.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from lightfed.drawing.image import Image, render
-from lightfed.drawing.markup import document, heading, paragraph, picture, table, title, write_file
+from lightfed.drawing.markup import document, write_file
+from lightfed.drawing.style import Image, render
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.drawing.versus import comparison_figure
 from lightfed.report.charts import FILES, Chart, charts
+from lightfed.report.final_figures import comparison_table
 from lightfed.report.verdicts import (
     Contest,
     contests,
@@ -30,29 +31,12 @@ from lightfed.report.verdicts import (
     verdicts_csv,
     verdicts_markup,
 )
-from lightfed.results.columns import base_name
-from lightfed.results.groups import Group, common_parent, grouped, singles
-from lightfed.results.intervals import goal_text, resolution_text
-from lightfed.results.outcome import (
-    Outcome,
-    mean_and_std,
-    outcome_of,
-    primary_metric,
-)
+from lightfed.results.groups import Group, common_parent, grouped, repeated, runs_of, singles
+from lightfed.results.outcome import primary_metric
 from lightfed.results.runfiles import RunFiles, load
-from lightfed.results.tables import TextTable, readable, rounds_text
-from lightfed.results.units import (
-    NOTHING,
-    bytes_text,
-    count_text,
-    flops_text,
-    is_share,
-    seconds_text,
-    spread_text,
-    virtual_text,
-)
-from lightfed.studies.fedbcd.clouds import common_target, time_to, timed
-from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
+from lightfed.results.tables import TextTable, rounds_text
+from lightfed.results.units import is_share
+from lightfed.studies.fedbcd.clouds import timed
 from lightfed.studies.flexifed.strategies import Study, studies
 from lightfed.studies.flexifed.strategy_table import StrategyTable, print_strategies
 from lightfed.studies.pfedmoe.method_table import markup, print_methods
@@ -67,7 +51,6 @@ SPARE = (
 GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
 MOST_LINES = 12  # of one picture that can be told apart
 STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
-STAGES = (AGGREGATED, TRAINED)
 
 
 @dataclass(frozen=True)
@@ -80,7 +63,7 @@ class Comparison:
         lines: of the common picture: the rows, or where these are many, experiments; none where
             these are many, too.
         studies: of FlexiFed's strategies.
-        protocols: in which pFedMoE stands beside other methods.
+        protocols: in which pFedMoE is compared with other methods.
         contests: the figures in which experiments are held against each other.
         target: that was asked for.
         notes: which runs are not finished.
@@ -97,17 +80,17 @@ class Comparison:
 
     @property
     def runs(self) -> list[RunFiles]:
-        return [run for row in self.rows for run in row.runs]
+        return runs_of(self.rows)
 
     @property
     def strategies(self) -> StrategyTable | None:
         return StrategyTable(self.studies, self.target) if self.studies else None
 
     @property
-    def told_contests(self) -> list[Contest]:
-        """Those that no table of a protocol tells already."""
-        told = [{(m.group, p.column) for m in p.methods} for p in self.protocols]
-        return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in told)]
+    def further_contests(self) -> list[Contest]:
+        """Those that no table of a protocol has already."""
+        known = [{(m.group, p.column) for m in p.members} for p in self.protocols]
+        return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in known)]
 
 
 def compare(
@@ -123,7 +106,7 @@ def compare(
         runs: two or more run folders; a folder named twice counts once.
         output: the folder to write to, made if need be; None: the deepest that holds all runs.
         group: whether runs that differ in the seed alone share a row.
-        target: of the metric, from which the speed of FlexiFed's strategies is told, and the
+        target: of the metric, from which the speed of FlexiFed's strategies is counted, and the
             virtual time of clouds and the costs of methods; None: what Clustered-FL reached in the
             end, what all clouds or methods did.
 
@@ -157,7 +140,7 @@ def compare(
     if found.strategies:
         print_strategies(console, found.strategies)
     print_methods(console, found.protocols, target)
-    print_verdicts(console, found.told_contests)
+    print_verdicts(console, found.further_contests)
     print_line(console, f"page: {page}")
     return page
 
@@ -171,7 +154,7 @@ def unfinished(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _how_far(run: RunFiles) -> str:
-    return f"{run.name} ({rounds_text(outcome_of(run))} rounds)"
+    return f"{run.name} ({rounds_text(run)} rounds)"
 
 
 def lines_of(rows: Sequence[Group]) -> Sequence[Group]:
@@ -189,77 +172,6 @@ def common_metric(runs: Sequence[RunFiles]) -> str:
     return (shared or candidates)[0]
 
 
-def comparison_table(
-    rows: Sequence[Group], column: str, *, target: float | None = None
-) -> TextTable:
-    """One row per run or group: the final figures; columns nobody measured are left out.
-
-    Args:
-        rows: of the table.
-        column: of metrics.csv, the metric.
-        target: of it, to which virtual time is told; None: what all that have got it reached.
-    """
-    metric = base_name(column)
-    name = readable(metric)
-    goal = common_target(rows, column) if target is None else target
-    staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
-    headers = (
-        "run",
-        *SETTINGS,
-        f"global {name}",
-        f"local {name}",
-        f"personal {name}",
-        *(f"{name} {stage}" for stage in STAGES),
-        "worst 10 %",
-        "train loss",
-        "sent",
-        "between servers",
-        "compute",
-        "stored / client",
-        "time / round",
-        f"virtual time to {goal_text(column, goal)}",
-        "its resolution",
-    )
-    cells = tuple(_row(row, column, goal, staged=staged) for row in rows)
-    return TextTable(headers, cells).without_empty_columns()
-
-
-def _row(row: Group, column: str, goal: float, *, staged: bool) -> tuple[str, ...]:
-    outcomes = [outcome_of(run, primary=column) for run in row.runs]
-
-    def over_runs(figure: Callable[[Outcome], float]) -> tuple[float, float]:
-        return mean_and_std([figure(outcome) for outcome in outcomes])
-
-    metric = base_name(column)
-    stages = stage_columns(row, metric) if staged else {}
-    time = time_to(row, column, goal)
-    return (
-        row.label,
-        *(_told(row, key) for key in ("seed", "algorithm", "dataset")),
-        count_text(over_runs(lambda o: math.nan if o.clients is None else o.clients)[0]),
-        ", ".join(dict.fromkeys(map(rounds_text, outcomes))),
-        spread_text(metric, *over_runs(lambda o: o.overall)),
-        spread_text(metric, *row.score(f"local/{metric}")),
-        spread_text(metric, *over_runs(lambda o: o.personal)),
-        *(spread_text(metric, *row.score(stages.get(stage, ""))) for stage in STAGES),
-        spread_text(metric, *over_runs(lambda o: o.worst10)),
-        spread_text("loss", *over_runs(lambda o: o.train_loss)),
-        bytes_text(over_runs(lambda o: o.sent)[0]),
-        bytes_text(over_runs(lambda o: o.server_bytes)[0]),
-        flops_text(over_runs(lambda o: o.flops)[0]),
-        bytes_text(over_runs(lambda o: o.stored_bytes)[0]),
-        seconds_text(over_runs(lambda o: o.seconds_per_round)[0]),
-        virtual_text(*time),
-        resolution_text(row.runs, column) if math.isfinite(time[0]) else NOTHING,
-    )
-
-
-def _told(row: Group, key: str) -> str:
-    """What the environments of the runs say, each answer once."""
-    said = [str(run.environment[key]) for run in row.runs if run.environment.get(key) is not None]
-    return ", ".join(dict.fromkeys(said)) or NOTHING
-
-
 def _check_target(found: Comparison) -> None:
     target, key = found.target, "--target"
     if target is None:
@@ -268,7 +180,7 @@ def _check_target(found: Comparison) -> None:
     metrics += [protocol.metric for protocol in found.protocols]
     metrics += [found.column] if any(map(timed, found.runs)) else []
     if not metrics:
-        fix = "drop it: it tells the speed of these, and the virtual time of clouds"
+        fix = "drop it: it is for the speed of these, and the virtual time of clouds"
         raise UserError(key, "no run of a strategy of FlexiFed", fix)
     shares = all(map(is_share, metrics))
     if not math.isfinite(target) or (shares and not 0 < target <= 1):
@@ -304,43 +216,32 @@ def _page(
     drawn: Sequence[tuple[Chart, Image]],
     content: TextTable,
 ) -> str:
-    rows, runs = found.rows, found.runs
-    name = f"Comparison of {len(runs)} runs"
-    body = [title(name), *_lead(found)]
-    if image is not None:
-        several = any(len(line.runs) > 1 for line in found.lines)
-        caption = "The band is one sample standard deviation over seeds." if several else ""
-        body.append(picture(image, alt="Course of the runs", caption=caption))
-    elif found.lines:
-        body.append(paragraph("No curves: fewer than two rounds were measured.", kind="note"))
-    else:
-        text = f"No common picture: more than {MOST_LINES} lines cannot be told apart."
-        body.append(paragraph(text, kind="note"))
-    for chart, drawing in drawn:
-        body.append(heading(chart.heading))
-        body.append(picture(drawing, alt=chart.heading, caption=chart.caption))
-    if found.strategies:
-        body += found.strategies.markup()
-    for protocol in found.protocols:
-        body += markup(protocol, found.target)
-    lines = enumerate(found.lines)
+    rows, lines = found.rows, enumerate(found.lines)
     places = {run: place for place, line in lines for run in (*line.runs, *line.left_out)}
-    dots = [places[row.runs[0]] for row in rows] if places else ()
-    body += [heading("Final figures"), table(content, dots=dots)]
-    if any(len(row.runs) > 1 for row in rows):
-        body.append(paragraph(GROUPED_NOTE.capitalize() + ".", kind="small"))
-    body += verdicts_markup(found.told_contests)
-    return document(name, body)
+    tables = found.strategies.markup() if found.strategies else []
+    return document(
+        f"Comparison of {len(found.runs)} runs",
+        template="comparison.html",
+        lead=_lead(found),
+        image=image,
+        repeated=repeated(found.lines),
+        most=None if found.lines else MOST_LINES,
+        charts=drawn,
+        tables=[*tables, *(part for p in found.protocols for part in markup(p, found.target))],
+        figures=content,
+        dots=[places[row.runs[0]] for row in rows] if places else (),
+        note=f"{GROUPED_NOTE.capitalize()}." if repeated(rows) else "",
+        verdicts=verdicts_markup(found.further_contests),
+    )
 
 
-def _lead(found: Comparison) -> list[str]:
+def _lead(found: Comparison) -> list[tuple[str, str]]:
     """What is compared, unless it is more than a reader takes in, and which data are synthetic."""
-    parts = []
-    if len(found.rows) <= MOST_LINES:
-        parts.append(paragraph(", ".join(row.label for row in found.rows), kind="lead"))
+    several = [("lead", ", ".join(row.label for row in found.rows))]
     synthetic = [run.name for run in found.runs if run.synthetic]
-    if synthetic:
-        text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"
-        parts.append(paragraph(f"Synthetic data: {text}.", kind="note"))
-    parts += [paragraph(f"{note[0].upper()}{note[1:]}.", kind="note") for note in found.notes]
-    return parts
+    text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"
+    return [
+        *(several if len(found.rows) <= MOST_LINES else []),
+        *([("note", f"Synthetic data: {text}.")] if synthetic else []),
+        *(("note", f"{note[0].upper()}{note[1:]}.") for note in found.notes),
+    ]

@@ -1,0 +1,84 @@
+"""The table of a comparison: the final figures of each run, or of each group of seeds."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from lightfed.results.columns import base_name
+from lightfed.results.groups import Group
+from lightfed.results.intervals import goal_text, resolution_text
+from lightfed.results.outcome import mean_and_std, outcome_of
+from lightfed.results.tables import TextTable, readable, rounds_text
+from lightfed.results.units import (
+    NOTHING,
+    bytes_text,
+    count_text,
+    flops_text,
+    seconds_text,
+    spread_text,
+    virtual_text,
+)
+from lightfed.studies.fedbcd.clouds import common_target, time_to
+from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
+
+STAGES = (AGGREGATED, TRAINED)
+
+
+def comparison_table(
+    rows: Sequence[Group], column: str, *, target: float | None = None
+) -> TextTable:
+    """One row per run or group: the final figures; columns nobody measured are left out.
+
+    Args:
+        rows: of the table.
+        column: of metrics.csv, the metric.
+        target: of it, to which virtual time is counted; None: what all that have got it reached.
+    """
+    goal = common_target(rows, column) if target is None else target
+    metric = base_name(column)
+    staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
+    cells = [_row(row, column, goal, staged=staged) for row in rows]
+    return TextTable.of(cells).without_empty_columns()
+
+
+def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str]:
+    outcomes = [outcome_of(run, primary=column) for run in row.runs]
+
+    def spread(figure: str, metric: str) -> str:
+        return spread_text(metric, *mean_and_std([getattr(o, figure) for o in outcomes]))
+
+    def mean(text: Callable[[float], str], figure: str) -> str:
+        return text(mean_and_std([getattr(o, figure) for o in outcomes])[0])
+
+    metric = base_name(column)
+    name, clients = readable(metric), [run.num_clients or math.nan for run in row.runs]
+    stages = stage_columns(row, metric) if staged else {}
+    time = time_to(row, column, goal)
+    return {
+        "run": row.label,
+        "seed": _stated(row, "seed"),
+        "algorithm": _stated(row, "algorithm"),
+        "data": _stated(row, "dataset"),
+        "clients": count_text(mean_and_std(clients)[0]),
+        "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
+        f"global {name}": spread("overall", metric),
+        f"local {name}": spread_text(metric, *row.score(f"local/{metric}")),
+        f"personal {name}": spread("personal", metric),
+        **{f"{name} {s}": spread_text(metric, *row.score(stages.get(s, ""))) for s in STAGES},
+        "worst 10 %": spread("worst10", metric),
+        "train loss": spread("train_loss", "loss"),
+        "sent": mean(bytes_text, "sent"),
+        "between servers": mean(bytes_text, "server_bytes"),
+        "compute": mean(flops_text, "flops"),
+        "stored / client": mean(bytes_text, "stored_bytes"),
+        "time / round": mean(seconds_text, "seconds_per_round"),
+        f"virtual time to {goal_text(column, goal)}": virtual_text(*time),
+        "its resolution": (
+            resolution_text(row.runs, column) if math.isfinite(time[0]) else NOTHING
+        ),
+    }
+
+
+def _stated(row: Group, key: str) -> str:
+    """What the environments of the runs say, each answer once."""
+    said = [str(run.environment[key]) for run in row.runs if run.environment.get(key) is not None]
+    return ", ".join(dict.fromkeys(said)) or NOTHING
