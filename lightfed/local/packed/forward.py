@@ -35,13 +35,14 @@ class _TrainingStep(nn.Module):
     def forward(self, batch: Any, index: int) -> tuple[Tensor, dict[str, Tensor]]:
         logged: dict[str, Tensor] = {}
         own = self.module.log, self.module.log_dict
-        self.module.log = partial(_note, logged)  # type: ignore[method-assign,assignment]
-        self.module.log_dict = partial(_note_all, logged)  # type: ignore[method-assign,assignment]
+        self.module.log = partial(_note, logged)  # type: ignore[method-assign]
+        self.module.log_dict = partial(_note_all, logged)  # type: ignore[method-assign]
         try:
             output = self.module.training_step(batch, index)
         finally:
             self.module.log, self.module.log_dict = own  # type: ignore[method-assign]
-        return (output["loss"] if isinstance(output, dict) else output), logged
+        loss: Any = output["loss"] if isinstance(output, dict) else output
+        return loss, logged
 
 
 def _note(logged: dict[str, Tensor], name: str, value: Any, *_: Any, **options: Any) -> None:
@@ -93,8 +94,8 @@ class PackedForward:
         self._drops = any(isinstance(part, nn.Dropout) for part in module.modules())
         self._graph = graph_of(module)
         self._module = module
-        self._network: Any = getattr(module, "net", None)
-        self._network_hooks = list(self._network._forward_hooks.values()) if self._graph else []
+        self._network: Any = getattr(module, "net", module)
+        self._network_hooks = [*self._network._forward_hooks.values()] if self._graph else []
         in_row = {name for name, *_ in [*self._entries[layout.parameters :], *self._integers]}
         self.buffers = {n: b.dtype for n, b in module.named_buffers() if n in in_row}
         self._own = {n for n, _ in module.named_buffers()} - in_row

@@ -41,7 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     flat = x.reshape(len(x), -1, x.shape[-1])
-    out: Tensor = _Baddbmm.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+    out: Tensor = _Baddbmm.apply(flat, weight, bias)
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
@@ -112,5 +112,5 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0:
             return input
-        out: Tensor = _Dropout.apply(input, p, self._generators)  # type: ignore[no-untyped-call]
+        out: Tensor = _Dropout.apply(input, p, self._generators)
         return input.copy_(out) if inplace else out

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 _OWN = 1 << 16  # elements of a buffer that each client may have its own values of
 
 
+AnyReport = PackedReport | PendingReport | Known
+
+
 class Sessions(Protocol):
     """What happens around the steps of a session; `session_runner.Training` implements it."""
 
@@ -56,7 +59,7 @@ class PackRunner:
         self._most: dict[int, int] = {}  # by group
         self._trainers: dict[int, PackedSession] = {}
         self._packs: dict[int, list[int]] = {}  # by client
-        self._results: dict[int, PackedReport | PendingReport | Known] = {}
+        self._results: dict[int, AnyReport] = {}
 
     def attach(self, packings: Sequence[Packing], context: Autocast | None) -> None:
         """Create the packed sessions of the groups that have a stepper."""
@@ -90,7 +93,7 @@ class PackRunner:
         """Whether the client's pack has run."""
         return client in self._results
 
-    def result(self, client: int) -> PackedReport | PendingReport | Known:
+    def result(self, client: int) -> AnyReport:
         """The report of a client whose pack has run."""
         return self._results[client]
 
@@ -120,11 +123,9 @@ class PackRunner:
         state, trainer = self._fleet.cohorts[group], self._trainers[group]
         return Pack(clients, state, trainer, self._sessions, self._fleet.data, t)
 
-    def _after(
-        self, error: Exception, clients: Sequence[int], t: int
-    ) -> dict[int, PackedReport | PendingReport | Known]:
+    def _after(self, error: Exception, clients: Sequence[int], t: int) -> dict[int, AnyReport]:
         """Results of a pack that has raised."""
-        failed = {}
+        failed: dict[int, AnyReport] = {}
         for client in clients:
             found = self._alone(client, t)
             if found is not None:
@@ -183,7 +184,7 @@ class Pack:
         self._data, self._t = data, t
         self._begun: Row | None = None
 
-    def run(self) -> dict[int, PackedReport | Known]:
+    def run(self) -> dict[int, AnyReport]:
         """Train the clients; a report of each.
 
         Raises:

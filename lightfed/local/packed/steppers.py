@@ -238,7 +238,7 @@ class StackedOptimizer(_Stacked):
     def _start(self, lr: float | None) -> None:
         self._params = [nn.Parameter(value, requires_grad=True) for value in self._values]
         options = self._options if lr is None else self._options | {"lr": lr}
-        self._optimizer = self._class(self._params, **options)  # type: ignore[arg-type]
+        self._optimizer = self._class(self._params, **options)
 
     @override
     def _narrow(self, clients: int) -> None:
