@@ -34,6 +34,7 @@ from lightfed.utils.rng import derive_seed, numpy_generator
 Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetuned"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
+MOST = 1_000  # clients to evaluate by default; their number costs more than a round beyond that
 WORST = 0.1  # share of the clients in the "worst" metric
 
 
@@ -57,7 +58,7 @@ class Evaluation:
         data: their test splits.
         kinds: kinds of evaluation.
         at: the moment of the personal metric; by default the first of the algorithm's `moments`.
-        clients: number of clients to evaluate, drawn once; None for all.
+        clients: number of clients to evaluate, drawn once; None for all, or 1,000 of more.
 
     Attributes:
         at: the moment of the personal metric.
@@ -107,8 +108,14 @@ class Evaluation:
         return moment in algorithm.moments or (moment == "aggregated" and kept)
 
     def _choose(self, count: int | None) -> list[int]:
-        if count is None or count >= self._fleet.clients:
-            return list(range(self._fleet.clients))
+        everyone = self._fleet.clients
+        if count is None and everyone > MOST:
+            count = MOST
+            self._fleet.warn(
+                f"model.eval_clients: {MOST:,} of {everyone:,} clients are evaluated; give a number"
+            )
+        if count is None or count >= everyone:
+            return list(range(everyone))
         rng = numpy_generator(self._fleet.seed, "evaluated-clients")
         return sorted(rng.choice(self._fleet.clients, count, replace=False, shuffle=False).tolist())
 

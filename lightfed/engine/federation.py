@@ -91,7 +91,8 @@ class Federation(L.LightningModule):
                 trained (after the client's session). Models that the round overwrites are measured
                 in its sessions, for its participants. The default follows the algorithm's paper;
                 set it to compare methods.
-            eval_clients: Number of clients to evaluate, drawn once; all by default.
+            eval_clients: Number of clients to evaluate, drawn once; by default all, or 1,000 of
+                more.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
             store: Keep client rows on the device, or in pinned host memory if they do not fit.
             exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL).
@@ -210,7 +211,7 @@ class Federation(L.LightningModule):
         trim_heap()
         trainer = self.federated_trainer
         if trainer.run_logger is not None and trainer.is_global_zero:
-            described = environment(self.fleet, trainer, evaluate_at=self.evaluation.at)
+            described = environment(self.fleet, trainer, evaluation=self.evaluation)
             trainer.run_logger.start(described, finished_rounds=trainer.current_epoch)
 
     # A round.

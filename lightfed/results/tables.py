@@ -82,6 +82,14 @@ def csv_text(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     return file.getvalue()
 
 
+def _tested(run: RunFiles) -> str | None:
+    """How many clients the personal figures are of, if not of all."""
+    tested = whole_number(run.environment.get("evaluated_clients"))
+    if not tested or run.num_clients is None or tested >= run.num_clients:
+        return None
+    return f"personal figures of {count_text(tested)} of {count_text(run.num_clients)} clients"
+
+
 def headline(run: RunFiles) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 cohorts, 30 rounds, seed 0, 4 ranks`."""
     names = [run.environment.get(key) for key in ("algorithm", "dataset")]
@@ -90,6 +98,7 @@ def headline(run: RunFiles) -> str:
     parts = (
         " on ".join(str(name) for name in names if name),
         None if run.num_clients is None else _counted(run.num_clients, "client") + cohorts,
+        _tested(run),
         f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
         None if seed is None else f"seed {seed}",
         None if ranks is None else _counted(ranks, "rank"),

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,13 +24,20 @@ _PACKAGES = (
 )
 
 
-def environment(fleet: Fleet, trainer: Any, *, evaluate_at: Moment) -> dict[str, Any]:
+class Evaluated(Protocol):
+    """The part of an evaluation that a run records."""
+
+    at: Moment
+    clients: list[int]
+
+
+def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[str, Any]:
     """Versions, the device, and the federation's size and data.
 
     Args:
         fleet: the clients.
         trainer: the FederatedTrainer, with its FederatedDataModule.
-        evaluate_at: the moment of the personal metric.
+        evaluation: which clients are tested, and when.
     """
     data = trainer.datamodule
     device = fleet.device
@@ -51,7 +58,8 @@ def environment(fleet: Fleet, trainer: Any, *, evaluate_at: Moment) -> dict[str,
             "device": name,
             "precision": str(trainer.precision),
             "personal": fleet.algorithm.holds,
-            "evaluate_at": evaluate_at,
+            "evaluate_at": evaluation.at,
+            "evaluated_clients": len(evaluation.clients),
             "side_by_side": dict(fleet.training.side_by_side),
         }
         | fleet.algorithm.facts(fleet)

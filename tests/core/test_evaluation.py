@@ -102,6 +102,19 @@ def test_personal_figures_count_every_client_once() -> None:
     }
 
 
+@pytest.mark.parametrize(("given", "tested"), [(None, 4), (6, 6), (CLIENTS, CLIENTS), (99, CLIENTS)])
+def test_a_large_federation_tests_some_of_its_clients_by_default(
+    given: int | None,
+    tested: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("lightfed.engine.evaluation.MOST", 4)
+    fleet, data = fleet_and_data([ClientGroup(CLIENTS, Score)])
+    assert len(Evaluation(fleet, data, kinds=["personal"], clients=given).clients) == tested
+    assert ("model.eval_clients" in caplog.text) == (given is None)
+
+
 def test_cohorts_have_figures_of_their_own() -> None:
     cohorts = [
         ClientGroup(4, Score, name="wide"),
