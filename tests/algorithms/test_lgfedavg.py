@@ -200,7 +200,7 @@ def test_a_count_that_cannot_be_is_refused(count: int, fragment: str) -> None:
 
 def test_cohorts_of_different_shapes_are_refused() -> None:
     cohorts = [ClientGroup(1, mlp, name="x"), ClientGroup(1, MLP, name="y")]
-    message = r"cohorts: .* x are \[3, 5\], \[3\], those of cohort y \[3, 200\], \[3\]; use"
+    message = r"clients: .* x are \[3, 5\], \[3\], those of cohort y \[3, 200\], \[3\]; use"
     with pytest.raises(UserError, match=message):
         fleet_of(cohorts, LGFedAvg(1), random_data([3, 3]))
 

@@ -102,7 +102,9 @@ def test_personal_figures_count_every_client_once() -> None:
     }
 
 
-@pytest.mark.parametrize(("given", "tested"), [(None, 4), (6, 6), (CLIENTS, CLIENTS), (99, CLIENTS)])
+@pytest.mark.parametrize(
+    ("given", "tested"), [(None, 4), (6, 6), (CLIENTS, CLIENTS), (99, CLIENTS)]
+)
 def test_a_large_federation_tests_some_of_its_clients_by_default(
     given: int | None,
     tested: int,

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from lightfed.local.client_group import GroupState
+from lightfed.local.client_module import ClientModule, MaskedLanguageClient
 from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
@@ -181,10 +182,10 @@ def _first_with(order: Sequence[type], name: str) -> int:
 
 def _unprofitable(state: GroupState, batch_size: int, expected: float) -> str:
     """Why packing would not pay on this device; empty if it does."""
+    if type(state.module) not in (ClientModule, MaskedLanguageClient):
+        return "its training_step may keep Python state; set model.side_by_side to a number"
     if state.store.device.type != "cpu":
         return ""
-    if state.flops == 0:
-        return "the cost of its step is unknown; set model.side_by_side to a number to try"
     if expected < _FEW:
         return f"{expected:.3g} clients in a round"
     flops = state.flops * batch_size
