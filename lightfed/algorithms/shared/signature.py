@@ -115,7 +115,10 @@ def _leaves(module: nn.Module, path: str, key: str) -> Iterator[tuple[nn.Module,
     A torch module with both weights and parts, such as attention, counts as one.
     """
     children = list(module.named_children())
-    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    # Buffers that are not saved belong to no layer, such as the labels that a client lacks.
+    kept = module.state_dict(keep_vars=True)
+    tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    own = [(name, tensor) for name, tensor in tensors if name in kept]
     if not children or (own and type(module).__module__.startswith("torch.nn.modules.")):
         yield module, path
         return
