@@ -52,7 +52,7 @@ _ROOMS = {
     """,
     "local": """
         core.cohort=client_group core.client=client_module core.logbook core.optimizer
-        core.session core.local=session_setup core.training=session_runner
+        core.session core.local=session_setup core.training=rank_sessions
         core.work=local_work
     """,
     "api": """

@@ -217,5 +217,4 @@ class DisPFL(Peers):
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        after = self._weights(s.row.floats).count_nonzero()
-        self._counted[s.client] = self._counted[s.client] + after
+        self._counted[s.client] += self._weights(s.row.floats).count_nonzero()

@@ -37,8 +37,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.shared.clouds import CloudModels, Hierarchical, check_step
-from lightfed.algorithms.shared.momenta import Momenta, Momentum
+from lightfed.algorithms.shared.clouds import (
+    CloudModels,
+    Hierarchical,
+    Momenta,
+    Momentum,
+    check_step,
+)
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment, SessionContext
 from lightfed.local.optimizer import Proximal
@@ -62,7 +67,6 @@ class FedBCD(Hierarchical):
     # Servers step towards the devices; these keep their models.
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     holds = "the device's own model, x_i"
-    models: CloudModels  # z_n; a single one for sync servers
     queue: Tensor
 
     def __init__(
@@ -116,8 +120,7 @@ class FedBCD(Hierarchical):
         if mixing is not None:
             self.mixing = read_mixing(mixing, servers, key=f"{_KEY}.mixing", wait=self.wait)
         self.momentum = momentum
-        if momentum == "shared":
-            self.side_by_side = False  # a session starts from the momentum of the one before
+        self.side_by_side = momentum != "shared"  # then a session starts from the one before
         self.compatibility = compatibility
         self._phases: dict[int, Phase] = {}  # by server, phases that start in this round
         self._scratch: list[ServerModel] = []  # not state
@@ -252,8 +255,7 @@ class FedBCD(Hierarchical):
 
     @override
     def session_end(self, s: SessionContext) -> None:
-        assert s.proximal is not None, "every session is pulled"
-        self.momenta.keep(s.client, s.proximal.momentum)
+        self.momenta.keep(s)
 
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:

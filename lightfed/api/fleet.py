@@ -16,17 +16,16 @@ from torch import Tensor
 from lightfed.api import client_states
 from lightfed.api.failures import Outcomes, Verdict, judge
 from lightfed.api.messenger import Messenger, MessengerSettings, Weights
+from lightfed.api.participants import participants
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Hooks, Moment
 from lightfed.local.local_work import ClientData, Phase
+from lightfed.local.rank_sessions import Training
 from lightfed.local.session import Report, weighted_means
-from lightfed.local.session_runner import Training
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import part_of, with_prefix
 from lightfed.state.rows import Row
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.counts import rounded_up
-from lightfed.utils.rng import numpy_generator
 
 __all__ = ["Fleet", "Weights"]
 
@@ -71,11 +70,7 @@ class Fleet(Messenger):
 
     def participants(self, t: int) -> list[int]:
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
-        count = self.work.clients_per_round or rounded_up(self.work.fraction * self.clients)
-        if count >= self.clients:
-            return list(range(self.clients))
-        rng = numpy_generator(self.seed, "participants", t)
-        return sorted(rng.choice(self.clients, count, replace=False, shuffle=False).tolist())
+        return participants(self.work, self.clients, seed=self.seed, t=t)
 
     def assign(self, cohorts: Mapping[int, int]) -> None:
         """Put clients into other cohorts for this round (HeteroFL's dynamic levels).

@@ -24,7 +24,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import LocalWork
 from lightfed.local.packed.rules import Packed, SideBySide
-from lightfed.local.session_runner import Waves
+from lightfed.local.rank_sessions import Waves
 from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.runs import federation_state
 from lightfed.runs.environment import environment

@@ -5,6 +5,7 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.local.hooks import SessionContext
+from lightfed.local.optimizer import Proximal
 from lightfed.simulation.delays import Delay, Exponential
 from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.state.server_model import ServerModel
@@ -143,3 +146,44 @@ def check_step(
         which = "all devices" if together else "the largest server's devices"
         found = f"{rate:g}, times the sum of gamma over {which}, {total:g}, is {product:g}"
         raise UserError(key, found, f"it must be {bound}; or server_step: mean")
+
+
+Momentum = Literal["device", "shared", "session"]
+
+
+class Momenta:
+    """The initial momentum of sessions.
+
+    Args:
+        fed: the clients.
+        kind: the final momentum of the client's last session (device); that of the last session of
+            any client, in order and on one rank (shared); or 0 (session).
+        key: configuration key of the kind.
+
+    Raises:
+        UserError: a shared one on several ranks.
+    """
+
+    def __init__(self, fed: Fleet, kind: Momentum, *, key: str) -> None:
+        if kind == "shared":
+            fix = "set trainer.devices: 1, or momentum: device"
+            fed.one_after_the_other(key, "shared, by devices in turn", fix)
+        self.kind = kind
+        self.kept = fed.keep("momentum")  # of all clients, or of the last one
+
+    def pull(self, s: SessionContext, anchor: Tensor, weight: float) -> Proximal:
+        """A session's pull, with its initial momentum."""
+        begin = self.kept.get(s.client)
+        if self.kind == "shared" and self.kept:
+            begin = self.kept[[*self.kept][-1]]  # of the last session
+        return Proximal(anchor, weight, self.kind != "session", begin)
+
+    def keep(self, s: SessionContext) -> None:
+        """Keep a session's final momentum."""
+        momentum = None if s.proximal is None else s.proximal.momentum
+        if self.kind == "shared":
+            self.kept.clear()
+            if momentum is not None and not momentum.isfinite().all():
+                return  # the other clients' sessions would end the same way
+        if momentum is not None:
+            self.kept[s.client] = momentum

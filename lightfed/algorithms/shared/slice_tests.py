@@ -5,82 +5,20 @@ global model, or of a client's slice, and estimate batch-norm statistics for the
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import lightning.pytorch as L
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightfed.algorithms.shared.logit_masks import LogitMasks
 from lightfed.api.fleet import Fleet
-from lightfed.local.client_module import NetworkClient
 from lightfed.local.session import seed_default_generators
 from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed
-
-_BUFFER = "absent_labels"
-
-
-class LogitMasks:
-    """Forward hooks that set the logits of labels outside a client's data to zero.
-
-    Zero and not minus infinity: absent classes still add exp(0) to the softmax denominator, but get
-    no gradient. Which labels are absent lies in a buffer of the module, `absent_labels` (C,).
-    """
-
-    def __init__(self) -> None:
-        self._hooks: dict[int, _Mask] = {}
-
-    def attach(self, module: L.LightningModule, num_classes: int) -> None:
-        """Hook a NetworkClient's network, or a user's module, whose steps call `self(x)`."""
-        absent = torch.zeros(num_classes, dtype=torch.bool, device=module.device)
-        module.register_buffer(_BUFFER, absent, persistent=False)
-        network = module.net if isinstance(module, NetworkClient) else module
-        self._hooks[id(module)] = mask = _Mask(module)
-        network.register_forward_hook(mask)
-
-    def check(self, module: L.LightningModule) -> None:
-        """Reject a module whose masked session never called the hook.
-
-        Raises:
-            UserError: naming the module.
-        """
-        if not self._hooks[id(module)].called and module.get_buffer(_BUFFER).any():
-            found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
-            fix = "call it there, or set mask: false"
-            raise UserError("model.algorithm.init_args.mask", found, fix)
-
-    def hold(self, module: L.LightningModule, labels: Tensor | None) -> None:
-        """Which labels the module's current client holds; None for all."""
-        buffer = module.get_buffer(_BUFFER)
-        absent = torch.full((len(buffer),), labels is not None)
-        if labels is not None:
-            absent[labels] = False
-        buffer.copy_(absent)
-
-
-class _Mask:
-    """The hook of one module.
-
-    Attributes:
-        stacked: it takes the logits of several clients at once, (K, B, C), with a buffer (K, C).
-        called: the hook has run.
-    """
-
-    stacked = True
-
-    def __init__(self, module: L.LightningModule) -> None:
-        self._module = module
-        self.called = False
-
-    def __call__(self, network: torch.nn.Module, inputs: Any, logits: Tensor) -> Tensor:
-        self.called = True
-        absent: Tensor = self._module.absent_labels  # type: ignore[assignment]
-        shape = (*absent.shape[:-1], *[1] * (logits.dim() - absent.dim()), absent.shape[-1])
-        return logits.masked_fill(absent.view(shape), 0.0)
 
 
 class StaticNorms:

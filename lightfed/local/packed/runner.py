@@ -26,7 +26,7 @@ AnyReport = PackedReport | PendingReport | Known
 
 
 class Sessions(Protocol):
-    """What happens around the steps of a session; `session_runner.Training` implements it."""
+    """What happens around the steps of a session; `rank_sessions.Training` implements it."""
 
     def batches(self, client: int, t: int) -> int: ...
     def plans(self, client: int, t: int, left: int) -> Iterable[Any]: ...
