@@ -98,7 +98,7 @@ WORKLOADS = {
             per_round=10,
             pool=10_000,
             rounds=30,
-            target=0.95,
+            target=0.75,
         ),
         Workload(
             name="W2",
@@ -109,7 +109,7 @@ WORKLOADS = {
             per_round=10,
             pool=10_000,
             rounds=3,
-            target=0.6,
+            target=0.57,
         ),
         Workload(
             name="W5",
@@ -120,7 +120,7 @@ WORKLOADS = {
             per_round=100,
             pool=20_000,
             rounds=12,
-            target=0.9,
+            target=0.12,
         ),
     )
 }
