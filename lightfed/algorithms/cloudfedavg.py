@@ -25,6 +25,8 @@ from lightfed.utils.errors import UserError
 class CloudFedAvg(Hierarchical, FedAvg):
     """W <- mean over the active devices of all servers of what K steps from w gave."""
 
+    side_by_side = True
+
     now: Tensor  # virtual seconds
 
     def __init__(

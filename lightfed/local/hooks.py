@@ -82,9 +82,10 @@ class Hooks(nn.Module, ABC):
             model. The first is the default of `model.evaluate_at`.
         tests_both: the paper reports clients at both moments, and so does every evaluation.
         holds: short description of the client's own model, for the run's page.
-        side_by_side: sessions may run in packs: between `session_start` and `session_end` a client
-            has nothing in Python attributes of its module, only in buffers. By default where
-            neither is overridden. After a failure `session_start` is called twice.
+        side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
+            `session_end` then use the row, not the parameters of the module, and keep nothing of
+            a client in Python attributes. They may be called again after a failure. A class that
+            overrides one of them has to declare it.
     """
 
     stateful: bool = False

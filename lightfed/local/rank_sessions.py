@@ -270,6 +270,11 @@ class Training:
         state.session.abandon()
         return " ".join(f"{type(error).__name__}: {error}".split())
 
+    def forget_tests(self, clients: Collection[int]) -> None:
+        """Discard tests of sessions that are run again."""
+        for moment, reports in self.tests.items():
+            self.tests[moment] = [r for r in reports if r.client not in clients]
+
     def _finished(self, reports: Sequence[Report]) -> dict[int, Finished]:
         """Results of this rank's sessions, for a journal."""
         fleet = self._fleet

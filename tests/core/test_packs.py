@@ -24,6 +24,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_module import ClientModule
+from lightfed.local.hooks import SessionContext
 from lightfed.local.packed.rules import FLOOR
 from lightfed.models import MLP, CIFARResNet, Conv
 from lightfed.topology.topology import Ring
@@ -72,6 +73,89 @@ class Reads(Smooth):
         return loss if loss.item() < 1e6 else 0 * loss
 
 
+class Listened(Residual):
+    """Something changes the gradient of a parameter."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.inner.weight.register_hook(lambda gradient: 0 * gradient)
+
+
+class Bent(FedAvg):
+    """Changes gradients without saying whether it may do so in packs."""
+
+    @override
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        gradient.mul_(0.5)
+
+
+class Frozen(nn.Module):
+    """Keeps its batch normalisation in evaluation mode."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(input_shape[0])
+        self.out = nn.Linear(input_shape[0], num_classes)
+
+    @override
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(x))
+
+
+class Optional(Residual):
+    """A forward that decides on an argument which sessions do not give."""
+
+    @override
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        return super().forward(x if extra is None else x + extra)
+
+
+class Tied(nn.Module):
+    """Two layers with one bias."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.one = nn.Linear(input_shape[0], num_classes)
+        self.other = nn.Linear(input_shape[0], num_classes)
+        self.other.bias = self.one.bias
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.one(x)) + self.other(x)
+
+
+class Drops(nn.Module):
+    """Dropout of what a convolution gives."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (1, 8, 8)) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(input_shape[0], 4, 3), nn.ReLU(), nn.Dropout(0.0), nn.Dropout(0.4),
+            nn.Flatten(), nn.Linear(4 * 36, num_classes),
+        )  # fmt: skip
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Late(Smooth):
+    """Logs in batches that short sessions do not have."""
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 3:
+            self.log("late", loss)
+        return loss
+
+
 def images(sizes: list[int]) -> Any:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(sum(sizes), 1, 8, 8, generator=generator)
@@ -96,6 +180,14 @@ CASES: dict[str, dict[str, Any]] = {
     "dropout": {"model": partial(MLP, hidden=(40, 30), dropout=0.3)},
     "residual": {"model": Residual},
     "vmap": {"model": Smooth},
+    "frozen bn": {"model": Frozen},
+    "optional argument": {"model": Optional},
+    "tied": {"model": Tied},
+    "dropout of convolutions": {
+        "model": Drops,
+        "data": images,
+    },
+    "late": {"model": Late},
     "standalone": {"algorithm": Standalone},
     "dispfl": {"algorithm": partial(DisPFL, Ring(), density=0.5, rounds=4)},
     "aspg": {
@@ -201,6 +293,8 @@ def test_a_client_that_fails_is_left_out_and_the_others_keep_their_bits(
         ({"model": Reads}, "item"),
         ({"algorithm": partial(My1, Ring(), rounds=4)}, "My1"),
         ({"optimizer": partial(torch.optim.ASGD, lr=0.1)}, "ASGD"),
+        ({"model": Listened}, "hooks"),
+        ({"algorithm": Bent}, "Bent"),
     ],
 )
 def test_what_cannot_be_packed_trains_one_client_at_a_time(
@@ -210,7 +304,7 @@ def test_what_cannot_be_packed_trains_one_client_at_a_time(
     assert most(made) == []
     rows, _ = after(made)
     assert torch.equal(rows, after(fleet("mlp", "off", **settings))[0])
-    assert reason
+    assert reason in str(made.training.side_by_side["0"])
 
 
 def test_the_environment_says_how_each_group_is_trained(tmp_path: Path) -> None:

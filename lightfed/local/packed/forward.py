@@ -54,9 +54,11 @@ def _note(logged: dict[str, Tensor], name: str, value: Any, *_: Any, **options: 
     logged[name] = torch.as_tensor(value).detach()
 
 
-def _note_all(logged: dict[str, Tensor], values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+def _note_all(
+    logged: dict[str, Tensor], values: Mapping[str, Any], *_: Any, **options: Any
+) -> None:
     for name, value in values.items():
-        _note(logged, name, value)
+        _note(logged, name, value, **options)
 
 
 @dataclass
@@ -197,10 +199,15 @@ def graph_of(module: L.LightningModule) -> NetworkGraph | None:
         return None
     module.train()
     try:
-        return NetworkGraph(module.net, "net.")
+        return NetworkGraph(module.net, "net.", _names(module))
     except Unknown as found:
         log.debug("no graph: %s", found)
         return None
+
+
+def _names(module: nn.Module) -> set[str]:
+    """Tensors under their first name: a second name of a tied one is not among them."""
+    return {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
 
 
 @contextmanager

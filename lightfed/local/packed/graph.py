@@ -5,7 +5,7 @@ Known layers are run here, and a network with any other is left to `forward.Pack
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,24 +55,24 @@ class NetworkGraph:
     Args:
         net: the network, in training mode.
         prefix: of its parameters' names.
+        names: of the tensors of a row.
 
     Raises:
         Unknown: it cannot be traced, or has a layer that is not known here.
     """
 
-    def __init__(self, net: nn.Module, prefix: str) -> None:
-        try:
-            traced = fx.symbolic_trace(net)
-        except Exception as error:  # whatever a user's forward does with a symbol
-            raise Unknown(f"{type(net).__name__} cannot be traced") from error
+    def __init__(self, net: nn.Module, prefix: str, names: Collection[str]) -> None:
+        traced = _traced(net)
         self._modules = dict(traced.named_modules())
         self._prefix = prefix
         self._nodes = [node for node in traced.graph.nodes if node.op != "output"]
         (self._output,) = next(n for n in traced.graph.nodes if n.op == "output").args
+        if sum(node.op == "placeholder" for node in self._nodes) != 1:
+            raise Unknown("its forward takes more than the inputs")
         for node in self._nodes:
-            self._check(node)
+            self._check(node, names)
 
-    def _check(self, node: fx.Node) -> None:
+    def _check(self, node: fx.Node, names: Collection[str]) -> None:
         known = {
             "placeholder": True,
             "call_module": type(self._modules.get(str(node.target))) in _LAYERS,
@@ -84,6 +84,13 @@ class NetworkGraph:
         layer = self._modules.get(str(node.target)) if node.op == "call_module" else None
         if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
             raise Unknown("it has grouped convolutions")
+        if layer is None:
+            return
+        if not layer.training:
+            raise Unknown(f"{node.target} is in evaluation mode")
+        tensors = [*layer.named_parameters(), *layer.named_buffers()]
+        if any(f"{self._prefix}{node.target}.{name}" not in names for name, _ in tensors):
+            raise Unknown(f"{node.target} shares a tensor with another layer")
 
     def __call__(self, x: Tensor, values: Values, generators: Generators) -> Tensor:
         """The outputs (K, B, ...) of K clients.
@@ -110,6 +117,25 @@ class NetworkGraph:
                 found[node] = table[node.target](*args, **node.kwargs)
         result: Stack = found[self._output]
         return result.unfold()
+
+
+def _traced(net: nn.Module) -> fx.GraphModule:
+    """The graph of a network's forward pass, if that draws nothing.
+
+    Raises:
+        Unknown: it draws, or decides on what its inputs are.
+    """
+    before = torch.default_generator.get_state()
+    try:
+        traced = fx.symbolic_trace(net)
+    except Exception as error:  # whatever a user's forward does with a symbol
+        raise Unknown(f"{type(net).__name__} cannot be traced") from error
+    finally:
+        drawn = not torch.equal(torch.default_generator.get_state(), before)
+        torch.default_generator.set_state(before)
+    if drawn:
+        raise Unknown(f"{type(net).__name__} draws in its forward")
+    return traced
 
 
 class _Mine:

@@ -58,8 +58,12 @@ def linear_of_columns(weight: Tensor, columns: Tensor, bias: Tensor | None) -> T
 
 def dropout(x: Tensor, p: float, generators: Generators) -> Tensor:
     """Dropout of (K, ...), each client's draws from its generator."""
+    if p == 0:
+        return x
+    if p == 1:
+        return torch.zeros_like(x)
     # Filled and scaled as torch does for one client on a CPU, hence the same draws.
-    noise = torch.empty_like(x)
+    noise = torch.empty_like(x, memory_format=torch.contiguous_format)
     for part, generator in zip(noise, generators(), strict=True):
         part.bernoulli_(1 - p, generator=generator)
     return x * noise.div_(1 - p)

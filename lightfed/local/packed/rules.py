@@ -28,6 +28,8 @@ SideBySide = Literal["auto", "off"] | int
 
 # Under vmap fewer clients than this have other bits: torch then takes other algorithms.
 FLOOR = 3
+_PAIR = 2  # with several threads a product of one matrix has other bits than one of several
+_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
 # Fewer clients of a group in a round gain nothing.
 _FEW = 4
 _MEBI = 1 << 20
@@ -139,7 +141,7 @@ class Packed:
             return Packing(reason=packed)
         fits = max(1, self.memory * _MEBI // (4 * state.layout.size * _ROWS))
         most = min(_MOST, fits) if self.side_by_side == "auto" else int(self.side_by_side)
-        floor = FLOOR if graph_of(state.module) is None else 1
+        floor = FLOOR if graph_of(state.module) is None else _PAIR
         return Packing(max(most, floor), floor, packed)
 
 
@@ -151,6 +153,8 @@ def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
         return f"{type(algorithm).__name__} does not declare side_by_side for its session hooks"
     if state.staging is not None:
         return "model.store: host"
+    if _hooked(state.module):
+        return "its tensors or layers have hooks on gradients"
     if scaled:
         return "16-mixed scales the loss of each session"
     dropout = _has(state.module, (nn.modules.dropout._DropoutNd,))
@@ -168,11 +172,19 @@ def _hooks_allow(algorithm: Hooks) -> bool:
     declared = _first_with(order, "side_by_side")
     if order[declared] is Hooks:
         declared = len(order)
-    hooks = [_first_with(order, name) for name in ("session_start", "session_end")]
+    hooks = [_first_with(order, name) for name in _HOOKS]
     overridden = [place for place in hooks if order[place] is not Hooks]
     if any(place < declared for place in overridden):
         return False
     return algorithm.side_by_side is not False
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether something listens to gradients, which are those of several clients here."""
+    parts = any(part._backward_hooks or part._backward_pre_hooks for part in module.modules())
+    return parts or any(
+        p._backward_hooks or p._post_accumulate_grad_hooks for p in module.parameters()
+    )
 
 
 def _first_with(order: Sequence[type], name: str) -> int:
@@ -201,8 +213,6 @@ def _fails(state: GroupState, data: DataSpec) -> str:
     module, count = state.module, 2
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
     forward = PackedForward(module, state.layout, trained)
-    if forward.has_graph:
-        return ""
     mode = module.training
     block = Row(
         state.initial.floats.to(state.store.device).repeat(count, 1),

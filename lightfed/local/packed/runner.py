@@ -1,7 +1,7 @@
 """Forms packs of a rank's clients and runs their sessions side by side."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ class Sessions(Protocol):
     def work(self, s: SessionContext) -> Work: ...
     def end(self, s: SessionContext, work: Work, report: PendingReport | PackedReport) -> None: ...
     def failed(self, client: int, error: Exception) -> Known: ...
+    def forget_tests(self, clients: Collection[int]) -> None: ...
 
 
 class Fleet(Protocol):
@@ -125,12 +126,14 @@ class PackRunner:
 
     def _after(self, error: Exception, clients: Sequence[int], t: int) -> dict[int, AnyReport]:
         """Results of a pack that has raised."""
+        self._sessions.forget_tests(clients)
         failed: dict[int, AnyReport] = {}
         for client in clients:
             found = self._alone(client, t)
             if found is not None:
                 failed[client] = self._sessions.failed(client, found)
         others = [client for client in clients if client not in failed]
+        self._sessions.forget_tests(others)
         try:
             if failed and others:
                 return failed | self._pack(others, t).run()
@@ -138,6 +141,7 @@ class PackRunner:
             raise
         except Exception as again:
             error = again
+        self._sessions.forget_tests(others)
         if others:  # the module trains one client, but not several
             log.warning("clients are not trained side by side in round %d", t, exc_info=error)
             for client in others:
@@ -152,6 +156,8 @@ class PackRunner:
         try:
             s = self._sessions.begin(client, state, row, t)
             state.session.train(row, self._sessions.work(s))
+        except UserError:
+            raise
         except Exception as error:
             return error
         row.copy_(before)

@@ -100,7 +100,11 @@ class PackResult:
         member = self._members[place]
         losses, logged, squares, seconds = self._numbers
         samples = sum(member.sizes)
-        metrics = {name: sums[place] / counts[place] for name, (sums, counts) in logged.items()}
+        metrics = {
+            name: sums[place] / counts[place]
+            for name, (sums, counts) in logged.items()
+            if counts[place]
+        }
         metrics |= extra
         weighted = sum(x * n for x, n in zip(losses[place], member.sizes, strict=False))
         metrics.setdefault("train_loss", weighted / samples)
@@ -193,8 +197,8 @@ class PackedSession:
             self._stepper.finish()
         pack.put_buffers_back()
         stopwatch.stop()
-        # One dot product a client: the bits of a sum over a dimension depend on K.
-        squares = torch.bmm(rows.floats.unsqueeze(1), rows.floats.unsqueeze(2)).flatten()
+        # One dot product a client: the bits of other sums depend on K.
+        squares = torch.stack([torch.dot(row, row) for row in rows.floats])
         return PackResult(members, pack.losses, pack.logged, squares, stopwatch)
 
 
@@ -291,7 +295,9 @@ class _Pack:
         self.losses[places, step] = found.values.to(self.losses.dtype)
         for name, values in found.logged.items():
             if name not in self.logged:
-                self.logged[name] = values.new_zeros(2, len(self._members))
+                self.logged[name] = torch.zeros(
+                    2, len(self._members), dtype=torch.float32, device=values.device
+                )
             self.logged[name][0, places] += values * size
             self.logged[name][1, places] += size
 
@@ -308,6 +314,8 @@ def _scattered(
     if not whole:
         whole = [None if g is None else g.new_zeros(clients, *g.shape[1:]) for g in found]
     for target, source in zip(whole, found, strict=True):
+        if (target is None) != (source is None):
+            raise NotImplementedError("a loss that uses other parameters for other batch sizes")
         if target is not None and source is not None:
             target.index_copy_(0, index, source)
     return whole

@@ -78,11 +78,12 @@ def packed_stepper(
     Returns:
         the stepper, or why there is none.
     """
-    if isinstance(stepper, SGDStepper):
+    if isinstance(stepper, SGDStepper) and type(stepper).step is SGDStepper.step:
         if pulls or type(stepper) is not SGDStepper:
             return RowByRow(stepper)
         return StackedSGD(stepper)
-    assert isinstance(stepper, OptimizerStepper)
+    if not isinstance(stepper, OptimizerStepper):
+        return "its optimiser has a stepper of its own"
     optimizer = stepper.plain_optimizer
     if optimizer is None:
         return "its optimiser has a scheduler, a loss scaler or several parameter groups"
