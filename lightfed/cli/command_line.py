@@ -98,6 +98,7 @@ def _command_line(arguments: list[str] | None) -> None:
     warnings.filterwarnings("ignore", message=".*srun.*|.*treespec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
     warnings.filterwarnings("ignore", message="Initializing zero-element tensors.*")
+    warnings.filterwarnings("ignore", message="There is a performance drop.*")
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
     sections = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
