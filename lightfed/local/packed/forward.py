@@ -102,11 +102,6 @@ class PackedForward:
         self.buffers = {n: b.dtype for n, b in module.named_buffers() if n in in_row}
         self._own = {n for n, _ in module.named_buffers()} - in_row
 
-    @property
-    def has_graph(self) -> bool:
-        """Whether the module runs without vmap."""
-        return self._graph is not None
-
     def views(self, floats: Tensor, integers: Tensor) -> Views:
         """The tensors of K rows as (K, *shape) views, by name."""
         rows = ((floats, self._entries), (integers, self._integers))

@@ -100,7 +100,6 @@ class NetworkGraph:
             values: (K, *shape) parameters and buffers by name; buffers are updated in place.
             generators: gives one for each client, for dropout.
         """
-        clients = len(x)
         found: dict[fx.Node, Any] = {}
         for node in self._nodes:
             args = fx.node.map_arg(node.args, found.__getitem__)
@@ -108,7 +107,7 @@ class NetworkGraph:
                 found[node] = Stack(x)
             elif node.op == "call_module":
                 layer = self._modules[str(node.target)]
-                mine = _Mine(values, f"{self._prefix}{node.target}.", clients, generators)
+                mine = _Mine(values, f"{self._prefix}{node.target}.", generators)
                 found[node] = _LAYERS[type(layer)](layer, args[0], mine)
             else:
                 table: Mapping[Any, Callable[..., Stack]] = (
@@ -141,9 +140,9 @@ def _traced(net: nn.Module) -> fx.GraphModule:
 class _Mine:
     """A layer's values, by the name within the layer."""
 
-    def __init__(self, values: Values, prefix: str, clients: int, generators: Generators) -> None:
+    def __init__(self, values: Values, prefix: str, generators: Generators) -> None:
         self._values, self._prefix = values, prefix
-        self.clients, self.generators = clients, generators
+        self.generators = generators
 
     def __call__(self, name: str) -> Tensor | None:
         return self._values.get(self._prefix + name)
