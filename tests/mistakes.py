@@ -107,7 +107,7 @@ def of_class(path: str, /, **arguments: Any) -> dict[str, Any]:
     return {"class_path": path, "init_args": arguments}
 
 
-def one_cohort(model: Any) -> dict[str, Any]:
+def one_group(model: Any) -> dict[str, Any]:
     return {"model.algorithm": "FedAvg", "model.clients": [{"count": 2, "model": model}]}
 
 
@@ -255,9 +255,9 @@ FEDERATIONS = [
     edit("model.algorithm", of_class("HeteroFL", statistics_batch_size=1), "give at least 2",
           named="model.algorithm.init_args.statistics_batch_size"),
     edit("model.algorithm", "FedAvg", "FedAvg needs one for all", named="model.clients"),
-    Case("model.clients.0.rate", "put the widest cohort first",
+    Case("model.clients.0.rate", "put the widest group first",
          {"model.clients.0.level": "b", "model.clients.1.level": "a"}),
-    edit(f"{MODEL}.init_args.hidden", [4, 4], "cohort b does not fit", named="model.clients"),
+    edit(f"{MODEL}.init_args.hidden", [4, 4], "group b does not fit", named="model.clients"),
     edit(f"{MODEL}.init_args.num_classes", 7, "7, where the run has 10"),
     edit(f"{MODEL}.init_args.hidden", [-8], "negative dimension", named=MODEL),
     edit(f"{MODEL}.init_args", {"hidden": [6], "norm": "gn"},
@@ -266,19 +266,19 @@ FEDERATIONS = [
          hidden(4, 4, 4, 4, 4)),
     Case("model.clients.0.model", "samples of shape (1, 8, 8)", hidden(0)),
     Case("model.clients.0.model", "(2, 64); it must be (2, 10)",
-         one_cohort(of_class("torch.nn.Flatten"))),
+         one_group(of_class("torch.nn.Flatten"))),
     Case("model.clients.0.model.init_args.name", "no model 'resnet181'",
-         one_cohort(of_class("Torchvision", name="resnet181"))),
+         one_group(of_class("Torchvision", name="resnet181"))),
     Case("model.clients.0.model", "expected input[2, 1, 8, 8] to have 3 channels",
-         one_cohort(of_class("Torchvision", name="resnet18"))),
+         one_group(of_class("Torchvision", name="resnet18"))),
     Case("model.clients.0.level", "a width of 0.5, and Torchvision takes no rate; give its",
-         {**one_cohort(of_class("Torchvision", name="resnet18")), "model.clients.0.level": "b"}),
+         {**one_group(of_class("Torchvision", name="resnet18")), "model.clients.0.level": "b"}),
     Case("model.clients.0.rate", "a width of 0.25, and Unvalidated takes no rate",
-         {**one_cohort(of_class(f"{HERE}.Unvalidated")), "model.clients.0.rate": 0.25}),
-    Case("model.clients.0.model", "has no training_step", one_cohort(of_class(f"{HERE}.Linear"))),
-    Case("model.clients.0.model", "validation_step", one_cohort(of_class(f"{HERE}.Unvalidated"))),
-    Case("model.clients.0.model", "optimises manually", one_cohort(of_class(f"{HERE}.Manual"))),
-    Case("model.clients.0.model", "2 optimizers", one_cohort(of_class(f"{HERE}.TwoOptimizers"))),
+         {**one_group(of_class(f"{HERE}.Unvalidated")), "model.clients.0.rate": 0.25}),
+    Case("model.clients.0.model", "has no training_step", one_group(of_class(f"{HERE}.Linear"))),
+    Case("model.clients.0.model", "validation_step", one_group(of_class(f"{HERE}.Unvalidated"))),
+    Case("model.clients.0.model", "optimises manually", one_group(of_class(f"{HERE}.Manual"))),
+    Case("model.clients.0.model", "2 optimizers", one_group(of_class(f"{HERE}.TwoOptimizers"))),
     edit("model.optimizer.init_args.lr", float("nan"), "nan; give a finite number"),
     edit("model.optimizer.init_args.momentum", float("inf"), "inf; give a finite number"),
     edit("model.optimizer.init_args.weight_decay", float("nan"), "nan; give a finite number"),
@@ -400,13 +400,13 @@ METHODS = [
     method("FML", "model.algorithm.init_args.alpha", "2.0 is outside", shared=SMALL, alpha=2),
     method("FedKD", "model.algorithm.init_args.energy", "shares in [0, 1]", shared=SMALL,
            energy=[0.5, 2]),
-    method("FedProto", "model.clients", "cohort a gives vectors of 4 numbers, cohort b of 2"),
+    method("FedProto", "model.clients", "group a gives vectors of 4 numbers, group b of 2"),
     method("FD", "model.algorithm.init_args.weight", "-1.0; give a weight of 0", weight=-1),
     method("FedAPEN", "model.algorithm.init_args.hold_out", "2.0; give a share", shared=SMALL,
            hold_out=2),
     method("FedAPEN", "model.algorithm.init_args.hold_out", "is all of what client", shared=SMALL,
            hold_out=0.9999),
-    method("LGFedAvg", "model.clients", "are [10, 4], [10], those of cohort b [10, 2], [10]",
+    method("LGFedAvg", "model.clients", "are [10, 4], [10], those of group b [10, 2], [10]",
            global_layers=1),
 ]  # fmt: skip
 

@@ -130,7 +130,7 @@ SGD_HALF = partial(SGD, lr=0.5)
 
 
 def fleet_of(
-    cohorts: list[ClientGroup],
+    groups: list[ClientGroup],
     algorithm: Algorithm,
     data: FederatedDataModule,
     *,
@@ -142,9 +142,9 @@ def fleet_of(
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
-    data.prepare(clients=sum(c.count for c in cohorts), seed=seed, device=CPU, folder=None)
+    data.prepare(clients=sum(c.count for c in groups), seed=seed, device=CPU, folder=None)
     fleet = Fleet(
-        cohorts, algorithm, data, ranks=Ranks(CPU), work=LocalWork(**work), seed=seed,
+        groups, algorithm, data, ranks=Ranks(CPU), work=LocalWork(**work), seed=seed,
         accumulate=accumulate,
     )  # fmt: skip
     runtime = Runtime(clipping=Clipping(clip) if clip else None)
@@ -157,7 +157,7 @@ def fleet_of(
             evaluated=False,
             lr_factors=algorithm.lr_factors(state.module),
         )
-        for i, state in enumerate(fleet.cohorts)
+        for i, state in enumerate(fleet.groups)
     ]
     packings = Packed(side_by_side).packings(fleet, steppers, data, runtime)
     fleet.training.attach(runtime, steppers, packings)

@@ -91,10 +91,10 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
         shared = model["algorithm"]["init_args"]["shared"]
         model["algorithm"]["init_args"]["shared"] = narrowed(shared)
     data["partition"] = narrowed(data["partition"])
-    total = sum(cohort["count"] for cohort in model["clients"])
-    for cohort in model["clients"]:
-        cohort["model"] = narrowed(cohort["model"])
-        cohort["count"] = max(1, cohort["count"] * CLIENTS // max(total, CLIENTS))
+    total = sum(group["count"] for group in model["clients"])
+    for group in model["clients"]:
+        group["model"] = narrowed(group["model"])
+        group["count"] = max(1, group["count"] * CLIENTS // max(total, CLIENTS))
     if "root" in str(data["dataset"]):
         data["dataset"]["init_args"]["root"] = str(files)
         if data["dataset"]["class_path"] in ("CIFAR10", "CIFAR100", "MNIST"):

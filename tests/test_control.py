@@ -34,11 +34,11 @@ def arguments_of(node: Any) -> dict[str, Any]:
 def test_levels_are_those_of_the_released_code(name: str) -> None:
     control, theirs = Control.parse(name.partition(":")[2]), OFFICIAL[name]
     _, config = control_of(name)
-    cohorts = config["model"]["clients"]
-    rates = [0.5 ** LEVELS.index(c.get("level") or c["name"]) for c in cohorts]
+    groups = config["model"]["clients"]
+    rates = [0.5 ** LEVELS.index(c.get("level") or c["name"]) for c in groups]
     assert theirs["global_rate"] == rates[0]
     if theirs["proportion"] is None:
-        rate_of = [r for r, c in zip(rates, cohorts, strict=True) for _ in range(c["count"])]
+        rate_of = [r for r, c in zip(rates, groups, strict=True) for _ in range(c["count"])]
         assert rate_of == theirs["model_rate"]
         assert not control.dynamic
     else:
@@ -108,8 +108,8 @@ def test_a_shipped_configuration_is_that_of_its_string(config: str, text: str) -
 def test_the_global_model_may_be_of_a_narrower_level() -> None:
     """HeteroFL's Scalers divide by widths relative to it, whatever its level."""
     _, config = control_of("MNIST:1_100_0.1_iid_fix_b3-e4_bn_1_1")
-    cohorts = config["model"]["clients"]
-    assert [(c["level"], c["model"]) for c in cohorts] == [
+    groups = config["model"]["clients"]
+    assert [(c["level"], c["model"]) for c in groups] == [
         ("b", {"class_path": "Conv"}),
         ("e", {"class_path": "Conv"}),
     ]

@@ -59,7 +59,7 @@ def chosen(config: str) -> str:
 def test_a_hundred_devices_of_ten_servers_are_tested_on_their_classes(config: Path) -> None:
     written = settings(config.stem)
     algorithm = written["model"]["algorithm"]["init_args"]
-    assert [cohort["count"] for cohort in written["model"]["clients"]] == [100]
+    assert [group["count"] for group in written["model"]["clients"]] == [100]
     assert not {"servers", "active", "steps", "unit"} & set(algorithm)  # the paper's
     alone = config.stem.endswith("-standalone")
     assert algorithm.get("gamma") == (0.0 if alone else None)

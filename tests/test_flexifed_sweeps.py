@@ -36,29 +36,29 @@ def lines(study: str) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
-def cohorts_of(config: str) -> list[dict[str, Any]]:
-    cohorts: list[dict[str, Any]] = yaml.safe_load((FOLDER / f"{config}.yaml").read_text())[
-        "model"
-    ]["clients"]
-    return cohorts
+def groups_of(config: str) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load((FOLDER / f"{config}.yaml").read_text())["model"][
+        "clients"
+    ]
+    return groups
 
 
 def counted(line: tuple[str, dict[str, str]]) -> tuple[str, list[int], list[int]]:
-    """The configuration of a line, which of its cohorts are there, and their counts.
+    """The configuration of a line, which of its groups are there, and their counts.
 
     Their models are those of the configuration.
     """
     config, given = line
-    whole = [cohort | {"count": 0} for cohort in cohorts_of(config)]
+    whole = [group | {"count": 0} for group in groups_of(config)]
     changed = yaml.safe_load(given["--model.clients"])
-    versions = [whole.index(cohort | {"count": 0}) for cohort in changed]
-    return config, versions, [cohort["count"] for cohort in changed]
+    versions = [whole.index(group | {"count": 0}) for group in changed]
+    return config, versions, [group["count"] for group in changed]
 
 
 @pytest.mark.parametrize("config", ROWS)
 def test_the_rows_are_of_one_protocol(config: str) -> None:
     written = yaml.safe_load((FOLDER / f"{config}.yaml").read_text())
-    assert [cohort["count"] for cohort in cohorts_of(config)] == [2, 2, 2, 2]
+    assert [group["count"] for group in groups_of(config)] == [2, 2, 2, 2]
     assert written["model"]["local_epochs"] == written["data"]["chunks"] == 10
     assert written["data"]["batch_size"] == 64
     assert written["data"]["partition"] == {"class_path": "Iid", "init_args": {"parts": 20}}

@@ -212,6 +212,6 @@ def test_a_line_of_cifar100_is_of_cifar100(parser: ArgumentParser) -> None:
     assert fit.data.dataset.class_path.endswith("CIFAR100")
     assert fit.data.dataset.init_args.preset == "pfedmoe"
     assert fit.data.partition.init_args.per_client == 10
-    assert [cohort.count for cohort in fit.model.clients] == [10] * 5
+    assert [group.count for group in fit.model.clients] == [10] * 5
     assert fit.model.algorithm.class_path.endswith("PFedMoE")
     assert shlex.join(words).count("fraction") == 1

@@ -80,7 +80,7 @@ def test_a_session_has_the_batches_that_the_trainer_allows(plan: Plan) -> None:
 
 def test_costs_may_be_what_a_run_has_measured(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    torch.save({RATES: {cohort: [10.0**-cohort] for cohort in range(5)}}, path)
+    torch.save({RATES: {group: [10.0**-group] for group in range(5)}}, path)
     words = ("--world-size=4", "--rounds=1", "--ckpt_path", str(path))
     assert re.search(r"rank +sessions +seconds", plan(CONFIGS / "quickstart.yaml", *words))
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_planned_is_refused_in_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({RATES: {cohort: [1.0] for cohort in range(4)}}, "old.ckpt")
+    torch.save({RATES: {group: [1.0] for group in range(4)}}, "old.ckpt")
     config = str(CONFIGS / "quickstart.yaml")
     with pytest.raises(SystemExit, match="2"):
         main(["plan", "--config", config, *words.split()])

@@ -80,21 +80,21 @@ def shape(words: list[str]) -> list[str]:
         reduced[place] = str(ROOT / words[place])
     if "--model.clients" in reduced:
         place = reduced.index("--model.clients") + 1
-        cohorts = json.loads(reduced[place])
-        reduced[place] = json.dumps([cohorts[0] | {"count": 1}])
+        groups = json.loads(reduced[place])
+        reduced[place] = json.dumps([groups[0] | {"count": 1}])
     return reduced
 
 
 def control_shape(written: str) -> str:
-    """The configuration that a control string stands for, of one cohort."""
+    """The configuration that a control string stands for, of one group."""
     config = json.loads(written)
-    for cohort in config["model"]["clients"]:
-        cohort["count"] = 1
-        assert cohort.pop("level", "a") in LEVELS
-        assert cohort.pop("name", "a") in LEVELS
-        assert 0 < cohort.pop("rate", 1.0) <= 1
+    for group in config["model"]["clients"]:
+        group["count"] = 1
+        assert group.pop("level", "a") in LEVELS
+        assert group.pop("name", "a") in LEVELS
+        assert 0 < group.pop("rate", 1.0) <= 1
     first, *others = config["model"]["clients"]
-    assert all(cohort == first for cohort in others)
+    assert all(group == first for group in others)
     config["model"]["clients"] = [first | {"level": "a"}]
     config["trainer"]["name"] = "run"
     return json.dumps(config)

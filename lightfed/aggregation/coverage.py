@@ -1,4 +1,4 @@
-"""Which part of a server model each cohort covers: `take` one client's part, `merge` many.
+"""Which part of a server model each group covers: `take` one client's part, `merge` many.
 
     out[e] = sum_k a_k c_k[e] w_k[e] / sum_k a_k c_k[e];   uncovered elements keep their old value
 
@@ -67,7 +67,7 @@ class Coverage:
 
         Args:
             target: the layout to merge into.
-            sources: layouts of the cohorts.
+            sources: layouts of the groups.
             tensors: names of the tensors to cover (all by default).
             groups: tensors with grouped dimensions: the slice is the leading part of every group.
             label_rows: names of tensors whose first dimension is the class label.
@@ -172,7 +172,7 @@ def _unlike_names(target: Layout, source: Layout, kept: Collection[str] | None) 
 
     Args:
         target: the layout to merge into.
-        source: of a cohort.
+        source: of a group.
         kept: the tensors to cover, if a source may lack some; None if it may not.
     """
     theirs, own = [e.name for e in target], [e.name for e in source]

@@ -1,4 +1,4 @@
-"""Coverages of the server's models by the cohorts, built on first use and cached."""
+"""Coverages of the server's models by the groups, built on first use and cached."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ class Parts:
 
 
 class Coverages:
-    """The part of a server model that every cohort's rows cover.
+    """The part of a server model that every group's rows cover.
 
     Args:
-        layouts: of the cohorts' rows.
-        names: of the cohorts.
+        layouts: of the groups' rows.
+        names: of the groups.
         label_rows: tensors of which a client covers only the rows of its labels; None for none.
-        depths: cohorts may lack tensors of a server model.
+        depths: groups may lack tensors of a server model.
         method: the algorithm's name, for errors.
         device: of the tables.
     """
@@ -68,7 +68,7 @@ class Coverages:
         self._made: dict[tuple[int, Parts], Coverage] = {}
 
     def coverage(self, model: ServerModel, parts: Parts) -> Coverage:
-        """The coverage of a server model by the cohorts that fit.
+        """The coverage of a server model by the groups that fit.
 
         Raises:
             UserError: none fits, or one fits in a way that tables cannot describe; names the layer.
@@ -91,20 +91,20 @@ class Coverages:
                 device=self._device,
             )
         except ValueError as error:
-            raise self._refusal("the cohorts do not fit", str(error)) from error
+            raise self._refusal("the groups do not fit", str(error)) from error
         self._made[id(layout), parts] = made
         return made
 
-    def fitting(self, model: ServerModel, cohort: int, parts: Parts) -> Coverage:
-        """The coverage of a server model, checked for one cohort.
+    def fitting(self, model: ServerModel, group: int, parts: Parts) -> Coverage:
+        """The coverage of a server model, checked for one group.
 
         Raises:
-            UserError: the cohort's rows are not slices of the model; names the cohort and layer.
+            UserError: the group's rows are not slices of the model; names the group and layer.
         """
         coverage = self.coverage(model, parts)
-        if cohort in coverage.unfit:
-            name = self._names[cohort]
-            raise self._refusal(f"cohort {name} does not fit", coverage.unfit[cohort])
+        if group in coverage.unfit:
+            name = self._names[group]
+            raise self._refusal(f"group {name} does not fit", coverage.unfit[group])
         return coverage
 
     def _refusal(self, who: str, why: str) -> UserError:
@@ -114,22 +114,22 @@ class Coverages:
             f"use models that {self._method} can nest",
         )
 
-    def bytes(self, model: ServerModel, cohort: int, parts: Parts) -> float:
-        """Client bytes of the part that a cohort covers: 4 per float, 8 per integer."""
-        floats = self.fitting(model, cohort, parts).elements[cohort]
-        integers = shared(model, cohort, self._layouts[cohort].integers).numel
+    def bytes(self, model: ServerModel, group: int, parts: Parts) -> float:
+        """Client bytes of the part that a group covers: 4 per float, 8 per integer."""
+        floats = self.fitting(model, group, parts).elements[group]
+        integers = shared(model, group, self._layouts[group].integers).numel
         return 4 * floats + 8 * integers * parts.integers
 
     def reorder_(self, model: ServerModel, order: Callable[[int], Tensor]) -> None:
-        """Reorder a server model's units along every axis that is narrower in some cohort.
+        """Reorder a server model's units along every axis that is narrower in some group.
 
         Args:
             model: changed in place.
             order: width of a layer -> (width,) the old position of each of its units.
         """
         shapes: dict[str, list[tuple[int, ...]]] = {}
-        for cohort, own in enumerate(self._layouts):
-            for entry in shared(model, cohort, own.floats):
+        for group, own in enumerate(self._layouts):
+            for entry in shared(model, group, own.floats):
                 shapes.setdefault(entry.name, []).append(entry.shape)
         for name, view in model.layout.floats.views(model.floats).items():
             for axis, sizes in enumerate(zip(*shapes[name], strict=True)):
@@ -137,21 +137,21 @@ class Coverages:
                     positions = order(view.shape[axis]).to(view.device)
                     view.copy_(view.index_select(axis, positions))
 
-    def take(self, model: ServerModel, cohort: int, parts: Parts, row: Row) -> None:
-        """Copy the parts of a server model that a cohort covers into one of its rows.
+    def take(self, model: ServerModel, group: int, parts: Parts, row: Row) -> None:
+        """Copy the parts of a server model that a group covers into one of its rows.
 
         Raises:
             UserError: as `fitting`.
         """
-        self.fitting(model, cohort, parts).take(model.floats, cohort, row.floats)
+        self.fitting(model, group, parts).take(model.floats, group, row.floats)
         if parts.integers and model.integers.numel():
-            put_integers(model, cohort, self._layouts[cohort], row)
+            put_integers(model, group, self._layouts[group], row)
 
     def merge_(
         self,
         into: ServerModel,
         parts: Parts,
-        cohorts: Sequence[int],
+        groups: Sequence[int],
         rows: Mapping[int, Row],
         *,
         weights: Sequence[float],
@@ -164,7 +164,7 @@ class Coverages:
         Args:
             into: uncovered elements keep their value. Integers become the largest of the clients'.
             parts: to merge.
-            cohorts: of every client of the merge.
+            groups: of every client of the merge.
             rows: position of a client of this rank among all -> its row, on any device.
             weights: of every client.
             labels: of every client, if only rows of its labels count; None for all.
@@ -173,7 +173,7 @@ class Coverages:
         """
         self.coverage(into, parts).merge_(
             into.floats,
-            cohorts,
+            groups,
             {i: row.floats for i, row in rows.items()},
             weights=weights,
             labels=labels,
@@ -183,7 +183,7 @@ class Coverages:
         if parts.integers and into.integers.numel():
             largest = torch.full_like(into.integers, NOTHING)
             for i, row in rows.items():
-                theirs = integers_of(into, cohorts[i], self._layouts[cohorts[i]], row)
+                theirs = integers_of(into, groups[i], self._layouts[groups[i]], row)
                 torch.maximum(largest, theirs.to(largest.device), out=largest)
             largest = ranks.max_(largest)
             into.integers.copy_(torch.where(largest == NOTHING, into.integers, largest))

@@ -1,10 +1,10 @@
-"""Means of groups of tensors over the clients that have them in common, on flat rows (FlexiFed).
+"""Means of tensors over the clients that have them in common, on flat rows (FlexiFed).
 
-    x_k[group] <- sum_u a_u x_u[group] / sum_u a_u        k, u in U, the clients of the group
+    x_k[T] <- sum_u a_u x_u[T] / sum_u a_u        k, u in U, the clients that have the tensors T
 
-A group is in different columns in each cohort's rows, and in a row buffers follow parameters. So it
-is cut into runs: ranges of columns that are contiguous in every cohort. All runs of all groups take
-one launch, and on several ranks one packed all-reduce.
+Shared tensors are in different columns in each client group's rows, and in a row buffers follow
+parameters. So they are cut into runs: ranges of columns that are contiguous in every group. All
+runs take one launch, and on several ranks one packed all-reduce.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,23 +27,23 @@ from lightfed.state.rows import ModelLayout, Row
 
 
 @dataclass(frozen=True)
-class Group:
-    """Tensors that the clients of some cohorts have in common.
+class SharedTensors:
+    """Tensors that the clients of some groups have in common.
 
     Attributes:
-        tensors: cohort -> their names there; the i-th name of every cohort is the same tensor.
+        names: group -> their names there; the i-th name of every group is the same tensor.
     """
 
-    tensors: Mapping[int, tuple[str, ...]]
+    names: Mapping[int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Contiguous columns of a group.
+    """Contiguous columns of shared tensors.
 
     Attributes:
-        members: all clients of the group, ascending.
-        starts: cohort -> the first column in its rows.
+        members: all clients that have them, ascending.
+        starts: group -> the first column in its rows.
         length: number of columns, with padding between tensors.
     """
 
@@ -53,38 +53,37 @@ class Run:
 
 
 class Sharing:
-    """The groups of a round, laid out on the rows of its participants.
+    """What is shared in a round, laid out on the rows of its participants.
 
-    A group with a single participant is skipped: nothing is averaged or sent.
+    Tensors of a single participant are skipped: nothing is averaged or sent.
 
     Args:
-        groups: disjoint groups of tensors.
-        layouts: of the cohorts.
-        cohorts: participant, on any rank -> its cohort.
+        shared: disjoint sets of tensors.
+        layouts: of the groups.
+        groups: participant, on any rank -> its group.
     """
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        shared: Sequence[SharedTensors],
         layouts: Sequence[ModelLayout],
-        cohorts: Mapping[int, int],
+        groups: Mapping[int, int],
     ) -> None:
-        self._cohorts = dict(cohorts)
-        self._bytes = dict.fromkeys(cohorts, 0)
+        self._groups = dict(groups)
+        self._bytes = dict.fromkeys(groups, 0)
         self._floats: list[Run] = []
         self._integers: list[Run] = []
         floats, integers = [x.floats for x in layouts], [x.integers for x in layouts]
-        for group in groups:
-            members = tuple(sorted(k for k, cohort in cohorts.items() if cohort in group.tensors))
+        for part in shared:
+            members = tuple(sorted(k for k, group in groups.items() if group in part.names))
             if len(members) < 2:
                 continue
-            own = sorted({cohorts[k] for k in members})
-            tensors = {cohort: group.tensors[cohort] for cohort in own}
-            self._floats += _runs(members, tensors, floats)
-            self._integers += _runs(members, tensors, integers)
-            sample = layouts[cohorts[members[0]]]
-            names = set(tensors[cohorts[members[0]]])
-            size = 4 * sample.floats.only(names).numel + 8 * sample.integers.only(names).numel
+            names = {group: part.names[group] for group in sorted({groups[k] for k in members})}
+            self._floats += _runs(members, names, floats)
+            self._integers += _runs(members, names, integers)
+            sample = layouts[groups[members[0]]]
+            own = set(names[groups[members[0]]])
+            size = 4 * sample.floats.only(own).numel + 8 * sample.integers.only(own).numel
             for k in members:
                 self._bytes[k] += size
 
@@ -100,15 +99,15 @@ class Sharing:
         ranks: Ranks,
         accumulate: Accumulate = "float64",
     ) -> None:
-        """Replace the groups' tensors by their means, and integers (counts of batches) by the max.
+        """Replace tensors by their means, and integers (counts of batches) by the maximum.
 
         The sums do not depend on order (see `lightfed.aggregation.coverage`), so the bits are the
         same on any number of ranks.
 
         Args:
             rows: of this rank's participants, all on the device or all in host memory.
-            weights: a_u of the contributing participants, on all ranks; the others only receive. A
-                group without contributors is unchanged.
+            weights: a_u of the contributing participants, on all ranks; the others only receive.
+                Tensors without contributors are unchanged.
             ranks: of the run.
             accumulate: how sums are held.
         """
@@ -192,7 +191,7 @@ class Sharing:
 
     def _parts(self, run: Run, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Views of a run's columns in the rows of its members on this rank."""
-        starts = {k: run.starts[self._cohorts[k]] for k in run.members if k in rows}
+        starts = {k: run.starts[self._groups[k]] for k in run.members if k in rows}
         return {k: rows[k][start : start + run.length] for k, start in starts.items()}
 
     @staticmethod
@@ -207,23 +206,23 @@ def _sum(sums: Tensor, ranks: Ranks) -> Tensor:
 
 
 def _runs(
-    members: tuple[int, ...], tensors: Mapping[int, Sequence[str]], layouts: Sequence[Layout]
+    members: tuple[int, ...], names: Mapping[int, Sequence[str]], layouts: Sequence[Layout]
 ) -> Iterator[Run]:
-    """The tensors held by the layouts, joined where they are adjacent in all cohorts."""
-    columns = [list(_columns(layouts[cohort], names)) for cohort, names in tensors.items()]
+    """The tensors held by the layouts, joined where they are adjacent in all groups."""
+    columns = [list(_columns(layouts[group], theirs)) for group, theirs in names.items()]
     starts: list[int] = []
     length = 0
     for entries in sorted(zip(*columns, strict=True)):
         shapes = {shape for _, _, shape in entries}
-        assert len(shapes) == 1, f"a group of unlike tensors: {shapes}"
+        assert len(shapes) == 1, f"tensors of unlike shapes: {shapes}"
         if starts and [start for start, _, _ in entries] == [at + length for at in starts]:
             length += entries[0][1]
             continue
         if starts:
-            yield Run(members, dict(zip(tensors, starts, strict=True)), length)
+            yield Run(members, dict(zip(names, starts, strict=True)), length)
         starts, length = [start for start, _, _ in entries], entries[0][1]
     if starts:
-        yield Run(members, dict(zip(tensors, starts, strict=True)), length)
+        yield Run(members, dict(zip(names, starts, strict=True)), length)
 
 
 def _columns(layout: Layout, names: Sequence[str]) -> Iterator[tuple[int, int, tuple[int, ...]]]:

@@ -109,7 +109,7 @@ class DisPFL(Peers):
         if self.rounds is None and fed.rounds is None and not self.static:
             found = "nothing, and trainer.max_epochs does not say how long the run is"
             raise UserError(f"{_KEY}.rounds", found, "give the number of rounds of the cosine")
-        layout = fed.cohorts[0].layout
+        layout = fed.groups[0].layout
         parameters = layout.floats.entries[: layout.parameters]
         shapes = [(entry.name, entry.shape) for entry in parameters]
         self._segments = Segments.build(Layout.build(shapes), device=fed.device)
@@ -128,7 +128,7 @@ class DisPFL(Peers):
         Raises:
             UserError: names the key.
         """
-        layout = fed.cohorts[0].layout
+        layout = fed.groups[0].layout
         statistics = layout.floats.entries[layout.parameters :]
         if statistics and self.statistics == "refuse":
             found = f"the model has buffers, such as {statistics[0].name}, which have no mask"

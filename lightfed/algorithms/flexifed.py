@@ -50,7 +50,7 @@ class FlexiFed(Algorithm):
 
         Args:
             initial: Every client from its own draw of initial values, as in the paper, or all
-                clients of a cohort from the same.
+                clients of a group from the same.
         """
         super().__init__()
         self.initial = initial
@@ -60,7 +60,7 @@ class FlexiFed(Algorithm):
         """The nodes to average; they are disjoint.
 
         Args:
-            trie: of the cohorts that take part in the round.
+            trie: of the groups that take part in the round.
         """
 
     @override
@@ -68,8 +68,8 @@ class FlexiFed(Algorithm):
         batch = blank(fed.data, samples=2).to(fed.device)
         self.trie = Trie.build(
             {
-                cohort: layers_of(state.module, batch, key=f"model.clients.{cohort}.model")
-                for cohort, state in enumerate(fed.cohorts)
+                group: layers_of(state.module, batch, key=f"model.clients.{group}.model")
+                for group, state in enumerate(fed.groups)
             }
         )
         self._warn_of_strangers(fed)
@@ -80,9 +80,9 @@ class FlexiFed(Algorithm):
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)  # U
         fed.train(clients, t)  # E local epochs of SGD on D_u
-        trie = self.trie.among({fed.home_cohort(u) for u in clients})
+        trie = self.trie.among({fed.home_group(u) for u in clients})
         # eq. (4), (6): w_u[node] <- sum_v w_v[node] / |U_node|, u and v in U_node
-        fed.share(clients, trie.groups(self.choose(trie)), weights=self.weights)
+        fed.share(clients, trie.shared(self.choose(trie)), weights=self.weights)
 
     @override
     def reset_client(self, fed: Fleet, client: int) -> None:
@@ -90,23 +90,23 @@ class FlexiFed(Algorithm):
         state = fed.state(client)
         row = state.initial
         if self.initial == "own":
-            module = state.cohort.build(fed.data, position=client, seed=fed.seed)
+            module = state.group.build(fed.data, position=client, seed=fed.seed)
             self.prepare_module(module, fed.data)
             row = LiveModule(module, state.layout).row_of_module()
         fed.row(client).copy_(row)
 
     def _warn_of_strangers(self, fed: Fleet) -> None:
         """Warn about clients that have, or share, nothing with others."""
-        names, strategy = [state.name for state in fed.cohorts], type(self).__name__
-        families = [node.cohorts for node in self.trie.nodes if node.depth == 0]
+        names, strategy = [state.name for state in fed.groups], type(self).__name__
+        families = [node.groups for node in self.trie.nodes if node.depth == 0]
         if len(families) > 1:
             listed = " | ".join(", ".join(names[c] for c in family) for family in families)
-            log.warning("cohorts %s: they have no layer in common and share nothing", listed)
-        counts = [state.cohort.count for state in fed.cohorts]
+            log.warning("groups %s: they have no layer in common and share nothing", listed)
+        counts = [state.group.count for state in fed.groups]
         chosen = self.choose(self.trie)
-        shared = {c for n in chosen if sum(counts[k] for k in n.cohorts) > 1 for c in n.cohorts}
-        for cohort in sorted(set(self.trie.cohorts) - shared):
-            log.warning("cohort %s: its clients share nothing under %s", names[cohort], strategy)
+        shared = {c for n in chosen if sum(counts[k] for k in n.groups) > 1 for c in n.groups}
+        for group in sorted(set(self.trie.groups) - shared):
+            log.warning("group %s: its clients share nothing under %s", names[group], strategy)
 
 
 class BasicCommon(FlexiFed):
@@ -195,8 +195,8 @@ def with_heads(trie: Trie, nodes: list[Node]) -> list[Node]:
     """
 
     def places(node: Node) -> set[tuple[int, int]]:
-        """Cohorts, and the position of the layer in each."""
-        return {(c, range(len(trie.models[c]))[node.depth]) for c in node.cohorts}
+        """Groups, and the position of the layer in each."""
+        return {(c, range(len(trie.models[c]))[node.depth]) for c in node.groups}
 
     by_path = {place: places(node) for node in nodes for place in places(node)}
     heads = [

@@ -36,7 +36,7 @@ _KEY = "model.algorithm.init_args"
 
 
 class HeteroFL(Algorithm):
-    """Width-heterogeneous federated averaging; the first cohort's model is the global one."""
+    """Width-heterogeneous federated averaging; the first group's model is the global one."""
 
     label_rows = True
     side_by_side = True
@@ -55,7 +55,7 @@ class HeteroFL(Algorithm):
         """The paper's switches.
 
         Args:
-            assignment: A client keeps the level of its cohort, or draws one for every round.
+            assignment: A client keeps the level of its group, or draws one for every round.
             mask: Masked cross-entropy: logits of labels that a client does not hold are set to zero
                 (section 3.3).
             weights: Of the clients in the average: uniform, as in the paper, or by samples.
@@ -64,7 +64,7 @@ class HeteroFL(Algorithm):
             mask_token: Average the embedding of a language model's mask token over all clients.
                 False: it keeps its initial value, as in the released code: there no client holds it
                 as a label.
-            level_weights: Relative probabilities of the cohorts in a dynamic draw; their numbers of
+            level_weights: Relative probabilities of the groups in a dynamic draw; their numbers of
                 clients by default.
         """
         super().__init__()
@@ -96,12 +96,12 @@ class HeteroFL(Algorithm):
     def setup(self, fed: Fleet) -> None:
         masks = self._hooks if self.mask else None
         self._tests = SliceTests(fed, batch_size=self.statistics_batch_size, masks=masks)
-        if self.level_weights is not None and len(self.level_weights) != len(fed.cohorts):
-            found = f"{len(self.level_weights)} weights for {len(fed.cohorts)} cohorts"
-            raise UserError(f"{_KEY}.level_weights", found, "give one for every cohort")
+        if self.level_weights is not None and len(self.level_weights) != len(fed.groups):
+            found = f"{len(self.level_weights)} weights for {len(fed.groups)} groups"
+            raise UserError(f"{_KEY}.level_weights", found, "give one for every group")
         self.model = fed.new_model()  # W_g
-        for cohort in range(len(fed.cohorts)):
-            fed.check_nested(self.model, cohort)
+        for group in range(len(fed.groups)):
+            fed.check_nested(self.model, group)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -115,8 +115,8 @@ class HeteroFL(Algorithm):
         fed.merge(clients, into=self.model, weights=self.weights)
 
     def draw_level(self, fed: Fleet, client: int, t: int) -> int:
-        """The cohort that a client joins in round t."""
-        weights = np.array(self.level_weights or [state.cohort.count for state in fed.cohorts])
+        """The group that a client joins in round t."""
+        weights = np.array(self.level_weights or [state.group.count for state in fed.groups])
         shares = weights / weights.sum()
         return int(numpy_generator(fed.seed, "level", t, client).choice(len(shares), p=shares))
 
@@ -139,7 +139,7 @@ class HeteroFL(Algorithm):
         if client is None:
             return self._tests.of_global(None)
         row = fed.covered_row(self.model, client)
-        return self._tests.of_slice(client, fed.home_cohort(client), row)
+        return self._tests.of_slice(client, fed.home_group(client), row)
 
     @override
     def local(self, fed: Fleet, client: int) -> L.LightningModule | None:
@@ -148,8 +148,8 @@ class HeteroFL(Algorithm):
 
     @override
     def tested(self, s: SessionContext) -> L.LightningModule:
-        return self._tests.of_slice(s.client, s.fed.cohorts.index(s.group), s.row)
+        return self._tests.of_slice(s.client, s.fed.groups.index(s.group), s.row)
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        return fed.cohorts[fed.home_cohort(client)].layout, fed.covered_row(self.model, client)
+        return fed.groups[fed.home_group(client)].layout, fed.covered_row(self.model, client)

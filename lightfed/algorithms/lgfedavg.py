@@ -82,8 +82,8 @@ class LGFedAvg(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        first = fed.cohorts[0]
-        if any(state.layout != first.layout for state in fed.cohorts):
+        first = fed.groups[0]
+        if any(state.layout != first.layout for state in fed.groups):
             self.model = fed.new_common(self._matched(fed))
             return
         self._global = self._tensors(first)
@@ -91,33 +91,33 @@ class LGFedAvg(Algorithm):
             log.warning("LGFedAvg with all of the %d layers global is FedAvg", self.global_layers)
         if self.start is not None:
             values = start_values(Path(self.start), first.layout)
-            for state in fed.cohorts:
+            for state in fed.groups:
                 state.initial.copy_(values)
             for client in fed.mine(range(fed.clients)):
                 fed.row(client).copy_(values)
         self.model = fed.new_model()  # only its global layers ever change
 
     def _matched(self, fed: Fleet) -> list[list[str]]:
-        """For every cohort the names of its tensors of the global layers, in the same order."""
+        """For every group the names of its tensors of the global layers, in the same order."""
         if self.start is not None:
-            found = f"{self.start}, but the cohorts have different architectures"
+            found = f"{self.start}, but the groups have different architectures"
             raise UserError(_START, found, "leave it out, or give all clients one")
         chosen: list[list[Entry]] = []
-        for state in fed.cohorts:
+        for state in fed.groups:
             names = self._tensors(state)
             chosen.append([e for e in state.layout.floats if names is None or e.name in names])
             one, other = ([e.shape for e in entries] for entries in (chosen[0], chosen[-1]))
             if one != other:
                 found = (
-                    f"the global layers of cohort {fed.cohorts[0].name} are {_text(one)}, "
-                    f"those of cohort {state.name} {_text(other)}"
+                    f"the global layers of group {fed.groups[0].name} are {_text(one)}, "
+                    f"those of group {state.name} {_text(other)}"
                 )
                 fix = "use networks with the same ones, or share fewer layers"
                 raise UserError("model.clients", found, fix)
         return [[entry.name for entry in entries] for entries in chosen]
 
     def _tensors(self, state: GroupState) -> frozenset[str] | None:
-        """Names of the float tensors of a cohort's global layers; None for all tensors."""
+        """Names of the float tensors of a group's global layers; None for all tensors."""
         modules = state.module.named_modules()
         layers = [n for n, m in modules if list(m.parameters(recurse=False))]
         count = self.global_layers

@@ -3,7 +3,7 @@
 The floor that federated learning has to beat.
 
 There is no exchange, so clients keep their rows from round to round. The optimiser is reset every
-round, as in the federated methods. All clients of a cohort start from the same values.
+round, as in the federated methods. All clients of a group start from the same values.
 """
 
 from typing_extensions import override

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightfed.aggregation.coverage_cache import Coverages, Parts
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, place
-from lightfed.local.client_group import ClientGroup, GroupState, cohort_names
+from lightfed.local.client_group import ClientGroup, GroupState, group_names
 from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.state.client_state import Kept
@@ -44,10 +44,10 @@ class Settings(TypedDict, total=False):
 
 
 class Clients:
-    """The clients, numbered 0 .. N-1 in the order of the cohorts, and where they are.
+    """The clients, numbered 0 .. N-1 in the order of the groups, and where they are.
 
     Args:
-        cohorts: one architecture each.
+        groups: one architecture each.
         algorithm: prepares the modules, and decides whether clients keep their rows.
         data: the clients' samples.
         ranks: of the run.
@@ -59,7 +59,7 @@ class Clients:
 
     def __init__(
         self,
-        cohorts: Sequence[ClientGroup],
+        groups: Sequence[ClientGroup],
         algorithm: Hooks,
         data: ClientData,
         *,
@@ -78,12 +78,12 @@ class Clients:
         self.device = ranks.device
         self.work = work or LocalWork()
         self.seed = seed
-        self.clients = sum(cohort.count for cohort in cohorts)
+        self.clients = sum(group.count for group in groups)
         self.kept: dict[str, Kept] = {}
         self.masks: Kept | None = None
-        self.cohorts = [
+        self.groups = [
             GroupState.build(
-                cohort,
+                group,
                 data,
                 name=name,
                 position=position,
@@ -92,18 +92,16 @@ class Clients:
                 host_rows=host_rows,
                 prepare=algorithm.prepare_module,
             )
-            for position, (cohort, name) in enumerate(
-                zip(cohorts, cohort_names(cohorts), strict=True)
-            )
+            for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
         ]
-        self._home_cohort = np.repeat(np.arange(len(cohorts)), [c.count for c in cohorts])
+        self._home_group = np.repeat(np.arange(len(groups)), [c.count for c in groups])
         self._assigned: dict[int, int] = {}
         self._owner: dict[int, int] = {}
         self._inbox: dict[int, Message] = {}
-        output = self.cohorts[0].output_layer(data.num_classes) if algorithm.label_rows else None
+        output = self.groups[0].output_layer(data.num_classes) if algorithm.label_rows else None
         self._coverages = Coverages(
-            [state.layout for state in self.cohorts],
-            [state.name for state in self.cohorts],
+            [state.layout for state in self.groups],
+            [state.name for state in self.groups],
             label_rows=output,
             depths=algorithm.depths,
             method=type(algorithm).__name__,
@@ -115,8 +113,8 @@ class Clients:
     def _settle(self) -> None:
         """Assign all stateful clients a home rank and open their rows, once."""
         self._owner = place(self._costs(range(self.clients)), ranks=self.ranks.world)
-        for index, state in enumerate(self.cohorts):
-            mine = [k for k in self.mine(range(self.clients)) if self._home_cohort[k] == index]
+        for index, state in enumerate(self.groups):
+            mine = [k for k in self.mine(range(self.clients)) if self._home_group[k] == index]
             state.open(mine, keep=True)
             for client in mine:
                 state.store.row(client).copy_(state.initial)
@@ -133,12 +131,12 @@ class Clients:
             fix: advice for a user with several layouts.
 
         Raises:
-            UserError: two cohorts have different architectures; names them.
+            UserError: two groups have different architectures; names them.
         """
-        first = self.cohorts[0]
-        for state in self.cohorts:
+        first = self.groups[0]
+        for state in self.groups:
             if state.layout != first.layout:
-                found = f"cohorts {first.name} and {state.name} have different architectures"
+                found = f"groups {first.name} and {state.name} have different architectures"
                 raise UserError("model.clients", found, fix)
         return first.layout
 
@@ -152,11 +150,11 @@ class Clients:
             raise UserError(key, f"{found}, on {self.ranks.world} ranks", fix)
 
     def state(self, client: int) -> GroupState:
-        """The cohort of a client in this round."""
-        return self.cohorts[self.cohort_of(client)]
+        """The group of a client in this round."""
+        return self.groups[self.group_of(client)]
 
-    def cohort_of(self, client: int) -> int:
-        return self._assigned.get(client, int(self._home_cohort[client]))
+    def group_of(self, client: int) -> int:
+        return self._assigned.get(client, int(self._home_group[client]))
 
     def mine(self, clients: Sequence[int]) -> list[int]:
         """The given clients that are on this rank, in order."""
@@ -196,21 +194,21 @@ class Clients:
         """
         state = self.state(client)
         row = state.borrow(self.row(client))
-        self._coverages.take(model, self.cohort_of(client), Parts(), row)
+        self._coverages.take(model, self.group_of(client), Parts(), row)
         module = state.live.bind(row)
         assert isinstance(module, L.LightningModule)
         return module
 
-    def bind_model(self, model: ServerModel, cohort: int = 0) -> L.LightningModule:
-        """A cohort's live module, bound to a server model of its layout."""
-        assert self.cohorts[cohort].layout == model.layout, "the model of another cohort"
-        module = self.cohorts[cohort].live.bind(model.row)
+    def bind_model(self, model: ServerModel, group: int = 0) -> L.LightningModule:
+        """A group's live module, bound to a server model of its layout."""
+        assert self.groups[group].layout == model.layout, "the model of another group"
+        module = self.groups[group].live.bind(model.row)
         assert isinstance(module, L.LightningModule)
         return module
 
-    def home_cohort(self, client: int) -> int:
-        """The configured cohort of a client, ignoring the round's assignment."""
-        return int(self._home_cohort[client])
+    def home_group(self, client: int) -> int:
+        """The configured group of a client, ignoring the round's assignment."""
+        return int(self._home_group[client])
 
     def home(self, client: int) -> int:
         """The rank of a stateful client."""
@@ -236,25 +234,25 @@ class Clients:
         This is not a message: the ledger does not count it.
         """
         parts = Parts.of(buffers=buffers, tensors=tensors)
-        self._coverages.take(model, self.cohort_of(client), parts, self.row(client))
+        self._coverages.take(model, self.group_of(client), parts, self.row(client))
 
-    def check_nested(self, model: ServerModel, cohort: int) -> None:
-        """Reject a cohort whose rows do not fit into a server model.
+    def check_nested(self, model: ServerModel, group: int) -> None:
+        """Reject a group whose rows do not fit into a server model.
 
         Raises:
-            UserError: names the cohort and the layer.
+            UserError: names the group and the layer.
         """
-        self._coverages.fitting(model, cohort, Parts())
+        self._coverages.fitting(model, group, Parts())
 
     def covered_row(self, model: ServerModel, client: int) -> Row:
         """The part of a server model that a client covers, as a row in the client's own layout."""
-        cohort = self.home_cohort(client)
-        state = self.cohorts[cohort]
+        group = self.home_group(client)
+        state = self.groups[group]
         row = Row(
             state.initial.floats.to(self.device, copy=True),
             state.initial.integers.to(self.device, copy=True),
         )
-        self._coverages.take(model, cohort, Parts(), row)
+        self._coverages.take(model, group, Parts(), row)
         return row
 
     def _row_here(self, client: int) -> Row:
@@ -270,7 +268,7 @@ class Clients:
         model = message.model
         assert model.floats._version == message.version, "the server model changed after sending"
         row = self.state(client).store.row(client)
-        self._coverages.take(model, self.cohort_of(client), message.parts, row)
+        self._coverages.take(model, self.group_of(client), message.parts, row)
 
     def _open(self, clients: Sequence[int]) -> None:
         """Assign ranks and slots to a round's participants, if they are stateless."""
@@ -278,23 +276,23 @@ class Clients:
             return
         self._owner = place(self._costs(clients), ranks=self.ranks.world)
         mine = self.mine(clients)
-        for index, state in enumerate(self.cohorts):
-            state.open([k for k in mine if self.cohort_of(k) == index], keep=False)
+        for index, state in enumerate(self.groups):
+            state.open([k for k in mine if self.group_of(k) == index], keep=False)
 
     def _costs(
         self, clients: Iterable[int], steps: Mapping[int, int] | None = None
     ) -> dict[int, float]:
-        """Costs of sessions: seconds if all the clients' cohorts have been timed, else FLOPs.
+        """Costs of sessions: seconds if all the clients' groups have been timed, else FLOPs.
 
         Args:
             clients: clients of the sessions.
             steps: batches per session by client; as configured by default.
         """
-        cohorts = {k: self.cohort_of(k) for k in clients}
-        rates = self.rates.of(cohorts.values())
+        groups = {k: self.group_of(k) for k in clients}
+        rates = self.rates.of(groups.values())
         if rates is None:  # only samples if a module's FLOPs are unknown
-            rates = {c: max(self.cohorts[c].flops, 1.0) for c in cohorts.values()}
+            rates = {c: max(self.groups[c].flops, 1.0) for c in groups.values()}
         given = steps or {}
         return {
-            k: rates[c] * self.work.samples(self.data, k, given.get(k)) for k, c in cohorts.items()
+            k: rates[c] * self.work.samples(self.data, k, given.get(k)) for k, c in groups.items()
         }

@@ -36,7 +36,7 @@ class Fleet(Messenger):
     """The clients in rounds, as an algorithm sees them; construction ends with its `setup`.
 
     Args:
-        cohorts: one architecture each.
+        groups: one architecture each.
         algorithm: the algorithm.
         data: the clients' samples.
         rounds: number of rounds of the run, if known.
@@ -51,7 +51,7 @@ class Fleet(Messenger):
 
     def __init__(
         self,
-        cohorts: Sequence[ClientGroup],
+        groups: Sequence[ClientGroup],
         algorithm: Hooks,
         data: ClientData,
         *,
@@ -59,7 +59,7 @@ class Fleet(Messenger):
         max_failed: int | None = None,
         **settings: Unpack[MessengerSettings],
     ) -> None:
-        super().__init__(cohorts, algorithm, data, **settings)
+        super().__init__(groups, algorithm, data, **settings)
         self.rounds = rounds
         self.max_failed = max_failed
         self.fruitless_rounds = 0
@@ -72,46 +72,46 @@ class Fleet(Messenger):
         """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
         return participants(self.work, self.clients, seed=self.seed, t=t)
 
-    def assign(self, cohorts: Mapping[int, int]) -> None:
-        """Put clients into other cohorts for this round (HeteroFL's dynamic levels).
+    def assign(self, groups: Mapping[int, int]) -> None:
+        """Put clients into other groups for this round (HeteroFL's dynamic levels).
 
         Stateless algorithms only.
         """
         assert not self.algorithm.stateful, "a client that keeps its row cannot change its shape"
-        self._assigned = dict(cohorts)
+        self._assigned = dict(groups)
 
-    def new_model(self, cohort: int = 0) -> ServerModel:
-        """A server model in the layout of a cohort, with its initial values."""
-        state = self.cohorts[cohort]
+    def new_model(self, group: int = 0) -> ServerModel:
+        """A server model in the layout of a group, with its initial values."""
+        state = self.groups[group]
         row = Row(state.initial.floats.clone(), state.initial.integers.clone())
         return ServerModel(state.layout, row).to(self.device)
 
     def new_part(self, prefix: str) -> ServerModel:
-        """A server model of the first cohort's tensors with this name prefix.
+        """A server model of the first group's tensors with this name prefix.
 
-        Initial values are that cohort's; cohorts may have more tensors.
+        Initial values are that group's; groups may have more tensors.
 
         Raises:
-            UserError: a cohort lacks one of them, or has it in another shape.
+            UserError: a group lacks one of them, or has it in another shape.
         """
-        names = with_prefix(self.cohorts[0].layout, prefix)
-        return self.new_common([names] * len(self.cohorts))
+        names = with_prefix(self.groups[0].layout, prefix)
+        return self.new_common([names] * len(self.groups))
 
     def new_common(self, names: Sequence[Sequence[str]]) -> ServerModel:
-        """A server model of tensors that cohorts have by different names.
+        """A server model of tensors that groups have by different names.
 
-        Initial values are those of the first cohort.
+        Initial values are those of the first group.
 
         Args:
-            names: per cohort; the i-th name of each cohort is the same tensor.
+            names: per group; the i-th name of each group is the same tensor.
 
         Raises:
-            UserError: a cohort lacks one of them, or has it in another shape.
+            UserError: a group lacks one of them, or has it in another shape.
         """
-        state = self.cohorts[0]
+        state = self.groups[0]
         model = part_of(state.layout, state.initial, names).to(self.device)
-        for cohort in range(len(self.cohorts)):
-            self.check_nested(model, cohort)
+        for group in range(len(self.groups)):
+            self.check_nested(model, group)
         return model
 
     def keep(self, name: str, *, durable: bool = True) -> Kept:
@@ -170,7 +170,7 @@ class Fleet(Messenger):
         for report in reports:
             self.ledger.computed(report.client, 3 * report.flops * report.samples)
             self.rates.add(
-                self.cohort_of(report.client), samples=report.samples, seconds=report.seconds
+                self.group_of(report.client), samples=report.samples, seconds=report.seconds
             )
         verdict = self._judge(reports, t)
         self._outcomes.add(reports, verdict)

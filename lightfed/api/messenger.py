@@ -10,7 +10,7 @@ from torch import Tensor
 from lightfed.aggregation.coverage import Accumulate
 from lightfed.aggregation.coverage_cache import Parts
 from lightfed.aggregation.gossip import Exchange, Over
-from lightfed.aggregation.group_mean import Group, Sharing
+from lightfed.aggregation.group_mean import SharedTensors, Sharing
 from lightfed.aggregation.weights import whole
 from lightfed.api.clients import Clients, Message, Settings
 from lightfed.api.failures import Outcomes
@@ -34,7 +34,7 @@ class Messenger(Clients):
     """Clients that exchange models with servers and with each other.
 
     Args:
-        cohorts: one architecture each.
+        groups: one architecture each.
         algorithm: as for `Clients`.
         data: the clients' samples.
         accumulate: how sums over clients are held.
@@ -44,7 +44,7 @@ class Messenger(Clients):
 
     def __init__(
         self,
-        cohorts: Sequence[ClientGroup],
+        groups: Sequence[ClientGroup],
         algorithm: Hooks,
         data: ClientData,
         *,
@@ -52,7 +52,7 @@ class Messenger(Clients):
         exchange_buffer: int = 2**28,
         **settings: Unpack[Settings],
     ) -> None:
-        super().__init__(cohorts, algorithm, data, **settings)
+        super().__init__(groups, algorithm, data, **settings)
         self.accumulate = accumulate
         self.ledger = Ledger(self.clients)
         self._outcomes = Outcomes()
@@ -84,7 +84,7 @@ class Messenger(Clients):
         parts = Parts.of(buffers=buffers, tensors=tensors)
         for client in clients:
             state = self.state(client)
-            covered = self._coverages.bytes(model, self.cohort_of(client), parts)
+            covered = self._coverages.bytes(model, self.group_of(client), parts)
             self.ledger.sent_down(client, covered if size is None else size)
             if self._owner[client] == self.ranks.rank:
                 self._deliver(client)  # an earlier message may cover more
@@ -127,7 +127,7 @@ class Messenger(Clients):
             self._coverages.merge_(
                 into,
                 parts,
-                [self.cohort_of(k) for k in valid],
+                [self.group_of(k) for k in valid],
                 {i: self.row(k) for i, k in enumerate(valid) if self._owner[k] == self.ranks.rank},
                 weights=self._weights(weights, valid),
                 labels=[self._labels(k, labels) for k in valid] if labels else None,
@@ -142,7 +142,7 @@ class Messenger(Clients):
 
         Within the context the units of every layer are in another order, so that the leading part
         of it is a rolling window (FedRolex) or a random choice, the same for all clients. Axes that
-        no cohort narrows stay: inputs, classes. Layers are connected unit by unit, which a
+        no group narrows stay: inputs, classes. Layers are connected unit by unit, which a
         flattened feature map is not.
 
         Args:
@@ -198,7 +198,7 @@ class Messenger(Clients):
     def show(self, model: ServerModel, clients: Sequence[int]) -> None:
         """Count the bytes of clients that read a server's model; their rows do not change."""
         for client in clients:
-            covered = self._coverages.bytes(model, self.cohort_of(client), Parts())
+            covered = self._coverages.bytes(model, self.group_of(client), Parts())
             self.ledger.sent_down(client, covered)
 
     def relay(self, model: ServerModel, times: int) -> None:
@@ -228,8 +228,8 @@ class Messenger(Clients):
         """
         assert self.algorithm.stateful, "only clients that keep rows can exchange them"
         if self._exchange is None:
-            layout = self.cohorts[0].layout
-            assert all(state.layout == layout for state in self.cohorts), "one architecture"
+            layout = self.groups[0].layout
+            assert all(state.layout == layout for state in self.groups), "one architecture"
             buffer = self._exchange_buffer
             self._exchange = Exchange(layout, self.ranks, owner=self._owner, buffer=buffer)
         rows = {k: self.row(k) for k in self.mine(range(self.clients))}
@@ -240,19 +240,23 @@ class Messenger(Clients):
                 self.ledger.sent_down(receiver, sizes[sender])
 
     def share(
-        self, clients: Sequence[int], groups: Sequence[Group], *, weights: Weights = "uniform"
+        self,
+        clients: Sequence[int],
+        shared: Sequence[SharedTensors],
+        *,
+        weights: Weights = "uniform",
     ) -> None:
-        """Replace every group's tensors by their mean over the clients that have them.
+        """Replace shared tensors by their mean over the clients that have them.
 
         Stateful algorithms only. Clients with unusable updates receive but do not contribute.
 
         Args:
             clients: the participants.
-            groups: groups of tensors that they share.
+            shared: disjoint sets of tensors that they share.
             weights: of the clients in the means: 1 for all, or n_k.
         """
-        layouts = [state.layout for state in self.cohorts]
-        sharing = Sharing(groups, layouts, {k: self.home_cohort(k) for k in clients})
+        layouts = [state.layout for state in self.groups]
+        sharing = Sharing(shared, layouts, {k: self.home_group(k) for k in clients})
         for client in self._outcomes.sending(clients):
             self.ledger.sent_up(client, sharing.bytes(client))
         for client in clients:
@@ -273,7 +277,7 @@ class Messenger(Clients):
     ) -> None:
         """Count the bytes that clients send for a server model: the part they cover, or `sizes`."""
         for client in self._outcomes.sending(clients):
-            covered = self._coverages.bytes(into, self.cohort_of(client), parts)
+            covered = self._coverages.bytes(into, self.group_of(client), parts)
             self.ledger.sent_up(client, covered if sizes is None else sizes[client])
 
     def _weights(

@@ -7,7 +7,7 @@ COMMANDS = {
     "validate": "evaluate the server's and the clients' models of a checkpoint",
     "test": "as validate, with Lightning's test hooks",
     "partition": "print the split of the data over the clients",
-    "groups": "print which layers which cohorts have in common (FlexiFed's trie)",
+    "groups": "print which layers which groups have in common (FlexiFed's trie)",
     "plan": "print balance, bytes and memory of a run on many ranks",
     "report": "make the page of a run folder, or compare several",
     "control": "explain a control string of HeteroFL",

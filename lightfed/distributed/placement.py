@@ -1,6 +1,6 @@
 """Assigns clients to ranks: longest first, the same on every rank without communication.
 
-The cost of a session is measured in seconds per sample, by cohort. Until there are measurements it
+The cost of a session is measured in seconds per sample, by group. Until there are measurements it
 is samples x FLOPs.
 """
 
@@ -17,7 +17,7 @@ from lightfed.utils.atomic_io import read
 from lightfed.utils.errors import UserError
 
 RATES = "lightfed_rates"  # key in a checkpoint
-_RECENT = 64  # sessions per cohort; its rate is their median
+_RECENT = 64  # sessions per group; its rate is their median
 
 
 def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
@@ -43,7 +43,7 @@ def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
 
 
 class Rates:
-    """Measured seconds per sample, by cohort.
+    """Measured seconds per sample, by group.
 
     The rate is a median because the first session of a process is slow and any may be disturbed.
     Every rank adds the same gathered reports in the same order, so all have the same rates.
@@ -51,31 +51,31 @@ class Rates:
 
     def __init__(self, recent: Mapping[int, Iterable[float]] | None = None) -> None:
         self._recent = {
-            cohort: deque(seconds, maxlen=_RECENT) for cohort, seconds in (recent or {}).items()
+            group: deque(seconds, maxlen=_RECENT) for group, seconds in (recent or {}).items()
         }
 
-    def add(self, cohort: int, *, samples: int, seconds: float) -> None:
+    def add(self, group: int, *, samples: int, seconds: float) -> None:
         """Add a session; one without samples or time is ignored.
 
         Args:
-            cohort: of its client in this round.
+            group: of its client in this round.
             samples: processed; a sample counts once per epoch.
             seconds: of the whole session.
         """
         if samples > 0 and 0 < seconds < math.inf:
-            recent = self._recent.setdefault(cohort, deque(maxlen=_RECENT))
+            recent = self._recent.setdefault(group, deque(maxlen=_RECENT))
             recent.append(seconds / samples)
 
-    def of(self, cohorts: Iterable[int]) -> dict[int, float] | None:
-        """Seconds per sample by cohort; None unless all have been measured."""
-        asked = set(cohorts)
+    def of(self, groups: Iterable[int]) -> dict[int, float] | None:
+        """Seconds per sample by group; None unless all have been measured."""
+        asked = set(groups)
         if not asked <= self._recent.keys():
             return None
-        return {cohort: median(self._recent[cohort]) for cohort in sorted(asked)}
+        return {group: median(self._recent[group]) for group in sorted(asked)}
 
     def state_dict(self) -> dict[int, list[float]]:
         """For a checkpoint: primitives."""
-        return {cohort: list(recent) for cohort, recent in self._recent.items()}
+        return {group: list(recent) for group, recent in self._recent.items()}
 
     @classmethod
     def of_checkpoint(cls, path: str | Path | None, ranks: Ranks) -> "Rates":
@@ -99,4 +99,4 @@ def _read(path: Path) -> dict[int, list[float]]:
     except UserError:
         return {}
     found = checkpoint.get(RATES, {}) if isinstance(checkpoint, dict) else {}
-    return {int(cohort): [float(s) for s in recent] for cohort, recent in found.items()}
+    return {int(group): [float(s) for s in recent] for group, recent in found.items()}

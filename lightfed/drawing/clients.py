@@ -1,4 +1,4 @@
-"""The clients at the last evaluation as a picture: a row per cohort, a point per client."""
+"""The clients at the last evaluation as a picture: a row per client group, a point per client."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ BOX_FROM = 5
 
 
 def clients_figure(run: RunFiles, theme: Theme) -> Figure | None:
-    """The distribution of the clients' metric per cohort; None without an evaluation of clients."""
+    """The distribution of the clients' metric per group; None without an evaluation of clients."""
     evaluation = run.evaluation
     metric = client_metric(evaluation, base_name(primary_metric(run))) if evaluation else None
     if evaluation is None or metric is None:
         return None
-    scores, cohort = evaluation.values[metric], np.array(evaluation.cohort)
+    scores, client_group = evaluation.values[metric], np.array(evaluation.client_group)
     measured = np.isfinite(scores)
-    groups = {name: np.sort(scores[(cohort == name) & measured]) for name in run.cohorts}
+    groups = {
+        name: np.sort(scores[(client_group == name) & measured]) for name in run.client_groups
+    }
     groups = {name: values for name, values in groups.items() if len(values)}
     if not groups:
         return None
@@ -47,12 +49,12 @@ def clients_figure(run: RunFiles, theme: Theme) -> Figure | None:
     axes = figure.subplots()
     title = f"{sentence(metric)} of each client after round {evaluation.round}{run.note}"
     label = f"{readable(metric)} on the client's own test samples"
-    dress(axes, theme, title="", x_label=label, y_label="cohort")
+    dress(axes, theme, title="", x_label=label, y_label="client group")
     axes.grid(axis="y", visible=False)
     low, high = _span(scores[measured])
     axes.set_xlim(low, high)
     for row, (name, values) in enumerate(groups.items()):
-        colour = colour_of(run.cohorts.index(name))
+        colour = colour_of(run.client_groups.index(name))
         _draw_points(axes, values, row=row, step=(high - low) / BINS, colour=colour)
         _draw_box(axes, values, row=row, theme=theme, colour=colour)
     _draw_levels(axes, scores[measured], metric, theme)
@@ -120,12 +122,12 @@ def _draw_box(axes: Axes, values: Floats, *, row: int, theme: Theme, colour: str
         fillstyle="none",
         markersize=6,
         zorder=4,
-        label="mean of the cohort" if row == 0 else None,
+        label="mean of the client group" if row == 0 else None,
     )
 
 
 def _draw_levels(axes: Axes, scores: Floats, metric: str, theme: Theme) -> None:
-    """Two lines across all cohorts: the mean of all clients and of their worst tenth."""
+    """Two lines across all client groups: the mean of all clients and of their worst tenth."""
     mean, worst = float(scores.mean()), worst_tenth(scores, metric)
     levels = {"mean of all": (mean, "-"), "worst 10 %": (worst, "--")}
     for name, (level, line) in levels.items():

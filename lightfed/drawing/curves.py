@@ -1,4 +1,4 @@
-"""The course of a run as a picture: metrics, losses, cohorts, and the metric for the bytes sent."""
+"""The course of a run as a picture: metrics, losses, groups, and the metric for the bytes sent."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Panel:
         title: over the axes.
         metric: in whose unit the columns are.
         labels: of the columns, in the legend.
-        cohorts: whether each column is of one cohort, and has its colour.
+        client_groups: whether each column is of one client group, and has its colour.
         sent: whether the columns are drawn over the bytes sent and not over the rounds.
     """
 
     title: str
     metric: str
     labels: Mapping[str, str]
-    cohorts: bool = False
+    client_groups: bool = False
     sent: bool = False
 
 
@@ -84,13 +84,17 @@ def _panels(run: RunFiles) -> list[Panel]:
     losses = [name for name in every if "loss" in name.lower()]
     of_losses = [f"{kind}/{name}" for name in losses for kind in ("global", "personal")]
     loss = {"train_loss": "training"} | {name: f"{readable(name)}, test" for name in of_losses}
-    cohorts = {f"personal/{primary}/{name}": name for name in run.cohorts}
-    title, by_cohort = sentence(primary), f"Personal {readable(primary)} per cohort"
+    client_groups = {f"personal/{primary}/{name}": name for name in run.client_groups}
+    title, by_client_group = sentence(primary), f"Personal {readable(primary)} per client group"
     names = curve_names(primary)
     return [
         Panel(title, primary, names),
         Panel("Loss", "loss", {name: text for name, text in loss.items() if _measured(run, name)}),
-        *([Panel(by_cohort, primary, cohorts, cohorts=True)] if len(cohorts) > 1 else []),
+        *(
+            [Panel(by_client_group, primary, client_groups, client_groups=True)]
+            if len(client_groups) > 1
+            else []
+        ),
         Panel(f"{title} for the bytes sent", primary, names, sent=True),
         *(
             Panel(sentence(name), name, curve_names(name))
@@ -117,14 +121,16 @@ def _draw(axes: Axes, run: RunFiles, panel: Panel, theme: Theme) -> None:
         x, x_label = traffic(run) / factor, f"sent by all clients and the server so far ({unit})"
     of_loss = panel.metric == "loss"
     logarithmic = of_loss and spans_decades([run.series(name) for name in panel.labels])
-    y_label = "mean " * panel.cohorts + readable(panel.metric) + " (log scale)" * logarithmic
+    y_label = "mean " * panel.client_groups + readable(panel.metric) + " (log scale)" * logarithmic
     dress(axes, theme, title=panel.title, x_label=x_label, y_label=y_label)
     for place, (column, label) in enumerate(panel.labels.items()):
         y = run.series(column)
         if np.isfinite(x + y).any():
-            looks = (colour_of(place), line_of(place)) if panel.cohorts else _look(column, theme)
+            looks = (
+                (colour_of(place), line_of(place)) if panel.client_groups else _look(column, theme)
+            )
             curve(axes, x, y, colour=looks[0], label=label, line=looks[1])
-    if not (panel.sent or panel.cohorts or of_loss):
+    if not (panel.sent or panel.client_groups or of_loss):
         _draw_band(axes, run, panel.metric, theme)
     if logarithmic:
         axes.set_yscale("log")

@@ -91,25 +91,29 @@ def _rows(split: Split, shown: Integers) -> tuple[Integers, list[str]]:
 
 
 def _draw_bars(axes: Axes, run: RunFiles, shown: Integers, *, theme: Theme) -> None:
-    """Samples per client, in the colour of its cohort where there are several."""
+    """Samples per client, in the colour of its client group where there are several."""
     assert run.split is not None
     samples = run.split.counts[shown].sum(axis=1)
     axes.tick_params(bottom=False, labelbottom=False)
     axes.grid(axis="x", visible=False)
     axes.locator_params(axis="y", nbins=3)
     width = 0.84 if len(shown) <= 60 else 1.0
-    cohort = run.cohorts_of(shown)
-    known = [name for name in run.cohorts if (cohort == name).any()]
+    client_group = run.client_groups_of(shown)
+    known = [name for name in run.client_groups if (client_group == name).any()]
     if len(known) < 2:
         axes.bar(np.arange(len(shown)), samples, width=width, color=theme.accent)
         return
     for name in known:
-        member = np.flatnonzero(cohort == name)
-        colour = colour_of(run.cohorts.index(name))
+        member = np.flatnonzero(client_group == name)
+        colour = colour_of(run.client_groups.index(name))
         axes.bar(
-            member, samples[member], width=width, color=colour, label=label_of(f"cohort {name}")
+            member,
+            samples[member],
+            width=width,
+            color=colour,
+            label=label_of(f"client group {name}"),
         )
-    unknown = np.flatnonzero(cohort == "")
+    unknown = np.flatnonzero(client_group == "")
     axes.bar(unknown, samples[unknown], width=width, color=theme.muted)
 
 

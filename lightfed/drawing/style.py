@@ -1,6 +1,6 @@
 """How the pictures look: one palette, two themes, figures through the object API (no pyplot).
 
-The ten colours of cohorts and runs are near those of M. A. Petroff, "Accessible Color Sequences for
+The ten colours of groups and runs are near those of M. A. Petroff, "Accessible Color Sequences for
 Data Visualization", 2021, arXiv:2107.02270; red and purple are lighter, so that one palette shows
 on white and on dark ground. Any two stay apart under the three common colour vision deficiencies.
 """
@@ -84,7 +84,7 @@ DARK = Theme(
 
 
 def colour_of(place: int) -> str:
-    """The colour of the cohort, or run, in that place among all of them."""
+    """The colour of the client group, or run, in that place among all of them."""
     return PALETTE[place % len(PALETTE)]
 
 

@@ -1,4 +1,4 @@
-"""The end of a run in the terminal: its key figures, its cohorts, and where the page is."""
+"""The end of a run in the terminal: its key figures, its client groups, and where the page is."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from rich.text import Text
 
 from lightfed.results.outcome import outcome_of
 from lightfed.results.runfiles import load
-from lightfed.results.tables import TextTable, cohort_table, headline, key_figures, measured
+from lightfed.results.tables import TextTable, client_group_table, headline, key_figures, measured
 
 WIDTH_OF_A_FILE = 240
 BORDER = 3  # blanks and rule of a column
-COHORT_SPARE = ("std", "down / client", "compute / client", "stored / client")
+CLIENT_GROUP_SPARE = ("std", "down / client", "compute / client", "stored / client")
 
 
 def print_summary(run: Path) -> None:
@@ -34,8 +34,8 @@ def print_summary(run: Path) -> None:
     print_table(console, TextTable(("figure", "final", "note"), rows), left=(0, 2), spare=("note",))
     if text := measured(outcome):
         print_line(console, text)
-    if outcome.cohorts:
-        print_table(console, cohort_table(outcome), spare=COHORT_SPARE)
+    if outcome.client_groups:
+        print_table(console, client_group_table(outcome), spare=CLIENT_GROUP_SPARE)
     page = run / "index.html"
     if page.is_file():
         print_line(console, f"page: {page}")

@@ -111,11 +111,11 @@ def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
         samples = _ending_on_one(fleet, data, client)
         if samples is None:
             continue
-        cohort = fleet.home_cohort(client)
-        if cohort not in capable:
-            capable[cohort] = _trains_on_one(fleet.cohorts[cohort], data)
-        if not capable[cohort]:
-            _refuse(client, samples, data, f"which a normalisation of cohort {cohort} cannot take")
+        group = fleet.home_group(client)
+        if group not in capable:
+            capable[group] = _trains_on_one(fleet.groups[group], data)
+        if not capable[group]:
+            _refuse(client, samples, data, f"which a normalisation of group {group} cannot take")
 
 
 def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:

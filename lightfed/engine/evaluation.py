@@ -190,7 +190,7 @@ class Evaluation:
             except UserError:
                 raise
             except Exception as error:  # as in a round
-                state = fleet.cohorts[fleet.home_cohort(client)]
+                state = fleet.groups[fleet.home_group(client)]
                 return Report(client, 0, error=training.abandon(client, state, error))
         return self._run_client(module, client)
 
@@ -238,8 +238,8 @@ class Evaluation:
             metrics |= client_metrics(
                 reports,
                 kind,
-                cohorts=[state.name for state in self._fleet.cohorts],
-                cohort_of=[self._fleet.home_cohort(r.client) for r in reports],
+                groups=[state.name for state in self._fleet.groups],
+                group_of=[self._fleet.home_group(r.client) for r in reports],
             )
         return metrics, every
 
@@ -255,18 +255,18 @@ def client_metrics(
     reports: Sequence[Report],
     kind: str,
     *,
-    cohorts: Sequence[str] = (),
-    cohort_of: Sequence[int] = (),
+    groups: Sequence[str] = (),
+    group_of: Sequence[int] = (),
 ) -> dict[str, float]:
-    """Mean, standard deviation, mean of the worst tenth, and mean by cohort, as `kind/name`.
+    """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
 
     All clients have equal weight.
 
     Args:
         reports: one per client.
         kind: what was tested.
-        cohorts: their names; metrics by cohort if there are several.
-        cohort_of: the cohort of every report.
+        groups: their names; metrics by group if there are several.
+        group_of: the group of every report.
     """
     metrics: dict[str, float] = {}
     names = sorted({name for report in reports for name in report.metrics})
@@ -279,11 +279,11 @@ def client_metrics(
         worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
         metrics[f"{kind}/{name}_std"] = float(values.std())
         metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
-        if len(cohorts) > 1:
-            of = np.array([cohort_of[i] for i in having])
+        if len(groups) > 1:
+            of = np.array([group_of[i] for i in having])
             metrics |= {
-                f"{kind}/{name}/{cohort}": float(values[of == position].mean())
-                for position, cohort in enumerate(cohorts)
+                f"{kind}/{name}/{group}": float(values[of == position].mean())
+                for position, group in enumerate(groups)
                 if (of == position).any()
             }
     return metrics

@@ -37,7 +37,7 @@ _METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be
 
 
 class Federation(L.LightningModule):
-    """A federation: an algorithm and cohorts of clients.
+    """A federation: an algorithm and groups of clients.
 
     Registered sub-modules hold only server state, replicated on every rank. Client modules and rows
     are in the `Fleet`. `setup` creates it when the ranks are up and the data is split.
@@ -114,7 +114,7 @@ class Federation(L.LightningModule):
         checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients)
         checks.check_schedule(optimizer, lr_schedule)
         self.algorithm = algorithm
-        self.cohorts = groups
+        self.groups = groups
         self.seed = seed
         self.num_clients = sum(group.count for group in groups)
         self.optimizer = optimizer
@@ -150,7 +150,7 @@ class Federation(L.LightningModule):
         data: Any = trainer.datamodule
         rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
         options = self.fleet_options(trainer)
-        self.fleet = Fleet(self.cohorts, self.algorithm, data, ranks=ranks, rates=rates, **options)
+        self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, rates=rates, **options)
         checks.check_built(self._kinds, self.fleet, data)
         runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
         steppers = [
@@ -162,7 +162,7 @@ class Federation(L.LightningModule):
                 evaluated=bool(self._kinds),
                 lr_factors=self.algorithm.lr_factors(state.module),
             )
-            for i, state in enumerate(self.fleet.cohorts)
+            for i, state in enumerate(self.fleet.groups)
         ]
         packings = self._packed.packings(self.fleet, steppers, data, runtime)
         self.fleet.training.attach(runtime, steppers, packings)

@@ -72,7 +72,7 @@ class RoundReport:
             reports: of the clients, by kind.
             arrays: for the run folder, by file and name.
         """
-        # A cohort that was not tested must not keep the metric of an earlier evaluation.
+        # A group that was not tested must not keep the metric of an earlier evaluation.
         for name in self._evaluated - metrics.keys():
             trainer.callback_metrics.pop(name, None)
         self._evaluated = set(metrics)
@@ -131,7 +131,7 @@ def _client_row(fleet: Fleet, client: int, found: Row, names: Iterable[str]) -> 
     up, down, flops = fleet.ledger.totals[client].tolist()
     return {
         "client": client,
-        "cohort": fleet.cohorts[fleet.home_cohort(client)].name,
+        "cohort": fleet.groups[fleet.home_group(client)].name,
         "samples": found["samples"],
         **{name: found.get(name, "") for name in names},
         "bytes_up": up,

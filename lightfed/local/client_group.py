@@ -53,7 +53,7 @@ class ClientGroup:
         """Validate the values.
 
         Raises:
-            UserError: names the key of this cohort.
+            UserError: names the key of this group.
         """
         key = f"model.clients.{position}"
         if self.count < 1:
@@ -77,11 +77,11 @@ class ClientGroup:
             raise UserError(
                 f"{key}.{'rate' if self.level is None else 'level'}",
                 f"a width of {self.width:g}, and {class_of(self.model).__name__} takes no rate",
-                "give its constructor the argument rate, or each cohort init_args of its own",
+                "give its constructor the argument rate, or each group init_args of its own",
             )
 
     def build(self, data: DataSpec, *, position: int, seed: int) -> L.LightningModule:
-        """Build the cohort's module on the CPU.
+        """Build the group's module on the CPU.
 
         Its initial values are a function of (seed, position).
 
@@ -100,11 +100,11 @@ class ClientGroup:
         return ClientModule(module, num_classes=data.num_classes).float()
 
 
-def cohort_names(cohorts: Sequence[ClientGroup]) -> list[str]:
+def group_names(groups: Sequence[ClientGroup]) -> list[str]:
     """Names, levels or positions; a repeated name gets its position appended."""
     names: list[str] = []
-    for position, cohort in enumerate(cohorts):
-        name = cohort.name or cohort.level or str(position)
+    for position, group in enumerate(groups):
+        name = group.name or group.level or str(position)
         names.append(f"{name}-{position}" if name in names else name)
     return names
 
@@ -166,22 +166,22 @@ class _Objective(nn.Module):
 
 @dataclass(eq=False)
 class GroupState:
-    """A cohort on this rank.
+    """A group on this rank.
 
     Attributes:
-        cohort: as configured.
+        group: as configured.
         name: in metrics and reports.
         layout: of its rows.
         live: the one module, bound to one row at a time.
         initial: the module's initial values.
-        store: rows of the cohort's clients on this rank.
+        store: rows of the group's clients on this rank.
         staging: copies rows to the device if they are kept on the host.
         flops: forward FLOPs of a sample.
         session: trains and evaluates; attached by `Fleet.attach`.
         takes_lr: whether its optimiser uses the round's learning rate.
     """
 
-    cohort: ClientGroup
+    group: ClientGroup
     name: str
     layout: ModelLayout
     live: LiveModule
@@ -196,7 +196,7 @@ class GroupState:
     @classmethod
     def build(
         cls,
-        cohort: ClientGroup,
+        group: ClientGroup,
         data: DataSpec,
         *,
         name: str,
@@ -206,19 +206,19 @@ class GroupState:
         host_rows: bool,
         prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> "GroupState":
-        """Build the cohort's module on the CPU, for identical values on all ranks, and move it.
+        """Build the group's module on the CPU, for identical values on all ranks, and move it.
 
         Args:
-            cohort: as configured.
+            group: as configured.
             data: number of classes and shape of a sample.
             name: in metrics and reports.
-            position: among the cohorts; seeds the initial values.
+            position: among the groups; seeds the initial values.
             seed: of the run.
             device: of the rank.
             host_rows: keep the rows in host memory.
             prepare: the algorithm's change to a fresh module.
         """
-        module = cohort.build(data, position=position, seed=seed)
+        module = group.build(data, position=position, seed=seed)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(seed, "prepare"))
             prepare(module, data)
@@ -228,7 +228,7 @@ class GroupState:
         module.to(device)
         store = RowStore(layout, device=device, host=host_rows)
         return cls(
-            cohort=cohort,
+            group=group,
             name=name,
             layout=layout,
             live=LiveModule(module, layout),  # created after the move, which replaces buffers
@@ -241,7 +241,7 @@ class GroupState:
     @property
     def rate(self) -> float:
         """Width relative to the full model."""
-        return self.cohort.width
+        return self.group.width
 
     def open(self, clients: list[int], *, keep: bool) -> None:
         """Open slots for clients of this rank."""
@@ -287,5 +287,5 @@ class GroupState:
 def __getattr__(name: str) -> Any:
     if name != "Cohort":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Cohort is now called ClientGroup", DeprecationWarning, stacklevel=2)
+    warnings.warn("Group is now called ClientGroup", DeprecationWarning, stacklevel=2)
     return ClientGroup

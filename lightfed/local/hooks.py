@@ -110,7 +110,7 @@ class Hooks(nn.Module, ABC):
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         """Modify a newly built client module, before its layout is determined.
 
-        Draws from torch's default generator are the same for all cohorts.
+        Draws from torch's default generator are the same for all groups.
         """
 
     def session_start(self, s: SessionContext) -> None:

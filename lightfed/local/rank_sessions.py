@@ -51,7 +51,7 @@ class Clients(Protocol):
     """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
 
     algorithm: Hooks
-    cohorts: list[GroupState]
+    groups: list[GroupState]
     data: ClientData
     device: torch.device
     kept: dict[str, Kept]
@@ -62,8 +62,8 @@ class Clients(Protocol):
     def mine(self, clients: Sequence[int]) -> list[int]: ...
     def row(self, client: int) -> Row: ...
     def state(self, client: int) -> GroupState: ...
-    def cohort_of(self, client: int) -> int: ...
-    def home_cohort(self, client: int) -> int: ...
+    def group_of(self, client: int) -> int: ...
+    def home_group(self, client: int) -> int: ...
     def mask(self, client: int) -> Tensor | None: ...
     def stored_bytes(self, client: int) -> int: ...
 
@@ -88,7 +88,7 @@ class Training:
         self._fleet = fleet
         self._runtime = Runtime()
         self._sessions: dict[int, LocalSession] = {}
-        self._uses: dict[int, dict[str, float]] = {}  # by cohort, then by weight
+        self._uses: dict[int, dict[str, float]] = {}  # by group, then by weight
         self._segments: dict[int, Segments] = {}
         method = type(fleet.algorithm)
         self._has_gradient = method.local_gradient is not Hooks.local_gradient
@@ -114,27 +114,27 @@ class Training:
         steppers: Sequence[tuple[Stepper, bool]],
         packings: Sequence[Packing] = (),
     ) -> None:
-        """Create the sessions of the cohorts.
+        """Create the sessions of the groups.
 
         Args:
             runtime: of the Trainer.
-            steppers: one per cohort, and whether it uses the round's learning rate.
-            packings: one per cohort; without them clients train one after the other.
+            steppers: one per group, and whether it uses the round's learning rate.
+            packings: one per group; without them clients train one after the other.
         """
         self._runtime = runtime
         self._sessions = {}
         self._packs.attach(packings, runtime.forward_context)
         self.side_by_side = {
             state.name: packing.reason or packing.most
-            for state, packing in zip(self._fleet.cohorts, packings, strict=False)
+            for state, packing in zip(self._fleet.groups, packings, strict=False)
         }
-        for state, (stepper, takes_lr) in zip(self._fleet.cohorts, steppers, strict=True):
+        for state, (stepper, takes_lr) in zip(self._fleet.groups, steppers, strict=True):
             state.takes_lr = takes_lr
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
 
     def session_of(self, module: L.LightningModule) -> LocalSession:
-        """The session that evaluates a module: a cohort's, or one for an algorithm's own module."""
+        """The session that evaluates a module: a group's, or one for an algorithm's own module."""
         session = self._sessions.get(id(module))
         if session is None:
             session = self._sessions[id(module)] = LocalSession(module, self._runtime)
@@ -262,7 +262,7 @@ class Training:
         return Known(Report(client, 0, norm=float(row.norm()), error=reason))
 
     def abandon(self, client: int, state: GroupState, error: Exception) -> str:
-        """Clean a cohort's module after a session that raised; return the reason in one line."""
+        """Clean a group's module after a session that raised; return the reason in one line."""
         assert state.session is not None, "sessions are attached before the first round"
         if not self._explained:
             log.warning("the session of client %d failed", client, exc_info=error)
@@ -315,7 +315,7 @@ class Training:
 
     def finetune(self, client: int, row: Row) -> L.LightningModule:
         """The client's module, bound to a copy of a row after an unreported session."""
-        fleet, state = self._fleet, self._fleet.cohorts[self._fleet.home_cohort(client)]
+        fleet, state = self._fleet, self._fleet.groups[self._fleet.home_group(client)]
         assert state.session is not None, "sessions are attached before the first round"
         s = self._begin(client, state, state.borrow(row), -1)
         # The same draws in every evaluation: metrics of two rounds differ only by their models.
@@ -342,19 +342,19 @@ class Training:
     def _masked_flops(self, client: int, mask: Tensor) -> float:
         """Forward FLOPs of a sample under a client's mask."""
         fleet, state = self._fleet, self._fleet.state(client)
-        cohort = fleet.cohort_of(client)
+        group = fleet.group_of(client)
         if not state.flops:
             return 0.0  # unknown for a module without a forward
-        if cohort not in self._uses:
+        if group not in self._uses:
             sample = blank(fleet.data, samples=2).to(fleet.device)
-            self._uses[cohort] = weight_uses(state.module, sample)
-            self._segments[cohort] = Segments.build(state.layout.floats, device=fleet.device)
-        counts = count_per_tensor(mask, self._segments[cohort]).tolist()
+            self._uses[group] = weight_uses(state.module, sample)
+            self._segments[group] = Segments.build(state.layout.floats, device=fleet.device)
+        counts = count_per_tensor(mask, self._segments[group]).tolist()
         missing = {
             entry.name: entry.numel - count
             for entry, count in zip(state.layout.floats, counts, strict=True)
         }
-        return masked_flops(state.flops, self._uses[cohort], missing)
+        return masked_flops(state.flops, self._uses[group], missing)
 
     def _work(
         self,

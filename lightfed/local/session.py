@@ -131,7 +131,7 @@ class LocalSession:
     """Trains and evaluates clients one after the other in one module.
 
     Args:
-        module: a cohort's, or an algorithm's own one for evaluation.
+        module: a group's, or an algorithm's own one for evaluation.
         runtime: of the run.
         live: the module's binding to rows, if it is trained.
         stepper: of the live module's parameters.

@@ -58,11 +58,11 @@ def client_stepper(
     evaluated: bool,
     lr_factors: Mapping[str, float] | None = None,
 ) -> tuple[Stepper, bool]:
-    """A cohort's optimiser: its module's own, if it defines one, or the configuration's.
+    """A group's optimiser: its module's own, if it defines one, or the configuration's.
 
     Args:
-        state: the cohort.
-        position: of the cohort, for messages.
+        state: the group.
+        position: of the group, for messages.
         factory: the configuration's optimiser.
         runtime: of the Trainer.
         evaluated: clients are evaluated, so the module needs a `validation_step`.

@@ -70,7 +70,7 @@ def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str)
             raise UserError(
                 f"{key}.init_args.{name}",
                 f"{written[name]}, where the run has {value}",
-                "leave it out: it is linked from the data (rate: from the cohort)",
+                "leave it out: it is linked from the data (rate: from the group)",
             )
     return taken
 

@@ -38,7 +38,7 @@ class Sessions(NamedTuple):
     """The sessions of one call of `train`, which run in parallel.
 
     Attributes:
-        counts: (cohorts, ranks) number of sessions.
+        counts: (groups, ranks) number of sessions.
         loads: (ranks,) sum of their costs, in samples x FLOPs or seconds.
         longest: the largest cost.
     """
@@ -76,9 +76,9 @@ class DryFleet(Fleet):
     def sessions(self, clients: Sequence[int], steps: Mapping[int, int] | None = None) -> Sessions:
         """Record the sessions of clients placed on ranks."""
         world, costs = self.ranks.world, self._costs(clients, steps)
-        counts, loads = np.zeros((len(self.cohorts), world), dtype=np.int64), np.zeros(world)
+        counts, loads = np.zeros((len(self.groups), world), dtype=np.int64), np.zeros(world)
         for client, cost in costs.items():
-            counts[self.cohort_of(client), self.home(client)] += 1
+            counts[self.group_of(client), self.home(client)] += 1
             loads[self.home(client)] += cost
         return Sessions(counts, loads, max(costs.values(), default=0.0))
 
@@ -107,7 +107,7 @@ class DryFleet(Fleet):
     ) -> None:
         """Count the bytes of whole rows."""
         self.bound = self.bound if masks is None else "at most"
-        layout = self.cohorts[0].layout
+        layout = self.groups[0].layout
         if self.ranks.world > 1:  # blocks in transit are no larger than all rows
             self.others = min(self._exchange_buffer, 6 * self.clients * 4 * layout.size)
         size = 4 * layout.floats.numel + 8 * layout.integers.numel

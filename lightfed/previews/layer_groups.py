@@ -1,4 +1,4 @@
-"""Which cohorts share which layers, as text: the trie of a federation (`lightfed groups`)."""
+"""Which groups share which layers, as text: the trie of a federation (`lightfed groups`)."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,24 +6,24 @@ import lightning.pytorch as L
 
 from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import layers_of
-from lightfed.local.client_group import ClientGroup, cohort_names
+from lightfed.local.client_group import ClientGroup, group_names
 from lightfed.models.build import DataSpec, blank
 from lightfed.previews.columns import aligned
 
-_HEAD = ("layers", "clients", "parameters", "cohorts", "first layer", "last layer")
+_HEAD = ("layers", "clients", "parameters", "groups", "first layer", "last layer")
 
 
 def groups_table(
-    cohorts: Sequence[ClientGroup],
+    groups: Sequence[ClientGroup],
     data: DataSpec,
     *,
     seed: int,
     prepare: Callable[[L.LightningModule, DataSpec], None] = lambda module, data: None,
 ) -> str:
-    """The trie of a federation, one line per sequence of layers that the same cohorts share.
+    """The trie of a federation, one line per sequence of layers that the same groups share.
 
     Args:
-        cohorts: of the federation.
+        groups: of the federation.
         data: number of classes and shape of a sample.
         seed: of the run.
         prepare: the algorithm's change to a fresh module.
@@ -33,12 +33,12 @@ def groups_table(
     """
     batch = blank(data, samples=2)
     models = {}
-    for position, cohort in enumerate(cohorts):
-        module = cohort.build(data, position=position, seed=seed)
+    for position, group in enumerate(groups):
+        module = group.build(data, position=position, seed=seed)
         prepare(module, data)
         models[position] = layers_of(module, batch, key=f"model.clients.{position}.model")
     return trie_table(
-        Trie.build(models), names=cohort_names(cohorts), counts=[c.count for c in cohorts]
+        Trie.build(models), names=group_names(groups), counts=[c.count for c in groups]
     )
 
 
@@ -46,47 +46,45 @@ def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> st
     """A trie as indented text.
 
     Args:
-        trie: of cohorts 0, 1, ...
-        names: of the cohorts.
+        trie: of groups 0, 1, ...
+        names: of the groups.
         counts: their numbers of clients.
     """
     lines = [_HEAD]
     for level, chain in _in_order(_chains(trie)):
-        layers = trie.models[chain[0].cohorts[0]]
+        layers = trie.models[chain[0].groups[0]]
         depths = [node.depth for node in chain]
         lines.append(
             (
                 "  " * level + _span(depths[0] + 1, depths[-1] + 1),
-                str(sum(counts[c] for c in chain[0].cohorts)),
+                str(sum(counts[c] for c in chain[0].groups)),
                 f"{sum(layers[depth].parameters for depth in depths):,}",
-                ", ".join(names[c] for c in chain[0].cohorts),
+                ", ".join(names[c] for c in chain[0].groups),
                 layers[depths[0]].text,
                 layers[depths[-1]].text if len(chain) > 1 else "",
             )
         )
-    clients = sum(counts[c] for c in trie.cohorts)
-    title = (
-        f"{clients} clients of {len(trie.cohorts)} cohorts, {len(trie.clusters())} architectures"
-    )
+    clients = sum(counts[c] for c in trie.groups)
+    title = f"{clients} clients of {len(trie.groups)} groups, {len(trie.clusters())} architectures"
     return f"{title}\n{aligned(lines, left=(0, 3, 4, 5))}"
 
 
 def _chains(trie: Trie) -> list[list[Node]]:
-    """The nodes; consecutive ones with the same cohorts form one list."""
+    """The nodes; consecutive ones with the same groups form one list."""
     chains: dict[tuple[int, ...], list[Node]] = {}
     for node in trie.nodes:
-        chains.setdefault(node.cohorts, []).append(node)
+        chains.setdefault(node.groups, []).append(node)
     return list(chains.values())
 
 
 def _in_order(chains: list[list[Node]]) -> list[tuple[int, list[Node]]]:
     """Chains in depth-first order, each with its level."""
-    chains = sorted(chains, key=lambda chain: (chain[0].cohorts[0], chain[0].depth))
+    chains = sorted(chains, key=lambda chain: (chain[0].groups[0], chain[0].depth))
     return [(sum(_continues(chain, other) for other in chains), chain) for chain in chains]
 
 
 def _continues(chain: list[Node], other: list[Node]) -> bool:
-    return other[0].depth < chain[0].depth and set(chain[0].cohorts) <= set(other[0].cohorts)
+    return other[0].depth < chain[0].depth and set(chain[0].groups) <= set(other[0].groups)
 
 
 def _span(first: int, last: int) -> str:

@@ -27,13 +27,13 @@ def balance(fleet: DryFleet) -> float:
 
 
 def row_bytes(fleet: DryFleet) -> np.ndarray:
-    """(cohorts,) bytes of a client's row, with padding."""
-    layouts = [state.layout for state in fleet.cohorts]
+    """(groups,) bytes of a client's row, with padding."""
+    layouts = [state.layout for state in fleet.groups]
     return np.array([4 * layout.floats.size + 8 * layout.integers.size for layout in layouts])
 
 
 def rank_rows(fleet: DryFleet) -> np.ndarray:
-    """(ranks,) bytes of clients' rows; each cohort allocates for its largest number of rows."""
+    """(ranks,) bytes of clients' rows; each group allocates for its largest number of rows."""
     keeps = fleet.algorithm.stateful
     calls = [fleet.sessions(range(fleet.clients))] if keeps else fleet.calls
     return row_bytes(fleet) @ np.max([call.counts for call in calls], axis=0)
@@ -43,16 +43,16 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
     """Bytes on the device of the fullest rank, by kind.
 
     Args:
-        fleet: after its rounds. If its rows are in host memory, two per cohort are on the device.
+        fleet: after its rounds. If its rows are in host memory, two per group are on the device.
         optimizer: of the clients; None if their modules configure it: then only gradients count.
     """
-    modules = [state.module for state in fleet.cohorts]
+    modules = [state.module for state in fleet.groups]
     trained = max(sum(p.numel() for p in m.parameters() if p.requires_grad) for m in modules)
     one_of_each = int(row_bytes(fleet).sum())
     return {
         "rows of its clients": 0 if fleet.host_rows else int(rank_rows(fleet).max()),
-        "two rows of every cohort, the others in host memory": 2 * one_of_each * fleet.host_rows,
-        "live modules, one per cohort": one_of_each,
+        "two rows of every group, the others in host memory": 2 * one_of_each * fleet.host_rows,
+        "live modules, one per group": one_of_each,
         "server models": sum(t.nbytes for t in fleet.algorithm.state_dict().values()),
         "gradients and optimiser state": round(4 * trained * (1 + state_slots(optimizer))),
         "rows of other ranks, at most": fleet.others,
@@ -90,7 +90,7 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
     lines = [
         f"{type(fleet.algorithm).__name__}, {fleet.clients:,} clients on {fleet.ranks.world:,} "
         f"ranks: {over}, {sessions.sum():,g} sessions in each",
-        _cohorts(fleet),
+        _groups(fleet),
         _ranks(fleet, np.stack([sessions, loads, rank_rows(fleet)])),
         f"balance  {balance(fleet):.3f}: the busiest rank over the minimum possible, which\n"
         "         is the mean of the ranks, or the longest session",
@@ -103,10 +103,10 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
     return text + "\n         without activations, the data set, and temporary memory of merges"
 
 
-def _cohorts(fleet: DryFleet) -> str:
-    lines = [("cohort", "clients", "parameters", "FLOPs a sample", "a row")]
-    for state, row in zip(fleet.cohorts, row_bytes(fleet).tolist(), strict=True):
-        count, parameters = f"{state.cohort.count:,}", f"{state.layout.parameter_numel:,}"
+def _groups(fleet: DryFleet) -> str:
+    lines = [("group", "clients", "parameters", "FLOPs a sample", "a row")]
+    for state, row in zip(fleet.groups, row_bytes(fleet).tolist(), strict=True):
+        count, parameters = f"{state.group.count:,}", f"{state.layout.parameter_numel:,}"
         flops = _scaled(state.flops) if state.flops else "not known"
         lines.append((state.name, count, parameters, flops, _scaled(row, "B")))
     return aligned(lines)
@@ -117,7 +117,7 @@ def _ranks(fleet: DryFleet, numbers: np.ndarray) -> str:
     names = [str(rank) for rank in range(fleet.ranks.world)]
     if len(names) > _TABLE:  # per column: not of the same rank
         names, numbers = ["least", "median", "most"], np.quantile(numbers, [0, 0.5, 1], axis=1).T
-    timed = fleet.rates.of(range(len(fleet.cohorts))) is not None
+    timed = fleet.rates.of(range(len(fleet.groups))) is not None
     lines = [("rank", "sessions", "seconds" if timed else "samples x FLOPs", "rows")]
     for name, (sessions, load, row) in zip(names, numbers.T.tolist(), strict=True):
         lines.append((name, f"{sessions:,g}", _scaled(load), _scaled(row, "B")))

@@ -26,7 +26,7 @@ class PreviewTrainer(FederatedTrainer):
         print(datamodule.partition_.table())
 
     def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
-        """Print which layers which cohorts have in common (FlexiFed's trie), without training.
+        """Print which layers which groups have in common (FlexiFed's trie), without training.
 
         Args:
             model: the Federation.
@@ -35,7 +35,7 @@ class PreviewTrainer(FederatedTrainer):
         from lightfed.previews.layer_groups import groups_table
 
         prepare = model.algorithm.prepare_module
-        text = groups_table(model.cohorts, datamodule, seed=model.seed, prepare=prepare)
+        text = groups_table(model.groups, datamodule, seed=model.seed, prepare=prepare)
         print(text)
 
     def plan(
@@ -65,22 +65,22 @@ class PreviewTrainer(FederatedTrainer):
             raise UserError("world_size", found, "give at least 1 and at most one rank per client")
         if rounds < 1:
             raise UserError("rounds", f"{rounds}", "give at least 1")
-        rates = None if ckpt_path is None else _rates(ckpt_path, len(model.cohorts))
+        rates = None if ckpt_path is None else _rates(ckpt_path, len(model.groups))
         datamodule.prepare(clients=clients, seed=seed, device=torch.device("cpu"), folder=None)
         ranks, options = PlannedRanks(world_size), model.fleet_options(self)
         fleet = DryFleet(
-            model.cohorts, model.algorithm, datamodule, ranks=ranks, rates=rates, **options
+            model.groups, model.algorithm, datamodule, ranks=ranks, rates=rates, **options
         )
         fleet.run(rounds)
         parts = memory(fleet, model.optimizer)
         print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))
 
 
-def _rates(ckpt_path: str, cohorts: int) -> Rates:
-    """Session times of all cohorts, measured by a run."""
+def _rates(ckpt_path: str, groups: int) -> Rates:
+    """Session times of all groups, measured by a run."""
     rates = Rates.of_checkpoint(main_file(ckpt_path), Ranks(torch.device("cpu")))
-    if rates.of(range(cohorts)) is None:
-        found = f"{ckpt_path} lacks session times of some of the {cohorts} cohorts"
+    if rates.of(range(groups)) is None:
+        found = f"{ckpt_path} lacks session times of some of the {groups} groups"
         fix = "give a checkpoint of this configuration, or leave it out"
         raise UserError("ckpt_path", found, fix)
     return rates

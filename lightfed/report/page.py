@@ -16,7 +16,7 @@ from lightfed.drawing.style import Image, Theme, render
 from lightfed.results.outcome import Outcome, outcome_of
 from lightfed.results.runfiles import RunFiles, load
 from lightfed.results.tables import (
-    cohort_table,
+    client_group_table,
     headline,
     key_figures,
     measured,
@@ -70,8 +70,8 @@ def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -
         notes=_notes(run, outcome),
         figures=[*key_figures(outcome), *similarity_figures(run)],
         images=images,
-        cohorts=cohort_table(outcome),
-        dots=[run.cohorts.index(cohort.name) for cohort in outcome.cohorts],
+        client_groups=client_group_table(outcome),
+        dots=[run.client_groups.index(client_group.name) for client_group in outcome.client_groups],
         rounds=rounds_table(run, newest=ROUNDS_SHOWN),
         environment=flattened(run.environment),
     )

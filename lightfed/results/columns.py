@@ -1,7 +1,7 @@
-"""What a column of metrics.csv is: `<kind>/<metric>`, its spread, or its mean over a cohort.
+"""What a column of metrics.csv is: `<kind>/<metric>`, its spread, or its mean over a client group.
 
-A metric may have slashes of its own, as `val/acc` has, and so may the name of a cohort: which
-cohorts there are is what the run has recorded.
+A metric may have slashes of its own, as `val/acc` has, and so may the name of a client group: which
+client groups there are is what the run has recorded.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -31,12 +31,15 @@ def base_name(column: str) -> str:
     return column.partition("/")[2] if is_metric(column) else column
 
 
-def of_cohorts(columns: Iterable[str], cohorts: Sequence[str]) -> frozenset[str]:
-    """Names of the cohorts' means of those columns; a single cohort has none."""
-    if len(cohorts) < 2:
+def of_client_groups(columns: Iterable[str], client_groups: Sequence[str]) -> frozenset[str]:
+    """Names of the client groups' means of those columns; a single client group has none."""
+    if len(client_groups) < 2:
         return frozenset()
     return frozenset(
-        f"{name}/{cohort}" for name in columns if is_metric(name) for cohort in cohorts
+        f"{name}/{client_group}"
+        for name in columns
+        if is_metric(name)
+        for client_group in client_groups
     )
 
 

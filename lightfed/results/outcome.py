@@ -1,4 +1,4 @@
-"""What came out of a run: its primary metric, the final figures, and the same for each cohort.
+"""What came out of a run: its primary metric, the final figures, and the same for each group.
 
 Every number on a page, in a table or in a comparison is computed here, once.
 """
@@ -19,11 +19,11 @@ TOTALS = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")  # over 
 
 
 @dataclass(frozen=True)
-class CohortOutcome:
-    """One cohort at the last personalised evaluation; NaN where a figure is not known.
+class ClientGroupOutcome:
+    """One client group at the last personalised evaluation; NaN where a figure is not known.
 
     Attributes:
-        name: of the cohort.
+        name: of the client group.
         clients: how many were evaluated, NaN where only their mean is known.
         mean: of the metric over the clients, each with what it holds.
         local: the same of the global model on the clients' samples.
@@ -65,8 +65,8 @@ class Outcome:
         stored_bytes: that a client keeps, mean over the clients of the last evaluation.
         seconds: of all rounds.
         seconds_per_round: mean over the rounds that were timed.
-        client_metric: the metric of the cohorts' figures, None if clients.csv has none.
-        cohorts: in the order of their colours.
+        client_metric: the metric of the client groups' figures, None if clients.csv has none.
+        client_groups: in the order of their colours.
     """
 
     run: RunFiles
@@ -89,7 +89,7 @@ class Outcome:
     seconds: float
     seconds_per_round: float
     client_metric: str | None
-    cohorts: tuple[CohortOutcome, ...]
+    client_groups: tuple[ClientGroupOutcome, ...]
 
     @property
     def sent(self) -> float:
@@ -128,7 +128,7 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
         stored_bytes=_mean(_client_values(run, "stored_bytes")),
         seconds_per_round=totals["seconds"] / max(1, timed),
         client_metric=client_metric(run.evaluation, metric) if run.evaluation else metric,
-        cohorts=_cohorts(run, metric),
+        client_groups=_client_groups(run, metric),
     )
 
 
@@ -213,8 +213,8 @@ def worst_tenth(values: Floats, metric: str) -> float:
 
 
 def _is_mean(column: str, run: RunFiles) -> bool:
-    """Whether a column is a metric of the whole run: no cohort's, no spread of another column."""
-    if not is_metric(column) or column in run.cohort_columns:
+    """Whether a column is a metric of the whole run: no group's, no spread of another column."""
+    if not is_metric(column) or column in run.client_group_columns:
         return False
     return not is_spread(column, run.metrics)
 
@@ -245,32 +245,32 @@ def _client_values(run: RunFiles, metric: str) -> Floats:
     return np.empty(0) if values is None else values[np.isfinite(values)]
 
 
-def _cohorts(run: RunFiles, metric: str) -> tuple[CohortOutcome, ...]:
+def _client_groups(run: RunFiles, metric: str) -> tuple[ClientGroupOutcome, ...]:
     if run.evaluation is None:
-        means = {name: last(run.series(f"personal/{metric}/{name}")) for name in run.cohorts}
+        means = {name: last(run.series(f"personal/{metric}/{name}")) for name in run.client_groups}
         return tuple(
-            CohortOutcome(name=name, clients=NAN, mean=mean)
+            ClientGroupOutcome(name=name, clients=NAN, mean=mean)
             for name, mean in means.items()
             if math.isfinite(mean)
         )
-    members = np.array(run.evaluation.cohort)
+    members = np.array(run.evaluation.client_group)
     column = client_metric(run.evaluation, metric)
     return tuple(
-        _cohort(name, run.evaluation, members == name, column)
-        for name in run.cohorts
+        _client_group(name, run.evaluation, members == name, column)
+        for name in run.client_groups
         if (members == name).any()
     )
 
 
-def _cohort(
+def _client_group(
     name: str, evaluation: Evaluation, member: np.ndarray, metric: str | None
-) -> CohortOutcome:
+) -> ClientGroupOutcome:
     def mean(column: str | None) -> float:
         return _mean(_finite(evaluation, column, member))
 
     scores = _finite(evaluation, metric, member)
     costs: dict[str, Any] = {name: mean(name) for name in CLIENT_COSTS if name != "samples"}
-    return CohortOutcome(
+    return ClientGroupOutcome(
         name=name,
         clients=float(member.sum()),
         mean=mean(metric),

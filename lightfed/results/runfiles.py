@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from lightfed.results.columns import of_cohorts
+from lightfed.results.columns import of_client_groups
 from lightfed.results.csvrows import CsvRows, damaged
 from lightfed.results.settings import read_settings
 from lightfed.utils.errors import UserError
@@ -41,14 +41,14 @@ class Evaluation:
     Attributes:
         round: finished rounds at that time.
         client: ids, (K,).
-        cohort: the cohort of each client, length K.
+        client_group: the client group of each client, length K.
         values: the other columns of clients.csv, (K,) each; bytes and FLOPs since the start,
             bytes that a client keeps at that time.
     """
 
     round: int
     client: Integers
-    cohort: tuple[str, ...]
+    client_group: tuple[str, ...]
     values: dict[str, Floats]
 
     @property
@@ -118,17 +118,17 @@ class RunFiles:
         return int(self.rounds[-1])
 
     @cached_property
-    def cohorts(self) -> tuple[str, ...]:
-        """As the run recorded them, in natural order: the place of a cohort is its colour."""
-        found = set(self.evaluation.cohort) if self.evaluation else set()
+    def client_groups(self) -> tuple[str, ...]:
+        """As the run recorded them, in natural order: the place of a client group is its colour."""
+        found = set(self.evaluation.client_group) if self.evaluation else set()
         stated = self.environment.get("cohorts")
         found |= set(stated) if isinstance(stated, dict) else set()
         return tuple(sorted(found, key=natural_order))
 
     @cached_property
-    def cohort_columns(self) -> frozenset[str]:
-        """What means over single cohorts are called in metrics.csv."""
-        return of_cohorts(self.metrics, self.cohorts)
+    def client_group_columns(self) -> frozenset[str]:
+        """What means over single client groups are called in metrics.csv."""
+        return of_client_groups(self.metrics, self.client_groups)
 
     @property
     def holds(self) -> str:
@@ -190,10 +190,10 @@ class RunFiles:
         """
         return read_settings(self.config or "", self.folder / "config.yaml")
 
-    def cohorts_of(self, clients: Integers) -> np.ndarray:
-        """The cohort of each of some clients, empty where no evaluation names it, (clients,)."""
+    def client_groups_of(self, clients: Integers) -> np.ndarray:
+        """The group of each of some clients, empty where no evaluation names it, (clients,)."""
         found = self.evaluation
-        known = dict(zip(found.client.tolist(), found.cohort, strict=True)) if found else {}
+        known = dict(zip(found.client.tolist(), found.client_group, strict=True)) if found else {}
         return np.array([known.get(client, "") for client in clients.tolist()], dtype=np.str_)
 
     def series(self, name: str) -> Floats:
@@ -284,7 +284,7 @@ def _read_evaluation(path: Path) -> Evaluation | None:
     return Evaluation(
         round=number,
         client=np.array(order, dtype=np.int64),
-        cohort=tuple(rows[client][0] for client in order),
+        client_group=tuple(rows[client][0] for client in order),
         values=_by_column(columns, [rows[client][1] for client in order]),
     )
 

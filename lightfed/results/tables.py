@@ -91,13 +91,13 @@ def _tested(run: RunFiles) -> str | None:
 
 
 def headline(run: RunFiles) -> str:
-    """One line: `HeteroFL on Digits, 20 clients in 5 cohorts, 30 rounds, seed 0, 4 ranks`."""
+    """One line: `HeteroFL on Digits, 20 clients in 5 groups, 30 rounds, seed 0, 4 ranks`."""
     names = [run.environment.get(key) for key in ("algorithm", "dataset")]
     seed, ranks = run.environment.get("seed"), whole_number(run.environment.get("ranks"))
-    cohorts = f" in {len(run.cohorts)} cohorts" if len(run.cohorts) > 1 else ""
+    client_groups = f" in {len(run.client_groups)} groups" if len(run.client_groups) > 1 else ""
     parts = (
         " on ".join(str(name) for name in names if name),
-        None if run.num_clients is None else _counted(run.num_clients, "client") + cohorts,
+        None if run.num_clients is None else _counted(run.num_clients, "client") + client_groups,
         _tested(run),
         f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
         None if seed is None else f"seed {seed}",
@@ -152,8 +152,8 @@ def rounds_text(run: RunFiles) -> str:
     return f"{run.last_round}{of}"
 
 
-def cohort_table(outcome: Outcome) -> TextTable:
-    """One row per cohort: what its clients hold, and where that differs, the global model.
+def client_group_table(outcome: Outcome) -> TextTable:
+    """One row per client group: what its clients hold, and where that differs, the global model.
 
     Bytes and FLOPs are means over its clients; those sent and spent count from the start of the
     run.
@@ -161,25 +161,27 @@ def cohort_table(outcome: Outcome) -> TextTable:
     metric = outcome.client_metric or ""
     rows = [
         {
-            "cohort": cohort.name,
-            "clients": count_text(cohort.clients),
-            readable(metric) or "metric": metric_text(metric, cohort.mean),
-            "std": metric_text(metric, cohort.std),
-            "worst 10 %": metric_text(metric, cohort.worst10),
-            "of the global model": metric_text(metric, cohort.local),
-            "up / client": bytes_text(cohort.bytes_up),
-            "down / client": bytes_text(cohort.bytes_down),
-            "compute / client": flops_text(cohort.flops),
-            "stored / client": _stored(cohort.stored_bytes),
+            "cohort": client_group.name,
+            "clients": count_text(client_group.clients),
+            readable(metric) or "metric": metric_text(metric, client_group.mean),
+            "std": metric_text(metric, client_group.std),
+            "worst 10 %": metric_text(metric, client_group.worst10),
+            "of the global model": metric_text(metric, client_group.local),
+            "up / client": bytes_text(client_group.bytes_up),
+            "down / client": bytes_text(client_group.bytes_down),
+            "compute / client": flops_text(client_group.flops),
+            "stored / client": _stored(client_group.stored_bytes),
         }
-        for cohort in outcome.cohorts
+        for client_group in outcome.client_groups
     ]
     return TextTable.of(rows).without_empty_columns()
 
 
 def rounds_table(run: RunFiles, newest: int) -> TextTable:
-    """The last `newest` rounds, the last one first; no learning rates and no cohorts' means."""
-    names = [n for n in run.metrics if n not in run.cohort_columns and not n.startswith("lr-")]
+    """The last `newest` rounds, the last one first; no learning rates and no groups' means."""
+    names = [
+        n for n in run.metrics if n not in run.client_group_columns and not n.startswith("lr-")
+    ]
     picked = range(len(run.rounds) - 1, max(-1, len(run.rounds) - 1 - newest), -1)
     rows = tuple(
         (str(run.rounds[i]), *(_cell(name, float(run.metrics[name][i])) for name in names))

@@ -58,8 +58,8 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
     """
     return {
         "algorithm": type(fleet.algorithm).__name__,
-        "cohorts": [[s.name, s.cohort.count] for s in fleet.cohorts],
-        "architectures": [_digest(s.layout.signature()) for s in fleet.cohorts],
+        "cohorts": [[s.name, s.group.count] for s in fleet.groups],
+        "architectures": [_digest(s.layout.signature()) for s in fleet.groups],
         "seed": fleet.seed,
         "partition": partition,
         "server state": _digest({name: list(value.shape) for name, value in server.items()}),

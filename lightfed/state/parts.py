@@ -19,13 +19,13 @@ def with_prefix(layout: ModelLayout, prefix: str) -> list[str]:
 
 
 def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> ServerModel:
-    """A server model of some tensors of the first cohort, with their values.
+    """A server model of some tensors of the first group, with their values.
 
     Args:
-        layout: of the first cohort.
-        row: of the first cohort.
-        names: per cohort, the names of its tensors. The i-th name of each cohort is the same tensor
-            and the model uses the first cohort's name for it.
+        layout: of the first group.
+        row: of the first group.
+        names: per group, the names of its tensors. The i-th name of each group is the same tensor
+            and the model uses the first group's name for it.
     """
     aliases = tuple(dict(zip(names[0], own, strict=True)) for own in names)
     floats = [entry for entry in layout.floats if entry.name in aliases[0]]
@@ -43,22 +43,22 @@ def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> Se
     return ServerModel(own, part, aliases=aliases)
 
 
-def shared(model: ServerModel, cohort: int, layout: Layout) -> Layout:
-    """The entries of a cohort's rows that belong to a server model, by the server's names.
+def shared(model: ServerModel, group: int, layout: Layout) -> Layout:
+    """The entries of a group's rows that belong to a server model, by the server's names.
 
     Args:
         model: whole, or a part of the clients' models.
-        cohort: number of the cohort.
+        group: number of the group.
         layout: of its float rows or its integer rows.
     """
     if not model.part:
         return layout
-    here = {theirs: name for name, theirs in model.aliases[cohort].items()}
+    here = {theirs: name for name, theirs in model.aliases[group].items()}
     entries = [e for e in layout if e.name in here]
     return Layout(tuple(type(e)(here[e.name], e.shape, e.offset) for e in entries), layout.size)
 
 
-def integers_of(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) -> Tensor:
+def integers_of(model: ServerModel, group: int, layout: ModelLayout, row: Row) -> Tensor:
     """(Q,) the integer buffers of a client in a server model's layout; NOTHING where it has none.
 
     The result may be the row's own.
@@ -67,18 +67,18 @@ def integers_of(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) 
         return row.integers
     found = torch.full_like(model.integers, NOTHING, device=row.integers.device)
     places = model.layout.integers.views(found)
-    for name, value in shared(model, cohort, layout.integers).views(row.integers).items():
+    for name, value in shared(model, group, layout.integers).views(row.integers).items():
         places[name].copy_(value)
     return found
 
 
-def put_integers(model: ServerModel, cohort: int, layout: ModelLayout, row: Row) -> None:
+def put_integers(model: ServerModel, group: int, layout: ModelLayout, row: Row) -> None:
     """Copy a server model's integer buffers into a client's row."""
     if not model.part and layout.integers == model.layout.integers:
         row.integers.copy_(model.integers)
         return
     values = model.layout.integers.views(model.integers)
-    for name, place in shared(model, cohort, layout.integers).views(row.integers).items():
+    for name, place in shared(model, group, layout.integers).views(row.integers).items():
         place.copy_(values[name])
 
 

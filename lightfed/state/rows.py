@@ -2,7 +2,7 @@
 
 A client's whole float state is one row: parameters first, then float buffers. So the parameters are
 the leading part of a row. Integer buffers (BatchNorm's num_batches_tracked) have a separate int64
-row. There is one live module per cohort and rank. A session binds it to a client's row, which takes
+row. There is one live module per group and rank. A session binds it to a client's row, which takes
 microseconds; building a module takes a hundred milliseconds.
 """
 
@@ -105,7 +105,7 @@ class Row:
 
 
 class LiveModule:
-    """The one module of a cohort on this rank; `bind` points it at a row.
+    """The one module of a group on this rank; `bind` points it at a row.
 
     Parameters and float buffers become views of the row. Views of recently bound rows are cached:
     a rank has few rows and they live long. `bind` copies integer buffers in and `unbind` copies
@@ -200,14 +200,14 @@ class LiveModule:
 
 
 class RowStore:
-    """Rows of one cohort's clients on this rank, as one (slots, P) matrix.
+    """Rows of one group's clients on this rank, as one (slots, P) matrix.
 
     Stateless algorithms open a slot for each participant of a round and reuse all slots in the next
     one. Stateful ones (`keep`) assign a client's slot permanently. Memory is proportional to the
     clients of this rank, not to the registered ones.
 
     Args:
-        layout: of the cohort.
+        layout: of the group.
         device: of training.
         host: keep the rows in (pinned) host memory and stage them through device rows.
     """

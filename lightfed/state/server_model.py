@@ -12,8 +12,8 @@ class ServerModel(nn.Module):
 
     Attributes:
         layout: of the row.
-        aliases: for a partial model, by cohort: the name of a tensor here -> its name in the
-            cohort. Empty for a whole model.
+        aliases: for a partial model, by group: the name of a tensor here -> its name in the
+            group. Empty for a whole model.
     """
 
     floats: Tensor

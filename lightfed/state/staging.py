@@ -6,7 +6,7 @@ from lightfed.state.rows import Row, RowStore
 
 
 class Staging:
-    """Double buffer on the device for a cohort's host rows.
+    """Double buffer on the device for a group's host rows.
 
     One row trains while the next is copied.
 

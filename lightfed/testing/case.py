@@ -64,11 +64,11 @@ class Case:
     Attributes:
         algorithm: makes the algorithm.
         model: makes a client's network; it accepts `rate` if there are levels.
-        levels: of the cohorts, such as "abd"; empty for one cohort.
+        levels: of the groups, such as "abd"; empty for one group.
         federation: arguments of the Federation.
         trainer: arguments of the FederatedTrainer.
         data: makes the data module.
-        clients: number of clients in all cohorts.
+        clients: number of clients in all groups.
     """
 
     algorithm: Callable[[], Algorithm]
@@ -79,8 +79,8 @@ class Case:
     data: Callable[[], FederatedDataModule] = digits
     clients: int = CLIENTS
 
-    def cohorts(self) -> list[ClientGroup]:
-        """The cohorts, of equal size; the last one takes the remainder."""
+    def groups(self) -> list[ClientGroup]:
+        """The groups, of equal size; the last one takes the remainder."""
         if not self.levels:
             return [ClientGroup(self.clients, self.model)]
         counts = [self.clients // len(self.levels)] * len(self.levels)
@@ -97,4 +97,4 @@ class Case:
             "fraction": 0.4,
             "evaluate": ("global", "local", "personal", "trained", "aggregated"),
         } | self.federation
-        return Federation(self.algorithm(), self.cohorts(), seed=seed, **settings)
+        return Federation(self.algorithm(), self.groups(), seed=seed, **settings)

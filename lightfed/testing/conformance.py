@@ -43,7 +43,7 @@ def conformance(
     Args:
         algorithm: a class, or a `functools.partial` of one: it is pickled.
         model: makes a client's network, likewise; it accepts `rate` if there are levels.
-        levels: of the cohorts' widths, such as "abd"; empty for one cohort.
+        levels: of the groups' widths, such as "abd"; empty for one group.
         clients: number of clients.
         data: makes the data module, likewise.
         trainer: arguments of the FederatedTrainer.

@@ -54,7 +54,7 @@ def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
     rows = fleet.ranks.gather(
         [
             (client, _hash(state.store.row(client).floats, state.store.row(client).integers))
-            for state in fleet.cohorts
+            for state in fleet.groups
             for client in state.store.slots
         ]
     )

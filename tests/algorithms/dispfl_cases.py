@@ -78,7 +78,7 @@ def data_in_order(vectors: dict[str, Tensor], about: dict[str, Any]) -> Federate
 
 def plant(algorithm: DisPFL, fleet: Fleet, vectors: dict[str, Tensor]) -> None:
     """Give the clients their recorded initial weights and masks."""
-    layout = fleet.cohorts[0].layout
+    layout = fleet.groups[0].layout
     for client in range(CLIENTS):
         mask = row_of(vectors, f"init_mask/{client}", layout)
         fleet.row(client).floats.copy_(row_of(vectors, "init_dense", layout) * mask)

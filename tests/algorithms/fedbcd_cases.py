@@ -45,7 +45,7 @@ def federation(
     data = in_order(data_of(x, y, parts, classes=4, batch_size=8))
     optimizer = partial(SGD, lr=about["lr"], momentum=about["momentum"], weight_decay=about["wd"])
     fleet = fleet_of([ClientGroup(DEVICES, network)], algorithm, data, optimizer=optimizer)
-    start = row_of(vectors, "init", fleet.cohorts[0].layout)
+    start = row_of(vectors, "init", fleet.groups[0].layout)
     for model in algorithm.buffers():
         if model.shape == start.shape:
             model.copy_(start)

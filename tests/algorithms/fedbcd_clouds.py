@@ -43,7 +43,7 @@ def fleet(algorithm: Algorithm, *, model: Any = mlp, sizes: Any = SIZES, **setti
 
 def spread(fed: Fleet) -> None:
     """Device i has i everywhere."""
-    live = fed.cohorts[0].layout.floats.live()
+    live = fed.groups[0].layout.floats.live()
     for device in range(fed.clients):
         fed.row(device).floats.copy_(device * live)
 

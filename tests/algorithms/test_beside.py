@@ -43,8 +43,8 @@ def normed(num_classes: int = 3) -> nn.Module:
 def fleet(algorithm: Algorithm, models: Any = (large, larger), **settings: Any) -> Fleet:
     data = random_data(SIZES, batch_size=3)
     each = len(SIZES) // len(models)
-    cohorts = [ClientGroup(each, model) for model in models]
-    return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1), **settings)
+    groups = [ClientGroup(each, model) for model in models]
+    return fleet_of(groups, algorithm, data, optimizer=partial(SGD, lr=0.1), **settings)
 
 
 def tensors(fed: Fleet, client: int, prefix: str) -> dict[str, Tensor]:
@@ -336,7 +336,7 @@ def test_an_evaluation_of_fedproto_reports_both_rules(tmp_path: Path) -> None:
 
 def test_features_of_different_sizes_are_refused() -> None:
     models = (large, partial(MLP, hidden=(16, 7)))
-    with pytest.raises(UserError, match="6 numbers, cohort 1 of 7"):
+    with pytest.raises(UserError, match="6 numbers, group 1 of 7"):
         fleet(FedProto(), models=models)
     with pytest.raises(UserError, match=r"shared: its extractor gives 5 .* gives 6"):
         fleet(PFedMoE(partial(MLP, hidden=(5,))))

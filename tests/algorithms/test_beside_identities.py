@@ -63,9 +63,9 @@ class FixedMoE(PFedMoE):
 
 def fleet(algorithm: Algorithm, *models: Any, **settings: Any) -> Fleet:
     each = len(SIZES) // len(models)
-    cohorts = [ClientGroup(each, model) for model in models]
+    groups = [ClientGroup(each, model) for model in models]
     data = random_data(SIZES, batch_size=3)
-    return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1), **settings)
+    return fleet_of(groups, algorithm, data, optimizer=partial(SGD, lr=0.1), **settings)
 
 
 def tensors(fed: Fleet, client: int, prefix: str) -> list[Tensor]:

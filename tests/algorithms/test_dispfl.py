@@ -119,7 +119,7 @@ def test_the_number_of_weights_of_a_client_never_changes(
     how = "erk" if erk else "uniform"
     algorithm = method(TimeVarying(2), density=density, distribution=how, prune_rate=rate, rounds=3)
     fed = fleet(algorithm)
-    layout = fed.cohorts[0].layout.floats
+    layout = fed.groups[0].layout.floats
     shapes = [entry.shape for entry in layout]
     for t in range(3):
         before = {k: mask.clone() for k, mask in algorithm.masks.items()}
@@ -229,7 +229,7 @@ def test_statistics_are_averaged_over_those_that_are_heard_if_asked() -> None:
     run_round(fed, 0)
     ends = rows(fed).clone()
     counted = run_round(fed, 1)["counted_parameters"]
-    layout = fed.cohorts[0].layout
+    layout = fed.groups[0].layout
     first = layout.floats.span(layout.parameters)
     assert ends[:, first:].count_nonzero() == 2 * 2 * 6  # mean and variance, of six channels
     starts = torch.stack([fed.algorithm.starts[k] for k in range(2)])
@@ -244,7 +244,7 @@ def test_a_client_that_diverges_starts_anew_under_its_mask(
 ) -> None:
     algorithm = DisPFL(Ring(), 0.5, static=True)
     fed = fleet(algorithm)
-    initial = fed.cohorts[0].initial.floats
+    initial = fed.groups[0].initial.floats
     fed.row(2).floats[unpack_mask(algorithm.masks[2])] = float("nan")
     with caplog.at_level(logging.WARNING):
         metrics = run_round(fed, 0)
@@ -263,7 +263,7 @@ def test_a_client_keeps_its_values_and_masks(method: Any) -> None:
     run_round(fed, 0)
     states = fed.states()
     assert states is not None
-    dense = 4 * fed.cohorts[0].layout.floats.numel
+    dense = 4 * fed.groups[0].layout.floats.numel
     for client, state in states.items():
         kept = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
         assert kept == fed.stored_bytes(client)
@@ -327,7 +327,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_two_architectures_are_refused() -> None:
-    cohorts = [ClientGroup(2, mlp), ClientGroup(3, partial(MLP, hidden=(8,)))]
+    groups = [ClientGroup(2, mlp), ClientGroup(3, partial(MLP, hidden=(8,)))]
     for algorithm in (DisPFL(Ring(), rounds=1), DPSGD(Ring())):
         with pytest.raises(UserError, match="different architectures"):
-            fleet_of(cohorts, algorithm, random_data(SIZES))
+            fleet_of(groups, algorithm, random_data(SIZES))

@@ -31,8 +31,8 @@ CLIENTS = range(len(SIZES))
 
 def fleet(algorithm: Algorithm, **work: Any) -> Fleet:
     data = random_data(SIZES, batch_size=4)
-    cohorts = [ClientGroup(len(SIZES), partial(MLP, hidden=(16,)))]
-    return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1), **work)
+    groups = [ClientGroup(len(SIZES), partial(MLP, hidden=(16,)))]
+    return fleet_of(groups, algorithm, data, optimizer=partial(SGD, lr=0.1), **work)
 
 
 def rows(fed: Fleet) -> Tensor:
@@ -48,7 +48,7 @@ def test_my1_grows_where_the_consensus_is_largest_inside_its_mask_and_outside() 
         Full(), density=0.3, distribution="uniform", regrow_signal="magnitude", rounds=4
     )
     fed = fleet(algorithm)
-    segments = Segments.build(fed.cohorts[0].layout.floats)
+    segments = Segments.build(fed.groups[0].layout.floats)
     run_round(fed, 0)
     count = bits(algorithm).sum(0)
     consensus = torch.where(count > 0, rows(fed).sum(0) / count.clamp(min=1), 0.0)
@@ -83,7 +83,7 @@ def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
         # Kept are all but the smallest of every tensor.
         kept = masks[client].clone()
         drops = algorithm.drops(fed, pack_mask(masks[client]), 1)
-        for entry, count in zip(fed.cohorts[0].layout.floats, drops, strict=True):
+        for entry, count in zip(fed.groups[0].layout.floats, drops, strict=True):
             part = slice(entry.offset, entry.offset + entry.numel)
             sizes = torch.where(kept[part], before[client, part].abs(), torch.inf)
             kept[part][sizes.argsort(stable=True)[:count]] = False
@@ -106,7 +106,7 @@ def test_my2_takes_the_mean_for_the_smallest_weights_of_a_dense_tensor() -> None
     run_round(alone, 1)
     rate = 0.25 * (1 + cos(pi / 4))
     for client in CLIENTS:
-        for entry in fed.cohorts[0].layout.floats:
+        for entry in fed.groups[0].layout.floats:
             part = slice(entry.offset, entry.offset + entry.numel)
             expected = before[client, part].clone()
             smallest = expected.abs().argsort(stable=True)[: ceil(rate * entry.numel)]
@@ -163,7 +163,7 @@ def test_dpsgd_is_among_the_participants() -> None:
     up = fed.ledger.totals[:, fed.ledger.UP].copy()
     metrics = run_round(fed, 1)
     assert metrics["participants"] == 2
-    row = 4 * fed.cohorts[0].layout.floats.numel
+    row = 4 * fed.groups[0].layout.floats.numel
     for client in CLIENTS:
         changed = not torch.equal(fed.row(client).floats, before[client])
         assert changed == (client in chosen)

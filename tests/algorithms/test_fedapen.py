@@ -29,9 +29,9 @@ large, larger, small = (partial(MLP, hidden=hidden) for hidden in ((7,), (8, 5),
 
 def fleet(algorithm: FedAPEN | FML, **settings: Any) -> Fleet:
     """Clients that take whole epochs as one batch, so that their order does not matter."""
-    cohorts = [ClientGroup(1, large), ClientGroup(2, larger)]
+    groups = [ClientGroup(1, large), ClientGroup(2, larger)]
     return fleet_of(
-        cohorts, algorithm, random_data(SIZES), optimizer=partial(SGD, lr=0.1), **settings
+        groups, algorithm, random_data(SIZES), optimizer=partial(SGD, lr=0.1), **settings
     )
 
 

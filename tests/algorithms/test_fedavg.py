@@ -103,7 +103,7 @@ def levels_data() -> FederatedDataModule:
 def buffers_of(fleet: Fleet, client: int | None = None) -> tuple[float, int, int]:
     """Level, count and lowest of a client's row, or of the server."""
     assert isinstance(fleet.algorithm, FedAvg)
-    model, state = fleet.algorithm.model, fleet.cohorts[0]
+    model, state = fleet.algorithm.model, fleet.groups[0]
     row = model.row if client is None else fleet.row(client)
     floats, integers = (
         state.layout.floats.views(row.floats),
@@ -135,7 +135,7 @@ def test_local_buffers_never_travel() -> None:
     assert buffers_of(fleet, 0) == (1.0, 2, -1)
     assert buffers_of(fleet, 1) == (5.0, 6, -3)
     assert buffers_of(fleet) == (9.0, 0, -100)  # as it was built
-    first, second = (fleet.cohorts[0].layout.floats.views(_row(fleet, k)) for k in (0, 1))
+    first, second = (fleet.groups[0].layout.floats.views(_row(fleet, k)) for k in (0, 1))
     assert not torch.equal(first["net.head.weight"], second["net.head.weight"])
 
 
@@ -160,7 +160,7 @@ def test_a_client_is_evaluated_with_the_servers_weights_and_its_own_buffers() ->
     run_round(fleet, 0)
     assert isinstance(fleet.algorithm, FedAvg)
     assert fleet.algorithm.evaluated(fleet, None) is None
-    server = fleet.cohorts[0].layout.floats.views(fleet.algorithm.model.floats)
+    server = fleet.groups[0].layout.floats.views(fleet.algorithm.model.floats)
     for client, level in ((0, 1.0), (1, 5.0)):
         module = fleet.algorithm.evaluated(fleet, client)
         assert module is not None
@@ -205,7 +205,7 @@ def test_dropped_statistics_leave_batch_normalisation() -> None:
     data = random_data([4, 12])
     fleet = fleet_of([ClientGroup(2, Normed)], FedAvg(buffers="drop"), data)
     run_round(fleet, 0)
-    state = fleet.cohorts[0]
+    state = fleet.groups[0]
     assert [e.name for e in state.layout.floats] == [
         "net.norm.weight", "net.norm.bias", "net.head.weight", "net.head.bias",
     ]  # fmt: skip
@@ -229,16 +229,16 @@ def test_clients_that_do_not_take_part_do_not_count() -> None:
     assert drawn == {(0,), (1,)}
 
 
-def test_cohorts_of_different_shapes_are_refused() -> None:
-    cohorts = [ClientGroup(1, partial(MLP, hidden=(4,)), name="x"), ClientGroup(1, MLP, name="y")]
-    with pytest.raises(UserError, match=r"model\.clients: cohorts x and y have different"):
-        fleet_of(cohorts, FedAvg(), random_data([3, 3]))
+def test_groups_of_different_shapes_are_refused() -> None:
+    groups = [ClientGroup(1, partial(MLP, hidden=(4,)), name="x"), ClientGroup(1, MLP, name="y")]
+    with pytest.raises(UserError, match=r"model\.clients: groups x and y have different"):
+        fleet_of(groups, FedAvg(), random_data([3, 3]))
 
 
-def test_cohorts_of_one_shape_are_one_federation(tmp_path: Path) -> None:
+def test_groups_of_one_shape_are_one_federation(tmp_path: Path) -> None:
     rows = []
-    for cohorts in ([ClientGroup(3, MLP)], [ClientGroup(1, MLP), ClientGroup(2, MLP)]):
-        model = Federation(FedAvg(), cohorts, optimizer=partial(SGD, lr=0.1))
+    for groups in ([ClientGroup(3, MLP)], [ClientGroup(1, MLP), ClientGroup(2, MLP)]):
+        model = Federation(FedAvg(), groups, optimizer=partial(SGD, lr=0.1))
         fit(model, random_data([5, 3, 4]), tmp_path, rounds=2)
         rows.append(server_row(model))
     assert torch.equal(*rows)

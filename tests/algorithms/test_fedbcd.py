@@ -204,7 +204,7 @@ def test_statistics_are_averaged_and_neither_pulled_nor_projected() -> None:
     fed = fleet(
         algorithm, model=Normed, sizes=sizes, optimizer=partial(ASPG, lr=0.1, box=(-0.01, 0.01))
     )  # fmt: skip
-    layout = fed.cohorts[0].layout.floats
+    layout = fed.groups[0].layout.floats
     for t in range(2):
         run_round(fed, t)
     features = fed.data.dataset.load("train").x.view(4, 2, 4)  # type: ignore[attr-defined]
@@ -229,7 +229,7 @@ def test_statistics_are_no_part_of_the_diagnostics() -> None:
     for n in range(3):
         algorithm.models.of(n).floats[192:] = float(n)
     metrics = run_round(fed, 0)
-    assert fed.cohorts[0].layout.floats.span(6) == 192
+    assert fed.groups[0].layout.floats.span(6) == 192
     assert metrics["consensus"] == metrics["server_gap"] == 0.0
     assert servers(fed)[:, 192:].std(0).max() > 0
 
@@ -343,7 +343,7 @@ def test_a_device_keeps_its_momentum_on_its_books() -> None:
     algorithm = FedBCD(6, 1, steps=(1, 1))
     fed = fleet(algorithm)
     row = fed.stored_bytes(0)
-    assert row == 4 * fed.cohorts[0].layout.floats.numel
+    assert row == 4 * fed.groups[0].layout.floats.numel
     assert set((fed.states() or {})[0]) == {"floats", "integers"}
     run_round(fed, 0)
     ahead = algorithm.momenta.kept[0]
@@ -360,7 +360,7 @@ def test_models_that_are_tested_and_deployed() -> None:
     algorithm = FedBCD(3, 1, wait=2)
     fed = fleet(algorithm)
     run_round(fed, 0)
-    layout = fed.cohorts[0].layout
+    layout = fed.groups[0].layout
 
     def values(module: Any) -> Tensor:
         return next(module.parameters()).flatten()
@@ -405,7 +405,7 @@ def test_to_a_device_without_a_pull_nothing_is_sent() -> None:
     """All six are active; the last three have gamma 0."""
     fed = fleet(FedBCD(1, 6, gamma=[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
     metrics = run_round(fed, 0)
-    size = 4 * fed.cohorts[0].layout.floats.numel
+    size = 4 * fed.groups[0].layout.floats.numel
     assert metrics["bytes_down"] == metrics["bytes_up"] == 3 * size
     assert fed.ledger.totals[:, :2].tolist() == [[size, size]] * 3 + [[0.0, 0.0]] * 3
 
@@ -425,7 +425,7 @@ def test_bytes_between_servers(settings: Any, models: int, algorithm: Any) -> No
     """Statistics go with a model: 4 bytes for each of its floats, and 8 for its counter."""
     offline = {"available": 1} if algorithm is FedBCDI else {}
     fed = fleet(algorithm(active=1, **settings, **offline), model=Normed)
-    size = 4 * fed.cohorts[0].layout.floats.numel + 8
+    size = 4 * fed.groups[0].layout.floats.numel + 8
     for t in range(3):
         assert run_round(fed, t).get("server_bytes", 0) == models * size
 

@@ -114,7 +114,7 @@ def test_the_steps_of_the_released_loop(momentum: Any) -> None:
     """One optimiser of torch for all devices, as in the notebooks, or one for each."""
     algorithm = RecordedBCD(SERVERS, 2, server_lr=1.0, momentum=momentum, compatibility=True)
     fed, vectors = federation(algorithm, SHARED, vectors_of="sync_m0")
-    layout = fed.cohorts[0].layout
+    layout = fed.groups[0].layout
     nets = [network() for _ in range(1 if momentum == "shared" else DEVICES)]
     settings = {name: RUNS[SHARED][key] for name, key in (("lr", "lr"), ("weight_decay", "wd"))}
     optimizers = [SGD(net.parameters(), momentum=KEPT, **settings) for net in nets]
@@ -168,7 +168,7 @@ def test_a_shared_buffer_lies_with_the_device_that_had_it_last() -> None:
     fed = fleet(algorithm, optimizer=partial(SGD, lr=0.05, momentum=KEPT))
     run_round(fed, 0)
     assert list(algorithm.momenta.kept) == [5]
-    row = 4 * fed.cohorts[0].layout.floats.numel
+    row = 4 * fed.groups[0].layout.floats.numel
     stored = [fed.stored_bytes(k) for k in range(6)]
     assert stored == [row] * 5 + [row + 4 * len(algorithm.momenta.kept[5])]
     states = fed.states()

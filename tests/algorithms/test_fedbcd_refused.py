@@ -138,8 +138,8 @@ def test_a_checkpoint_of_another_hierarchy_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_architecture_for_all() -> None:
-    cohorts = [ClientGroup(3, mlp), ClientGroup(3, partial(MLP, hidden=(9,)))]
-    line = refusal(lambda: fleet_of(cohorts, FedBCD(3, 1), random_data(SIZES)))
+    groups = [ClientGroup(3, mlp), ClientGroup(3, partial(MLP, hidden=(9,)))]
+    line = refusal(lambda: fleet_of(groups, FedBCD(3, 1), random_data(SIZES)))
     assert line == (
-        "model.clients: cohorts 0 and 1 have different architectures; FedBCD needs one for all"
+        "model.clients: groups 0 and 1 have different architectures; FedBCD needs one for all"
     )

@@ -182,7 +182,7 @@ def test_statistics_are_of_the_active_devices() -> None:
     algorithm = FedBCDI(1, 2, 4, gamma=[1.0, 3.0], steps=(1, 3))
     fed = fleet(algorithm, model=Normed, sizes=[2] * 4, optimizer=partial(ASPG, lr=0.1))
     run_round(fed, 0)
-    layout = fed.cohorts[0].layout.floats
+    layout = fed.groups[0].layout.floats
     active = algorithm.queue[0].tolist()
     weights = torch.tensor([algorithm.gamma(i) for i in active])
     for name in ("net.layers.0.running_mean", "net.layers.0.running_var"):
@@ -201,7 +201,7 @@ def test_frozen_parameters_are_not_projected_by_the_pull() -> None:
     algorithm = FedBCDI(1, 1, 1, gamma=0.5, steps=(2, 2))
     fed = fleet_of([ClientGroup(1, Half)], algorithm, nothing(1), optimizer=partial(ASPG, lr=0.1))
     run_round(fed, 0)
-    layout = fed.cohorts[0].layout.floats
+    layout = fed.groups[0].layout.floats
     assert layout.views(fed.row(0).floats)["frozen"].tolist() == [7.0] * 3
     assert layout.views(algorithm.models.of(0).floats)["frozen"].tolist() == [7.0] * 3
 

@@ -126,7 +126,7 @@ def test_the_proximal_step_is_that_of_pfllib() -> None:
     optimizer = partial(SGD, lr=settings["lr"])
     fleet = fleet_of([ClientGroup(1, Golden)], algorithm, data, optimizer=optimizer)
     fleet.send(algorithm.model, [0])
-    state = fleet.cohorts[0]
+    state = fleet.groups[0]
     row = fleet.row(0)
     names = [e.name.removeprefix("net.") for e in state.layout.floats]
     received = state.layout.floats.views(algorithm.model.floats).values()

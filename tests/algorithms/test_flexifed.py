@@ -60,16 +60,14 @@ WIDTHS = {"a": (5,), "b": (5, 6, 7), "c": (5, 6, 5)}
 COUNTS = {"a": 2, "b": 2, "c": 1}
 
 
-def cohorts_of(counts: dict[str, int] = COUNTS) -> list[ClientGroup]:
+def groups_of(counts: dict[str, int] = COUNTS) -> list[ClientGroup]:
     return [ClientGroup(count, partial(Stack, *WIDTHS[n]), name=n) for n, count in counts.items()]
 
 
-def flexi_fleet(
-    strategy: Algorithm, cohorts: list[ClientGroup] | None = None, **work: Any
-) -> Fleet:
-    cohorts = cohorts_of() if cohorts is None else cohorts
-    sizes = [6 + k % 3 for k in range(sum(cohort.count for cohort in cohorts))]
-    return fleet_of(cohorts, strategy, random_data(sizes), optimizer=slow, **work)
+def flexi_fleet(strategy: Algorithm, groups: list[ClientGroup] | None = None, **work: Any) -> Fleet:
+    groups = groups_of() if groups is None else groups
+    sizes = [6 + k % 3 for k in range(sum(group.count for group in groups))]
+    return fleet_of(groups, strategy, random_data(sizes), optimizer=slow, **work)
 
 
 def tensors_of(fleet: Fleet, client: int) -> dict[str, Tensor]:
@@ -79,14 +77,14 @@ def tensors_of(fleet: Fleet, client: int) -> dict[str, Tensor]:
 
 
 def sharers(strategy: FlexiFed, counts: dict[str, int] = COUNTS) -> dict[str, str]:
-    """Tensor of a cohort -> the cohorts that it is averaged over, itself among them."""
-    fleet = flexi_fleet(strategy, cohorts_of(counts))
-    names = [state.name for state in fleet.cohorts]
-    groups = strategy.trie.groups(strategy.choose(strategy.trie))
+    """Tensor of a group -> the groups that it is averaged over, itself among them."""
+    fleet = flexi_fleet(strategy, groups_of(counts))
+    names = [state.name for state in fleet.groups]
+    groups = strategy.trie.shared(strategy.choose(strategy.trie))
     return {
-        f"{names[c]}.{tensor.removeprefix('net.')}": "".join(names[k] for k in group.tensors)
+        f"{names[c]}.{tensor.removeprefix('net.')}": "".join(names[k] for k in group.names)
         for group in groups
-        for c, tensors in group.tensors.items()
+        for c, tensors in group.names.items()
         for tensor in tensors
         if tensor.endswith("weight") and len(tensor.split(".")) < 5
     }
@@ -100,17 +98,17 @@ LAYERS = {
 
 
 def spelled(**groups: str) -> dict[str, str]:
-    """Of each cohort, the groups of its linear layers in order, a dash where there is none."""
+    """Of each group, the groups of its linear layers in order, a dash where there is none."""
     found = {}
-    for cohort, words in groups.items():
-        linear = [n for n in LAYERS[cohort] if n == "head" or int(n.split(".")[1]) % 3 == 0]
+    for group, words in groups.items():
+        linear = [n for n in LAYERS[group] if n == "head" or int(n.split(".")[1]) % 3 == 0]
         for name, group in zip(linear, words.split(), strict=True):
             if group == "-":
                 continue
-            found[f"{cohort}.{name}.weight"] = group
+            found[f"{group}.{name}.weight"] = group
             if name != "head":
                 norm = f"layers.{int(name.split('.')[1]) + 1}"
-                found[f"{cohort}.{norm}.weight"] = group
+                found[f"{group}.{norm}.weight"] = group
     return found
 
 
@@ -136,17 +134,17 @@ def test_who_shares_what(strategy: FlexiFed, expected: dict[str, str]) -> None:
 def test_a_shared_classifier_adds_and_takes_nobody_away(words: list[str]) -> None:
     """Linear layers; b and B have the same shapes, but are not alike."""
     models = {
-        cohort: [
+        group: [
             Layer(str(place), "Linear", (kind,), (f"{place}.w",), ((ord(kind.lower()),),), 1, kind)
             for place, kind in enumerate(word)
         ]
-        for cohort, word in enumerate(words)
+        for group, word in enumerate(words)
     }
     trie = Trie.build(models)
     found = []
     for shared in (False, True):
         nodes = MaxCommon(share_classifier=shared).choose(trie)
-        groups = [{(c, range(len(models[c]))[node.depth]) for c in node.cohorts} for node in nodes]
+        groups = [{(c, range(len(models[c]))[node.depth]) for c in node.groups} for node in nodes]
         assert sum(map(len, groups)) == sum(map(len, words))  # every layer is in one of them
         found.append({place: group for group in groups for place in group})
     assert all(group <= found[1][place] for place, group in found[0].items())
@@ -187,7 +185,7 @@ def test_only_what_is_shared_travels() -> None:
     up, down, _ = fleet.ledger.totals.T
     assert up.tolist() == down.tolist()
     assert [up[0], up[1], up[4]] == [first + head, first + head, first + second]
-    layout = fleet.cohorts[1].layout
+    layout = fleet.groups[1].layout
     assert up[2] == up[3] == 4 * layout.floats.numel + 8 * layout.integers.numel
 
 
@@ -201,7 +199,7 @@ def test_who_does_not_take_part_keeps_its_row() -> None:
         after = [tensors_of(fleet, k) for k in range(5)]
         one, other = (after[k] for k in chosen)
         common = [n for n in one if n in other and torch.equal(one[n], other[n])]
-        kinds = {fleet.home_cohort(k) for k in chosen}
+        kinds = {fleet.home_group(k) for k in chosen}
         if len(kinds) == 1:
             assert common == list(one)
         else:
@@ -214,7 +212,7 @@ def test_who_does_not_take_part_keeps_its_row() -> None:
 
 def test_the_rounds_of_the_test_above_are_of_both_kinds() -> None:
     fleet = flexi_fleet(BasicCommon(), clients_per_round=2)
-    kinds = [{fleet.home_cohort(k) for k in fleet.participants(t)} for t in range(6)]
+    kinds = [{fleet.home_group(k) for k in fleet.participants(t)} for t in range(6)]
     assert {len(kind) for kind in kinds} == {1, 2}
     assert {1, 2} in kinds
 
@@ -231,7 +229,7 @@ def by_samples(initial: Any) -> FlexiFed:
 def test_equal_architectures_are_fedavg(
     strategy: Callable[..., FlexiFed], accumulate: Any, tmp_path: Path
 ) -> None:
-    """From a common start, with the same weights; two cohorts of the same network are one."""
+    """From a common start, with the same weights; two groups of the same network are one."""
     rows = []
     weights: Any = "samples" if strategy is by_samples else "uniform"
     for algorithm in (FedAvg(weights), strategy(initial="cohort")):
@@ -248,7 +246,7 @@ def test_equal_architectures_are_fedavg(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_cohorts_of_one_architecture_are_one(strategy: Callable[..., FlexiFed]) -> None:
+def test_groups_of_one_architecture_are_one(strategy: Callable[..., FlexiFed]) -> None:
     stack = partial(Stack, 5)  # so small that a pack has other last bits
     one = flexi_fleet(strategy(), [ClientGroup(4, stack)], side_by_side="off")
     two = flexi_fleet(strategy(), [ClientGroup(1, stack), ClientGroup(3, stack)])
@@ -283,7 +281,7 @@ def test_clusters_that_share_nothing_are_clustered_fl(strategy: Callable[..., Fl
 
 
 def test_every_client_starts_from_its_own_values() -> None:
-    fleets = [flexi_fleet(MaxCommon()), flexi_fleet(MaxCommon(), cohorts_of({"a": 2, "c": 3}))]
+    fleets = [flexi_fleet(MaxCommon()), flexi_fleet(MaxCommon(), groups_of({"a": 2, "c": 3}))]
     starts = [[tensors_of(fleet, k)["layers.0.weight"] for k in range(5)] for fleet in fleets]
     for k in range(5):
         assert not any(torch.equal(starts[0][k], starts[0][other]) for other in range(k))
@@ -293,7 +291,7 @@ def test_every_client_starts_from_its_own_values() -> None:
     assert torch.equal(tensors_of(fleets[0], 0)["layers.1.running_var"], torch.ones(5))
 
 
-def test_or_from_those_of_its_cohort() -> None:
+def test_or_from_those_of_its_group() -> None:
     fleet = flexi_fleet(MaxCommon(initial="cohort"))
     for client in range(5):
         assert torch.equal(fleet.row(client).floats, fleet.state(client).initial.floats)
@@ -317,22 +315,22 @@ def test_a_client_that_diverges_starts_anew_and_spoils_no_mean(initial: Any) -> 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, strategy: FlexiFed, **counts: int) -> list[str]:
     widths = WIDTHS | {"z": (9,)}
-    cohorts = [
+    groups = [
         ClientGroup(n, partial(Stack, *widths[name]), name=name) for name, n in counts.items()
     ]
     with caplog.at_level(logging.WARNING, logger="lightfed"):
-        flexi_fleet(strategy, cohorts)
+        flexi_fleet(strategy, groups)
     return [record.getMessage() for record in caplog.records]
 
 
 def test_strangers_are_named(caplog: pytest.LogCaptureFixture) -> None:
     (found,) = warnings_of(caplog, MaxCommon(), a=1, z=2, b=1)
-    assert found == "cohorts a, b | z: they have no layer in common and share nothing"
+    assert found == "groups a, b | z: they have no layer in common and share nothing"
 
 
 def test_who_is_alone_is_named(caplog: pytest.LogCaptureFixture) -> None:
     (found,) = warnings_of(caplog, ClusteredFL(), a=1, b=2)
-    assert found == "cohort a: its clients share nothing under ClusteredFL"
+    assert found == "group a: its clients share nothing under ClusteredFL"
 
 
 def test_nothing_is_said_of_a_family(caplog: pytest.LogCaptureFixture) -> None:
@@ -374,5 +372,5 @@ def test_clients_are_tested_on_their_own_rows_and_there_is_no_global_model() -> 
     for name, value in module.get_submodule("net").state_dict().items():
         assert torch.equal(value, expected[name])
     layout, row = fleet.algorithm.client_row(fleet, 3)
-    assert layout == fleet.cohorts[1].layout
+    assert layout == fleet.groups[1].layout
     assert torch.equal(row.floats, fleet.row(3).floats)

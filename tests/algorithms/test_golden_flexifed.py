@@ -133,6 +133,6 @@ def test_every_tensor_is_as_recorded(case: str, name: str) -> None:
 def test_the_common_base_has_the_recorded_tensors(case: str) -> None:
     strategy = BasicCommon()
     fleet_of_case(case, strategy)
-    (group,) = strategy.trie.groups(strategy.choose(strategy.trie))
-    for names in group.tensors.values():
+    (group,) = strategy.trie.shared(strategy.choose(strategy.trie))
+    for names in group.names.values():
         assert [name.removeprefix("net.") for name in names] == NUMERIC[case]["basic_common"]

@@ -67,8 +67,8 @@ def test_a_global_model_of_level_b_is_one_of_half_the_channels() -> None:
     rows = []
     for hidden, levels in (((12, 16), "bc"), ((6, 8), "ab")):
         model = partial(Conv, hidden=hidden, norm="none")
-        cohorts = [ClientGroup(2, model, level=level) for level in levels]  # type: ignore[arg-type]
-        fleet = fleet_of(cohorts, HeteroFL(), images([6, 9, 5, 7]))
+        groups = [ClientGroup(2, model, level=level) for level in levels]  # type: ignore[arg-type]
+        fleet = fleet_of(groups, HeteroFL(), images([6, 9, 5, 7]))
         for t in range(2):
             run_round(fleet, t)
         rows.append(model_of(fleet))
@@ -97,10 +97,10 @@ def two_levels(*, mask: bool = True) -> tuple[Fleet, dict[str, Tensor], dict[str
             fed.train([1], t)
             fed.merge([1], into=self.model, weights=self.weights)
 
-    cohorts = [ClientGroup(1, conv, level="a"), ClientGroup(1, conv, rate=0.5)]
+    groups = [ClientGroup(1, conv, level="a"), ClientGroup(1, conv, rate=0.5)]
     # Weight decay changes every row of the client's model, also those of labels it does not hold.
     optimizer = partial(SGD, lr=0.1, weight_decay=0.5)
-    fleet = fleet_of(cohorts, Narrow(mask=mask), images([6, 6], own=True), optimizer=optimizer)
+    fleet = fleet_of(groups, Narrow(mask=mask), images([6, 6], own=True), optimizer=optimizer)
     before = model_of(fleet)
     run_round(fleet, 0)
     return fleet, before, model_of(fleet)
@@ -109,8 +109,8 @@ def two_levels(*, mask: bool = True) -> tuple[Fleet, dict[str, Tensor], dict[str
 @pytest.mark.parametrize("mask", [True, False])
 def test_elements_that_nobody_covers_keep_their_value(mask: bool) -> None:
     fleet, before, after = two_levels(mask=mask)
-    narrow = {e.name: e.shape for e in fleet.cohorts[1].layout.floats}
-    output = fleet.cohorts[0].output_layer(3)
+    narrow = {e.name: e.shape for e in fleet.groups[1].layout.floats}
+    output = fleet.groups[0].output_layer(3)
     assert output
     for name, old in before.items():
         covered = torch.zeros(old.shape, dtype=torch.bool)
@@ -131,19 +131,19 @@ def test_a_narrow_client_is_sent_the_leading_channels() -> None:
     assert row[0].floats.views(row[1].floats)["net.blocks.0.weight"].shape == (3, 1, 3, 3)
 
 
-def test_the_widest_cohort_comes_first() -> None:
-    cohorts = [ClientGroup(1, conv, level="c"), ClientGroup(1, conv, level="b")]
-    with pytest.raises(UserError, match=r"clients\.0\.rate: 0\.25, while another cohort has 0\.5"):
-        fleet_of(cohorts, HeteroFL(), images([6, 6]))
+def test_the_widest_group_comes_first() -> None:
+    groups = [ClientGroup(1, conv, level="c"), ClientGroup(1, conv, level="b")]
+    with pytest.raises(UserError, match=r"clients\.0\.rate: 0\.25, while another group has 0\.5"):
+        fleet_of(groups, HeteroFL(), images([6, 6]))
 
 
 def test_models_that_do_not_nest_are_refused() -> None:
-    cohorts = [
+    groups = [
         ClientGroup(1, conv, level="a"),
         ClientGroup(1, partial(Conv, hidden=(8, 4)), rate=1.0),
     ]
-    with pytest.raises(UserError, match="cohort 1 does not fit into the server model"):
-        fleet_of(cohorts, HeteroFL(), images([6, 6]))
+    with pytest.raises(UserError, match="group 1 does not fit into the server model"):
+        fleet_of(groups, HeteroFL(), images([6, 6]))
 
 
 class Plain(nn.Module):
@@ -158,15 +158,15 @@ class Plain(nn.Module):
         return self.head(self.body(x.flatten(1)).relu())
 
 
-def test_arguments_of_each_cohort_make_widths_of_an_own_network() -> None:
+def test_arguments_of_each_group_make_widths_of_an_own_network() -> None:
     widths = (8, 4, 2)
-    cohorts = [ClientGroup(1, partial(Plain, units=units)) for units in widths]
-    for position, cohort in enumerate(cohorts):
-        cohort.check(position)
-    fleet = fleet_of(cohorts, HeteroFL(), images([6, 6, 6]))
+    groups = [ClientGroup(1, partial(Plain, units=units)) for units in widths]
+    for position, group in enumerate(groups):
+        group.check(position)
+    fleet = fleet_of(groups, HeteroFL(), images([6, 6, 6]))
     old = model_of(fleet)["net.body.weight"]
     run_round(fleet, 0)
-    sizes = [state.layout.parameter_numel for state in fleet.cohorts]
+    sizes = [state.layout.parameter_numel for state in fleet.groups]
     assert sizes == [16 * n + n + 3 * n + 3 for n in widths]
     new = model_of(fleet)["net.body.weight"]
     assert (old != new).any(dim=1).all(), "every client has trained the units that it holds"
@@ -176,15 +176,15 @@ LEVELS = {"a": 2, "b": 3, "e": 5}
 
 
 def dynamic_fleet(seed: int = 0, level_weights: list[float] | None = None) -> Fleet:
-    cohorts = [ClientGroup(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
+    groups = [ClientGroup(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
     algorithm = HeteroFL("dynamic", level_weights=level_weights)
-    return fleet_of(cohorts, algorithm, images([3] * 10), seed=seed)
+    return fleet_of(groups, algorithm, images([3] * 10), seed=seed)
 
 
 @pytest.mark.parametrize(
     ("weights", "shares"), [(None, (0.2, 0.3, 0.5)), ([1, 1, 2], (0.25, 0.25, 0.5))]
 )
-def test_levels_are_drawn_with_the_shares_of_cohorts_or_weights(
+def test_levels_are_drawn_with_the_shares_of_groups_or_weights(
     weights: list[float] | None, shares: tuple[float, ...]
 ) -> None:
     fleet = dynamic_fleet(level_weights=weights)
@@ -202,15 +202,15 @@ def test_levels_are_drawn_with_the_shares_of_cohorts_or_weights(
         ([1.0, 2.0, 3.0], "fix", "assignment is fix"),
         ([1.0, 0.0, 3.0], "dynamic", "above 0"),
         ([1.0, float("nan"), 3.0], "dynamic", "above 0"),
-        ([1.0, 2.0], "dynamic", "2 weights for 3 cohorts"),
+        ([1.0, 2.0], "dynamic", "2 weights for 3 groups"),
     ],
 )
 def test_weights_that_no_level_is_drawn_with_are_refused(
     weights: list[float], assignment: Any, found: str
 ) -> None:
-    cohorts = [ClientGroup(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
+    groups = [ClientGroup(n, conv, level=level) for level, n in LEVELS.items()]  # type: ignore[arg-type]
     with pytest.raises(UserError, match=f"init_args.level_weights: .*{found}"):
-        fleet_of(cohorts, HeteroFL(assignment, level_weights=weights), images([3] * 10))
+        fleet_of(groups, HeteroFL(assignment, level_weights=weights), images([3] * 10))
 
 
 def test_levels_are_drawn_anew_for_every_round_by_the_seed() -> None:
@@ -223,15 +223,15 @@ def test_levels_are_drawn_anew_for_every_round_by_the_seed() -> None:
     assert len({tuple(levels) for levels in draws[0]}) == 5
     for t in range(2):
         run_round(fleet, t)
-        assert [fleet.cohort_of(m) for m in range(10)] == draws[0][t]
-        assert [fleet.home_cohort(m) for m in range(10)] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
+        assert [fleet.group_of(m) for m in range(10)] == draws[0][t]
+        assert [fleet.home_group(m) for m in range(10)] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
 
 
-def test_fixed_levels_follow_the_cohorts() -> None:
-    cohorts = [ClientGroup(1, conv, level="a"), ClientGroup(2, conv, level="b")]
-    fleet = fleet_of(cohorts, HeteroFL(), images([6, 6, 6]))
+def test_fixed_levels_follow_the_groups() -> None:
+    groups = [ClientGroup(1, conv, level="a"), ClientGroup(2, conv, level="b")]
+    fleet = fleet_of(groups, HeteroFL(), images([6, 6, 6]))
     run_round(fleet, 0)
-    assert [fleet.cohort_of(m) for m in range(3)] == [0, 1, 1]
+    assert [fleet.group_of(m) for m in range(3)] == [0, 1, 1]
 
 
 class Flat(nn.Module):
@@ -251,8 +251,8 @@ class Flat(nn.Module):
 
 def test_a_last_batch_of_one_sample_does_not_end_the_run() -> None:
     algorithm = HeteroFL(statistics_batch_size=5)
-    cohorts = [ClientGroup(1, Flat, level="a"), ClientGroup(1, Flat, level="b")]
-    fleet = fleet_of(cohorts, algorithm, images([6, 5]))
+    groups = [ClientGroup(1, Flat, level="a"), ClientGroup(1, Flat, level="b")]
+    fleet = fleet_of(groups, algorithm, images([6, 5]))
     algorithm.evaluation_start(fleet)
     module = algorithm.evaluated(fleet, None)
     assert module is not None

@@ -54,8 +54,8 @@ class Federation:
 
     def fleet(self) -> Fleet:
         task: Task = "masked_lm" if self.model.func is Transformer else "classification"  # type: ignore[attr-defined]
-        cohorts = [ClientGroup(1, self.model, rate=rate) for rate in self.rates]
-        return fleet_of(cohorts, HeteroFL(mask=False), Held(self.labels, task))
+        groups = [ClientGroup(1, self.model, rate=rate) for rate in self.rates]
+        return fleet_of(groups, HeteroFL(mask=False), Held(self.labels, task))
 
 
 @st.composite

@@ -48,7 +48,7 @@ def row_of(fleet: Fleet, client: int) -> dict[str, Tensor]:
     """A client's tensors, as they lie in its row."""
     return {
         name.removeprefix("net."): view.clone()
-        for name, view in fleet.cohorts[0].layout.floats.views(fleet.row(client).floats).items()
+        for name, view in fleet.groups[0].layout.floats.views(fleet.row(client).floats).items()
     }
 
 
@@ -198,16 +198,16 @@ def test_a_count_that_cannot_be_is_refused(count: int, fragment: str) -> None:
         lg_fleet(LGFedAvg(count))
 
 
-def test_cohorts_of_different_shapes_are_refused() -> None:
-    cohorts = [ClientGroup(1, mlp, name="x"), ClientGroup(1, MLP, name="y")]
-    message = r"clients: .* x are \[3, 5\], \[3\], those of cohort y \[3, 200\], \[3\]; use"
+def test_groups_of_different_shapes_are_refused() -> None:
+    groups = [ClientGroup(1, mlp, name="x"), ClientGroup(1, MLP, name="y")]
+    message = r"clients: .* x are \[3, 5\], \[3\], those of group y \[3, 200\], \[3\]; use"
     with pytest.raises(UserError, match=message):
-        fleet_of(cohorts, LGFedAvg(1), random_data([3, 3]))
+        fleet_of(groups, LGFedAvg(1), random_data([3, 3]))
 
 
 def other_shapes(algorithm: LGFedAvg, *models: Any, **work: Any) -> Fleet:
-    cohorts = [ClientGroup(1, models[0]), ClientGroup(2, models[1])]
-    return fleet_of(cohorts, algorithm, random_data(SIZES), optimizer=slow, **work)
+    groups = [ClientGroup(1, models[0]), ClientGroup(2, models[1])]
+    return fleet_of(groups, algorithm, random_data(SIZES), optimizer=slow, **work)
 
 
 def own_row(fleet: Fleet, client: int) -> dict[str, Tensor]:
@@ -277,12 +277,12 @@ def test_all_layers_of_the_smaller_network_may_be_global() -> None:
 def test_different_networks_have_no_common_start(finished: tuple[Path, Tensor]) -> None:
     folder, _ = finished
     start = str(folder / "models/server.safetensors")
-    with pytest.raises(UserError, match="but the cohorts have different architectures") as error:
+    with pytest.raises(UserError, match="but the groups have different architectures") as error:
         other_shapes(LGFedAvg(1, start=start), mlp, deep)
     assert error.value.key == "model.algorithm.init_args.start"
 
 
 def test_layers_that_slices_would_fit_into_are_refused() -> None:
     """A narrower layer is none of the same shape."""
-    with pytest.raises(UserError, match=r"are \[3, 5\], \[3\], those of cohort 1 \[3, 4\], \[3\]"):
+    with pytest.raises(UserError, match=r"are \[3, 5\], \[3\], those of group 1 \[3, 4\], \[3\]"):
         other_shapes(LGFedAvg(1), mlp, partial(MLP, hidden=(6, 4)))

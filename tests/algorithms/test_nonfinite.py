@@ -41,10 +41,10 @@ def broken_data(value: float = math.nan, **settings: Any) -> FederatedDataModule
 
 
 def rows_of(
-    algorithm: Algorithm, cohorts: list[ClientGroup], *, sampled: bool, accumulate: str
+    algorithm: Algorithm, groups: list[ClientGroup], *, sampled: bool, accumulate: str
 ) -> tuple[Tensor, dict[str, float]]:
     fleet = fleet_of(
-        cohorts, algorithm, broken_data(), optimizer=partial(SGD, lr=0.1, momentum=0.9),
+        groups, algorithm, broken_data(), optimizer=partial(SGD, lr=0.1, momentum=0.9),
         accumulate=accumulate,
     )  # fmt: skip
     if not sampled:
@@ -66,10 +66,10 @@ def rows_of(
     ],
 )
 def test_the_others_train_as_if_the_broken_client_had_not_been_drawn(
-    algorithm: Any, cohorts: list[ClientGroup], accumulate: str
+    algorithm: Any, groups: list[ClientGroup], accumulate: str
 ) -> None:
-    with_it, metrics = rows_of(algorithm(), cohorts, sampled=True, accumulate=accumulate)
-    without, others = rows_of(algorithm(), cohorts, sampled=False, accumulate=accumulate)
+    with_it, metrics = rows_of(algorithm(), groups, sampled=True, accumulate=accumulate)
+    without, others = rows_of(algorithm(), groups, sampled=False, accumulate=accumulate)
     assert with_it.isfinite().all()
     assert torch.equal(with_it, without)
     assert (metrics["participants"], metrics["excluded"]) == (4.0, 1.0)

@@ -20,14 +20,14 @@ CLIENTS = len(SIZES)
 mlp = partial(MLP, hidden=(6,), dropout=0.2)
 
 
-def rows_after(changed: int | None, cohorts: list[ClientGroup]) -> list[Tensor]:
+def rows_after(changed: int | None, groups: list[ClientGroup]) -> list[Tensor]:
     """The clients' rows after three rounds; one of them with other data than it has by default."""
     data = random_data(SIZES, batch_size=3)
     if changed is not None:
         start = sum(SIZES[:changed])
         data.dataset.load("train").x[start : start + SIZES[changed]] += 1.0
     fleet = fleet_of(
-        cohorts, Standalone(), data, optimizer=partial(SGD, lr=0.1, momentum=0.9),
+        groups, Standalone(), data, optimizer=partial(SGD, lr=0.1, momentum=0.9),
         clients_per_round=2,
     )  # fmt: skip
     for t in range(3):
@@ -44,15 +44,15 @@ def row_of(fleet: Fleet, client: int) -> Tensor:
     [[ClientGroup(3, mlp)], [ClientGroup(2, mlp), ClientGroup(1, partial(MLP, hidden=(3,)))]],
 )
 @pytest.mark.parametrize("changed", range(CLIENTS))
-def test_a_clients_data_change_its_own_row_alone(changed: int, cohorts: list[ClientGroup]) -> None:
-    before, after = rows_after(None, cohorts), rows_after(changed, cohorts)
+def test_a_clients_data_change_its_own_row_alone(changed: int, groups: list[ClientGroup]) -> None:
+    before, after = rows_after(None, groups), rows_after(changed, groups)
     for client in range(CLIENTS):
         assert torch.equal(before[client], after[client]) == (client != changed)
 
 
-def test_clients_of_a_cohort_start_alike() -> None:
-    cohorts = [ClientGroup(2, mlp), ClientGroup(1, mlp)]
-    fleet = fleet_of(cohorts, Standalone(), random_data(SIZES))
+def test_clients_of_a_group_start_alike() -> None:
+    groups = [ClientGroup(2, mlp), ClientGroup(1, mlp)]
+    fleet = fleet_of(groups, Standalone(), random_data(SIZES))
     assert torch.equal(row_of(fleet, 0), row_of(fleet, 1))
     assert not torch.equal(row_of(fleet, 0), row_of(fleet, 2))
 

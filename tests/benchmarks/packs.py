@@ -71,7 +71,7 @@ def compare(name: str, sizes: Sequence[int], *, reps: int, clients: int) -> None
             run_round(fleet, t)
             if t:
                 taken[side].append(time.process_time() - start)
-    flops = fleets["off"].cohorts[0].flops * BATCH / 1e6
+    flops = fleets["off"].groups[0].flops * BATCH / 1e6
     step = 1e3 * statistics.median(taken["off"]) / clients / (SAMPLES // BATCH)
     ratios = [
         f"{statistics.median(b / a for a, b in zip(taken['off'], taken[side], strict=True)):5.2f}"

@@ -81,9 +81,9 @@ def evaluate(
 VALUES = [0.5, 0.25, 1.0, 0.75, 0.0, 0.5, 0.25, 1.0, 0.125, 0.5, 0.75, 0.375]
 
 
-def fleet_and_data(cohorts: list[ClientGroup]) -> tuple[Fleet, FederatedDataModule]:
+def fleet_and_data(groups: list[ClientGroup]) -> tuple[Fleet, FederatedDataModule]:
     data = scored(VALUES)
-    return fleet_of(cohorts, FedAvg(), data), data
+    return fleet_of(groups, FedAvg(), data), data
 
 
 def test_personal_figures_count_every_client_once() -> None:
@@ -117,13 +117,13 @@ def test_a_large_federation_tests_some_of_its_clients_by_default(
     assert ("model.eval_clients" in caplog.text) == (given is None)
 
 
-def test_cohorts_have_figures_of_their_own() -> None:
-    cohorts = [
+def test_groups_have_figures_of_their_own() -> None:
+    groups = [
         ClientGroup(4, Score, name="wide"),
         ClientGroup(5, Score, level="c"),
         ClientGroup(3, Score),
     ]
-    figures, _ = evaluate(*fleet_and_data(cohorts), kinds=("personal",))
+    figures, _ = evaluate(*fleet_and_data(groups), kinds=("personal",))
     assert figures["personal/score/wide"] == sum(VALUES[:4]) / 4
     assert figures["personal/score/c"] == sum(VALUES[4:9]) / 5
     assert figures["personal/score/2"] == sum(VALUES[9:]) / 3

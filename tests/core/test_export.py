@@ -53,7 +53,7 @@ def test_masks_are_exported_with_the_weights_that_they_cover(tmp_path: Path) -> 
     case = CASES["dispfl"]
     case = Case(case.algorithm, case.model, "", case.federation | {"export": ("clients",)})
     _, federation = fit(case, tmp_path, rounds=2)
-    algorithm, layout = federation.algorithm, federation.fleet.cohorts[0].layout.floats
+    algorithm, layout = federation.algorithm, federation.fleet.groups[0].layout.floats
     assert isinstance(algorithm, DisPFL)
     folder = tmp_path / "run"
     assert len(list((folder / "masks").iterdir())) == CLIENTS

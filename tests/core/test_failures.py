@@ -163,7 +163,7 @@ def test_rows_on_the_host_are_put_back(tmp_path: Path) -> None:
     )
     trainer = fit(federation, broken_data(), tmp_path, rounds=2)
     assert trainer.callback_metrics["excluded"] == 1.0
-    assert not federation.fleet.cohorts[0].staging._held  # type: ignore[union-attr]
+    assert not federation.fleet.groups[0].staging._held  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("store", ["device", "host"])

@@ -112,19 +112,19 @@ CASES: dict[str, tuple[Callable[[], Algorithm], list[Any], bool]] = {
 
 @pytest.mark.parametrize(("make", "cohorts", "masked"), CASES.values(), ids=CASES)
 def test_figures_are_those_of_sessions_from_what_the_server_has(
-    make: Callable[[], Algorithm], cohorts: list[ClientGroup], masked: bool
+    make: Callable[[], Algorithm], groups: list[ClientGroup], masked: bool
 ) -> None:
     source = few_labels() if masked else random_data(SIZES, batch_size=4, eval_batch_size=5)
     optimizer = partial(SGD, lr=LR, momentum=MOMENTUM)
-    fed = fleet_of(cohorts, make(), source, optimizer=optimizer, epochs=EPOCHS)
+    fed = fleet_of(groups, make(), source, optimizer=optimizer, epochs=EPOCHS)
     for t in range(2):
         run_round(fed, t)
     mu = fed.algorithm.mu if isinstance(fed.algorithm, FedProx) else 0.0
     expected = []
     for client in range(fed.clients):
         layout, row = fed.algorithm.client_row(fed, client)
-        cohort = cohorts[fed.home_cohort(client)]
-        net = cohort.build(source, position=0, seed=0).net
+        group = groups[fed.home_group(client)]
+        net = group.build(source, position=0, seed=0).net
         assert isinstance(net, nn.Module)
         net.load_state_dict(state_dict(layout, row))
         expected.append(session_by_hand(net, source, client, mu=mu, masked=masked))
@@ -180,9 +180,9 @@ def test_clients_take_turns_in_one_copy() -> None:
     source = random_data(SIZES, batch_size=4)
     fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), source)
     run_round(fed, 0)
-    rows = len(fed.cohorts[0].live._views)
+    rows = len(fed.groups[0].live._views)
     evaluate(fed, source)
-    assert len(fed.cohorts[0].live._views) == rows + 2  # the server's, and the copy
+    assert len(fed.groups[0].live._views) == rows + 2  # the server's, and the copy
 
 
 @pytest.mark.parametrize(

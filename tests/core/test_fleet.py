@@ -1,4 +1,4 @@
-"""Who takes part, how much a session is, and what a cohort is refused for."""
+"""Who takes part, how much a session is, and what a group is refused for."""
 
 from collections import Counter
 from functools import partial
@@ -108,9 +108,9 @@ def test_work_that_cannot_be_is_refused(work: dict[str, Any], key: str) -> None:
         (ClientGroup(1, partial(nn.Linear, 4, 3), rate=0.5), "rate"),
     ],
 )  # fmt: skip
-def test_cohorts_that_cannot_be_are_refused(cohort: ClientGroup, key: str) -> None:
+def test_groups_that_cannot_be_are_refused(group: ClientGroup, key: str) -> None:
     with pytest.raises(UserError) as caught:
-        cohort.check(3)
+        group.check(3)
     assert caught.value.key == f"model.clients.3.{key}"
 
 
@@ -137,7 +137,7 @@ def test_what_is_linked_from_the_data_may_not_be_written_otherwise() -> None:
     build(partial(MLP, num_classes=3, input_shape=[4]))
 
 
-def test_a_models_own_complaint_names_its_cohort() -> None:
+def test_a_models_own_complaint_names_its_group() -> None:
     with pytest.raises(UserError, match=r"model\.clients\.2\.model: .*unexpected keyword"):
         build(partial(MLP, widht=3), position=2)  # type: ignore[call-arg]
 
@@ -163,7 +163,7 @@ def test_rows_on_the_host_train_to_the_same_bits(algorithm: Any) -> None:
         data.prepare(clients=5, seed=0, device=CPU, folder=None)
         fed = Fleet([ClientGroup(5, mlp)], algorithm(), data, ranks=Ranks(CPU), host_rows=host)
         optimizer = partial(SGD, lr=0.1, momentum=0.9)
-        stepper = client_stepper(fed.cohorts[0], 0, optimizer, Runtime(), evaluated=False)
+        stepper = client_stepper(fed.groups[0], 0, optimizer, Runtime(), evaluated=False)
         fed.training.attach(Runtime(), [stepper])
         for t in range(2):
             run_round(fed, t)
@@ -192,7 +192,7 @@ def served(clients: int) -> tuple[Fleet, FedAvg]:
 
 
 def values_of(fed: Fleet, client: int) -> dict[str, float]:
-    views = fed.cohorts[0].layout.floats.views(fed.row(client).floats)
+    views = fed.groups[0].layout.floats.views(fed.row(client).floats)
     return {name.removeprefix("net."): float(view.mean()) for name, view in views.items()}
 
 

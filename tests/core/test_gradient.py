@@ -45,7 +45,7 @@ def fleet(model: Any, **settings: Any) -> Fleet:
 def test_it_is_that_of_one_batch_in_evaluation() -> None:
     fed = fleet(Net)
     run_round(fed, 0)
-    layout, row = fed.cohorts[0].layout, fed.row(1)
+    layout, row = fed.groups[0].layout, fed.row(1)
     before = row.floats.clone(), row.integers.clone()
     found = layout.floats.views(fed.gradient(1, 3))
     assert torch.equal(row.floats, before[0])
@@ -76,7 +76,7 @@ def test_it_is_drawn_by_round_and_client() -> None:
 
 def test_it_is_no_part_of_the_clients_metrics() -> None:
     fed = fleet(Net)
-    state = fed.cohorts[0]
+    state = fed.groups[0]
     state.module.log("seen", 1.0)
     fed.gradient(0, 0)
     metrics = run_round(fed, 0)
@@ -90,7 +90,7 @@ def test_it_is_of_full_precision_where_training_is_mixed() -> None:
     autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, cache_enabled=False)
     runtime = Runtime(forward_context=autocast)
     optimizer = partial(SGD, lr=0.2)
-    stepper = client_stepper(fed.cohorts[0], 0, optimizer, runtime, evaluated=False)
+    stepper = client_stepper(fed.groups[0], 0, optimizer, runtime, evaluated=False)
     fed.training.attach(runtime, [stepper])
     assert torch.equal(fed.gradient(0, 0), full)
 
@@ -101,7 +101,7 @@ def test_rows_on_the_host_have_the_same() -> None:
     data.prepare(clients=3, seed=0, device=CPU, folder=None)
     host = Fleet([ClientGroup(3, Net)], Standalone(), data, ranks=device.ranks, host_rows=True)
     optimizer = partial(SGD, lr=0.2)
-    stepper = client_stepper(host.cohorts[0], 0, optimizer, Runtime(), evaluated=False)
+    stepper = client_stepper(host.groups[0], 0, optimizer, Runtime(), evaluated=False)
     host.training.attach(Runtime(), [stepper])
     with torch.inference_mode():
         host.bind(0)  # evaluated before

@@ -35,7 +35,7 @@ VALIDATION = [
 
 
 def steps_of(model: Federation) -> int:
-    module = model.fleet.cohorts[0].module
+    module = model.fleet.groups[0].module
     assert isinstance(module, Counting)
     return module.steps
 

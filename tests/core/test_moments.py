@@ -90,9 +90,9 @@ def by_hand(
 
 def test_the_global_model_on_a_clients_data_is_not_the_slice_that_it_holds() -> None:
     source = two_labels_each()
-    cohorts = [ClientGroup(1, Slim, rate=1.0), ClientGroup(2, Slim, rate=0.25)]
+    groups = [ClientGroup(1, Slim, rate=1.0), ClientGroup(2, Slim, rate=0.25)]
     optimizer = partial(SGD, lr=0.3)
-    fed = fleet_of(cohorts, HeteroFL(), source, optimizer=optimizer, epochs=4)
+    fed = fleet_of(groups, HeteroFL(), source, optimizer=optimizer, epochs=4)
     for t in range(3):
         run_round(fed, t)
     evaluation = evaluated(fed, source, ("personal", "local"))

@@ -52,9 +52,9 @@ class Model(nn.Module):
         return self.head(hidden + self.heads.o(self.heads.q(hidden)))
 
 
-def fleet(algorithm: FedAvg | HeteroFL, *cohorts: ClientGroup) -> Fleet:
+def fleet(algorithm: FedAvg | HeteroFL, *groups: ClientGroup) -> Fleet:
     x, y = torch.arange(24.0).reshape(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    return fleet_of(list(cohorts), algorithm, data_of(x, y, [[0, 3], [1, 4, 2, 5]]))
+    return fleet_of(list(groups), algorithm, data_of(x, y, [[0, 3], [1, 4, 2, 5]]))
 
 
 WIDE, SLIM = ClientGroup(1, Model), ClientGroup(1, Model, rate=0.5)
@@ -117,7 +117,7 @@ def test_only_the_named_tensors_travel_and_count() -> None:
 
 def test_a_client_without_whole_heads_is_refused_by_name() -> None:
     broken = ClientGroup(1, partial(Model, inner=3), rate=0.5)
-    with pytest.raises(UserError, match=r"cohort 1 .*net.heads.q.weight is \[3, 4\], which leaves"):
+    with pytest.raises(UserError, match=r"group 1 .*net.heads.q.weight is \[3, 4\], which leaves"):
         fleet(HeteroFL(mask=False), WIDE, broken)
 
 

@@ -87,7 +87,7 @@ def test_a_loss_may_be_a_tensor_of_one_element(name: str) -> None:
 def assert_trains_as_outside(configure: Callable[[Two], Any], shape: tuple[int, ...]) -> None:
     model = partial(Two, configure, shape)
     fleet = fleet_of([ClientGroup(1, model)], Standalone(), one_sample(), epochs=STEPS)
-    state = fleet.cohorts[0]
+    state = fleet.groups[0]
     twin = Two(configure)
     twin.load_state_dict(state.module.state_dict())
     run_round(fleet, 0)
@@ -156,7 +156,7 @@ def test_a_module_needs_no_forward() -> None:
     before = fleet.row(0).floats.clone()
     run_round(fleet, 0)
     # One step of 1/2 against the sample itself.
-    weight = fleet.cohorts[0].layout.floats.views(before - fleet.row(0).floats)["net.weight"]
+    weight = fleet.groups[0].layout.floats.views(before - fleet.row(0).floats)["net.weight"]
     assert weight.flatten().tolist() == pytest.approx([0.5, -1.0, 0.25], rel=1e-5)
 
 

@@ -30,9 +30,9 @@ def fleet(algorithm: Algorithm, optimizer: OptimizerFactory, accumulate: str, le
     data = data_of(x, y, [range(0, 12), range(12, 24)], batch_size=5)
     # 33 and 3 channels: tensors that end anywhere in their last 32 elements.
     model = partial(Conv, hidden=(33, 3))
-    cohorts = [ClientGroup(2 // len(levels), model, level=level) for level in levels]  # type: ignore[arg-type]
+    groups = [ClientGroup(2 // len(levels), model, level=level) for level in levels]  # type: ignore[arg-type]
     return fleet_of(
-        cohorts, algorithm, data, optimizer=optimizer, accumulate=accumulate, clip=1.0, epochs=2
+        groups, algorithm, data, optimizer=optimizer, accumulate=accumulate, clip=1.0, epochs=2
     )
 
 

@@ -1,4 +1,4 @@
-"""Server models of tensors that cohorts have by names of their own, integer buffers among them."""
+"""Server models of tensors that groups have by names of their own, integer buffers among them."""
 
 from functools import partial
 
@@ -64,10 +64,10 @@ class Renamed(Standalone):
 
 
 def fleet(algorithm: Renamed) -> Fleet:
-    cohorts = [ClientGroup(1, First), ClientGroup(2, Second)]
+    groups = [ClientGroup(1, First), ClientGroup(2, Second)]
     data = random_data(SIZES, batch_size=2)
     data.last_batch = "join"
-    return fleet_of(cohorts, algorithm, data, optimizer=partial(SGD, lr=0.1))
+    return fleet_of(groups, algorithm, data, optimizer=partial(SGD, lr=0.1))
 
 
 def tensors(fed: Fleet, client: int) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ def spent(ledger: Ledger) -> list[list[float]]:
 def rehearsed(case: Case, world: int = 3) -> DryFleet:
     data, work = case.data(), LocalWork(**work_of(case))
     data.prepare(clients=case.clients, seed=0, device=CPU, folder=None)
-    fleet = DryFleet(case.cohorts(), case.algorithm(), data, ranks=PlannedRanks(world), work=work)
+    fleet = DryFleet(case.groups(), case.algorithm(), data, ranks=PlannedRanks(world), work=work)
     fleet.run(ROUNDS)
     return fleet
 
@@ -51,7 +51,7 @@ def rehearsed(case: Case, world: int = 3) -> DryFleet:
 def trained(case: Case) -> Ledger:
     optimizer = case.federation.get("optimizer", partial(SGD, lr=0.01))
     fleet = fleet_of(
-        case.cohorts(), case.algorithm(), case.data(), optimizer=optimizer, **work_of(case)
+        case.groups(), case.algorithm(), case.data(), optimizer=optimizer, **work_of(case)
     )
     for t in range(ROUNDS):
         run_round(fleet, t)
@@ -69,7 +69,7 @@ def test_bytes_are_those_of_a_run(name: str) -> None:
     fleet = rehearsed(CASES[name])
     assert spent(fleet.ledger) == spent(trained(CASES[name]))
     assert fleet.bound == ""
-    assert all(not state.store.slots for state in fleet.cohorts)  # and no client has a row
+    assert all(not state.store.slots for state in fleet.groups)  # and no client has a row
 
 
 @pytest.mark.parametrize("name", ["dispfl", "my1", "my2"])
@@ -92,7 +92,7 @@ def test_bytes_that_depend_on_training_are_not_counted(name: str) -> None:
 
 # Five samples of four features, and so on; a hidden layer of 2 or 9 units, two classes.
 SIZES = (5, 3, 4, 6)
-COHORTS = [ClientGroup(2, partial(MLP, hidden=(9,))), ClientGroup(2, partial(MLP, hidden=(2,)))]
+GROUPS = [ClientGroup(2, partial(MLP, hidden=(9,))), ClientGroup(2, partial(MLP, hidden=(2,)))]
 ALIKE = [ClientGroup(4, partial(MLP, hidden=(9,)))]
 PARAMETERS = (4 * 9 + 9 + 9 * 2 + 2, 4 * 2 + 2 + 2 * 2 + 2)
 WIDE, NARROW = 4 * 160, 4 * 128  # bytes of a row: tensors begin at multiples of 32
@@ -102,14 +102,14 @@ def planned(
     algorithm: Algorithm,
     *,
     world: int = 2,
-    cohorts: list[ClientGroup] = COHORTS,
+    groups: list[ClientGroup] = GROUPS,
     rounds: int = 1,
     sizes: tuple[int, ...] = SIZES,
     **settings: Any,
 ) -> DryFleet:
     data = random_data(sizes, classes=2, batch_size=2)
     data.prepare(clients=4, seed=0, device=CPU, folder=None)
-    fleet = DryFleet(cohorts, algorithm, data, ranks=PlannedRanks(world), **settings)
+    fleet = DryFleet(groups, algorithm, data, ranks=PlannedRanks(world), **settings)
     fleet.run(rounds)
     return fleet
 
@@ -126,7 +126,7 @@ def test_everybody_takes_part() -> None:
 
 def test_phases_last_as_long_as_their_epochs() -> None:
     fleet, plain = (
-        planned(make(), cohorts=ALIKE) for make in (partial(FedRep, "net.layers.3.", 2, 3), FedAvg)
+        planned(make(), groups=ALIKE) for make in (partial(FedRep, "net.layers.3.", 2, 3), FedAvg)
     )
     assert fleet.calls[0].loads.sum() == 5 * plain.calls[0].loads.sum()
 
@@ -144,20 +144,20 @@ def test_memory_of_clients_that_keep_rows() -> None:
     found = memory(fleet, SGD_HALF)
     assert {what: size for what, size in found.items() if size} == {
         "rows of its clients": WIDE + 2 * NARROW,
-        "live modules, one per cohort": WIDE + NARROW,
+        "live modules, one per group": WIDE + NARROW,
         "gradients and optimiser state": 4 * PARAMETERS[0],  # plain SGD keeps gradients alone
     }
 
 
-def test_rows_on_the_host_leave_two_of_a_cohort_on_the_device() -> None:
+def test_rows_on_the_host_leave_two_of_a_group_on_the_device() -> None:
     found = memory(planned(Standalone(), host_rows=True), SGD_HALF)
-    assert found["two rows of every cohort, the others in host memory"] == 2 * (WIDE + NARROW)
+    assert found["two rows of every group, the others in host memory"] == 2 * (WIDE + NARROW)
     assert found["rows of its clients"] == 0
 
 
 def test_rows_of_clients_that_keep_nothing_are_as_many_as_were_ever_there() -> None:
     half = LocalWork(clients_per_round=2)
-    fleet = planned(FedAvg(), cohorts=ALIKE, rounds=3, work=half)
+    fleet = planned(FedAvg(), groups=ALIKE, rounds=3, work=half)
     assert rank_rows(fleet).tolist() == [WIDE, WIDE]
     assert memory(fleet, None)["server models"] == WIDE
     assert sum(call.counts.sum() for call in fleet.calls) == 3 * 2
@@ -165,13 +165,13 @@ def test_rows_of_clients_that_keep_nothing_are_as_many_as_were_ever_there() -> N
 
 
 def test_bytes_between_servers() -> None:
-    fleet = planned(FedBCD(2, 1, wait=1), cohorts=ALIKE, rounds=3)
+    fleet = planned(FedBCD(2, 1, wait=1), groups=ALIKE, rounds=3)
     assert fleet.sums["server_bytes"] == 3 * 2 * 4 * PARAMETERS[0]
 
 
 def test_rows_of_other_ranks_fit_into_the_buffer() -> None:
     for buffer, expected in ((100, 100), (2**28, 6 * 4 * WIDE)):
-        fleet = planned(DPSGD(Ring()), cohorts=ALIKE, exchange_buffer=buffer)
+        fleet = planned(DPSGD(Ring()), groups=ALIKE, exchange_buffer=buffer)
         assert memory(fleet, None)["rows of other ranks, at most"] == expected
 
 
@@ -211,7 +211,7 @@ def test_what_optimisers_keep(optimizer: Any, slots: float) -> None:
     assert not made.state
 
 
-def test_the_text_has_a_line_for_every_cohort_and_one_of_a_few_ranks() -> None:
+def test_the_text_has_a_line_for_every_group_and_one_of_a_few_ranks() -> None:
     fleet = planned(Standalone())
     lines = plan_text(fleet, {"rows": 1500, "nothing": 0}, rounds=1).splitlines()
     assert lines[0] == "Standalone, 4 clients on 2 ranks: the first round, 4 sessions in each"
@@ -255,5 +255,5 @@ def test_the_text_says_what_is_not_known(name: str, said: list[str]) -> None:
 
 def test_flops_that_are_not_known_are_said_to_be() -> None:
     fleet = planned(Standalone())
-    fleet.cohorts[0].flops = 0.0
+    fleet.groups[0].flops = 0.0
     assert plan_text(fleet, {}, rounds=1).count("not known") == 1

@@ -24,8 +24,8 @@ NUMBER = r"([\d.e+-]+)"
 
 
 def run(bar: RoundProgressBar, folder: Path, *others: Callback, **flags: Any) -> None:
-    cohorts = [ClientGroup(3, partial(MLP, hidden=(5,)))]
-    federation = Federation(FedAvg(), cohorts, optimizer=partial(SGD, lr=0.3))
+    groups = [ClientGroup(3, partial(MLP, hidden=(5,)))]
+    federation = Federation(FedAvg(), groups, optimizer=partial(SGD, lr=0.3))
     flags |= {"callbacks": [bar, *others], "enable_progress_bar": True}
     fit(federation, random_data([9, 7, 8]), folder, **flags)
 

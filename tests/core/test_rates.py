@@ -95,7 +95,7 @@ def test_without_rates_the_wide_clients_are_apart() -> None:
     assert owners(fleet_on(0)) == [1, 0, 1, 1]
 
 
-def test_a_cohort_without_a_rate_leaves_all_to_flops() -> None:
+def test_a_group_without_a_rate_leaves_all_to_flops() -> None:
     assert owners(fleet_on(0, Rates({1: [7.0]}))) == owners(fleet_on(0))
 
 
@@ -126,7 +126,7 @@ def test_a_session_is_timed() -> None:
     fleet = fleet_of([WIDE, NARROW], Standalone(), random_data(SIZES, batch_size=2))
     run_round(fleet, 0)
     kept = fleet.rates.state_dict()
-    assert {cohort: len(seconds) for cohort, seconds in kept.items()} == {0: 2, 1: 2}
+    assert {group: len(seconds) for group, seconds in kept.items()} == {0: 2, 1: 2}
     assert all(0 < seconds < 60 for recent in kept.values() for seconds in recent)
 
 
@@ -137,7 +137,7 @@ def test_a_client_that_draws_its_level_is_timed_at_that_level() -> None:
     drawn = [algorithm.draw_level(fleet, k, 5) for k in range(4)]
     assert drawn.count(0) == 3  # of two who have it at home
     run_round(fleet, 5)
-    kept = {cohort: len(seconds) for cohort, seconds in fleet.rates.state_dict().items()}
+    kept = {group: len(seconds) for group, seconds in fleet.rates.state_dict().items()}
     assert kept == {level: drawn.count(level) for level in set(drawn)}
 
 

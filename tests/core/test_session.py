@@ -81,7 +81,7 @@ class Own(L.LightningModule):
 
 
 def initial(factory: Any, **arguments: Any) -> nn.Module:
-    """A cohort's model before training: a function of the run's seed and its position."""
+    """A group's model before training: a function of the run's seed and its position."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(SEED, "init", client=0))
         return factory(**arguments)
@@ -170,7 +170,7 @@ def test_a_users_module_trains_as_it_is(tmp_path: Path) -> None:
     x, y = data.dataset.load("test").x, data.dataset.load("test").y
     hits = (own(x).argmax(1) == y).float().mean()
     assert float(metrics["global/accuracy"]) == pytest.approx(float(hits), abs=1e-6)
-    module = federation.fleet.cohorts[0].module
+    module = federation.fleet.groups[0].module
     assert module.trainer is trainer
     assert module.epochs_seen == [0] * 15 + [1] * 15
 

@@ -12,7 +12,7 @@ from lightfed_kernels import Layout
 from torch import Tensor
 
 from lightfed.aggregation.coverage import Accumulate
-from lightfed.aggregation.group_mean import Group, Sharing
+from lightfed.aggregation.group_mean import SharedTensors, Sharing
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
 from tests.core.threads import on_ranks
@@ -37,25 +37,25 @@ def layout_of(tensors: Sequence[str]) -> ModelLayout:
 
 @dataclass(frozen=True)
 class Case:
-    """Participants 0, 1, ... of some cohorts, and what is shared.
+    """Participants 0, 1, ... of some groups, and what is shared.
 
     Attributes:
-        layouts: of the cohorts.
+        layouts: of the groups.
         groups: of tensors.
-        cohorts: of the participants.
+        groups: of the participants.
         weights: of those whose values count.
         rows: of the participants.
     """
 
     layouts: list[ModelLayout]
-    groups: list[Group]
-    cohorts: dict[int, int]
+    groups: list[SharedTensors]
+    groups: dict[int, int]
     weights: dict[int, float]
     rows: dict[int, Row]
 
     @property
     def sharing(self) -> Sharing:
-        return Sharing(self.groups, self.layouts, self.cohorts)
+        return Sharing(self.groups, self.layouts, self.groups)
 
     def copies(self, some: Sequence[int]) -> dict[int, Row]:
         return {k: Row(self.rows[k].floats.clone(), self.rows[k].integers.clone()) for k in some}
@@ -73,7 +73,7 @@ def filled(layout: ModelLayout, rng: torch.Generator) -> Row:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Every cohort has some of the tensors in an order; cohorts share some of what they have."""
+    """Every group has some of the tensors in an order; groups share some of what they have."""
     orders = draw(st.lists(st.permutations(sorted(SHAPES)), min_size=1, max_size=3))
     held = [order[: draw(st.integers(1, len(SHAPES)))] for order in orders]
     shared: dict[tuple[int, ...], list[str]] = {}
@@ -81,7 +81,9 @@ def cases(draw: st.DrawFn) -> Case:
         havers = [c for c, names in enumerate(held) if name in names]
         if chosen := draw(st.sets(st.sampled_from(havers))) if havers else set():
             shared.setdefault(tuple(sorted(chosen)), []).append(name)
-    groups = [Group(dict.fromkeys(cohorts, tuple(names))) for cohorts, names in shared.items()]
+    groups = [
+        SharedTensors(dict.fromkeys(groups, tuple(names))) for groups, names in shared.items()
+    ]
     members = draw(st.lists(st.integers(0, len(held) - 1), min_size=1, max_size=6))
     layouts = [layout_of(names) for names in held]
     rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
@@ -90,12 +92,12 @@ def cases(draw: st.DrawFn) -> Case:
         groups,
         dict(enumerate(members)),
         draw(st.dictionaries(st.integers(0, len(members) - 1), st.integers(1, 60).map(float))),
-        {k: filled(layouts[cohort], rng) for k, cohort in enumerate(members)},
+        {k: filled(layouts[group], rng) for k, group in enumerate(members)},
     )
 
 
 def tensors_of(case: Case, rows: Mapping[int, Row], client: int) -> dict[str, Tensor]:
-    layout, row = case.layouts[case.cohorts[client]], rows[client]
+    layout, row = case.layouts[case.groups[client]], rows[client]
     return layout.floats.views(row.floats) | layout.integers.views(row.integers)
 
 
@@ -104,9 +106,9 @@ def expected_of(case: Case) -> dict[int, Row]:
     rows = case.copies(sorted(case.rows))
     views = {k: tensors_of(case, rows, k) for k in rows}
     for group in case.groups:
-        members = [k for k in rows if case.cohorts[k] in group.tensors]
+        members = [k for k in rows if case.groups[k] in group.names]
         weights = {k: case.weights[k] for k in members if k in case.weights}
-        names = {name for names in group.tensors.values() for name in names}
+        names = {name for names in group.names.values() for name in names}
         for name in names if weights and len(members) > 1 else ():
             if name in INTEGERS:
                 mean = torch.stack([views[k][name] for k in weights]).amax(0)
@@ -166,17 +168,17 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
     assert same(on_several(case, accumulate, owners), rows)
 
 
-def two_cohorts(groups: list[Group], *, clients: Sequence[int] = (0, 0, 1)) -> Case:
+def two_groups(groups: list[SharedTensors], *, clients: Sequence[int] = (0, 0, 1)) -> Case:
     """Tensors a, d, n in the one; b, a, n, m, d in the other."""
     layouts = [layout_of("adn"), layout_of("banmd")]
     rng = torch.Generator().manual_seed(0)
-    rows = {k: filled(layouts[cohort], rng) for k, cohort in enumerate(clients)}
+    rows = {k: filled(layouts[group], rng) for k, group in enumerate(clients)}
     return Case(layouts, groups, dict(enumerate(clients)), dict.fromkeys(rows, 1.0), rows)
 
 
 def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
     """Sums in float64 would lose the small value beside a large one, in some orders only."""
-    case = two_cohorts([Group({0: ("a",)})], clients=(0, 0, 0))
+    case = two_groups([SharedTensors({0: ("a",)})], clients=(0, 0, 0))
     for k, value in enumerate((2.0**21, 2.0**-38, -(2.0**21))):
         case.rows[k].floats.fill_(value)
     rows = case.copies([0, 1, 2])
@@ -186,7 +188,7 @@ def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
 
 
 def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
-    case = two_cohorts([Group({0: ("a",)})], clients=(0, 0, 0))
+    case = two_groups([SharedTensors({0: ("a",)})], clients=(0, 0, 0))
     for row in case.rows.values():
         row.floats.fill_(2.0**-31)  # 512 units; a third is 170.67
     rows = case.copies([0, 1, 2])
@@ -195,14 +197,18 @@ def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
 
 
 def test_bytes_are_those_of_the_groups_with_company() -> None:
-    groups = [Group({0: ("a", "n"), 1: ("a", "n")}), Group({0: ("d",)}), Group({1: ("b", "m")})]
-    sharing = two_cohorts(groups).sharing
+    groups = [
+        SharedTensors({0: ("a", "n"), 1: ("a", "n")}),
+        SharedTensors({0: ("d",)}),
+        SharedTensors({1: ("b", "m")}),
+    ]
+    sharing = two_groups(groups).sharing
     common = 4 * 15 + 8 * 1  # a and n; the other groups' sizes are d 8, b 40, m 3 elements
     assert [sharing.bytes(k) for k in range(3)] == [common + 4 * 8, common + 4 * 8, common]
 
 
 def test_a_client_alone_sends_nothing_and_meets_nobody() -> None:
-    case = two_cohorts([Group({0: ("a", "d", "n")})], clients=(0, 1, 1))
+    case = two_groups([SharedTensors({0: ("a", "d", "n")})], clients=(0, 1, 1))
     assert not any(case.sharing.bytes(k) for k in range(3))
 
     rows = case.copies([0, 1, 2])
@@ -214,7 +220,7 @@ def test_a_client_alone_sends_nothing_and_meets_nobody() -> None:
 
 @pytest.mark.parametrize("accumulate", ["float64", "fixed"])
 def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
-    case = two_cohorts([Group({0: ("a",), 1: ("a",)})])
+    case = two_groups([SharedTensors({0: ("a",), 1: ("a",)})])
     case.rows[1].floats.fill_(torch.nan)
     rows = case.copies([0, 1, 2])
     case.sharing.mean_(rows, weights={0: 1.0, 2: 1.0}, ranks=ONE, accumulate=accumulate)
@@ -226,11 +232,13 @@ def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
 def test_adjacent_tensors_are_one_run() -> None:
     names = ("d", "b", "a", "e", "c")  # in whatever order they are named
     layouts = [layout_of("abcde"), layout_of("abced")]
-    sharing = Sharing([Group({0: names, 1: names})], layouts, {0: 0, 1: 1})
+    sharing = Sharing([SharedTensors({0: names, 1: names})], layouts, {0: 0, 1: 1})
     starts = [(run.starts, run.length) for run in sharing._floats]
     assert starts == [({0: 0, 1: 0}, 128), ({0: 128, 1: 160}, 32), ({0: 160, 1: 128}, 32)]
 
 
 def test_unlike_tensors_are_our_mistake() -> None:
     with pytest.raises(AssertionError, match="unlike"):
-        Sharing([Group({0: ("a",), 1: ("b",)})], [layout_of("a"), layout_of("b")], {0: 0, 1: 1})
+        Sharing(
+            [SharedTensors({0: ("a",), 1: ("b",)})], [layout_of("a"), layout_of("b")], {0: 0, 1: 1}
+        )

@@ -55,7 +55,7 @@ def by_hand(fed: Fleet, starts: Tensor) -> list[tuple[float, float]]:
     net = MLP(3, (4,), hidden=(8,))
     found = []
     for client, start in enumerate(starts):
-        views = list(fed.cohorts[0].layout.floats.views(start).values())
+        views = list(fed.groups[0].layout.floats.views(start).values())
         for parameter, view in zip(net.parameters(), views, strict=True):
             parameter.data.copy_(view)
         x, y = (torch.cat(parts) for parts in zip(*fed.data.test_batches(client), strict=True))

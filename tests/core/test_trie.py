@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models.vgg import make_layers
 
-from lightfed.aggregation.group_mean import Group
+from lightfed.aggregation.group_mean import SharedTensors
 from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import Layer, layers_of
 from lightfed.local.client_group import ClientGroup
@@ -38,7 +38,7 @@ def model(word: str) -> tuple[Layer, ...]:
 
 
 def trie_of(*words: str) -> Trie:
-    return Trie.build({cohort: model(word) for cohort, word in enumerate(words)})
+    return Trie.build({group: model(word) for group, word in enumerate(words)})
 
 
 words = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6)
@@ -65,10 +65,10 @@ def test_a_layer_is_shared_by_all_who_begin_with_the_same_ones(architectures: li
 def test_the_order_of_the_clients_does_not_matter(architectures: list[str], rng: Any) -> None:
     order = list(range(len(architectures)))
     rng.shuffle(order)
-    models = {cohort: model(architectures[cohort]) for cohort in order}
+    models = {group: model(architectures[group]) for group in order}
     assert Trie.build(models) == trie_of(*architectures)
-    renamed = trie_of(*(architectures[cohort] for cohort in order))
-    back = [Node(n.depth, tuple(sorted(order[c] for c in n.cohorts))) for n in renamed.nodes]
+    renamed = trie_of(*(architectures[group] for group in order))
+    back = [Node(n.depth, tuple(sorted(order[c] for c in n.groups))) for n in renamed.nodes]
     assert tuple(sorted(back)) == trie_of(*architectures).nodes
 
 
@@ -99,8 +99,8 @@ def test_the_nodes_are_those_of_the_papers_recursion(architectures: list[str]) -
 def test_the_trie_of_some_is_built_from_them_alone(
     architectures: list[str], some: set[int]
 ) -> None:
-    models = {cohort: model(word) for cohort, word in enumerate(architectures)}
-    chosen = {cohort: layers for cohort, layers in models.items() if cohort in some}
+    models = {group: model(word) for group, word in enumerate(architectures)}
+    chosen = {group: layers for group, layers in models.items() if group in some}
     assert Trie.build(models).among(some) == Trie.build(chosen)
 
 
@@ -109,7 +109,7 @@ def test_common_base_and_clusters() -> None:
     assert trie.common() == [Node(0, (0, 1, 2, 3))]  # b is the last layer of one of them
     assert trie.clusters() == [(3,), (0, 2), (1,)]
     assert trie.whole((0, 2)) == [Node(0, (0, 2)), Node(1, (0, 2)), Node(2, (0, 2))]
-    assert trie.cohorts == (0, 1, 2, 3)
+    assert trie.groups == (0, 1, 2, 3)
 
 
 def test_strangers_have_no_common_base() -> None:
@@ -118,12 +118,12 @@ def test_strangers_have_no_common_base() -> None:
 
 def test_groups_hold_the_tensors_of_their_nodes() -> None:
     trie = trie_of("abc", "abd")
-    assert trie.groups(trie.nodes) == [
-        Group({0: ("0.w", "1.w"), 1: ("0.w", "1.w")}),
-        Group({0: ("2.w",)}),
-        Group({1: ("2.w",)}),
+    assert trie.shared(trie.nodes) == [
+        SharedTensors({0: ("0.w", "1.w"), 1: ("0.w", "1.w")}),
+        SharedTensors({0: ("2.w",)}),
+        SharedTensors({1: ("2.w",)}),
     ]
-    assert trie.groups([Node(-1, (0, 1))]) == [Group({0: ("2.w",), 1: ("2.w",)})]
+    assert trie.shared([Node(-1, (0, 1))]) == [SharedTensors({0: ("2.w",), 1: ("2.w",)})]
 
 
 def test_heads_are_the_linear_layers_at_the_end_by_shape() -> None:
@@ -186,7 +186,7 @@ def family_of(name: str) -> tuple[list[str], Trie]:
 
 
 def shared(trie: Trie) -> list[Layer]:
-    return [trie.models[trie.cohorts[0]][node.depth] for node in trie.common()]
+    return [trie.models[trie.groups[0]][node.depth] for node in trie.common()]
 
 
 def entries(layers: Sequence[Layer]) -> int:
@@ -199,8 +199,8 @@ def test_families_have_the_recorded_layers_in_common(name: str) -> None:
     versions, trie = family_of(name)
     golden = FAMILIES[name]
     assert list(golden["entries"]) == versions
-    for cohort, version in enumerate(versions):
-        layers = trie.models[cohort]
+    for group, version in enumerate(versions):
+        layers = trie.models[group]
         assert entries(layers) == len(golden["entries"][version])
         assert sum(layer.parameters for layer in layers) == golden["param_count"][version]
     assert entries(shared(trie)) == golden["basic_common_entries"]
@@ -214,12 +214,12 @@ def test_families_have_the_recorded_layers_in_common(name: str) -> None:
 @pytest.mark.parametrize("name", VERSIONS)
 def test_entries_of_families_have_the_recorded_sharers(name: str) -> None:
     versions, trie = family_of(name)
-    for cohort, version in enumerate(versions):
-        nodes = [node for node in trie.nodes if cohort in node.cohorts]
+    for group, version in enumerate(versions):
+        nodes = [node for node in trie.nodes if group in node.groups]
         found = [
-            [versions[c] for c in node.cohorts]
+            [versions[c] for c in node.groups]
             for node in nodes
-            for _ in trie.models[cohort][node.depth].tensors
+            for _ in trie.models[group][node.depth].tensors
         ]
         recorded = FAMILIES[name]["max_common_sharers"][version]
         assert found == [sharers for _, sharers in recorded]
@@ -230,9 +230,9 @@ def test_layers_in_common_by_hand() -> None:
     _, trie = family_of("vgg_official")
     models = {0: trie.models[1], 1: trie.models[2], 2: trie.models[2], 3: trie.models[3]}
     found = Trie.build(models).nodes
-    assert [n for n in found if len(n.cohorts) == 4] == [Node(d, (0, 1, 2, 3)) for d in range(6)]
-    assert [n for n in found if len(n.cohorts) == 3] == [Node(6, (1, 2, 3))]
-    assert [n for n in found if len(n.cohorts) == 2] == [Node(d, (1, 2)) for d in range(7, 16)]
+    assert [n for n in found if len(n.groups) == 4] == [Node(d, (0, 1, 2, 3)) for d in range(6)]
+    assert [n for n in found if len(n.groups) == 3] == [Node(6, (1, 2, 3))]
+    assert [n for n in found if len(n.groups) == 2] == [Node(d, (1, 2)) for d in range(7, 16)]
 
 
 # As text.
@@ -254,14 +254,14 @@ class Net(nn.Module):
 
 
 def test_the_table_says_who_shares_what() -> None:
-    cohorts = [
+    groups = [
         ClientGroup(3, partial(Net, 5), name="five"),
         ClientGroup(1, partial(Net, 6), name="six"),
         ClientGroup(2, partial(Net, 5)),
     ]
-    assert groups_table(cohorts, Images(), seed=0).splitlines() == [  # type: ignore[arg-type]
-        "6 clients of 3 cohorts, 2 architectures",
-        "layers  clients  parameters  cohorts       first layer        last layer",
+    assert groups_table(groups, Images(), seed=0).splitlines() == [  # type: ignore[arg-type]
+        "6 clients of 3 groups, 2 architectures",
+        "layers  clients  parameters  groups       first layer        last layer",
         "1             6          15  five, six, 2  Linear 3x4 + ReLU",
         "  2-3         5          32  five, 2       Linear 5x3         Linear 2x5",
         "  2-3         1          38  six           Linear 6x3         Linear 2x6",
@@ -274,21 +274,21 @@ def test_the_table_is_indented_by_what_a_stretch_continues() -> None:
     assert rows == ["1", "  2", "    3", "    3", "  2", "1"]
 
 
-def test_the_table_names_the_cohort_that_cannot_be_read() -> None:
+def test_the_table_names_the_group_that_cannot_be_read() -> None:
     class Fixed(Net):
         def __init__(self) -> None:
             super().__init__(5)
             self.bias = nn.Parameter(torch.zeros(2))
 
-    cohorts = [ClientGroup(1, partial(Net, 5)), ClientGroup(1, Fixed)]
+    groups = [ClientGroup(1, partial(Net, 5)), ClientGroup(1, Fixed)]
     with pytest.raises(UserError, match=r"model\.clients\.1\.model: net has its own bias"):
-        groups_table(cohorts, Images(), seed=0)  # type: ignore[arg-type]
+        groups_table(groups, Images(), seed=0)  # type: ignore[arg-type]
 
 
 def test_the_table_is_of_the_modules_as_the_algorithm_trains_them() -> None:
-    cohorts = [ClientGroup(1, partial(Net, 5)), ClientGroup(1, partial(Net, 5))]
+    groups = [ClientGroup(1, partial(Net, 5)), ClientGroup(1, partial(Net, 5))]
 
     def double(module: Any, data: object) -> None:
         module.net.rest.append(nn.Linear(2, 2))
 
-    assert "1-4" in groups_table(cohorts, Images(), seed=0, prepare=double)  # type: ignore[arg-type]
+    assert "1-4" in groups_table(groups, Images(), seed=0, prepare=double)  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused(shape: tuple[int, ...], width: float, key: st
     assert error.value.key == key
 
 
-def test_a_cohort_names_the_key() -> None:
+def test_a_group_names_the_key() -> None:
     class Spec:
         num_classes = 4
         input_shape = (40,)

@@ -44,7 +44,7 @@ def strategy_run(
         course: mean over the clients of all versions, by round.
         seed: of the run.
         name: of the run; the strategy by default, always with the seed.
-        versions: values of `setting`, a cohort each.
+        versions: values of `setting`, a client group each.
         counts: clients of each version, or one number for all.
         steps: by version.
         options: of the algorithm, over its usual ones.
@@ -59,7 +59,7 @@ def strategy_run(
     each = [counts] * len(versions) if isinstance(counts, int) else list(counts)
     names = [f"{family}-{version}" for version in versions]
     names = [f"{name}-{i}" if name in names[:i] else name for i, name in enumerate(names)]
-    cohorts = dict(zip(names, each, strict=True))
+    client_groups = dict(zip(names, each, strict=True))
     given = OPTIONS.get(strategy, {"initial": "own"}) | dict(options or {})
     algorithm = {"class_path": f"lightfed.algorithms.{strategy}"}
     config = {
@@ -73,9 +73,11 @@ def strategy_run(
                         "class_path": f"lightfed.models.{family}",
                         "init_args": {"num_classes": 10, setting: version, "width": 1.0},
                     },
-                    "name": cohort,
+                    "name": client_group,
                 }
-                for version, (cohort, count) in zip(versions, cohorts.items(), strict=True)
+                for version, (client_group, count) in zip(
+                    versions, client_groups.items(), strict=True
+                )
             ],
             "evaluate": ["personal"],
             "store": "device",
@@ -93,15 +95,15 @@ def strategy_run(
     columns = {f"personal/{metric}": means}
     if len(versions) > 1:  # as an evaluation writes them
         first = means - (above * each).sum() / sum(each)
-        for cohort, step in zip(cohorts, above, strict=True):
-            columns[f"personal/{metric}/{cohort}"] = first + step
+        for client_group, step in zip(client_groups, above, strict=True):
+            columns[f"personal/{metric}/{client_group}"] = first + step
     environment = {
         "name": f"{name or strategy}-s{seed}",
         "algorithm": strategy,
         "dataset": data,
         "clients": sum(each),
-        "cohorts": cohorts,
-        "parameters": dict.fromkeys(cohorts, 1000),
+        "cohorts": client_groups,
+        "parameters": dict.fromkeys(client_groups, 1000),
         "seed": seed,
         "synthetic": False,
     }

@@ -18,9 +18,11 @@ NAN = np.nan
 KNOWN = np.array([[0.9, 0.2, NAN], [NAN, 0.75, 0.25], [0.5, NAN, NAN], [NAN, NAN, 0.1]])
 
 
-def _run(tmp_path: Path, personal: np.ndarray = KNOWN, *, cohorts: str | None = None) -> RunFiles:
-    """Classes have names while there are three; `cohorts` is a letter for each client."""
-    rows = [(3, k, name, 9, 0.5, 1.0, 0, 0, 0) for k, name in enumerate(cohorts or "")]
+def _run(
+    tmp_path: Path, personal: np.ndarray = KNOWN, *, client_groups: str | None = None
+) -> RunFiles:
+    """Classes have names while there are three; `client groups` is a letter for each client."""
+    rows = [(3, k, name, 9, 0.5, 1.0, 0, 0, 0) for k, name in enumerate(client_groups or "")]
     counts = COUNTS if personal.shape[1] == COUNTS.shape[1] else None
     folder = write_run(tmp_path / "run", evaluations=rows or EVALUATIONS, counts=counts)
     write_gates(folder, personal)
@@ -76,7 +78,7 @@ def test_the_map_diverges_from_a_half_and_what_nobody_holds_is_hatched(tmp_path:
     assert figure.axes[0].patch.get_hatch()
 
 
-def test_beside_a_row_is_the_mean_over_its_classes_in_the_colour_of_its_cohort(
+def test_beside_a_row_is_the_mean_over_its_classes_in_the_colour_of_its_client_group(
     tmp_path: Path,
 ) -> None:
     rows, ends, colours = zip(*_bars(_figure(_run(tmp_path))), strict=True)
@@ -85,12 +87,12 @@ def test_beside_a_row_is_the_mean_over_its_classes_in_the_colour_of_its_cohort(
     assert colours == (PALETTE[0], PALETTE[0], PALETTE[1], PALETTE[1])
 
 
-def test_clients_of_one_cohort_need_no_legend(tmp_path: Path) -> None:
-    figure = _figure(_run(tmp_path, cohorts="aaaa"))
+def test_clients_of_one_client_group_need_no_legend(tmp_path: Path) -> None:
+    figure = _figure(_run(tmp_path, client_groups="aaaa"))
     assert {colour for *_, colour in _bars(figure)} == {LIGHT.accent}
     assert not figure.legends
     assert [text.get_text() for text in _figure(_run(tmp_path / "b")).legends[0].get_texts()] == [
-        *("cohort a", "cohort b")
+        *("client group a", "client group b")
     ]
 
 
@@ -103,18 +105,18 @@ def test_clients_without_a_test_sample_have_no_row(tmp_path: Path) -> None:
     assert gates_figure(_run(tmp_path / "none", np.full((4, 3), NAN)), LIGHT) is None
 
 
-def test_many_clients_stand_in_groups_of_one_cohort_and_like_mean(tmp_path: Path) -> None:
+def test_many_clients_stand_in_groups_of_one_client_group_and_like_mean(tmp_path: Path) -> None:
     clients = 2 * MOST_ROWS
     means = np.linspace(0.0, 1.0, clients)
     weights = np.stack([means, np.full(clients, NAN), means], axis=1)
     weights[0, 2] = NAN
-    run = _run(tmp_path, weights, cohorts="ab" * MOST_ROWS)
+    run = _run(tmp_path, weights, client_groups="ab" * MOST_ROWS)
     assert run.gates is not None
     rows = gate_rows(run, run.gates)
     assert len(rows.weights) == MOST_ROWS
-    assert rows.cohorts == ("a",) * 25 + ("b",) * 25
+    assert rows.client_groups == ("a",) * 25 + ("b",) * 25
     assert rows.names == ("a \u00d7 2",) * 25 + ("b \u00d7 2",) * 25
-    # cohort a has every second client; the last two of them come first
+    # client group a has every second client; the last two of them come first
     np.testing.assert_allclose(rows.means[0], (means[98] + means[96]) / 2, atol=1e-6)
     np.testing.assert_allclose(rows.means[25], (means[99] + means[97]) / 2, atol=1e-6)
     assert (np.diff(rows.means[:25]) < 0).all()
@@ -127,7 +129,7 @@ def test_many_clients_stand_in_groups_of_one_cohort_and_like_mean(tmp_path: Path
 @pytest.mark.parametrize("clients", [1, MOST_ROWS, MOST_ROWS + 1, 1000])
 def test_any_number_of_clients_fits(tmp_path: Path, clients: int) -> None:
     weights = np.random.default_rng(0).uniform(size=(clients, 3))
-    figure = _figure(_run(tmp_path, weights, cohorts="a" * clients))
+    figure = _figure(_run(tmp_path, weights, client_groups="a" * clients))
     cells = _cells(figure)
     assert len(cells) == len(_bars(figure)) == min(clients, MOST_ROWS)
     assert figure.get_size_inches().max() <= 12
@@ -136,11 +138,11 @@ def test_any_number_of_clients_fits(tmp_path: Path, clients: int) -> None:
         np.testing.assert_allclose(cells.mean(axis=0), weights.mean(axis=0), rtol=1e-5)
 
 
-def test_cohorts_beyond_the_colours_are_not_told_apart(tmp_path: Path) -> None:
-    run = _run(tmp_path, np.full((55, 3), 0.5), cohorts=5 * "abcdefghijk")
+def test_client_groups_beyond_the_colours_are_not_told_apart(tmp_path: Path) -> None:
+    run = _run(tmp_path, np.full((55, 3), 0.5), client_groups=5 * "abcdefghijk")
     assert run.gates is not None
     rows = gate_rows(run, run.gates)
-    assert set(rows.cohorts) == {""}
+    assert set(rows.client_groups) == {""}
     assert set(rows.names) == {"\u00d7 1", "\u00d7 2"}
 
 

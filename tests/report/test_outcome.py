@@ -10,7 +10,7 @@ import pytest
 
 from lightfed.results.outcome import outcome_of, primary_metric, traffic, worst_tenth
 from lightfed.results.runfiles import RunFiles, load
-from lightfed.results.tables import cohort_table, key_figures
+from lightfed.results.tables import client_group_table, key_figures
 from lightfed.results.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, METRICS, write_run
 
@@ -43,8 +43,8 @@ def test_bytes_between_servers_are_a_figure_of_runs_that_have_them(tmp_path: Pat
     assert figure.value == "2.00 kB"
 
 
-def test_the_figures_of_each_cohort(tmp_path: Path) -> None:
-    first, second = outcome_of(load(write_run(tmp_path / "run"))).cohorts
+def test_the_figures_of_each_client_group(tmp_path: Path) -> None:
+    first, second = outcome_of(load(write_run(tmp_path / "run"))).client_groups
     assert (first.name, first.clients) == ("a", 2)
     assert (first.mean, first.std) == (pytest.approx(0.9), pytest.approx(0.1))
     assert (first.worst10, first.bytes_up, first.bytes_down, first.flops) == (0.8, 1000, 2000, 4e9)
@@ -58,8 +58,8 @@ def test_the_spread_over_clients_is_computed_where_the_run_did_not_log_it(tmp_pa
     assert outcome.worst10 == 0.3
 
 
-def test_without_clients_csv_a_cohort_has_its_logged_mean_alone(tmp_path: Path) -> None:
-    first, second = outcome_of(_load(tmp_path, METRICS)).cohorts
+def test_without_clients_csv_a_client_group_has_its_logged_mean_alone(tmp_path: Path) -> None:
+    first, second = outcome_of(_load(tmp_path, METRICS)).client_groups
     assert (first.mean, second.mean) == (0.9, 0.4)
     assert math.isnan(first.clients)
     assert math.isnan(first.std)
@@ -108,12 +108,12 @@ def test_stored_bytes_are_a_cost_of_the_clients_and_no_metric(tmp_path: Path) ->
     run = _keeping(tmp_path / "run", 1000, 3000, 500, 500)
     outcome = outcome_of(run)
     assert outcome.stored_bytes == 1250
-    assert [cohort.stored_bytes for cohort in outcome.cohorts] == [2000, 500]
+    assert [client_group.stored_bytes for client_group in outcome.client_groups] == [2000, 500]
     assert run.evaluation is not None
     assert run.evaluation.metrics == ("accuracy", "loss")
     (told,) = [figure for figure in key_figures(outcome) if figure.label == "stored / client"]
     assert (told.value, told.note) == ("1.25 kB", "mean over clients")
-    table = cohort_table(outcome)
+    table = client_group_table(outcome)
     assert table.headers[-1] == "stored / client"
     assert [row[-1] for row in table.rows] == ["2.00 kB", "500 B"]
 
@@ -124,7 +124,7 @@ def test_clients_that_keep_nothing_have_no_figure_of_it(
 ) -> None:
     outcome = outcome_of(_keeping(tmp_path / "run", *stored))
     assert "stored / client" not in [figure.label for figure in key_figures(outcome)]
-    assert cohort_table(outcome).headers[-1] == "compute / client"
+    assert client_group_table(outcome).headers[-1] == "compute / client"
 
 
 def test_what_was_not_measured_is_not_a_number(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_what_clients_hold_is_not_the_global_model_on_their_data(tmp_path: Path)
     }
     said = {"personal": "its slice", "evaluate_at": "aggregated"}
     evaluations = [
-        (3, k, cohort, 9, held, 1.0, shared, 1, 1, 1)
-        for k, (cohort, held, shared) in enumerate([("a", 0.9, 0.9), ("b", 0.5, 0.98)])
+        (3, k, client_group, 9, held, 1.0, shared, 1, 1, 1)
+        for k, (client_group, held, shared) in enumerate([("a", 0.9, 0.9), ("b", 0.5, 0.98)])
     ]
     folder = write_run(
         tmp_path / "run", metrics=metrics, environment=ENVIRONMENT | said, evaluations=evaluations,
@@ -72,7 +72,7 @@ def test_what_clients_hold_is_not_the_global_model_on_their_data(tmp_path: Path)
     assert sentence in unescape(page.source)
 
 
-def test_the_tables_hold_cohorts_and_last_rounds(page: ReadPage) -> None:
+def test_the_tables_hold_client_groups_and_last_rounds(page: ReadPage) -> None:
     assert page.table("cohort")["b"] == {
         "cohort": "b",
         "clients": "2",
@@ -101,7 +101,7 @@ def test_only_the_last_ten_rounds_are_listed(tmp_path: Path) -> None:
 
 def test_title_line_configuration_and_environment(page: ReadPage) -> None:
     assert page.texts["h1"] == page.texts["title"] == "known"
-    line = "HeteroFL on Digits, 4 clients in 2 cohorts, 3 rounds, seed 7, 2 ranks"
+    line = "HeteroFL on Digits, 4 clients in 2 groups, 3 rounds, seed 7, 2 ranks"
     assert line in page.texts["p"]
     assert page.texts["pre"] == "seed_everything: 7\ndata:\n  name: Digits\n  batch_size: 32\n"
     assert page.tags.count("details") == 2

@@ -72,7 +72,9 @@ def test_a_picture_is_a_png_with_something_on_it(tmp_path: Path, draw: Draw, the
     assert _share_of(pixels, theme.ink) > 1e-4
 
 
-def test_a_metric_with_a_slash_has_curves_of_its_own_and_of_its_cohorts(tmp_path: Path) -> None:
+def test_a_metric_with_a_slash_has_curves_of_its_own_and_of_its_client_groups(
+    tmp_path: Path,
+) -> None:
     metrics = {name.replace("accuracy", "val/acc"): values for name, values in METRICS.items()}
     columns = CLIENTS.replace("accuracy", "val/acc")
     run = load(write_run(tmp_path / "run", metrics=metrics, client_columns=columns))
@@ -80,12 +82,12 @@ def test_a_metric_with_a_slash_has_curves_of_its_own_and_of_its_cohorts(tmp_path
     panel = _panel(figure, "Val acc")
     assert _lines(panel)["global"].tolist() == [[1, 0.5], [3, 0.75]]
     assert panel.yaxis.get_major_formatter()(0.5) == "50%"
-    assert set(_lines(_panel(figure, "Personal val acc per cohort"))) == {"a", "b"}
+    assert set(_lines(_panel(figure, "Personal val acc per client group"))) == {"a", "b"}
     assert _panel(_figure(clients_figure, run), "Val acc of each client after round 3")
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_a_cohort_has_one_colour_in_all_pictures(tmp_path: Path, draw: Draw) -> None:
+def test_a_client_group_has_one_colour_in_all_pictures(tmp_path: Path, draw: Draw) -> None:
     run = load(write_run(tmp_path / "run"))
     pixels = _pixels(png_bytes(_figure(draw, run)))
     assert _share_of(pixels, PALETTE[1]) > 1e-4
@@ -156,9 +158,9 @@ def test_the_curves_go_through_the_measured_points(tmp_path: Path) -> None:
     losses = _lines(_panel(figure, "Loss"))
     np.testing.assert_allclose(losses["training"], [[1, 2.0], [2, 1.0], [3, 0.5]])
     np.testing.assert_allclose(losses["global loss, test"], [[1, 1.5], [3, 0.8]])
-    cohorts = _panel(figure, "Personal accuracy per cohort")
-    np.testing.assert_allclose(_lines(cohorts)["b"], [[1, 0.5], [3, 0.4]])
-    assert [line.get_color() for line in cohorts.get_lines()] == list(PALETTE[:2])
+    client_groups = _panel(figure, "Personal accuracy per client group")
+    np.testing.assert_allclose(_lines(client_groups)["b"], [[1, 0.5], [3, 0.4]])
+    assert [line.get_color() for line in client_groups.get_lines()] == list(PALETTE[:2])
 
 
 def test_the_cost_panel_is_against_all_bytes_so_far(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_a_run_that_sends_nothing_has_no_cost_panel(tmp_path: Path) -> None:
     metrics = {**METRICS, "bytes_up": (0, 0, 0), "bytes_down": (0, 0, 0)}
     figure = _figure(curves_figure, load(write_run(tmp_path / "run", metrics=metrics)))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == ["Accuracy", "Loss", "Personal accuracy per cohort"]
+    assert titles == ["Accuracy", "Loss", "Personal accuracy per client group"]
 
 
 def test_metrics_of_a_users_own_get_a_panel_and_other_columns_none(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_a_loss_over_decades_has_a_log_axis(tmp_path: Path) -> None:
     np.testing.assert_allclose(_lines(axes)["training"], [[1, 100], [2, 10], [4, 1]])
 
 
-def test_every_client_is_a_point_in_the_row_of_its_cohort(tmp_path: Path) -> None:
+def test_every_client_is_a_point_in_the_row_of_its_client_group(tmp_path: Path) -> None:
     figure = _figure(clients_figure, load(write_run(tmp_path / "run")))
     (axes,) = figure.axes
     rows = [np.asarray(points.get_offsets()) for points in axes.collections]
@@ -219,12 +221,12 @@ def test_many_clients_keep_their_distribution_in_fewer_points(tmp_path: Path) ->
     assert len(np.unique(points.round(9), axis=0)) == POINTS_SHOWN
 
 
-@pytest.mark.parametrize("cohorts", [1, 10, 23])
-def test_one_cohort_or_many_can_be_drawn(tmp_path: Path, cohorts: int) -> None:
-    rows = [(1, i, f"c{i % cohorts}", 1, i / 99, 0, 0, 0, 0) for i in range(99)]
+@pytest.mark.parametrize("client_groups", [1, 10, 23])
+def test_one_client_group_or_many_can_be_drawn(tmp_path: Path, client_groups: int) -> None:
+    rows = [(1, i, f"c{i % client_groups}", 1, i / 99, 0, 0, 0, 0) for i in range(99)]
     folder = write_run(tmp_path / "run", evaluations=rows, metrics={"personal/accuracy": (0.5,)})
     figure = _figure(clients_figure, load(folder))
-    assert len(figure.axes[0].get_yticklabels()) == cohorts
+    assert len(figure.axes[0].get_yticklabels()) == client_groups
     assert _pixels(png_bytes(figure)).std() > 0.03
 
 
@@ -249,8 +251,8 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
         assert len(png_bytes(_figure(draw, run))) > 5000
 
 
-def test_a_long_cohort_name_leaves_room_for_the_plot(tmp_path: Path) -> None:
-    name = "a cohort whose name is a whole sentence " * 3
+def test_a_long_client_group_name_leaves_room_for_the_plot(tmp_path: Path) -> None:
+    name = "a client group whose name is a whole sentence " * 3
     rows = [(1, i, f"{name}{i}", 3, 0.5, 1, 1, 1, 1) for i in range(4)]
     figure = _figure(partition_figure, load(write_run(tmp_path / "run", evaluations=rows)))
     png_bytes(figure)

@@ -26,7 +26,7 @@ def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
     assert run.split is not None
     assert run.split.counts.shape == (4, 3)
     assert run.split.classes == ("zero", "one", "two")
-    assert (run.name, run.cohorts, run.num_clients) == ("known", ("a", "b"), 4)
+    assert (run.name, run.client_groups, run.num_clients) == ("known", ("a", "b"), 4)
 
 
 def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
@@ -71,20 +71,22 @@ def test_only_the_metrics_have_to_be_there(tmp_path: Path) -> None:
     )
     assert (run.name, run.evaluation, run.split, run.config) == ("bare", None, None, None)
     assert run.num_clients is None
-    assert run.cohorts == ()
+    assert run.client_groups == ()
     assert np.isnan(run.series("no such column")).all()
 
 
-def test_a_quoted_cohort_name_may_hold_a_comma_and_a_slash(tmp_path: Path) -> None:
+def test_a_quoted_client_group_name_may_hold_a_comma_and_a_slash(tmp_path: Path) -> None:
     metrics = {"personal/accuracy": (0.5,), "personal/accuracy/wide, 1/2": (0.5,)}
     rows = [(1, 0, "wide, 1/2", 3, 0.5, 1.0, 1, 1, 1)]
     told = ENVIRONMENT | {"cohorts": {"wide, 1/2": 1, "narrow": 3}}
     run = load(write_run(tmp_path / "run", metrics=metrics, evaluations=rows, environment=told))
-    assert run.cohorts == ("narrow", "wide, 1/2")
+    assert run.client_groups == ("narrow", "wide, 1/2")
     assert base_names(run) == ["accuracy"]
 
 
-def test_cohorts_are_those_that_the_run_recorded_and_no_part_of_a_name(tmp_path: Path) -> None:
+def test_client_groups_are_those_that_the_run_recorded_and_no_part_of_a_name(
+    tmp_path: Path,
+) -> None:
     """`val/acc` is what users of Lightning write."""
     metrics = {
         "train/acc": (0.5,), "global/val/acc": (0.5,), "personal/val/acc": (0.5,),
@@ -92,14 +94,14 @@ def test_cohorts_are_those_that_the_run_recorded_and_no_part_of_a_name(tmp_path:
         "personal/val/acc/b": (0.25,), "personal/val/loss": (0.5,),
     }  # fmt: skip
     run = load(write_run(tmp_path / "run", metrics=metrics, evaluations=None))
-    assert run.cohorts == ("a", "b")
+    assert run.client_groups == ("a", "b")
     assert base_names(run) == ["val/acc", "val/loss"]
-    assert [(c.name, c.mean) for c in outcome_of(run).cohorts] == [("a", 0.75), ("b", 0.25)]
+    assert [(c.name, c.mean) for c in outcome_of(run).client_groups] == [("a", 0.75), ("b", 0.25)]
     alone = {k: v for k, v in metrics.items() if not k.endswith(("/a", "/b"))}
     told = ENVIRONMENT | {"cohorts": {"acc": 4}}  # the name of the only one
     run = load(write_run(tmp_path / "alone", metrics=alone, environment=told, evaluations=None))
-    assert (run.cohorts, base_names(run)) == (("acc",), ["val/acc", "val/loss"])
-    assert outcome_of(run).cohorts == ()
+    assert (run.client_groups, base_names(run)) == (("acc",), ["val/acc", "val/loss"])
+    assert outcome_of(run).client_groups == ()
 
 
 def test_names_are_in_natural_order() -> None:

@@ -142,7 +142,7 @@ def test_a_limit_is_told_even_where_all_have_it(tmp_path: Path) -> None:
     assert list(_names(_study([run]))) == ["max_common_layers 2"]
 
 
-def test_the_order_of_the_cohorts_is_no_setting(tmp_path: Path) -> None:
+def test_the_order_of_the_client_groups_is_no_setting(tmp_path: Path) -> None:
     up: dict[str, Any] = {"setting": "layers", "family": "VDCNN", "partition": "Shards"}
     runs = [
         strategy_run(tmp_path, name, FLAT, versions=versions, counts=counts, **up)
@@ -217,7 +217,7 @@ def test_an_experiment_of_two_lists_counts_each_seed_once(tmp_path: Path) -> Non
     np.testing.assert_allclose(trial.score("accuracy"), (0.6, np.std([0.5, 0.7], ddof=1)))
 
 
-def test_versions_stand_in_natural_order_whatever_the_cohorts(tmp_path: Path) -> None:
+def test_versions_stand_in_natural_order_whatever_the_client_groups(tmp_path: Path) -> None:
     steps = (0.3, 0.0)
     run = strategy_run(
         tmp_path, "MaxCommon", FLAT, versions=(17, 9), steps=steps, setting="layers", family="VDCNN"
@@ -229,7 +229,7 @@ def test_versions_stand_in_natural_order_whatever_the_cohorts(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("setting", "versions"), [("size", (2, 10)), ("depth", (2, 2))])
-def test_cohorts_are_the_versions_where_no_setting_tells_them_apart(
+def test_client_groups_are_the_versions_where_no_setting_tells_them_apart(
     tmp_path: Path, setting: str, versions: tuple[int, ...]
 ) -> None:
     told = {"cohorts": {"big": 2, "a small one": 2}}
@@ -247,7 +247,7 @@ def test_one_family_has_one_row_of_versions_over_all_data(tmp_path: Path) -> Non
     assert [study.settings[0].versions for study in found] == [("11", "13"), ("13", "16", "19")]
 
 
-def test_a_single_cohort_has_the_mean_for_its_own(tmp_path: Path) -> None:
+def test_a_single_client_group_has_the_mean_for_its_own(tmp_path: Path) -> None:
     run = strategy_run(tmp_path, "MaxCommon", (0.25, 0.5), versions=(16,), counts=8)
     (trial,) = _study([run]).trials
     assert trial.score("accuracy", "16")[0] == 0.5

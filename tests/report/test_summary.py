@@ -24,7 +24,7 @@ def test_the_summary_holds_the_final_figures(
 ) -> None:
     print_summary(write_run(tmp_path / "run"))
     rows = _cells(capsys.readouterr().out)
-    assert "known: HeteroFL on Digits, 4 clients in 2 cohorts, 3 rounds, seed 7, 2 ranks" in rows
+    assert "known: HeteroFL on Digits, 4 clients in 2 groups, 3 rounds, seed 7, 2 ranks" in rows
     assert rows["rounds"] == ["3"]
     assert rows["global accuracy"] == ["75.00 %", "best 75.00 % in round 3"]
     assert rows["personal accuracy"][0] == "65.00 +- 25.00 %"
@@ -68,7 +68,7 @@ def test_a_bracket_in_a_name_is_no_markup(
     assert "synthetic data" in text
 
 
-def test_a_run_without_clients_has_no_table_of_cohorts(
+def test_a_run_without_clients_has_no_table_of_client_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = {"train_loss": (2.0, 1.0)}

@@ -54,15 +54,15 @@ class DepthNet(nn.Module):
 
 
 class DepthFL(Algorithm):
-    """Averages every tensor over the clients that hold it; the deepest cohort comes first."""
+    """Averages every tensor over the clients that hold it; the deepest group comes first."""
 
     depths = True
 
     @override
     def setup(self, fed: Fleet) -> None:
         self.model = fed.new_model()
-        for cohort in range(len(fed.cohorts)):
-            fed.check_nested(self.model, cohort)
+        for group in range(len(fed.groups)):
+            fed.check_nested(self.model, group)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:

@@ -45,10 +45,10 @@ class Convolutions(DepthNet):
 
 def test_the_recorded_run(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = DepthFL()
-    cohorts = [ClientGroup(1, mlp, rate=depth / 4) for depth in (4, 1, 2, 3, 4)]
+    groups = [ClientGroup(1, mlp, rate=depth / 4) for depth in (4, 1, 2, 3, 4)]
     blocks = {f"levels.{i}.0.0": f"block{i + 1}.0" for i in range(4)}
     names = blocks | {f"levels.{i}.1": f"head{i + 1}" for i in range(4)}
-    run = Recorded("depthfl", "mlp_kd", algorithm, cohorts, names=names)
+    run = Recorded("depthfl", "mlp_kd", algorithm, groups, names=names)
     algorithm.model.floats.copy_(run.row("init"))
     first = run.about["rounds"][0]["curr_round_counter"] - 1
     for t, _ in run.rounds(monkeypatch, first):
@@ -71,7 +71,7 @@ def plain(num_classes: int = 3, *, widths: tuple[int, ...]) -> DepthNet:
 def test_a_client_sends_and_receives_the_layers_that_it_has() -> None:
     fed = fleet(*(ClientGroup(1, partial(plain, widths=(8, 6, 4)[:depth])) for depth in (3, 2)))
     run_round(fed, 0)
-    sizes = [4 * state.layout.floats.numel for state in fed.cohorts]
+    sizes = [4 * state.layout.floats.numel for state in fed.groups]
     assert fed.ledger.totals[:, :2].tolist() == [[size, size] for size in sizes]
     assert sizes == [4 * numbers for numbers in (8 * 5 + 6 * 9 + 4 * 7 + 3 * 21, 40 + 54 + 3 * 16)]
 
@@ -87,7 +87,7 @@ def test_a_client_that_is_no_part_of_the_deepest_is_refused(
     widths: tuple[int, ...], found: str
 ) -> None:
     with pytest.raises(
-        UserError, match=re.escape(f"cohort 1 does not fit into the server model: {found}")
+        UserError, match=re.escape(f"group 1 does not fit into the server model: {found}")
     ):
         fleet(*(ClientGroup(1, partial(plain, widths=w)) for w in ((8, 6, 4), widths)))
 

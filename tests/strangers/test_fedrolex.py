@@ -56,8 +56,8 @@ def test_the_recorded_runs(
 ) -> None:
     algorithm = FedRolex(mask=kind == "conv")
     model = partial(Plain, kind, inputs, hidden, classes)
-    cohorts = [ClientGroup(1, model, rate=rate) for rate in (1.0, *rates)]
-    run = Recorded("fedrolex", name, algorithm, cohorts)
+    groups = [ClientGroup(1, model, rate=rate) for rate in (1.0, *rates)]
+    run = Recorded("fedrolex", name, algorithm, groups)
     algorithm.model.floats.copy_(run.row("init"))
     for t, _ in run.rounds(monkeypatch):
         expected = run.row(f"r{t}/server")

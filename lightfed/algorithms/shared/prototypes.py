@@ -53,11 +53,11 @@ class ByClass(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        sizes = {state.name: self._client_of(state.module).shape for state in fed.cohorts}
+        sizes = {state.name: self._client_of(state.module).shape for state in fed.groups}
         (first, (classes, size)), *others = sizes.items()
         for name, (_, other) in others:
             if other != size:
-                found = f"cohort {first} gives vectors of {size} numbers, cohort {name} of {other}"
+                found = f"group {first} gives vectors of {size} numbers, group {name} of {other}"
                 fix = "use networks with the same number of features"
                 raise UserError("model.clients", found, fix)
         _warn_of_absent_classes(fed)

@@ -92,36 +92,36 @@ def _scale_to(global_rate: float, module: L.LightningModule) -> None:
 
 
 class SliceTests:
-    """A module for the global model, and one for the slices of every cohort.
+    """A module for the global model, and one for the slices of every group.
 
     Args:
-        fed: the clients; the first cohort has the global model. The Scalers of their modules are
+        fed: the clients; the first group has the global model. The Scalers of their modules are
             set to rates relative to it.
         batch_size: of the passes that estimate statistics.
         masks: of the clients' logits; None for none.
 
     Raises:
-        UserError: another cohort is wider than the first.
+        UserError: another group is wider than the first.
     """
 
     def __init__(self, fed: Fleet, *, batch_size: int, masks: LogitMasks | None) -> None:
         self._fed = fed
         self._batch_size = batch_size
         self._masks = masks
-        widest, first = max(state.rate for state in fed.cohorts), fed.cohorts[0].rate
+        widest, first = max(state.rate for state in fed.groups), fed.groups[0].rate
         if first < widest:
-            found = f"{first}, while another cohort has {widest}"
-            fix = "put the widest cohort first: its model is the global one"
+            found = f"{first}, while another group has {widest}"
+            fix = "put the widest group first: its model is the global one"
             raise UserError("model.clients.0.rate", found, fix)
-        for state in fed.cohorts:
+        for state in fed.groups:
             _scale_to(widest, state.module)
         self._global = self._module(0, widest)
-        self._slices = [self._module(c, widest) for c in range(len(fed.cohorts))]
+        self._slices = [self._module(c, widest) for c in range(len(fed.groups))]
 
-    def _module(self, cohort: int, widest: float) -> StaticNorms:
-        """A cohort's model, scaled and masked as in training."""
+    def _module(self, group: int, widest: float) -> StaticNorms:
+        """A group's model, scaled and masked as in training."""
         fed = self._fed
-        module = fed.cohorts[cohort].cohort.build(fed.data, position=cohort, seed=fed.seed)
+        module = fed.groups[group].group.build(fed.data, position=group, seed=fed.seed)
         _scale_to(widest, module.to(fed.device))
         if self._masks is not None:
             self._masks.attach(module, fed.data.num_classes)
@@ -144,10 +144,10 @@ class SliceTests:
         return self.masked(self._global.module, client)
 
     @torch.inference_mode(False)  # it is reused in later evaluations
-    def of_slice(self, client: int, cohort: int, row: Row) -> L.LightningModule:
-        """A row of a cohort's layout, with statistics of the client's training data."""
-        static = self._slices[cohort]
-        static.load(self._fed.cohorts[cohort].layout, row)
+    def of_slice(self, client: int, group: int, row: Row) -> L.LightningModule:
+        """A row of a group's layout, with statistics of the client's training data."""
+        static = self._slices[group]
+        static.load(self._fed.groups[group].layout, row)
         batches = [x for x, _ in self._fed.data.client_batches(client, self._batch_size)]
         static.estimate(
             enumerate(batches),

@@ -65,7 +65,7 @@ class Federated(Protocol):
 
     algorithm: Hooks
     clients: int
-    cohorts: list[GroupState]
+    groups: list[GroupState]
     work: LocalWork
 
 
@@ -115,7 +115,7 @@ class Packed:
         share = fleet.work.share(fleet.clients)
         return [
             self._packing(state, stepper, fleet.algorithm, data, share, runtime)
-            for state, (stepper, _) in zip(fleet.cohorts, steppers, strict=True)
+            for state, (stepper, _) in zip(fleet.groups, steppers, strict=True)
         ]
 
     def _packing(
@@ -131,7 +131,7 @@ class Packed:
             return Packing(reason="model.side_by_side: off")
         reason = _unfit(state, algorithm, scaled=runtime.scaler is not None)
         if not reason and self.side_by_side == "auto":
-            reason = _unprofitable(state, data.batch_size, share * state.cohort.count)
+            reason = _unprofitable(state, data.batch_size, share * state.group.count)
         reason = reason or _fails(state, data)
         if reason:
             return Packing(reason=reason)
@@ -147,7 +147,7 @@ class Packed:
 
 def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
     """Why a group cannot be packed; empty if it can."""
-    if state.cohort.count == 1:
+    if state.group.count == 1:
         return "its only client"
     if not _hooks_allow(algorithm):
         return f"{type(algorithm).__name__} does not declare side_by_side for its session hooks"

@@ -40,10 +40,10 @@ class Sessions(Protocol):
 class Fleet(Protocol):
     """The part of the federation that packs use."""
 
-    cohorts: list[GroupState]
+    groups: list[GroupState]
     data: ClientData
 
-    def cohort_of(self, client: int) -> int: ...
+    def group_of(self, client: int) -> int: ...
     def row(self, client: int) -> Row: ...
 
 
@@ -70,7 +70,7 @@ class PackRunner:
                 continue
             self._most[group] = packing.most
             self._trainers[group] = PackedSession(
-                self._fleet.cohorts[group].live,
+                self._fleet.groups[group].live,
                 packing.stepper,
                 context=context,
                 floor=packing.floor,
@@ -81,7 +81,7 @@ class PackRunner:
         self._packs, self._results = {}, {}
         if not self._most:
             return
-        groups = {client: self._fleet.cohort_of(client) for client in clients}
+        groups = {client: self._fleet.group_of(client) for client in clients}
         batches = {client: self._sessions.batches(client, t) for client in clients}
         for pack in form(clients, groups, batches, self._most):
             self._packs.update(dict.fromkeys(pack, pack))
@@ -120,8 +120,8 @@ class PackRunner:
         return client in self._results
 
     def _pack(self, clients: Sequence[int], t: int) -> "Pack":
-        group = self._fleet.cohort_of(clients[0])
-        state, trainer = self._fleet.cohorts[group], self._trainers[group]
+        group = self._fleet.group_of(clients[0])
+        state, trainer = self._fleet.groups[group], self._trainers[group]
         return Pack(clients, state, trainer, self._sessions, self._fleet.data, t)
 
     def _after(self, error: Exception, clients: Sequence[int], t: int) -> dict[int, AnyReport]:
@@ -150,7 +150,7 @@ class PackRunner:
 
     def _alone(self, client: int, t: int) -> Exception | None:
         """What a client's session raises; without an error its row is left as it was."""
-        state, row = self._fleet.cohorts[self._fleet.cohort_of(client)], self._fleet.row(client)
+        state, row = self._fleet.groups[self._fleet.group_of(client)], self._fleet.row(client)
         assert state.session is not None, "sessions are attached before the first round"
         before = row.clone()
         try:

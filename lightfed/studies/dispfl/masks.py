@@ -113,7 +113,7 @@ def _ones(mask: Bytes) -> int:
 
 
 def _parameters(run: RunFiles) -> int | None:
-    """Of one client's model; None unless the run states one number for all cohorts."""
+    """Of one client's model; None unless the run states one number for all client groups."""
     stated = run.environment.get("parameters")
     found = set(stated.values()) if isinstance(stated, dict) else set()
     return whole_number(found.pop()) if len(found) == 1 else None

@@ -80,7 +80,7 @@ class Setting:
     @property
     def versions(self) -> tuple[str, ...]:
         """Those that some strategy has."""
-        having = {version for trial in self.trials.values() for version in trial.cohorts}
+        having = {version for trial in self.trials.values() for version in trial.client_groups}
         return tuple(version for version in self.topic.versions if version in having)
 
     def best(self, version: str | None) -> set[str]:
@@ -134,7 +134,7 @@ def studies(runs: Sequence[RunFiles]) -> list[Study]:
     once = (replace(group, runs=tuple(each_seed_once(group.runs))) for group in grouped(runs))
     trials = [trial for group in once if (trial := trial_of(group))]
     versions = {
-        family: tuple(sorted({v for trial in own for v in trial.cohorts}, key=natural_order))
+        family: tuple(sorted({v for trial in own for v in trial.client_groups}, key=natural_order))
         for family, own in gathered(trials, lambda trial: trial.family).items()
     }
     return [

@@ -52,7 +52,7 @@ def _limit(trial: Trial) -> float:
 # what is along the x-axis of a panel: the only option in which the trials of a line differ, the
 # label of the axis, and where a trial stands, infinite for no limit
 FACTORS: dict[str, tuple[str, Callable[[Trial], float]]] = {
-    VERSIONS: ("number of versions, N", lambda trial: len(trial.cohorts)),
+    VERSIONS: ("number of versions, N", lambda trial: len(trial.client_groups)),
     CLIENTS: ("number of clients, K", lambda trial: float(trial.options[CLIENTS])),
     LIMIT: ("most layers in common, L", _limit),
 }

@@ -95,7 +95,7 @@ class StrategyTable:
         topic, trial, runs = setting.topic, setting.trials[name], setting.trials[name].group.runs
         first = (topic.data, topic.family, setting.variant, name)
         for label, version in zip(self.versions, topic.versions, strict=False):
-            if version in trial.cohorts:
+            if version in trial.client_groups:
                 scores = trial.score(topic.metric, version)
                 yield (*first, label, version, len(runs), *scores, "", "", "", "")
         pace, target = setting.pace(name, self.asked), setting.target(self.asked)

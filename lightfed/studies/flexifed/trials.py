@@ -1,8 +1,8 @@
 """Experiments with FlexiFed's strategies: which strategy, what was set, what each version came to.
 
 FlexiFed (Wang et al., WWW 2023) has clients with up to four versions of one family of models, such
-as VGG-11, -13, -16 and -19, a cohort each. What was set is read from config.yaml, the cohorts from
-environment.json. All figures are of the clients' own models on their own test samples.
+as VGG-11, -13, -16 and -19, a client group each. What was set is read from config.yaml, the groups
+from environment.json. All figures are of the clients' own models on their own test samples.
 """
 
 import math
@@ -43,12 +43,12 @@ class Trial(Experiment):
     Attributes:
         strategy: as the paper calls it.
         family: the class of the clients' models.
-        cohorts: the cohort of each version, in natural order of the versions.
+        client_groups: the client group of each version, in natural order of the versions.
     """
 
     strategy: str
     family: str
-    cohorts: Mapping[str, str]
+    client_groups: Mapping[str, str]
 
     def score(self, metric: str, version: str | None = None) -> tuple[float, float]:
         """The final value: mean and sample deviation over the seeds; None: over all clients."""
@@ -58,14 +58,14 @@ class Trial(Experiment):
         return self.group.course(self._column(metric, version))
 
     def _column(self, metric: str, version: str | None) -> str:
-        """Of metrics.csv; a run with a single cohort has no column for it."""
-        if version is None or [version] == list(self.cohorts):
+        """Of metrics.csv; a run with a single client group has no column for it."""
+        if version is None or [version] == list(self.client_groups):
             return f"personal/{metric}"
-        return f"personal/{metric}/{self.cohorts.get(version, '')}"
+        return f"personal/{metric}/{self.client_groups.get(version, '')}"
 
 
 def trial_of(group: Group) -> Trial | None:
-    """None for another algorithm, or where the files do not name the cohorts."""
+    """None for another algorithm, or where the files do not name the client groups."""
     run = group.runs[0]
     strategy = STRATEGIES.get(run.algorithm)
     stated = run.environment.get("cohorts")
@@ -76,26 +76,26 @@ def trial_of(group: Group) -> Trial | None:
     if not all(models):
         return None
     versions = _versions(run.settings, list(counts))
-    clients = {version: counts[cohort] or 0 for version, cohort in versions.items()}
+    clients = {version: counts[client_group] or 0 for version, client_group in versions.items()}
     found = options(run.settings, but=TOLD, unspoken=UNSPOKEN)
     return Trial(
         group=group,
         options=_federation(clients) | {k.replace("max_epochs", "rounds"): found[k] for k in found},
         strategy=strategy,
         family=" + ".join(dict.fromkeys(model.rsplit(".", 1)[-1] for model in models)),
-        cohorts=versions,
+        client_groups=versions,
     )
 
 
-def _versions(settings: Mapping[str, str], cohorts: list[str]) -> dict[str, str]:
-    """The cohort of each version; the cohorts' names are the versions where no setting does."""
+def _versions(settings: Mapping[str, str], client_groups: list[str]) -> dict[str, str]:
+    """The group of each version; the groups' names are the versions where no setting does."""
     names = []
-    for place, cohort in enumerate(cohorts):
+    for place, client_group in enumerate(client_groups):
         keys = [f"{CLIENT.format(place)}.init_args.{name}" for name in VERSION_SETTINGS]
-        names.append(next((settings[key] for key in keys if key in settings), cohort))
+        names.append(next((settings[key] for key in keys if key in settings), client_group))
     if len(set(names)) < len(names):
-        names = cohorts
-    paired = zip(names, cohorts, strict=True)
+        names = client_groups
+    paired = zip(names, client_groups, strict=True)
     return dict(sorted(paired, key=lambda pair: natural_order(pair[0])))
 
 

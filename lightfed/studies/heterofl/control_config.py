@@ -84,7 +84,7 @@ def configuration(control: Control, data: str) -> dict[str, Any]:
     algorithm |= {} if control.mask else {"mask": False}
     model: dict[str, Any] = {
         "algorithm": _named("HeteroFL", algorithm) if algorithm else "HeteroFL",
-        "clients": _cohorts(control, setting),
+        "clients": _client_groups(control, setting),
         "optimizer": _named("torch.optim.SGD", sgd),
         "lr_schedule": _named("torch.optim.lr_scheduler.MultiStepLR", schedule),
         "fraction": control.fraction,
@@ -107,7 +107,7 @@ def setting_of(data: str) -> Setting:
     return SETTINGS[data]
 
 
-def _cohorts(control: Control, setting: Setting) -> list[dict[str, Any]]:
+def _client_groups(control: Control, setting: Setting) -> list[dict[str, Any]]:
     """The clients of every level; that of the first is the global model's."""
     arguments: dict[str, Any] = {
         n: list(v) if isinstance(v, tuple) else v for n, v in setting.fixed

@@ -149,7 +149,7 @@ def _mixture(group: Group) -> Mixture | None:
     run = group.runs[0]
     settings = run.settings
     levels = _levels(run, settings)
-    models = {settings.get(f"{key}.model.class_path", "") for key in _cohort_keys(settings)}
+    models = {settings.get(f"{key}.model.class_path", "") for key in _client_group_keys(settings)}
     if not levels or len(models) != 1:
         return None
     return Mixture(
@@ -162,7 +162,7 @@ def _mixture(group: Group) -> Mixture | None:
     )
 
 
-def _cohort_keys(settings: Mapping[str, str]) -> list[str]:
+def _client_group_keys(settings: Mapping[str, str]) -> list[str]:
     return list(
         dict.fromkeys(
             key[0] for name in settings if (key := re.match(r"model\.clients\.\d+", name))
@@ -171,10 +171,10 @@ def _cohort_keys(settings: Mapping[str, str]) -> list[str]:
 
 
 def _levels(run: RunFiles, settings: Mapping[str, str]) -> tuple[Level, ...]:
-    """The levels of a run, cohorts of one width together; none where a file does not tell."""
+    """The levels of a run, client groups of one width together; none where a file does not tell."""
     stated = run.environment.get("parameters")
     parameters = list(stated.values()) if isinstance(stated, Mapping) else []
-    keys = _cohort_keys(settings)
+    keys = _client_group_keys(settings)
     if not keys or len(keys) != len(parameters):
         return ()
     clients: Counter[float] = Counter()
@@ -189,9 +189,9 @@ def _levels(run: RunFiles, settings: Mapping[str, str]) -> tuple[Level, ...]:
     return tuple(Level(rate, clients[rate], sizes[rate]) for rate in sorted(sizes, reverse=True))
 
 
-def _rate(settings: Mapping[str, str], cohort: str) -> float | None:
-    """The width of a cohort: its `rate` or `level`, 1 without both; None where that is none."""
-    rate, level = (settings.get(f"{cohort}.{key}", "null") for key in ("rate", "level"))
+def _rate(settings: Mapping[str, str], client_group: str) -> float | None:
+    """The width of a group: its `rate` or `level`, 1 without both; None where that is none."""
+    rate, level = (settings.get(f"{client_group}.{key}", "null") for key in ("rate", "level"))
     if rate == "null":
         return 0.5 ** LETTERS.index(level) if level in tuple(LETTERS) else 1.0
     try:

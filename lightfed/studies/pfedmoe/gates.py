@@ -44,7 +44,7 @@ class GateRows:
     Attributes:
         weights: mean of the private expert, (rows, classes); NaN where nobody has the class.
         means: over the classes of each client, then over the clients of the row, (rows,).
-        cohorts: of each row, empty where it is not known.
+        client_groups: of each row, empty where it is not known.
         names: of the rows.
         clients: those that were evaluated.
         grouped: whether rows are groups.
@@ -52,7 +52,7 @@ class GateRows:
 
     weights: Floats
     means: Floats
-    cohorts: tuple[str, ...]
+    client_groups: tuple[str, ...]
     names: tuple[str, ...]
     clients: int
     grouped: bool
@@ -61,24 +61,28 @@ class GateRows:
 def gate_rows(run: RunFiles, gates: Gates) -> GateRows:
     """A row per client in the order of the ids, up to 50 of them.
 
-    More are put together by cohort and, within one, with those of like mean weight, the most
-    personal ones first: a group holds as good as the same number of clients in all cohorts.
+    More are put together by client group and, within one, with those of like mean weight, the most
+    personal ones first: a group holds as good as the same number of clients in all client groups.
     """
     client = np.flatnonzero(np.isfinite(gates.personal).any(axis=1))
     values = gates.personal[client]
     means = _mean_of_known(values, np.zeros(1, np.int64), axis=1)[:, 0]
-    cohort = _cohorts(run, client)
+    client_group = _client_groups(run, client)
     if len(client) <= MOST_ROWS:
         names = tuple(str(number) for number in client)
-        return GateRows(values, means, tuple(cohort), names, len(client), grouped=False)
-    groups = [group for name in dict.fromkeys(cohort) for group in _groups(means, cohort == name)]
+        return GateRows(values, means, tuple(client_group), names, len(client), grouped=False)
+    groups = [
+        group
+        for name in dict.fromkeys(client_group)
+        for group in _groups(means, client_group == name)
+    ]
     order = np.concatenate(groups)
     starts = np.cumsum([0, *map(len, groups[:-1])])
-    kinds = tuple(str(cohort[group[0]]) for group in groups)
+    kinds = tuple(str(client_group[group[0]]) for group in groups)
     return GateRows(
         weights=_mean_of_known(values[order], starts, axis=0),
         means=_mean_of_known(means[order], starts, axis=0),
-        cohorts=kinds,
+        client_groups=kinds,
         names=tuple(
             f"{kind} \u00d7 {len(g)}".lstrip() for kind, g in zip(kinds, groups, strict=True)
         ),
@@ -115,9 +119,9 @@ def gates_figure(run: RunFiles, theme: Theme) -> Figure | None:
     return figure
 
 
-def _cohorts(run: RunFiles, client: Integers) -> np.ndarray:
-    """The cohort of each client; empty if unknown, or if there are more than colours."""
-    found = run.cohorts_of(client)
+def _client_groups(run: RunFiles, client: Integers) -> np.ndarray:
+    """The client group of each client; empty if unknown, or if there are more than colours."""
+    found = run.client_groups_of(client)
     return found if len(set(found)) <= len(PALETTE) else np.full(len(client), "")
 
 
@@ -164,14 +168,14 @@ def _draw_heat(axes: Axes, weights: Floats, theme: Theme) -> AxesImage:
 
 
 def _draw_means(axes: Axes, rows: GateRows, run: RunFiles, theme: Theme) -> None:
-    """A bar from 1/2 to the mean of each row, in the colour of its cohort if there are several."""
+    """A bar from 1/2 to the mean of each row, in the colour of its group if there are several."""
     axes.tick_params(left=False, labelleft=False)
     axes.grid(axis="y", visible=False)
-    several = len(set(rows.cohorts)) > 1
-    for name in dict.fromkeys(rows.cohorts):
-        own = np.array([cohort == name for cohort in rows.cohorts])
-        colour = colour_of(run.cohorts.index(name)) if several and name else theme.accent
-        label = label_of(f"cohort {name}") if several and name else None
+    several = len(set(rows.client_groups)) > 1
+    for name in dict.fromkeys(rows.client_groups):
+        own = np.array([client_group == name for client_group in rows.client_groups])
+        colour = colour_of(run.client_groups.index(name)) if several and name else theme.accent
+        label = label_of(f"client group {name}") if several and name else None
         axes.barh(
             np.flatnonzero(own), rows.means[own] - 0.5, left=0.5, height=0.7, color=colour,
             label=label,
