@@ -41,21 +41,21 @@ class Case:
 
     Attributes:
         layouts: of the groups.
-        groups: of tensors.
+        shared: sets of tensors.
         groups: of the participants.
         weights: of those whose values count.
         rows: of the participants.
     """
 
     layouts: list[ModelLayout]
-    groups: list[SharedTensors]
+    shared: list[SharedTensors]
     groups: dict[int, int]
     weights: dict[int, float]
     rows: dict[int, Row]
 
     @property
     def sharing(self) -> Sharing:
-        return Sharing(self.groups, self.layouts, self.groups)
+        return Sharing(self.shared, self.layouts, self.groups)
 
     def copies(self, some: Sequence[int]) -> dict[int, Row]:
         return {k: Row(self.rows[k].floats.clone(), self.rows[k].integers.clone()) for k in some}
@@ -81,15 +81,13 @@ def cases(draw: st.DrawFn) -> Case:
         havers = [c for c, names in enumerate(held) if name in names]
         if chosen := draw(st.sets(st.sampled_from(havers))) if havers else set():
             shared.setdefault(tuple(sorted(chosen)), []).append(name)
-    groups = [
-        SharedTensors(dict.fromkeys(groups, tuple(names))) for groups, names in shared.items()
-    ]
+    parts = [SharedTensors(dict.fromkeys(groups, tuple(names))) for groups, names in shared.items()]
     members = draw(st.lists(st.integers(0, len(held) - 1), min_size=1, max_size=6))
     layouts = [layout_of(names) for names in held]
     rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     return Case(
         layouts,
-        groups,
+        parts,
         dict(enumerate(members)),
         draw(st.dictionaries(st.integers(0, len(members) - 1), st.integers(1, 60).map(float))),
         {k: filled(layouts[group], rng) for k, group in enumerate(members)},
@@ -105,10 +103,10 @@ def expected_of(case: Case) -> dict[int, Row]:
     """Tensor by tensor."""
     rows = case.copies(sorted(case.rows))
     views = {k: tensors_of(case, rows, k) for k in rows}
-    for group in case.groups:
-        members = [k for k in rows if case.groups[k] in group.names]
+    for part in case.shared:
+        members = [k for k in rows if case.groups[k] in part.names]
         weights = {k: case.weights[k] for k in members if k in case.weights}
-        names = {name for names in group.names.values() for name in names}
+        names = {name for names in part.names.values() for name in names}
         for name in names if weights and len(members) > 1 else ():
             if name in INTEGERS:
                 mean = torch.stack([views[k][name] for k in weights]).amax(0)
@@ -168,12 +166,12 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
     assert same(on_several(case, accumulate, owners), rows)
 
 
-def two_groups(groups: list[SharedTensors], *, clients: Sequence[int] = (0, 0, 1)) -> Case:
+def two_groups(shared: list[SharedTensors], *, clients: Sequence[int] = (0, 0, 1)) -> Case:
     """Tensors a, d, n in the one; b, a, n, m, d in the other."""
     layouts = [layout_of("adn"), layout_of("banmd")]
     rng = torch.Generator().manual_seed(0)
     rows = {k: filled(layouts[group], rng) for k, group in enumerate(clients)}
-    return Case(layouts, groups, dict(enumerate(clients)), dict.fromkeys(rows, 1.0), rows)
+    return Case(layouts, shared, dict(enumerate(clients)), dict.fromkeys(rows, 1.0), rows)
 
 
 def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
@@ -197,12 +195,12 @@ def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
 
 
 def test_bytes_are_those_of_the_groups_with_company() -> None:
-    groups = [
+    shared = [
         SharedTensors({0: ("a", "n"), 1: ("a", "n")}),
         SharedTensors({0: ("d",)}),
         SharedTensors({1: ("b", "m")}),
     ]
-    sharing = two_groups(groups).sharing
+    sharing = two_groups(shared).sharing
     common = 4 * 15 + 8 * 1  # a and n; the other groups' sizes are d 8, b 40, m 3 elements
     assert [sharing.bytes(k) for k in range(3)] == [common + 4 * 8, common + 4 * 8, common]
 
