@@ -19,9 +19,9 @@ from lightfed.local.finished import Finished, Suspended
 from lightfed.local.hooks import Hooks, Moment, SessionContext
 from lightfed.local.local_work import ClientData, LocalWork, Phase
 from lightfed.local.optimizer import Proximal, Stepper
+from lightfed.local.packed.report import PackedReport
 from lightfed.local.packed.rules import Packing
 from lightfed.local.packed.runner import PackRunner
-from lightfed.local.packed.session import PackedReport
 from lightfed.local.session import (
     Known,
     LocalSession,

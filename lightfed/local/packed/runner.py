@@ -1,40 +1,19 @@
 """Forms packs of a rank's clients and runs their sessions side by side."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
-
-from torch import Tensor
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from lightfed.local.client_group import GroupState
-from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import ClientData
-from lightfed.local.packed.forward import Views
+from lightfed.local.packed.pack import AnyReport, Pack, Sessions
 from lightfed.local.packed.rules import Packing
-from lightfed.local.packed.session import Member, PackedReport, PackedSession
-from lightfed.local.session import Autocast, Known, PendingReport, Work
+from lightfed.local.packed.session import PackedSession
+from lightfed.local.session import Autocast
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
-
-_OWN = 1 << 16  # elements of a buffer that each client may have its own values of
-
-
-AnyReport = PackedReport | PendingReport | Known
-
-
-class Sessions(Protocol):
-    """What happens around the steps of a session; `rank_sessions.Training` implements it."""
-
-    def batches(self, client: int, t: int) -> int: ...
-    def plans(self, client: int, t: int, left: int) -> Iterable[Any]: ...
-    def begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext: ...
-    def work(self, s: SessionContext) -> Work: ...
-    def end(self, s: SessionContext, work: Work, report: PendingReport | PackedReport) -> None: ...
-    def failed(self, client: int, error: Exception) -> Known: ...
-    def forget_tests(self, clients: Collection[int]) -> None: ...
 
 
 class Fleet(Protocol):
@@ -119,7 +98,7 @@ class PackRunner:
             self._results |= self._after(error, clients, t)
         return client in self._results
 
-    def _pack(self, clients: Sequence[int], t: int) -> "Pack":
+    def _pack(self, clients: Sequence[int], t: int) -> Pack:
         group = self._fleet.group_of(clients[0])
         state, trainer = self._fleet.groups[group], self._trainers[group]
         return Pack(clients, state, trainer, self._sessions, self._fleet.data, t)
@@ -164,136 +143,6 @@ class PackRunner:
         return None
 
 
-class Pack:
-    """The sessions of some clients of one group.
-
-    Args:
-        clients: of the group; those with the most batches first.
-        state: the group.
-        session: of the group's packs.
-        sessions: what happens around the steps.
-        data: the clients' samples.
-        t: the round.
-    """
-
-    def __init__(
-        self,
-        clients: Sequence[int],
-        state: GroupState,
-        session: PackedSession,
-        sessions: Sessions,
-        data: ClientData,
-        t: int,
-    ) -> None:
-        self.clients = list(clients)
-        self._state, self._session, self._sessions = state, session, sessions
-        self._data, self._t = data, t
-        self._begun: Row | None = None
-
-    def run(self) -> dict[int, AnyReport]:
-        """Train the clients; a report of each.
-
-        Raises:
-            Exception: what one of the sessions raised; the rows are as before.
-        """
-        store = self._state.store
-        block, is_view = store.block(self.clients)
-        before = block.clone() if is_view else None
-        try:
-            contexts, works, reports = self._train(block)
-        except Exception:
-            if before is not None:
-                block.copy_(before)
-            raise
-        if not is_view:
-            store.put_block(self.clients, block)
-            self._state.live.forget_views()
-            for s in contexts:
-                s.move(store.row(s.client))
-        return {
-            s.client: self._end(s, work, report)
-            for s, work, report in zip(contexts, works, reports, strict=True)
-        }
-
-    def _end(self, s: SessionContext, work: Work, report: PackedReport) -> PackedReport | Known:
-        try:
-            self._sessions.end(s, work, report)
-        except UserError:
-            raise
-        except Exception as error:
-            return self._sessions.failed(s.client, error)
-        return report
-
-    def _train(self, block: Row) -> tuple[list[SessionContext], list[Work], list[PackedReport]]:
-        buffers = ModuleBuffers(self._state)
-        contexts = [
-            self._begin(client, row, buffers)
-            for client, row in zip(self.clients, block.each(), strict=True)
-        ]
-        works = [self._sessions.work(s) for s in contexts]
-        values = buffers.by_client()
-        members = [
-            self._member(s, work, mine)
-            for s, work, mine in zip(contexts, works, values, strict=True)
-        ]
-        result = self._session.train(
-            block, members, partial(_gather, self._data), lr=works[0].lr, shared=buffers.shared()
-        )
-        return contexts, works, result.reports()
-
-    def _begin(self, client: int, row: Row, buffers: "ModuleBuffers") -> SessionContext:
-        s = self._sessions.begin(client, self._state, row, self._t)
-        buffers.note()
-        if self._state.live.is_bound:
-            self._state.live.unbind()
-        return s
-
-    def _member(self, s: SessionContext, work: Work, buffers: Views) -> Member:
-        left = self._sessions.batches(s.client, self._t)
-        plans = self._sessions.plans(s.client, self._t, left)
-        batches = [(plan, place) for plan in plans for place in range(len(plan.sizes))]
-        sizes = [plan.sizes[place] for plan, place in batches]
-        return Member(
-            s.client, batches, sizes, work.seed, work.hook, work.mask, work.proximal, buffers
-        )
-
-
-class ModuleBuffers:
-    """Buffers of a module that lie in no row: a client's own, or the same for all.
-
-    An algorithm's `session_start` may write into small ones, as HeteroFL's does with the classes
-    that a client lacks. What it writes belongs to the client.
-    """
-
-    def __init__(self, state: GroupState) -> None:
-        in_row = {entry.name for entry in [*state.layout.floats, *state.layout.integers]}
-        buffers = state.module.named_buffers()
-        self._buffers = {name: buffer for name, buffer in buffers if name not in in_row}
-        self._versions = {name: buffer._version for name, buffer in self._buffers.items()}
-        self._values: list[Views] = []
-
-    def note(self) -> None:
-        """Keep a client's values, after its session has started."""
-        small = {name: b for name, b in self._buffers.items() if b.numel() <= _OWN}
-        self._values.append({name: buffer.clone() for name, buffer in small.items()})
-
-    def by_client(self) -> list[Views]:
-        """The values of every client, in the order of `note`."""
-        own = self._written()
-        for name in own:
-            if self._buffers[name].numel() > _OWN:
-                raise NotImplementedError(f"session_start writes {name}, a large buffer")
-        return [{name: values[name] for name in own} for values in self._values]
-
-    def shared(self) -> Views:
-        """The buffers that no client has written."""
-        own = self._written()
-        return {name: b for name, b in self._buffers.items() if name not in own}
-
-    def _written(self) -> list[str]:
-        return [name for name, b in self._buffers.items() if b._version != self._versions[name]]
-
-
 def form(
     clients: Sequence[int],
     groups: Mapping[int, int],
@@ -320,9 +169,3 @@ def form(
         for longest_first in [sorted(theirs, key=lambda client: -batches[client])]
         for start in range(0, len(theirs), most[group])
     ]
-
-
-def _gather(data: ClientData, batches: Sequence[tuple[Any, int]]) -> Sequence[Tensor]:
-    """One batch of each client, (K, B, ...)."""
-    plans, places = zip(*batches, strict=True)
-    return data.side_by_side(plans, places)

@@ -17,8 +17,9 @@ from torch import Tensor
 from lightfed.local.logbook import reset_metrics
 from lightfed.local.optimizer import GradientHook, Proximal
 from lightfed.local.packed.forward import Losses, PackedForward, Views
+from lightfed.local.packed.report import PackResult
 from lightfed.local.packed.steppers import PackedStepper
-from lightfed.local.session import Autocast, Report, Stopwatch
+from lightfed.local.session import Autocast, Stopwatch
 from lightfed.state.rows import LiveModule, Row
 
 
@@ -54,79 +55,6 @@ class Member:
 
 # The batches of several clients as tensors (K, B, ...).
 Gather = Callable[[Sequence[Any]], Sequence[Tensor]]
-
-
-class PackResult:
-    """What K sessions report; the numbers may still be on the device.
-
-    Args:
-        members: the clients.
-        losses: (K, steps) of the batches; only a client's own steps are used.
-        logged: what the modules logged, by name: (2, K) sums over samples, and their numbers.
-        squares: (K,) squared norms of the trained rows.
-        stopwatch: of the pack.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[Member],
-        losses: Tensor,
-        logged: dict[str, Tensor],
-        squares: Tensor,
-        stopwatch: Stopwatch,
-    ) -> None:
-        self._members = members
-        self._losses, self._logged, self._squares = losses, logged, squares
-        self._stopwatch = stopwatch
-
-    def reports(self) -> list["PackedReport"]:
-        """One for each client."""
-        return [
-            PackedReport(self, place, len(member.sizes))
-            for place, member in enumerate(self._members)
-        ]
-
-    @cached_property
-    def _numbers(
-        self,
-    ) -> tuple[list[list[float]], dict[str, list[list[float]]], list[float], float]:
-        """All numbers, read from the device once."""
-        logged = {name: sums.tolist() for name, sums in self._logged.items()}
-        numbers = self._losses.tolist(), logged, self._squares.tolist()
-        return *numbers, self._stopwatch.seconds() / len(self._members)
-
-    def report(self, place: int, flops: float, extra: dict[str, float]) -> Report:
-        """The report of one client."""
-        member = self._members[place]
-        losses, logged, squares, seconds = self._numbers
-        samples = sum(member.sizes)
-        metrics = {
-            name: sums[place] / counts[place]
-            for name, (sums, counts) in logged.items()
-            if counts[place]
-        }
-        metrics |= extra
-        weighted = sum(x * n for x, n in zip(losses[place], member.sizes, strict=False))
-        metrics.setdefault("train_loss", weighted / samples)
-        steps, norm = len(member.sizes), squares[place] ** 0.5
-        return Report(
-            member.client, samples, steps, metrics, norm, flops=flops, seconds=seconds
-        )  # fmt: skip
-
-
-@dataclass
-class PackedReport:
-    """The report of one client of a pack, read with those of the others."""
-
-    result: PackResult
-    place: int
-    steps: int
-    flops: float = 0.0
-    logged: dict[str, Tensor | float] = field(default_factory=dict)
-
-    def resolve(self) -> Report:
-        extra = {name: float(value) for name, value in self.logged.items()}
-        return self.result.report(self.place, self.flops, extra)
 
 
 class PackedSession:
@@ -199,7 +127,9 @@ class PackedSession:
         stopwatch.stop()
         # One dot product a client: the bits of other sums depend on K.
         squares = torch.stack([torch.dot(row, row) for row in rows.floats])
-        return PackResult(members, pack.losses, pack.logged, squares, stopwatch)
+        clients = [member.client for member in members]
+        sizes = [member.sizes for member in members]
+        return PackResult(clients, sizes, pack.losses, pack.logged, squares, stopwatch)
 
 
 class _Pack:
