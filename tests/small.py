@@ -27,7 +27,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
 from lightfed.local.packed.rules import Packed, SideBySide
-from lightfed.local.session import Runtime
+from lightfed.local.session import Autocast, Runtime
 from lightfed.local.session_setup import OptimizerFactory, client_stepper
 from lightfed.runs.run_logger import RunLogger
 
@@ -139,6 +139,7 @@ def fleet_of(
     seed: int = 0,
     accumulate: Any = "float64",
     side_by_side: SideBySide = "auto",
+    precision: Autocast | None = None,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
@@ -147,7 +148,7 @@ def fleet_of(
         groups, algorithm, data, ranks=Ranks(CPU), work=LocalWork(**work), seed=seed,
         accumulate=accumulate,
     )  # fmt: skip
-    runtime = Runtime(clipping=Clipping(clip) if clip else None)
+    runtime = Runtime(forward_context=precision, clipping=Clipping(clip) if clip else None)
     steppers = [
         client_stepper(
             state,

@@ -130,6 +130,25 @@ class Tied(nn.Module):
         return torch.relu(self.one(x)) + self.other(x)
 
 
+class Island(Residual):
+    """Full precision, whatever the Trainer's."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x)
+
+
+class Half(Residual):
+    """A part of the network is not trained."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            inner = self.inner(x)
+        return self.outer(x + torch.relu(inner))
+
+
 class Drops(nn.Module):
     """Dropout of what a convolution gives."""
 
@@ -183,6 +202,8 @@ CASES: dict[str, dict[str, Any]] = {
     "frozen bn": {"model": Frozen},
     "optional argument": {"model": Optional},
     "tied": {"model": Tied},
+    "island": {"model": Island},
+    "no gradients": {"model": Half},
     "dropout of convolutions": {
         "model": Drops,
         "data": images,
@@ -254,6 +275,21 @@ def test_linear_layers_have_the_bits_of_a_client_alone(width: int) -> None:
     ]
     assert torch.equal(rows[0], rows[1])
     assert torch.equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("mlp", 0.0), ("island", 1e-6), ("vmap", 2e-3), ("bn", 2e-3), ("gn", 2e-2)],
+)
+def test_bf16_takes_gradients_outside_autocast_as_for_a_client_alone(
+    name: str, tolerance: float
+) -> None:
+    precision = partial(torch.autocast, "cpu", torch.bfloat16)
+    alone, pack, packs = (
+        after(fleet(name, side, precision=precision))[0] for side in ("off", CLIENTS, 3)
+    )
+    assert torch.equal(pack, packs)
+    assert float((pack - alone).norm() / alone.norm()) <= tolerance
 
 
 @pytest.mark.parametrize("name", ["bn", "vmap"])

@@ -14,8 +14,10 @@ from torch.func import functional_call, vmap
 from typing_extensions import override
 
 from lightfed.local.client_module import ClientModule
-from lightfed.local.packed.graph import NetworkGraph, Unknown, cross_entropy, gradients
+from lightfed.local.packed.graph import NetworkGraph, cross_entropy, gradients
 from lightfed.local.packed.operators import Generators, KeyedDropout
+from lightfed.local.packed.tracing import Unknown
+from lightfed.local.session import Autocast
 from lightfed.state.rows import ModelLayout
 
 log = logging.getLogger(__name__)
@@ -83,12 +85,21 @@ class PackedForward:
         module: the group's live module.
         layout: of its rows.
         trainable: names of the parameters to differentiate.
+        context: of the Trainer's precision, for the losses; gradients are taken outside.
 
     Attributes:
         buffers: types of the buffers that lie in a row, by name.
     """
 
-    def __init__(self, module: L.LightningModule, layout: ModelLayout, trainable: set[str]) -> None:
+    def __init__(
+        self,
+        module: L.LightningModule,
+        layout: ModelLayout,
+        trainable: set[str],
+        *,
+        context: Autocast | None = None,
+    ) -> None:
+        self._context: Autocast = context or nullcontext
         self._step = _TrainingStep(module)
         self._entries = [(e.name, e.offset, e.numel, e.shape) for e in layout.floats]
         self._integers = [(e.name, e.offset, e.numel, e.shape) for e in layout.integers]
@@ -136,10 +147,11 @@ class PackedForward:
             real: number of leading clients; the others are padding. None if there is none.
         """
         leaves = {name: views[name].detach().requires_grad_() for name in self._trainable}
-        if self._graph is None:
-            values, logged = self._by_vmap(views | leaves, batch, index, shared, generators)
-        else:
-            values, logged = self._by_graph(views | leaves, batch, shared, generators), {}
+        with self._context():
+            if self._graph is None:
+                values, logged = self._by_vmap(views | leaves, batch, index, shared, generators)
+            else:
+                values, logged = self._by_graph(views | leaves, batch, shared, generators), {}
         found = gradients(values, list(leaves.values()))
         if real is None:
             return Losses(values.detach(), logged, found)

@@ -14,12 +14,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.local.packed.operators import Generators, dropout, linear, linear_of_columns
+from lightfed.local.packed.tracing import Unknown, traced_network
 
 Values = Mapping[str, Tensor]
-
-
-class Unknown(Exception):
-    """A network has something that is not run on several clients here."""
 
 
 class Stack:
@@ -62,7 +59,7 @@ class NetworkGraph:
     """
 
     def __init__(self, net: nn.Module, prefix: str, names: Collection[str]) -> None:
-        traced = _traced(net)
+        traced = traced_network(net)
         self._modules = dict(traced.named_modules())
         self._prefix = prefix
         self._nodes = [node for node in traced.graph.nodes if node.op != "output"]
@@ -116,25 +113,6 @@ class NetworkGraph:
                 found[node] = table[node.target](*args, **node.kwargs)
         result: Stack = found[self._output]
         return result.unfold()
-
-
-def _traced(net: nn.Module) -> fx.GraphModule:
-    """The graph of a network's forward pass, if that draws nothing.
-
-    Raises:
-        Unknown: it draws, or decides on what its inputs are.
-    """
-    before = torch.default_generator.get_state()
-    try:
-        traced = fx.symbolic_trace(net)
-    except Exception as error:  # whatever a user's forward does with a symbol
-        raise Unknown(f"{type(net).__name__} cannot be traced") from error
-    finally:
-        drawn = not torch.equal(torch.default_generator.get_state(), before)
-        torch.default_generator.set_state(before)
-    if drawn:
-        raise Unknown(f"{type(net).__name__} draws in its forward")
-    return traced
 
 
 class _Mine:

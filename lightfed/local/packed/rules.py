@@ -19,7 +19,7 @@ from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.forward import PackedForward, graph_of
 from lightfed.local.packed.steppers import PackedStepper, packed_stepper
-from lightfed.local.session import Runtime
+from lightfed.local.session import Autocast, Runtime
 from lightfed.models.build import DataSpec, blank
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
@@ -132,7 +132,7 @@ class Packed:
         reason = _unfit(state, algorithm, scaled=runtime.scaler is not None)
         if not reason and self.side_by_side == "auto":
             reason = _unprofitable(state, data.batch_size, share * state.group.count)
-        reason = reason or _fails(state, data)
+        reason = reason or _fails(state, data, runtime.forward_context)
         if reason:
             return Packing(reason=reason)
         pulls = type(algorithm).proximal is not Hooks.proximal
@@ -208,11 +208,11 @@ def _unprofitable(state: GroupState, batch_size: int, expected: float) -> str:
     return ""
 
 
-def _fails(state: GroupState, data: DataSpec) -> str:
+def _fails(state: GroupState, data: DataSpec, context: Autocast | None) -> str:
     """Why the training step of several clients raises; empty if it does not."""
     module, count = state.module, 2
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    forward = PackedForward(module, state.layout, trained)
+    forward = PackedForward(module, state.layout, trained, context=context)
     mode = module.training
     block = Row(
         state.initial.floats.to(state.store.device).repeat(count, 1),

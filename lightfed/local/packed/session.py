@@ -5,7 +5,6 @@ part alone, and a pack smaller than the `floor` is padded.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -74,9 +73,8 @@ class PackedSession:
         trained = {name for name, p in module.named_parameters() if p.requires_grad}
         self._module = module
         self._layout = live.layout
-        self._forward = PackedForward(module, live.layout, trained)
+        self._forward = PackedForward(module, live.layout, trained, context=context)
         self._stepper = stepper
-        self._context: Autocast = context or nullcontext
         self._floor = floor
 
     def train(
@@ -115,8 +113,7 @@ class PackedSession:
         try:
             for step in range(len(members[0].sizes)):
                 active = sum(len(member.sizes) > step for member in members)
-                with self._context():
-                    gradients = pack.gradients(step, active, gather)
+                gradients = pack.gradients(step, active, gather)
                 self._stepper.step(gradients, active)
                 for row, mask in masked[:active]:
                     if mask is not None:

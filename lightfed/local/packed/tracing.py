@@ -1,0 +1,52 @@
+"""The graph of a network's forward pass."""
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from typing_extensions import override
+
+
+class Unknown(Exception):
+    """A network has something that is not run on several clients by its graph."""
+
+
+class _Tracer(fx.Tracer):
+    """Refuses what a graph forgets: layers without gradients, or in a precision of their own.
+
+    Args:
+        device: type of the device whose autocast is on while the network is traced.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    @override
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if not torch.is_grad_enabled():
+            raise Unknown("a part of its forward takes no gradients")
+        if not torch.is_autocast_enabled(self._device):
+            raise Unknown("a part of its forward has a precision of its own")
+        return super().create_node(*args, **kwargs)
+
+
+def traced_network(net: nn.Module) -> fx.GraphModule:
+    """The graph of a network's forward pass, if that draws nothing.
+
+    Raises:
+        Unknown: it draws, decides on what its inputs are, or changes the precision.
+    """
+    before = torch.default_generator.get_state()
+    device = next((p.device.type for p in net.parameters()), "cpu")
+    try:
+        with torch.enable_grad(), torch.autocast(device, torch.bfloat16):
+            traced = fx.GraphModule(net, _Tracer(device).trace(net))
+    except Exception as error:  # whatever a user's forward does with a symbol
+        raise Unknown(f"{type(net).__name__} cannot be traced: {error}") from error
+    finally:
+        drawn = not torch.equal(torch.default_generator.get_state(), before)
+        torch.default_generator.set_state(before)
+    if drawn:
+        raise Unknown(f"{type(net).__name__} draws in its forward")
+    return traced
