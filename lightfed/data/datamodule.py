@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from typing_extensions import override
 
+from lightfed.data.batches import Batch, LastBatch, Plan, Resident, batch_sizes
 from lightfed.data.datasets.dataset import Dataset, Samples, Task
 from lightfed.data.partition.draw import (
     Partition,
@@ -20,15 +21,7 @@ from lightfed.data.partition.draw import (
     draw_partition,
 )
 from lightfed.data.portions import Portions
-from lightfed.data.resident import (
-    Batch,
-    LastBatch,
-    Plan,
-    Resident,
-    ResidentSplit,
-    ResidentTokens,
-    batch_sizes,
-)
+from lightfed.data.resident import ResidentSplit, ResidentTokens
 from lightfed.utils.errors import UserError, require
 
 Pool = Literal["train", "union"]

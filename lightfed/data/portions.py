@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from lightfed.data.batches import LastBatch, batch_sizes
 from lightfed.data.partition.draw import Partition
-from lightfed.data.resident import LastBatch, batch_sizes
 from lightfed.utils.errors import require
 from lightfed.utils.rng import numpy_generator
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from lightfed.api.fleet import Fleet
+from lightfed.data.batches import batch_sizes
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.resident import batch_sizes
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup, GroupState
 from lightfed.local.client_module import ClientModule

@@ -27,9 +27,9 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_module import reported
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import ClientData
-from lightfed.local.session import Report, seed_default_generators, weighted_means
+from lightfed.local.session import Report, weighted_means
 from lightfed.utils.errors import UserError
-from lightfed.utils.rng import derive_seed, numpy_generator
+from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_generators
 
 Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetuned"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

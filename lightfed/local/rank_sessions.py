@@ -29,7 +29,6 @@ from lightfed.local.session import (
     Report,
     Runtime,
     Work,
-    seed_default_generators,
 )
 from lightfed.models.build import blank
 from lightfed.state.client_state import Kept
@@ -37,7 +36,7 @@ from lightfed.state.costs import masked_flops, weight_uses
 from lightfed.state.rows import Row
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError
-from lightfed.utils.rng import derive_seed, torch_generator
+from lightfed.utils.rng import derive_seed, seed_default_generators, torch_generator
 
 log = logging.getLogger(__name__)
 

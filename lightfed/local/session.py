@@ -4,7 +4,6 @@ On small models Lightning's inner loops cost three to four times as much as a ba
 one is a bare loop plus precision, clipping, schedulers and `self.log`.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from torch import Tensor
 from lightfed.local.logbook import LogBook, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.state.rows import LiveModule, Row
+from lightfed.utils.rng import seed_default_generators
+from lightfed.utils.stopwatch import Stopwatch
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -93,38 +94,6 @@ class Runtime:
     forward_context: Autocast | None = None
     clipping: Clipping | None = None
     scaler: Callable[[], torch.amp.GradScaler] | None = None
-
-
-class Stopwatch:
-    """Times work on a device; on CUDA by two events in its stream, without synchronising.
-
-    Args:
-        device: device to time; creating the stopwatch starts it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._times: list[float] = []
-        self._events: list[torch.cuda.Event] = []
-        self._mark()
-
-    def stop(self) -> None:
-        """Stop timing when the device reaches this point."""
-        self._mark()
-
-    def _mark(self) -> None:
-        if self._stream is None:
-            self._times.append(time.perf_counter())
-        else:
-            self._events.append(self._stream.record_event(torch.cuda.Event(enable_timing=True)))
-
-    def seconds(self) -> float:
-        """Elapsed time; read it only after the device has finished some later work."""
-        if self._stream is None:
-            begin, over = self._times
-            return over - begin
-        start, end = self._events
-        return start.elapsed_time(end) / 1000
 
 
 class LocalSession:
@@ -295,16 +264,6 @@ class Known:
 
     def resolve(self) -> Report:
         return self.report
-
-
-def seed_default_generators(seed: int, device: torch.device) -> None:
-    """Seed the generators used by dropout; torch.manual_seed costs a hundred times as much.
-
-    The CPU's too: modules may draw on it to get the same draws on every device.
-    """
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    torch.default_generator.manual_seed(seed)
 
 
 def batch_size(batch: Any) -> int:

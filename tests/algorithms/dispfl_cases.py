@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.api.fleet import Fleet
+from lightfed.data.batches import Plan
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.resident import Plan
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.state.rows import ModelLayout, Row

@@ -13,8 +13,9 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import RATES, Rates
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
-from lightfed.local.session import Report, Stopwatch
+from lightfed.local.session import Report
 from lightfed.models.networks.mlp import MLP
+from lightfed.utils.stopwatch import Stopwatch
 from tests.small import CPU, fleet_of, random_data, run_round
 
 WIDE, NARROW = ClientGroup(2, partial(MLP, hidden=(64,))), ClientGroup(2, partial(MLP, hidden=(2,)))

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from lightfed.data.batches import Batch
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.datasets.vision import CIFAR10, Digits
 from lightfed.data.partition.draw import Partition
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.data.partition.schemes import Classes, Diversity, Iid
-from lightfed.data.resident import Batch
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 

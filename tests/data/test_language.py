@@ -205,7 +205,7 @@ def test_a_long_epoch_is_gathered_in_parts(root: Path, monkeypatch: pytest.Monke
         return [x for x, _ in epoch]
 
     at_once = windows()
-    monkeypatch.setattr("lightfed.data.resident._GATHER_BYTES", {"cpu": 8 * 64 * 8})
+    monkeypatch.setattr("lightfed.data.batches._GATHER_BYTES", {"cpu": 8 * 64 * 8})
     in_parts = windows()
     assert all(torch.equal(*pair) for pair in zip(at_once, in_parts, strict=True))
     assert len({x.untyped_storage().data_ptr() for x in in_parts}) > 1

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightfed.data.batches import LastBatch
 from lightfed.data.datasets.dataset import Samples, Transform
-from lightfed.data.resident import LastBatch, ResidentSplit
+from lightfed.data.resident import ResidentSplit
 
 CPU = torch.device("cpu")
 COLOUR = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -181,7 +182,7 @@ def test_gathering_in_parts_changes_nothing(
     samples = images(50)
     last = channels_last
     at_once = ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True)
-    monkeypatch.setattr("lightfed.data.resident._GATHER_BYTES", {"cpu": 4 * 3 * 9 * 7 * 16})
+    monkeypatch.setattr("lightfed.data.batches._GATHER_BYTES", {"cpu": 4 * 3 * 9 * 7 * 16})
     in_parts = ResidentSplit(samples, transform, device=CPU, channels_last=last, train=True)
     index = torch.arange(50).flip(0)
     epochs = [

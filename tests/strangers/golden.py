@@ -14,8 +14,8 @@ from torch.optim import SGD, Optimizer
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.data.batches import Plan
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.data.resident import Plan
 from lightfed.local.client_group import ClientGroup
 from tests.small import GOLDEN, Given, Tensors, fleet_of, run_round
 

@@ -13,12 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.algorithms.shared.logit_masks import LogitMasks
 from lightfed.api.fleet import Fleet
-from lightfed.local.session import seed_default_generators
 from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
-from lightfed.utils.rng import derive_seed
+from lightfed.utils.rng import derive_seed, seed_default_generators
 
 
 class StaticNorms:

@@ -6,7 +6,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from lightfed.local.session import Report, Stopwatch
+from lightfed.local.session import Report
+from lightfed.utils.stopwatch import Stopwatch
 
 
 class PackResult:

@@ -18,8 +18,9 @@ from lightfed.local.optimizer import GradientHook, Proximal
 from lightfed.local.packed.forward import Losses, PackedForward, Views
 from lightfed.local.packed.report import PackResult
 from lightfed.local.packed.steppers import PackedStepper
-from lightfed.local.session import Autocast, Stopwatch
+from lightfed.local.session import Autocast
 from lightfed.state.rows import LiveModule, Row
+from lightfed.utils.stopwatch import Stopwatch
 
 
 @dataclass

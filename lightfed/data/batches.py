@@ -1,0 +1,191 @@
+"""The batches of a split on the device, by index.
+
+There are no worker processes and no Python loops over samples. A batch is a gather from one tensor.
+The epoch of a small client is a single gather, cut into views.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NotRequired, TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor]
+LastBatch = Literal["keep", "drop", "join"]
+
+MEBI = 1 << 20
+# Batches are gathered together up to this many bytes of float32: on a CPU what fits in its caches
+# (larger gathers were measured to be slower), on a GPU enough for few kernel launches.
+_GATHER_BYTES = {"cpu": 2 * MEBI, "cuda": 64 * MEBI}
+
+
+def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[int]:
+    """Sizes of the batches of an epoch.
+
+    Args:
+        samples: number of samples of the client.
+        batch_size: size of all batches but the last.
+        last_batch: keep a smaller last batch; drop it; or join it to the one before if it is a
+            single sample, which BatchNorm cannot normalise.
+    """
+    whole, rest = divmod(samples, batch_size)
+    sizes = [batch_size] * whole
+    if rest and last_batch == "join" and rest == 1 and whole:
+        sizes[-1] += 1
+    elif rest and last_batch != "drop":
+        sizes.append(rest)
+    return sizes
+
+
+class How(TypedDict):
+    """Arguments of `Resident.plan`."""
+
+    batch_size: int
+    generator: NotRequired[torch.Generator | None]
+    order: NotRequired[torch.Generator | None]
+    last_batch: NotRequired[LastBatch]
+    limit: NotRequired[int | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One pass over some samples.
+
+    Attributes:
+        index: (n,) the samples in order, of an integer type.
+        sizes: of the batches; their sum is n.
+        draw: of the augmentation, (..., n) on the CPU; None for none.
+    """
+
+    index: Tensor
+    sizes: list[int]
+    draw: Tensor | None
+
+
+class Resident(ABC):
+    """One split on one device, and the batches of it.
+
+    Attributes:
+        y: (N,) int64, `Samples.y` on the device.
+        device: of the split.
+    """
+
+    def __init__(self, y: Tensor, *, device: torch.device, sample_bytes: int) -> None:
+        self.device = device
+        self.y = y.to(device)
+        self._sample_bytes = sample_bytes  # of x in a batch
+        self._gather_bytes = _GATHER_BYTES.get(device.type, _GATHER_BYTES["cpu"])
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The samples of an index, augmented if a generator is given.
+
+        Args:
+            index: (B,) of an integer type, on the CPU or the device.
+            generator: of the CPU, so that draws do not depend on the device.
+
+        Returns:
+            x, (B, C, H, W) float32, normalised, for images, or (B, length) float32 for characters;
+            and y, (B,) int64.
+        """
+        draw = self._draw(len(index), generator)
+        return self._take(index.to(self.device), draw)
+
+    @abstractmethod
+    def span(self, start: int, stop: int) -> Batch:
+        """Samples start to stop - 1, not augmented; views if they are stored as needed."""
+
+    def plan(
+        self,
+        index: Tensor | np.ndarray,
+        *,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        order: torch.Generator | None = None,
+        last_batch: LastBatch = "keep",
+        limit: int | None = None,
+    ) -> Plan:
+        """The order, the batches and the augmentation of one pass over the samples of an index.
+
+        All draws are made before the first batch, so that they depend neither on the batch size nor
+        on how many batches are gathered together.
+
+        Args:
+            index: (n,) of an integer type, on the CPU or the device.
+            batch_size: samples in a batch.
+            generator: draws the augmentation; None for none.
+            order: draws the order; None leaves it as it is.
+            last_batch: as in `batch_sizes`.
+            limit: at most this many batches.
+        """
+        index = torch.as_tensor(index)
+        if order is not None:
+            shuffled = torch.randperm(len(index), generator=order)
+            index = index.index_select(0, shuffled.to(index.device))
+        sizes = batch_sizes(len(index), batch_size, last_batch)[:limit]
+        count = sum(sizes)
+        draw = self._draw(count, generator) if count else None
+        return Plan(index[:count], sizes, draw)
+
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        """The batches of a plan as by `batch`; no two of them share memory."""
+        if not plan.sizes:
+            return iter(())
+        return self._gathers(plan.index.to(self.device), plan.draw, plan.sizes, plan.sizes[0])
+
+    def side_by_side(self, plans: Sequence[Plan], batches: Sequence[int]) -> Batch:
+        """One batch of each of K plans.
+
+        Args:
+            plans: K, on this split.
+            batches: the position of the batch in each plan; all of one size B.
+
+        Returns:
+            x and y as of `batch`, (K, B, ...) each.
+        """
+        starts = [sum(plan.sizes[:batch]) for plan, batch in zip(plans, batches, strict=True)]
+        size = plans[0].sizes[batches[0]]
+        parts = [slice(start, start + size) for start in starts]
+        index = torch.cat([plan.index[part] for plan, part in zip(plans, parts, strict=True)])
+        draws = [
+            plan.draw[..., part]
+            for plan, part in zip(plans, parts, strict=True)
+            if plan.draw is not None
+        ]
+        x, y = self._take(index.to(self.device), torch.cat(draws, -1) if draws else None)
+        return x.unflatten(0, (len(plans), size)), y.unflatten(0, (len(plans), size))
+
+    def epoch(self, index: Tensor | np.ndarray, **how: Unpack[How]) -> Iterator[Batch]:
+        """One pass over the samples of an index, in batches; the arguments are those of `plan`."""
+        return self.batches(self.plan(index, **how))
+
+    def _gathers(
+        self, index: Tensor, draw: Tensor | None, sizes: list[int], batch_size: int
+    ) -> Iterator[Batch]:
+        """The batches of an epoch, as many gathered at once as `_GATHER_BYTES` allows."""
+        together = max(1, self._gather_bytes // (batch_size * self._sample_bytes))
+        start = 0
+        for first in range(0, len(sizes), together):
+            group = sizes[first : first + together]
+            part = slice(start, start + sum(group))
+            x, y = self._take(index[part], None if draw is None else draw[:, part])
+            yield from zip(_cut(x, group), _cut(y, group), strict=True)
+            start = part.stop
+
+    @abstractmethod
+    def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
+        """The draws for `count` samples, (..., count) on the CPU; None if nothing is random."""
+
+    @abstractmethod
+    def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
+        """The samples of an index on the device, in new memory."""
+
+
+def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    # Tensor.split does the same, ten times slower.
+    return torch.split_with_sizes(samples, sizes)
