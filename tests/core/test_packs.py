@@ -149,6 +149,47 @@ class Half(Residual):
         return self.outer(x + torch.relu(inner))
 
 
+class Averages(Smooth):
+    """Keeps a mean of its inputs in a buffer, and puts a new tensor there with every batch."""
+
+    mean: Tensor
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.register_buffer("mean", torch.zeros(input_shape))
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return super().training_step((x - self.mean, y), batch_idx)
+
+
+class Shifted(nn.Module):
+    """Adds a buffer that no row has to its inputs."""
+
+    shift: Tensor
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.out = nn.Linear(input_shape[0], num_classes)
+        self.register_buffer("shift", torch.zeros(input_shape), persistent=False)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x + self.shift)
+
+
+class Shifts(FedAvg):
+    """Puts a tensor of each client's in the place of that buffer."""
+
+    side_by_side = True
+
+    @override
+    def session_start(self, s: SessionContext) -> None:
+        s.module.net.shift = torch.full((4,), s.client / CLIENTS)  # type: ignore[union-attr]
+
+
 class Drops(nn.Module):
     """Dropout of what a convolution gives."""
 
@@ -203,6 +244,8 @@ CASES: dict[str, dict[str, Any]] = {
     "optional argument": {"model": Optional},
     "tied": {"model": Tied},
     "island": {"model": Island},
+    "averages": {"model": Averages},
+    "shifts": {"model": Shifted, "algorithm": Shifts},
     "no gradients": {"model": Half},
     "dropout of convolutions": {
         "model": Drops,

@@ -173,14 +173,21 @@ class PackedForward:
         given = {_STEP + name: value for name, value in views.items()}
         same = {_STEP + name: value for name, value in shared.items()}
 
-        def step(mine: Views, x: Sequence[Tensor]) -> tuple[Tensor, Views]:
-            loss, logged = functional_call(self._step, {**mine, **same}, (tuple(x), index))
+        def step(mine: Views, x: Sequence[Tensor]) -> tuple[Tensor, Views, Views]:
+            before = {**mine, **same}
+            after = dict(before)  # gets what the module puts in the place of a buffer
+            loss, logged = functional_call(self._step, after, (tuple(x), index))
             if loss is None:
                 raise NotImplementedError("a training_step that skips batches")
-            return loss, logged
+            return loss, logged, {n: value for n, value in after.items() if value is not before[n]}
 
         with KeyedDropout(generators) if self._drops else nullcontext():
-            values, logged = vmap(step, randomness="error")(given, tuple(batch))
+            values, logged, replaced = vmap(step, randomness="error")(given, tuple(batch))
+        for name, value in replaced.items():
+            name = name.removeprefix(_STEP)
+            if name not in self.buffers:
+                raise NotImplementedError(f"a training_step that replaces {name}")
+            views[name].copy_(value.detach())
         return values, logged
 
     def _by_graph(

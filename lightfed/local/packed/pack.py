@@ -131,36 +131,45 @@ class ModuleBuffers:
     """Buffers of a module that lie in no row: a client's own, or the same for all.
 
     An algorithm's `session_start` may write into small ones, as HeteroFL's does with the classes
-    that a client lacks. What it writes belongs to the client.
+    that a client lacks, or put others in their place. Such values belong to the client.
     """
 
     def __init__(self, state: GroupState) -> None:
-        in_row = {entry.name for entry in [*state.layout.floats, *state.layout.integers]}
-        buffers = state.module.named_buffers()
-        self._buffers = {name: buffer for name, buffer in buffers if name not in in_row}
-        self._versions = {name: buffer._version for name, buffer in self._buffers.items()}
+        self._module = state.module
+        self._in_row = {entry.name for entry in [*state.layout.floats, *state.layout.integers]}
+        self._before = {name: (b, b._version) for name, b in self._found().items()}
+        self._own: set[str] = set()
         self._values: list[Views] = []
+
+    def _found(self) -> Views:
+        buffers = self._module.named_buffers()
+        return {name: buffer for name, buffer in buffers if name not in self._in_row}
 
     def note(self) -> None:
         """Keep a client's values, after its session has started."""
-        small = {name: b for name, b in self._buffers.items() if b.numel() <= _OWN}
+        found = self._found()
+        self._own |= self._before.keys() - found.keys()
+        for name, buffer in found.items():
+            first, version = self._before.get(name, (None, 0))
+            if buffer is not first or buffer._version != version:
+                self._own.add(name)
+        small = {name: buffer for name, buffer in found.items() if buffer.numel() <= _OWN}
         self._values.append({name: buffer.clone() for name, buffer in small.items()})
 
     def by_client(self) -> list[Views]:
-        """The values of every client, in the order of `note`."""
-        own = self._written()
-        for name in own:
-            if self._buffers[name].numel() > _OWN:
-                raise NotImplementedError(f"session_start writes {name}, a large buffer")
-        return [{name: values[name] for name in own} for values in self._values]
+        """The values of every client, in the order of `note`.
+
+        Raises:
+            NotImplementedError: a client's own buffer is large, or not every client has it.
+        """
+        for name in sorted(self._own):
+            if not all(name in values for values in self._values):
+                raise NotImplementedError(f"session_start writes {name}, a large or new buffer")
+        return [{name: values[name] for name in self._own} for values in self._values]
 
     def shared(self) -> Views:
         """The buffers that no client has written."""
-        own = self._written()
-        return {name: b for name, b in self._buffers.items() if name not in own}
-
-    def _written(self) -> list[str]:
-        return [name for name, b in self._buffers.items() if b._version != self._versions[name]]
+        return {name: b for name, b in self._found().items() if name not in self._own}
 
 
 def _gather(data: ClientData, batches: Sequence[tuple[Any, int]]) -> Sequence[Tensor]:
