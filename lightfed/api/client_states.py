@@ -1,30 +1,76 @@
-"""The saved state of stateful clients: row, integers and what an algorithm keeps."""
+"""The saved state of stateful clients: rows, integers and what an algorithm keeps.
 
-from collections.abc import Mapping
+A rank saves one matrix per client group, with the numbers of its clients, instead of 10,000 rows.
+"""
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import torch
 from lightfed_kernels import apply_mask_, compress, expand, popcount
 from torch import Tensor
 
 from lightfed.api.clients import Clients
 
+# By name of the state: matrices (K, ...) as "values", with the numbers (K,) of their "clients".
+Saved = dict[str, list[dict[str, Tensor]]]
 
-def saved(fleet: Clients, client: int) -> dict[str, Tensor]:
-    """Copies in host memory of a client's state; of a masked row only the covered values.
 
-    Args:
-        fleet: of the client.
-        client: on this rank.
+def saved(fleet: Clients) -> Saved:
+    """The state in host memory of this rank's clients; of masked rows only the covered values.
+
+    Matrices on the host are views of the rows: write them before the next round.
     """
-    row, mask = fleet.row(client), fleet.mask(client)
-    kept = {name: k.saved(client) for name, k in fleet.kept.items() if k.durable}
-    state = {"integers": row.integers} | {k: v for k, v in kept.items() if v is not None}
-    if mask is None:
-        state = {"floats": row.floats} | state
-    else:
-        mask = mask.to(row.floats.device)
-        state = {"values": compress(row.floats, mask, nnz=int(popcount(mask)))} | state
-    # Cloned: a view would be saved with the whole matrix behind it.
-    return {name: tensor.cpu().clone() for name, tensor in state.items()}
+    state: Saved = defaultdict(list)
+    for group in fleet.groups:
+        clients = list(group.store.slots)
+        masked = [k for k in clients if fleet.mask(k) is not None] if fleet.masks else []
+        state["values"] += _stacked((k, _covered(fleet, k)) for k in masked)
+        dense = [k for k in clients if k not in set(masked)] if masked else clients
+        if dense:
+            state["floats"].append(_block(dense, fleet.block(dense).floats))
+        if clients:
+            state["integers"].append(_block(clients, fleet.block(clients).integers))
+    for name, kept in fleet.kept.items():
+        if kept.durable:
+            state[name] = _stacked(kept.data.items())
+    return dict(state)
+
+
+def _covered(fleet: Clients, client: int) -> Tensor:
+    """The values of a client's row that its mask covers."""
+    row, mask = fleet.row(client).floats, fleet.mask(client)
+    assert mask is not None
+    mask = mask.to(row.device)
+    return compress(row, mask, nnz=int(popcount(mask)))
+
+
+def _stacked(tensors: Iterable[tuple[int, Tensor]]) -> list[dict[str, Tensor]]:
+    """A matrix of the tensors of each shape."""
+    alike: dict[object, list[tuple[int, Tensor]]] = defaultdict(list)
+    for client, tensor in tensors:
+        alike[tensor.shape, tensor.dtype].append((client, tensor))
+    return [
+        _block([k for k, _ in those], torch.stack([tensor for _, tensor in those]))
+        for those in alike.values()
+    ]
+
+
+def _block(clients: list[int], values: Tensor) -> dict[str, Tensor]:
+    values = values.cpu()
+    if values.untyped_storage().nbytes() != values.nbytes:  # else all of the store would be saved
+        values = values.clone()
+    return {"clients": torch.tensor(clients), "values": values}
+
+
+def by_client(state: Saved) -> dict[int, dict[str, Tensor]]:
+    """The tensors of each client, by name, as views; clients ascend."""
+    found: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    for name, blocks in state.items():
+        for block in blocks:
+            for client, value in zip(block["clients"].tolist(), block["values"], strict=True):
+                found[client][name] = value
+    return dict(sorted(found.items()))
 
 
 def restore(fleet: Clients, client: int, state: Mapping[str, Tensor]) -> None:

@@ -165,6 +165,15 @@ class Clients:
         self._deliver(client)
         return self.state(client).store.row(client)
 
+    def block(self, clients: Sequence[int]) -> Row:
+        """(K, P) and (K, Q), on the device of the store: rows of one group's clients on this rank.
+
+        They are views if the rows follow each other in the store.
+        """
+        for client in self._inbox.keys() & set(clients):
+            self._deliver(client)
+        return self.state(clients[0]).store.block(clients)[0]
+
     def mask(self, client: int) -> Tensor | None:
         """(P / 32,) packed, on the device: the mask of a client of this rank; None for none."""
         return self.masks.get(client) if self.masks is not None else None

@@ -220,19 +220,16 @@ class Fleet(Messenger):
             total += value
         self.metrics[name] = float(self.ranks.sum_(total))
 
-    def states(self) -> dict[int, dict[str, Tensor]] | None:
+    def states(self) -> client_states.Saved | None:
         """The state of this rank's clients for a checkpoint; None for a stateless algorithm."""
-        if not self.algorithm.stateful:
-            return None
-        return {k: client_states.saved(self, k) for k in self.mine(range(self.clients))}
+        return client_states.saved(self) if self.algorithm.stateful else None
 
-    def load_states(self, shards: Sequence[Mapping[int, dict[str, Tensor]]]) -> None:
+    def load_states(self, shards: Sequence[client_states.Saved]) -> None:
         """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
-        if not self.algorithm.stateful:
-            return
-        for shard in shards:
-            for client in self.mine(sorted(shard)):
-                client_states.restore(self, client, shard[client])
+        for shard in shards if self.algorithm.stateful else ():
+            states = client_states.by_client(shard)
+            for client in self.mine(list(states)):
+                client_states.restore(self, client, states[client])
 
     def open_round(self) -> None:
         """Forget the participants of the last round.

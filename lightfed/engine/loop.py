@@ -216,8 +216,7 @@ class RoundLoop(_TrainingEpochLoop):
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
         self._server_steps = state_dict["server_steps"]
-        # Older checkpoints lack this count and need no correction.
-        self._evaluated = state_dict.get("evaluated", self._server_steps)
+        self._evaluated = state_dict["evaluated"]
 
 
 class FederatedLoop(_FitLoop):

@@ -31,7 +31,7 @@ from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
 from lightfed.utils.errors import DiskError, UserError
 
 SHARDS = "lightfed_shards"  # key in the main file: tag of the shards, their number, the format
-FORMAT = 1  # of the content; a version of lightfed that other versions cannot read counts up
+FORMAT = 2  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
 _PREVIOUS = ".previous"
 _NOT_STATE = (

@@ -97,9 +97,8 @@ def save(fleet: Fleet) -> dict[str, Any]:
 
 def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     """Restore what `save` returned, from all shards of a checkpoint."""
-    # Checkpoints of version 0.1 lack the first two entries.
-    fleet.fruitless_rounds = checkpoint.get(_FRUITLESS, 0)
-    tests = checkpoint.get(_TESTS, {})
+    fleet.fruitless_rounds = checkpoint[_FRUITLESS]
+    tests = checkpoint[_TESTS]
     fleet.tests = {moment: [Report(**r) for r in found] for moment, found in tests.items()}
     fleet.training.lr = checkpoint[_LR]
     fleet.ledger.totals[:] = checkpoint[_LEDGER].numpy()

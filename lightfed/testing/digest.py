@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lightfed.api.client_states import by_client
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.run_logger import RunLogger
@@ -58,7 +59,8 @@ def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
             for client in state.store.slots
         ]
     )
-    kept = [(client, _hash(*state.values())) for client, state in (fleet.states() or {}).items()]
+    states = by_client(fleet.states() or {})
+    kept = [(client, _hash(*state.values())) for client, state in states.items()]
     assert trainer.run_logger is not None
     folder = trainer.run_logger.folder
     metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}

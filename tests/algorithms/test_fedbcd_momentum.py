@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import DECAY, FedBCD
 from lightfed.algorithms.fedbcdi import FedBCDI
+from lightfed.api.client_states import by_client
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.previews.dry_run import PlannedRanks
@@ -173,7 +174,7 @@ def test_a_shared_buffer_lies_with_the_device_that_had_it_last() -> None:
     assert stored == [row] * 5 + [row + 4 * len(algorithm.momenta.kept[5])]
     states = fed.states()
     assert states is not None
-    assert [k for k, state in states.items() if "momentum" in state] == [5]
+    assert [k for k, state in by_client(states).items() if "momentum" in state] == [5]
 
 
 def test_a_shared_buffer_that_is_no_number_is_dropped() -> None:

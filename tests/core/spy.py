@@ -11,6 +11,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.api.client_states import by_client
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
@@ -78,7 +79,7 @@ def data(**settings: Any) -> Any:
 
 def state_of(model: Federation) -> dict[str, Any]:
     """All that a round leaves behind: server, clients' rows, ledger."""
-    rows = model.fleet.states() or {}
+    rows = by_client(model.fleet.states() or {})
     state: dict[str, Any] = {"ledger": model.fleet.ledger.totals.tolist()}
     if not rows:
         state["server"] = server_row(model).tolist()

@@ -137,23 +137,23 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
     path = tmp_path / "last.ckpt"
     write(path, 1.0)
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", 2)
+        later.setattr(checkpoint, "FORMAT", 3)
         write(path, 2.0)
-    with pytest.raises(UserError, match="has format 2; this version of lightfed reads format 1"):
+    with pytest.raises(UserError, match="has format 3; this version of lightfed reads format 2"):
         load_newest(path, Ranks(CPU))  # not the one before it, whose rounds are older
-    refused(path, "has format 2")
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    refused(path, "has format 3")
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
     assert (value_of(path), tags_of(path)) == (2.0, 2)
 
 
-def test_a_checkpoint_without_a_format_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_format_has_the_first(tmp_path: Path) -> None:
     """Version 0.1 does not name it."""
     path = tmp_path / "last.ckpt"
     write(path, 1.0)
     content = torch.load(path)
     del content[checkpoint.SHARDS]["format"]
     torch.save(content, path)
-    assert value_of(path) == 1.0
+    refused(path, "has format 1; this version of lightfed reads format 2")
 
 
 def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:

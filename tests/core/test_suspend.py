@@ -21,6 +21,7 @@ from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.api.client_states import by_client
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
@@ -90,7 +91,7 @@ def run(
     federation = Federation(algorithm(), [ClientGroup(len(SIZES), mlp)], **settings)
     trainer = fit(federation, random_data(SIZES, batch_size=2), folder, rounds=ROUNDS, **flags)
     state = {k: v.tolist() for k, v in federation.state_dict().items()}
-    for client, tensors in (federation.fleet.states() or {}).items():
+    for client, tensors in by_client(federation.fleet.states() or {}).items():
         state |= {f"{client} {k}": v.tolist() for k, v in tensors.items()}
     state["ledger"] = federation.fleet.ledger.totals.tolist()
     figures = {k: float(v) for k, v in trainer.callback_metrics.items()}
