@@ -73,7 +73,7 @@ _ROOMS = {
     """,
     "engine": """
         core.trainer core.federation core.loop core.strategy core.evaluation
-        core.figures=evaluation core.checks core.flags=trainer_checks core.progress
+        core.figures=evaluation core.checks core.flags=checks core.progress
     """,
     "previews": """
         core.plan core.rehearsal=dry_run core.previews=trainer

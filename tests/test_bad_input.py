@@ -149,7 +149,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"model.seed": 5}, "its seed is 0, this run's is 5"),
         ({"model.algorithm": "Standalone"}, "its algorithm is HeteroFL, this run's is Standalone"),
         ({f"{PARTITION}.alpha": 9.0}, "its partition is"),
-        ({"model.clients.1.count": 3}, "its cohorts is"),
+        ({"model.clients.1.count": 3}, "its groups is"),
         (hidden(8), "its architectures is"),
     ],
 )

@@ -1,32 +1,29 @@
-"""Checks of a federation: of its arguments, then of its partitioned data and built models."""
+"""Checks of arguments: those of a Federation, and the Trainer's flags.
 
-import logging
+Lightning rejects some flags only later, without naming them. Every check raises a UserError that
+names the key.
+"""
+
 import warnings
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightfed.api.fleet import Fleet
-from lightfed.data.batches import batch_sizes
-from lightfed.data.datamodule import FederatedDataModule
-from lightfed.distributed.collectives import Ranks
-from lightfed.local.client_group import ClientGroup, GroupState
-from lightfed.local.client_module import ClientModule
-from lightfed.models.build import blank
+from lightfed.engine.strategy import FederatedStrategy
+from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 
-log = logging.getLogger(__name__)
+Clips = Literal["norm", "value", "network"]
 
 
 def client_groups(
     clients: list[ClientGroup] | None, cohorts: list[ClientGroup] | None
 ) -> list[ClientGroup]:
-    """The client groups, also under their former name.
-
-    Raises:
-        UserError: both names are given, or no group, or a group that cannot be built.
-    """
+    """The client groups, also under their former name, each checked."""
     if cohorts is not None:
         if clients is not None:
             raise UserError("model.cohorts", "given in addition to model.clients", "keep clients")
@@ -43,11 +40,7 @@ def client_groups(
 def check_numbers(
     eval_clients: int | None, exchange_buffer: int, max_failed_clients: int | None
 ) -> None:
-    """Reject arguments of the Federation that are too small.
-
-    Raises:
-        UserError: names the argument.
-    """
+    """Reject arguments of the Federation that are too small."""
     if eval_clients is not None and eval_clients < 1:
         fix = "give at least 1, or leave personal out of model.evaluate"
         raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
@@ -61,101 +54,85 @@ def check_numbers(
 
 
 def check_schedule(optimizer: Any, schedule: Any) -> None:
-    """Reject a schedule of the learning rate without an optimizer.
-
-    Raises:
-        UserError: names the argument.
-    """
+    """Reject a schedule of the learning rate without an optimizer."""
     if optimizer is None and schedule is not None:
         found = "nothing to schedule: model.optimizer is not given"
         fix = "give model.optimizer, or schedule in the clients' configure_optimizers"
         raise UserError("model.lr_schedule", found, fix)
 
 
-def check_ranks(ranks: Ranks, clients: int) -> None:
-    """Reject ranks without a client.
-
-    Raises:
-        UserError: names the flag.
-    """
-    if ranks.world > clients:
-        found = f"{ranks.world} ranks for {clients} clients"
-        raise UserError("trainer.devices", found, "use at most one rank a client")
+def _refuse(bad: bool, flag: str, found: object, fix: str) -> None:
+    if bad:
+        raise UserError(f"trainer.{flag}", f"{found}", fix)
 
 
-def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
-    """Reject what clients or evaluations cannot run on.
-
-    Raises:
-        UserError: names the evaluation, or a client and the fix.
-    """
-    if "global" in kinds and data.pool == "union":
-        found = "global, but data.pool: union deals the test samples to clients"
-        raise UserError("model.evaluate", found, "set it to [personal]")
-    _check_single_samples(fleet, data)
-    if data.skipped_samples and fleet.ranks.rank == 0:
-        log.warning(
-            "data.last_batch: drop skips %d of %d training samples a pass",
-            data.skipped_samples,
-            sum(data.num_samples(client) for client in range(fleet.clients)),
-        )
-
-
-def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
-    """Reject batches of one sample for models that cannot train on them, before they stop a round.
-
-    BatchNorm cannot, for example, if its feature map is a single pixel.
-    """
-    capable: dict[int, bool] = {}
-    for client in range(fleet.clients):
-        samples = _ending_on_one(fleet, data, client)
-        if samples is None:
-            continue
-        group = fleet.home_group(client)
-        if group not in capable:
-            capable[group] = _trains_on_one(fleet.groups[group], data)
-        if not capable[group]:
-            _refuse(client, samples, data, f"which a normalisation of group {group} cannot take")
-
-
-def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
-    """Size of a client's epoch whose last batch is a single sample; None if there is none."""
-    for samples in data.epoch_sizes(client):
-        sizes = batch_sizes(samples, data.batch_size, data.last_batch)
-        if sizes[-1] == 1 and fleet.work.batches(len(sizes)) >= len(sizes):
-            return samples
-    return None
-
-
-def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
-    module = state.module
-    training = module.training
-    module.train()
+def check_rounds(*, max_epochs: int, max_steps: int, max_time: Any) -> None:
+    """Reject an invalid length of the run."""
+    for flag, value in (("max_epochs", max_epochs), ("max_steps", max_steps)):
+        none = value is None or value < -1 or value == 0
+        _refuse(none, flag, f"{value} rounds", "give at least 1, or -1 for no limit")
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            sample = blank(data, samples=1).to(state.store.device)
-            net: Any = module.net if isinstance(module, ClientModule) else module
-            if isinstance(module, ClientModule) and hasattr(net, "losses"):
-                # A network that is trained but not evaluated must accept it, too.
-                net.losses(sample, torch.zeros(1, dtype=torch.int64, device=sample.device))
-            else:
-                module(sample)
-    except NotImplementedError:
-        return True  # a user's module may have no forward: unknown
-    except ValueError:
-        return False
-    finally:
-        module.train(training)
-    return True
+        seconds = Timer(max_time).time_remaining()
+    except (MisconfigurationException, TypeError) as error:
+        fix = "write days:hours:minutes:seconds, such as 00:12:00:00"
+        raise UserError("trainer.max_time", f"{max_time}", fix) from error
+    no_time = seconds is not None and seconds <= 0
+    _refuse(no_time, "max_time", max_time, "give a time above 0, or null")
 
 
-def _refuse(client: int, samples: int, data: FederatedDataModule, why: str) -> None:
-    if data.batch_size == 1:
-        raise UserError("data.batch_size", f"single samples, {why}", "give at least 2")
-    if samples == 1:
-        found = f"client {client} trains on a single sample, {why}"
-        if data.chunks > 1:
-            raise UserError("data.chunks", f"{data.chunks}, and {found}", "lower it")
-        raise UserError("data.partition", found, "deal at least 2 samples to every client")
-    found = f"{data.last_batch}, and client {client} ends on a single sample, {why}"
-    raise UserError("data.last_batch", found, "set it to join")
+def check_at_least_one(flags: Mapping[str, int]) -> None:
+    """Reject counts below 1."""
+    for flag, value in flags.items():
+        _refuse(value < 1, flag, value, "give at least 1")
+
+
+def check_limit(flag: str, value: int | float | None, *, least: int) -> None:
+    """Reject an impossible number (int) or share (float) of batches; None is all."""
+    if isinstance(value, float):
+        fix = "give a float above 0 and at most 1, or a whole number of batches"
+        _refuse(not (0 < value <= 1 or value == least), flag, f"{value} is not a share", fix)
+    elif value is not None:
+        _refuse(value < least, flag, f"{value} batches", f"give at least {least}")
+
+
+def check_clipping(value: float | None, algorithm: str) -> None:
+    """Reject negative or nan limits on gradients, and an algorithm without a limit."""
+    negative = value is not None and not value >= 0  # or nan
+    _refuse(negative, "gradient_clip_val", value, "give a limit above 0, or null")
+    choices, flag = get_args(Clips), "gradient_clip_algorithm"
+    _refuse(algorithm not in choices, flag, repr(algorithm), f"choose one of {', '.join(choices)}")
+    unused, fix = algorithm != "norm" and not value, "give trainer.gradient_clip_val, or remove it"
+    _refuse(unused, flag, f"{algorithm}, but nothing is clipped", fix)
+
+
+def check_strategy(strategy: Any) -> None:
+    """Reject strategies that cannot run a federation."""
+    other = strategy != "federated" and not isinstance(strategy, FederatedStrategy)
+    found = strategy if isinstance(strategy, str) else type(strategy).__name__
+    _refuse(other, "strategy", found, "use strategy: federated")
+
+
+def check_devices(
+    accelerator: str, devices: int | str | list[int], *, ranks_per_device: int = 1
+) -> None:
+    """Reject devices that this machine lacks, and ranks that would share one wrongly."""
+    choices = ("auto", "cpu", "gpu", "cuda")
+    fix = f"choose one of {', '.join(choices)}"
+    _refuse(accelerator not in choices, "accelerator", repr(accelerator), fix)
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    missing = accelerator in ("gpu", "cuda") and not there
+    found = f"{accelerator!r}, but torch finds no CUDA device here"
+    _refuse(missing, "accelerator", found, "use accelerator: cpu")
+    on_cpu = accelerator == "cpu" or not there
+    shared, fix = on_cpu and ranks_per_device > 1, "give trainer.devices, the ranks here"
+    _refuse(shared, "ranks_per_device", f"{ranks_per_device} on the CPU", fix)
+    if devices == "auto":
+        return
+    try:
+        named = (CPUAccelerator if on_cpu else CUDAAccelerator).parse_devices(devices)  # type: ignore[arg-type]
+    except (MisconfigurationException, TypeError, ValueError) as error:
+        fix = "give the number of ranks on this node; ranks share a GPU by trainer.ranks_per_device"
+        found = " ".join(f"{devices!r}: {error}".split())
+        raise UserError("trainer.devices", found, fix) from error
+    few = not named or (isinstance(named, list) and max(named) >= there)
+    _refuse(few, "devices", f"{devices} on {there} GPUs", f"give at least 1 and at most {there}")

@@ -15,7 +15,7 @@ from lightfed.aggregation.coverage import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import Rates
-from lightfed.engine import checks
+from lightfed.engine import checks, setup
 from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.round_report import RoundReport
 from lightfed.engine.run_trainer import RunTrainer
@@ -144,28 +144,18 @@ class Federation(L.LightningModule):
     def setup(self, stage: str) -> None:
         trainer = self.federated_trainer
         ranks = trainer.strategy.ranks
-        checks.check_ranks(ranks, self.num_clients)
+        setup.check_ranks(ranks, self.num_clients)
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data: Any = trainer.datamodule
         rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
         options = self.fleet_options(trainer)
         self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, rates=rates, **options)
-        checks.check_built(self._kinds, self.fleet, data)
-        runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
-        steppers = [
-            session_setup.client_stepper(
-                state,
-                i,
-                self.optimizer,
-                runtime,
-                evaluated=bool(self._kinds),
-                lr_factors=self.algorithm.lr_factors(state.module),
-            )
-            for i, state in enumerate(self.fleet.groups)
-        ]
-        packings = self._packed.packings(self.fleet, steppers, data, runtime)
-        self.fleet.training.attach(runtime, steppers, packings)
+        setup.check_built(self._kinds, self.fleet, data)
+        evaluated = bool(self._kinds)
+        setup.attach_sessions(
+            self.fleet, data, trainer, self.optimizer, self._packed, evaluated=evaluated
+        )
         self.evaluation = self._evaluate(self.fleet, data)
 
     @property

@@ -11,9 +11,9 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+from lightfed.engine.checks import Clips
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.engine.trainer_checks import Clips
 from lightfed.local.session_setup import step_schedule
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint

@@ -15,11 +15,7 @@ from typing_extensions import override
 
 from lightfed.distributed import requeue
 from lightfed.distributed.slurm import check_launch, check_tasks
-from lightfed.engine.federation import Federation, federation_of
-from lightfed.engine.loop import FederatedLoop
-from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults
-from lightfed.engine.strategy import FederatedStrategy
-from lightfed.engine.trainer_checks import (
+from lightfed.engine.checks import (
     Clips,
     check_at_least_one,
     check_clipping,
@@ -28,6 +24,10 @@ from lightfed.engine.trainer_checks import (
     check_rounds,
     check_strategy,
 )
+from lightfed.engine.federation import Federation, federation_of
+from lightfed.engine.loop import FederatedLoop
+from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults
+from lightfed.engine.strategy import FederatedStrategy
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted

@@ -58,7 +58,7 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
     """
     return {
         "algorithm": type(fleet.algorithm).__name__,
-        "cohorts": [[s.name, s.group.count] for s in fleet.groups],
+        "groups": [[s.name, s.group.count] for s in fleet.groups],
         "architectures": [_digest(s.layout.signature()) for s in fleet.groups],
         "seed": fleet.seed,
         "partition": partition,

@@ -97,18 +97,18 @@ LAYERS = {
 }
 
 
-def spelled(**groups: str) -> dict[str, str]:
-    """Of each group, the groups of its linear layers in order, a dash where there is none."""
+def spelled(**sharers: str) -> dict[str, str]:
+    """Of each group, who shares its linear layers in order, a dash where nobody does."""
     found = {}
-    for group, words in groups.items():
+    for group, words in sharers.items():
         linear = [n for n in LAYERS[group] if n == "head" or int(n.split(".")[1]) % 3 == 0]
-        for name, group in zip(linear, words.split(), strict=True):
-            if group == "-":
+        for name, who in zip(linear, words.split(), strict=True):
+            if who == "-":
                 continue
-            found[f"{group}.{name}.weight"] = group
+            found[f"{group}.{name}.weight"] = who
             if name != "head":
                 norm = f"layers.{int(name.split('.')[1]) + 1}"
-                found[f"{group}.{norm}.weight"] = group
+                found[f"{group}.{norm}.weight"] = who
     return found
 
 

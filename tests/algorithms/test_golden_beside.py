@@ -92,7 +92,7 @@ def agree(layout: ModelLayout, row: Row, expected: Values, bound: float = 1e-6) 
 
 def holds(fleet: Fleet, expected: Values) -> bool:
     """Whether client 0 has these values."""
-    return agree(fleet.cohorts[0].layout, fleet.row(0), expected)
+    return agree(fleet.groups[0].layout, fleet.row(0), expected)
 
 
 def server_holds(model: ServerModel, expected: Values, bound: float = 1e-6) -> bool:
@@ -271,7 +271,7 @@ def test_pfedmoe() -> None:
         epochs=2,
     )
     run_round(fleet, 0)
-    views = fleet.cohorts[0].layout.floats.views(fleet.row(0).floats)
+    views = fleet.groups[0].layout.floats.views(fleet.row(0).floats)
     after = mixture("after")
     assert len(after) > 15
     for name, value in after.items():
@@ -330,10 +330,8 @@ def test_htfllibs_mean_of_the_heads_of_different_networks(weights: Any, same: bo
     def flat() -> nn.Module:
         return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 4))
 
-    cohorts = [ClientGroup(1, partial(network, 6)), ClientGroup(2, flat)]
-    fleet = fleet_of(
-        cohorts, algorithm, random_data(SIZES, classes=4, features=7), optimizer=frozen
-    )
+    groups = [ClientGroup(1, partial(network, 6)), ClientGroup(2, flat)]
+    fleet = fleet_of(groups, algorithm, random_data(SIZES, classes=4, features=7), optimizer=frozen)
     run_round(fleet, 0)
     expected = recorded(HTFLLIB, "lg_agg/out", "net.head.")
     assert server_holds(algorithm.model, expected) == same

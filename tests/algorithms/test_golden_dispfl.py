@@ -79,7 +79,7 @@ def test_golden_training_loop(name: str) -> None:
     choices = about["neighbour_choice"]
     algorithm = CLASSES[name](Recorded(choices), rounds=about["rounds"])
     fleet = federation(algorithm, golden, about)
-    layout = fleet.cohorts[0].layout
+    layout = fleet.groups[0].layout
     for t in range(about["rounds"]):
         fleet.training.lr = about["lr"] * about["lr_decay"] ** t
         metrics = run_round(fleet, t)
@@ -131,7 +131,7 @@ def test_golden_training_loop_through_fit(tmp_path: Path) -> None:
     rounds: int = about["rounds"]
     data = data_in_order(golden, about)
     fit(model, data, tmp_path, rounds=rounds, gradient_clip_val=float(about["clip"]))
-    layout = model.fleet.cohorts[0].layout
+    layout = model.fleet.groups[0].layout
     order = [(t, client) for t in range(rounds) for client in range(CLIENTS)]
     for (t, client), (who, mask, start, end) in zip(order, algorithm.kept, strict=True):
         assert who == client
@@ -169,7 +169,7 @@ def test_golden_masked_sgd(momentum: float) -> None:
         optimizer=optimizer,
         clip=about["clip"],
     )
-    state = fleet.cohorts[0]
+    state = fleet.groups[0]
     mask = row_of(golden, "mask", state.layout)
     row = fleet.row(0)
     row.floats.copy_(row_of(golden, "init", state.layout) * mask)

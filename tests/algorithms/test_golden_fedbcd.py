@@ -59,7 +59,7 @@ CASES: dict[str, Any] = {
 def test_golden_run(name: str) -> None:
     algorithm = CASES[name]()
     fleet, vectors = federation(algorithm, name)
-    layout = fleet.cohorts[0].layout
+    layout = fleet.groups[0].layout
     for t, logged in enumerate(RUNS[name]["log"]):
         algorithm.told = events(name, t)
         metrics = run_round(fleet, t)
@@ -90,7 +90,7 @@ def test_golden_prox() -> None:
     """The released code pulls with twice mu = 5, and gives the mean to all devices."""
     algorithm = RecordedProx(SERVERS, 2, mu=10.0)
     fleet, vectors = federation(algorithm, "prox_m0")
-    layout = fleet.cohorts[0].layout
+    layout = fleet.groups[0].layout
     for t, logged in enumerate(RUNS["prox_m0"]["log"]):
         algorithm.told = logged["events"]
         run_round(fleet, t)

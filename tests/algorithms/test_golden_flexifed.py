@@ -68,17 +68,17 @@ def recorded(case: str) -> dict[str, Tensor]:
 
 
 def fleet_of_case(case: str, strategy: FlexiFed) -> Fleet:
-    """The recorded clients, a cohort for each version; all have different numbers of samples."""
+    """The recorded clients, a group for each version; all have different numbers of samples."""
     meta = NUMERIC[case]
     versions: list[str] = meta["clients"]
-    cohorts = [
+    groups = [
         ClientGroup(versions.count(v), partial(Recorded, v, meta["widths"], meta["classifier"]))
         for v in dict.fromkeys(versions)
     ]
     bounds = accumulate(range(2, 2 + len(versions)), initial=0)
     parts = [range(a, b) for a, b in pairwise(bounds)]
     x = torch.randn(parts[-1].stop, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    return fleet_of(cohorts, strategy, data_of(x, torch.arange(len(x)) % 4, parts))
+    return fleet_of(groups, strategy, data_of(x, torch.arange(len(x)) % 4, parts))
 
 
 def tensors_of(fleet: Fleet, client: int, row: Row) -> dict[str, Tensor]:

@@ -45,12 +45,12 @@ class Local:
             SGD, lr=self.settings["lr"], momentum=self.settings["momentum"],
             weight_decay=self.settings["weight_decay"],
         )  # fmt: skip
-        cohorts = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="c")]
+        groups = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="c")]
         self.fleet = fleet_of(
-            cohorts, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
+            groups, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
         )
         assert data.labels(1).tolist() == self.settings["labels"]
-        self.state = self.fleet.cohorts[1]
+        self.state = self.fleet.groups[1]
         self.fleet.send(self.fleet.algorithm.model, [1])  # type: ignore[arg-type]
         self.row = self.fleet.row(1)
         load_row(self.state, self.row.floats, self.tensors, "init")
@@ -129,7 +129,7 @@ class Static:
         self.algorithm = HeteroFL(statistics_batch_size=settings["batch"])
         data = data_of(x, y, [rest, held], classes=6)
         self.fleet = fleet_of([ClientGroup(2, model, level="a")], self.algorithm, data)
-        load_row(self.fleet.cohorts[0], self.algorithm.model.floats, self.tensors, "params")
+        load_row(self.fleet.groups[0], self.algorithm.model.floats, self.tensors, "params")
         self.algorithm.evaluation_start(self.fleet)
 
     def module(self, client: int | None) -> L.LightningModule:

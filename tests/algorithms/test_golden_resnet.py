@@ -56,12 +56,12 @@ class Local:
             weight_decay=self.settings["weight_decay"],
         )  # fmt: skip
         data = data_of(x, y, [[0], range(1, len(y))], classes=6)
-        cohorts = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="b")]
+        groups = [ClientGroup(1, model, level="a"), ClientGroup(1, model, level="b")]
         self.fleet = fleet_of(
-            cohorts, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
+            groups, HeteroFL(), data, optimizer=optimizer, clip=self.settings["clip"]
         )
         assert data.labels(1).tolist() == self.settings["labels"]
-        self.state = self.fleet.cohorts[1]
+        self.state = self.fleet.groups[1]
         self.fleet.send(self.fleet.algorithm.model, [1])  # type: ignore[arg-type]
         self.row = self.fleet.row(1)
         for name, view in self.views().items():

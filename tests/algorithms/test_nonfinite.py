@@ -58,7 +58,7 @@ def rows_of(
 
 @pytest.mark.parametrize("accumulate", ["float64", "fixed"])
 @pytest.mark.parametrize(
-    ("algorithm", "cohorts"),
+    ("algorithm", "groups"),
     [
         (partial(FedAvg, "uniform"), [ClientGroup(4, mlp)]),
         (FedAvg, [ClientGroup(4, mlp)]),

@@ -40,7 +40,7 @@ def row_of(fleet: Fleet, client: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "cohorts",
+    "groups",
     [[ClientGroup(3, mlp)], [ClientGroup(2, mlp), ClientGroup(1, partial(MLP, hidden=(3,)))]],
 )
 @pytest.mark.parametrize("changed", range(CLIENTS))

@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Callable[[], Algorithm], list[Any], bool]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "cohorts", "masked"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("make", "groups", "masked"), CASES.values(), ids=CASES)
 def test_figures_are_those_of_sessions_from_what_the_server_has(
     make: Callable[[], Algorithm], groups: list[ClientGroup], masked: bool
 ) -> None:

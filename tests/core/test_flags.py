@@ -7,8 +7,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Timer
 
+from lightfed.engine.checks import check_clipping, check_devices, check_limit, check_rounds
 from lightfed.engine.trainer import FederatedTrainer
-from lightfed.engine.trainer_checks import check_clipping, check_devices, check_limit, check_rounds
 from lightfed.utils.errors import UserError
 from tests.small import CPU
 

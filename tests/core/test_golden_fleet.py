@@ -78,11 +78,11 @@ class Golden:
         else:
             data = images_of(labels, (next(iter(shapes.values()))[1], 8, 8))
         self.algorithm = ReplayedHeteroFL(mask_token=False)  # as in the released code
-        cohorts = [
+        groups = [
             ClientGroup(1, partial(model, **settings(name, self.meta)), level=x) for x in levels
         ]
         self.fed: Fleet = fleet_of(
-            cohorts, self.algorithm, data, clients_per_round=len(self.clients)
+            groups, self.algorithm, data, clients_per_round=len(self.clients)
         )
         for client in self.clients:
             layout = self.fed.state(client).layout

@@ -178,7 +178,7 @@ def test_rows_of_other_ranks_fit_into_the_buffer() -> None:
 def test_a_part_that_trains_at_home_may_wait_for_one_rank() -> None:
     """Of four equal clients on two ranks two train: of home ranks they may have the same one."""
     half = LocalWork(clients_per_round=2)
-    settings = {"sizes": (4, 4, 4, 4), "cohorts": ALIKE, "work": half, "rounds": 20}
+    settings = {"sizes": (4, 4, 4, 4), "groups": ALIKE, "work": half, "rounds": 20}
     placed, at_home = planned(FedAvg(), **settings), planned(FedAvg(buffers="local"), **settings)
     together = sum(len({k % 2 for k in placed.participants(t)}) == 1 for t in range(20))
     assert 0 < together < 20

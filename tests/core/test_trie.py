@@ -261,7 +261,7 @@ def test_the_table_says_who_shares_what() -> None:
     ]
     assert groups_table(groups, Images(), seed=0).splitlines() == [  # type: ignore[arg-type]
         "6 clients of 3 groups, 2 architectures",
-        "layers  clients  parameters  groups       first layer        last layer",
+        "layers  clients  parameters  groups        first layer        last layer",
         "1             6          15  five, six, 2  Linear 3x4 + ReLU",
         "  2-3         5          32  five, 2       Linear 5x3         Linear 2x5",
         "  2-3         1          38  six           Linear 6x3         Linear 2x6",

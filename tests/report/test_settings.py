@@ -49,7 +49,7 @@ CONFIG = """\
 # lightning
 trainer: {max_epochs: 030}
 model:
-  client groups:
+  cohorts:
   - level: 'a'
     rate: null
   - count: 1e-3

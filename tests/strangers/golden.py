@@ -55,7 +55,7 @@ class Recorded:
         folder: of the algorithm.
         name: of the recording.
         algorithm: to compare.
-        cohorts: of the clients; by default all have the recorded perceptron. Clients that the
+        groups: of the clients; by default all have the recorded perceptron. Clients that the
             recording lacks come first and never take part.
         optimizer: of the run, from the parameters and lr; SGD with the recorded settings if None.
         names: of layers in the recorded tensors, where they differ from the network's.
@@ -71,7 +71,7 @@ class Recorded:
         folder: str,
         name: str,
         algorithm: Algorithm,
-        cohorts: Sequence[ClientGroup] | None = None,
+        groups: Sequence[ClientGroup] | None = None,
         *,
         optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer] | None = None,
         names: Mapping[str, str] | None = None,
@@ -81,8 +81,8 @@ class Recorded:
         self.about = json.loads(place.with_suffix(".json").read_text())
         self.tensors = load_file(place.with_suffix(".safetensors"))
         count, model = len(self.about["batches"]), self.about["model"]
-        cohorts = cohorts or [ClientGroup(count, partial(Net, model["dims"]))]
-        self.spare = sum(cohort.count for cohort in cohorts) - count
+        groups = groups or [ClientGroup(count, partial(Net, model["dims"]))]
+        self.spare = sum(group.count for group in groups) - count
         given = [[self.tensors[f"data/{k}/{name}"] for name in "xy"] for k in range(count)]
         parts = [(x, y.long()) for x, y in given[:1] * self.spare + given]
         x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
@@ -95,7 +95,7 @@ class Recorded:
         self.lr = rule["lr"] if "lr" in rule else rule["lr0"]
         settings = {key: rule[key] for key in ("momentum", "weight_decay") if not optimizer}
         self.fleet: Fleet = fleet_of(
-            list(cohorts),
+            list(groups),
             algorithm,
             data,
             optimizer=partial(optimizer or SGD, lr=self.lr, **settings),
@@ -119,8 +119,8 @@ class Recorded:
             yield t, clients
 
     def row(self, prefix: str) -> Tensor:
-        """(P,) recorded tensors as a row of the first cohort; 0 for those that are not recorded."""
-        layout = self.fleet.cohorts[0].layout
+        """(P,) recorded tensors as a row of the first group; 0 for those that are not recorded."""
+        layout = self.fleet.groups[0].layout
         row = layout.floats.new_row()
         for name, view in layout.floats.views(row).items():
             layer, _, kind = name.removeprefix("net.").rpartition(".")
