@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from lightfed.api.fleet import Fleet
-from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.batches import batch_sizes
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
