@@ -98,7 +98,7 @@ def test_work_that_cannot_be_is_refused(work: dict[str, Any], key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cohort", "key"),
+    ("group", "key"),
     [
         (ClientGroup(0, mlp), "count"),
         (ClientGroup(1, mlp, rate=0.0), "rate"), (ClientGroup(1, mlp, rate=2.0), "rate"),
