@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from typing_extensions import override
 
 from lightfed.utils.errors import UserError
+from lightfed.utils.process import end_process, imports_begin, imports_end
 from lightfed.utils.signals import listen
 
 USAGE_ERROR = UserError.status
@@ -37,10 +38,29 @@ _NOT_WORDS = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; never returns a traceback for what a user can cause."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if argv is None and arguments[:1] == ["fit"]:
+    """Run the command line; never returns a traceback for what a user can cause.
+
+    Args:
+        argv: the words of a call from Python; None for the command itself, which ends the process.
+    """
+    if argv is not None:
+        _main(argv, from_python=True)
+        return
+    if sys.argv[1:2] == ["fit"]:
         listen()  # the import of torch alone takes seconds
+    imports_begin()
+    status: Any = 0
+    try:
+        _main(sys.argv[1:], from_python=False)
+    except SystemExit as leaving:
+        status = leaving.code
+        if not isinstance(status, int):
+            raise
+    end_process(status)
+    sys.exit(status)
+
+
+def _main(arguments: list[str], *, from_python: bool) -> None:
     if arguments[:1] in (["-h"], ["--help"]):
         from lightfed.cli.usage import help_text
 
@@ -48,8 +68,10 @@ def main(argv: list[str] | None = None) -> None:
         return
     try:
         if arguments and arguments[0] in _WITHOUT_A_TRAINER:
-            sys.exit(import_module(_WITHOUT_A_TRAINER[arguments[0]]).main(arguments[1:]))
-        _run(arguments, from_python=argv is not None)
+            command = import_module(_WITHOUT_A_TRAINER[arguments[0]])
+            imports_end()
+            sys.exit(command.main(arguments[1:]))
+        _run(arguments, from_python=from_python)
     except UserError as error:
         _leave()
         _fail(error)
@@ -90,6 +112,7 @@ def _command_line(arguments: list[str] | None) -> None:
     from lightfed.previews.trainer import PreviewTrainer
     from lightfed.runs.federation_state import config_digest
 
+    imports_end()
     # Tips, and advice for runs that are not federations.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
