@@ -70,7 +70,8 @@ class Layout:
 
     def view(self, row: Tensor, entry: Entry) -> Tensor:
         """The tensor of `entry` as a view of `row` (size,)."""
-        return row[entry.offset : entry.offset + entry.numel].view(entry.shape)
+        part = row[..., entry.offset : entry.offset + entry.numel]
+        return part.view((*row.shape[:-1], *entry.shape))
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
         return {entry.name: self.view(row, entry) for entry in self.entries}

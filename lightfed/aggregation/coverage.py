@@ -108,14 +108,15 @@ class Coverage:
     def take(self, row: Tensor, source: int, out: Tensor) -> Tensor:
         """Copy the part of the target's `row` (P,) that a source covers into `out`: "send" on rows.
 
-        The rows may be on different devices.
+        The rows may be on different devices. `out` may be a matrix of rows.
         """
         if source in self.copies:
             size = self.copies[source]
-            out[:size].copy_(row[:size], non_blocking=True)
+            out[..., :size].copy_(row[:size], non_blocking=True)
             return out
         here = out.to(row.device)
-        slice_take_(row, [here], self.table, [self.levels[source]])
+        rows = here.numel() // max(1, here.shape[-1])
+        slice_take_(row, [here], self.table, [self.levels[source]] * rows)
         if here is not out:
             out.copy_(here, non_blocking=True)
         return out

@@ -137,8 +137,13 @@ class Coverages:
                     positions = order(view.shape[axis]).to(view.device)
                     view.copy_(view.index_select(axis, positions))
 
+    def is_whole(self, model: ServerModel, group: int, parts: Parts) -> bool:
+        """Whether the parts of a server model are all that a row of a group holds."""
+        own, covered = self._layouts[group], self.coverage(model, parts).elements.get(group)
+        return covered == own.floats.numel and (parts.integers or not own.integers.numel)
+
     def take(self, model: ServerModel, group: int, parts: Parts, row: Row) -> None:
-        """Copy the parts of a server model that a group covers into one of its rows.
+        """Copy the parts of a server model that a group covers into one of its rows, or several.
 
         Raises:
             UserError: as `fitting`.

@@ -162,7 +162,8 @@ class Clients:
 
     def row(self, client: int) -> Row:
         """The client's own row, on the device of the store; the client must be on this rank."""
-        self._deliver(client)
+        if client in self._inbox:
+            self.deliver([client])
         return self.state(client).store.row(client)
 
     def block(self, clients: Sequence[int]) -> Row:
@@ -170,9 +171,32 @@ class Clients:
 
         They are views if the rows follow each other in the store.
         """
-        for client in self._inbox.keys() & set(clients):
-            self._deliver(client)
-        return self.state(clients[0]).store.block(clients)[0]
+        self.deliver(clients)
+        return self.state(clients[0]).store.block(clients)
+
+    def deliver(self, clients: Collection[int]) -> bool:
+        """Write what servers have sent into the rows of clients of this rank.
+
+        Returns whether all of them have received the same whole row.
+        """
+        waiting: dict[tuple[int, int], tuple[Message, list[int]]] = {}
+        for client in clients:
+            message = self._inbox.pop(client, None)
+            if message is not None:
+                key = id(message), self.group_of(client)
+                waiting.setdefault(key, (message, []))[1].append(client)
+        same = False
+        for (_, group), (message, receivers) in waiting.items():
+            model, parts, store = message.model, message.parts, self.groups[group].store
+            assert model.floats._version == message.version, (
+                "the server model changed after sending"
+            )
+            block = store.view(receivers)
+            for rows in [store.row(k) for k in receivers] if block is None else [block]:
+                self._coverages.take(model, group, parts, rows)
+            everyone = len(receivers) == len(clients)
+            same = everyone and self._coverages.is_whole(model, group, parts)
+        return same
 
     def mask(self, client: int) -> Tensor | None:
         """(P / 32,) packed, on the device: the mask of a client of this rank; None for none."""
@@ -268,16 +292,6 @@ class Clients:
         """The client's row on the device: its own, or a copy of a row on the host."""
         row, state = self.row(client), self.state(client)
         return row if state.staging is None else state.borrow(row)
-
-    def _deliver(self, client: int) -> None:
-        """Write a client's pending message into its row."""
-        message = self._inbox.pop(client, None)
-        if message is None:
-            return
-        model = message.model
-        assert model.floats._version == message.version, "the server model changed after sending"
-        row = self.state(client).store.row(client)
-        self._coverages.take(model, self.group_of(client), message.parts, row)
 
     def _open(self, clients: Sequence[int]) -> None:
         """Assign ranks and slots to a round's participants, if they are stateless."""

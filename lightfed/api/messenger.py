@@ -82,15 +82,16 @@ class Messenger(Clients):
         """
         self._open(clients)
         parts = Parts.of(buffers=buffers, tensors=tensors)
+        message = Message(model, parts, model.floats._version)
         for client in clients:
             state = self.state(client)
             covered = self._coverages.bytes(model, self.group_of(client), parts)
             self.ledger.sent_down(client, covered if size is None else size)
             if self._owner[client] == self.ranks.rank:
-                self._deliver(client)  # an earlier message may cover more
-                self._inbox[client] = Message(model, parts, model.floats._version)
+                self.deliver([client])  # an earlier message may cover more
+                self._inbox[client] = message
                 if state.staging is not None:
-                    self._deliver(client)
+                    self.deliver([client])
 
     def merge(
         self,
@@ -118,8 +119,7 @@ class Messenger(Clients):
             the clients in the mean; updates of the others were not finite.
         """
         parts = Parts.of(buffers=buffers, tensors=tensors)
-        for client in list(self._inbox):
-            self._deliver(client)
+        self.deliver([*self._inbox])
         valid = self._outcomes.contributing(clients)
         self._count_up(into, clients if sent is None else sorted(sent), parts, sizes)
         if valid:

@@ -94,7 +94,7 @@ class Resident(ABC):
             and y, (B,) int64.
         """
         draw = self._draw(len(index), generator)
-        return self._take(index.to(self.device), draw)
+        return self.take(index.to(self.device), draw)
 
     @abstractmethod
     def span(self, start: int, stop: int) -> Batch:
@@ -138,28 +138,6 @@ class Resident(ABC):
             return iter(())
         return self._gathers(plan.index.to(self.device), plan.draw, plan.sizes, plan.sizes[0])
 
-    def side_by_side(self, plans: Sequence[Plan], batches: Sequence[int]) -> Batch:
-        """One batch of each of K plans.
-
-        Args:
-            plans: K, on this split.
-            batches: the position of the batch in each plan; all of one size B.
-
-        Returns:
-            x and y as of `batch`, (K, B, ...) each.
-        """
-        starts = [sum(plan.sizes[:batch]) for plan, batch in zip(plans, batches, strict=True)]
-        size = plans[0].sizes[batches[0]]
-        parts = [slice(start, start + size) for start in starts]
-        index = torch.cat([plan.index[part] for plan, part in zip(plans, parts, strict=True)])
-        draws = [
-            plan.draw[..., part]
-            for plan, part in zip(plans, parts, strict=True)
-            if plan.draw is not None
-        ]
-        x, y = self._take(index.to(self.device), torch.cat(draws, -1) if draws else None)
-        return x.unflatten(0, (len(plans), size)), y.unflatten(0, (len(plans), size))
-
     def epoch(self, index: Tensor | np.ndarray, **how: Unpack[How]) -> Iterator[Batch]:
         """One pass over the samples of an index, in batches; the arguments are those of `plan`."""
         return self.batches(self.plan(index, **how))
@@ -173,7 +151,7 @@ class Resident(ABC):
         for first in range(0, len(sizes), together):
             group = sizes[first : first + together]
             part = slice(start, start + sum(group))
-            x, y = self._take(index[part], None if draw is None else draw[:, part])
+            x, y = self.take(index[part], None if draw is None else draw[:, part])
             yield from zip(_cut(x, group), _cut(y, group), strict=True)
             start = part.stop
 
@@ -182,8 +160,46 @@ class Resident(ABC):
         """The draws for `count` samples, (..., count) on the CPU; None if nothing is random."""
 
     @abstractmethod
-    def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
+    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
         """The samples of an index on the device, in new memory."""
+
+
+class PackBatches:
+    """The batches of K sessions that train side by side.
+
+    Args:
+        source: of all samples.
+        sessions: of each, its passes over samples, one after the other.
+
+    Attributes:
+        sizes: (K, steps) samples of every batch; 0 where a session has ended.
+    """
+
+    def __init__(self, source: Resident, sessions: Sequence[Sequence[Plan]]) -> None:
+        plans = [plan for session in sessions for plan in session]
+        sizes = [[size for plan in session for size in plan.sizes] for session in sessions]
+        steps = max(map(len, sizes))
+        self.sizes = np.array([mine + [0] * (steps - len(mine)) for mine in sizes])
+        # Where every batch begins among the samples of all sessions.
+        self._starts = self.sizes.cumsum().reshape(self.sizes.shape) - self.sizes
+        self._source = source
+        self._index = torch.cat([plan.index for plan in plans])
+        draws = [plan.draw for plan in plans if plan.draw is not None]
+        self._draw = torch.cat(draws, -1) if draws else None
+
+    def batch(self, places: Sequence[int], step: int) -> Batch:
+        """X and y as of `Resident.batch`, (k, B, ...) each, of some sessions.
+
+        Args:
+            places: k of the sessions; their batches have one size B.
+            step: position of the batch in the sessions.
+        """
+        size = int(self.sizes[places[0], step])
+        span = self._starts[places, step][:, None] + np.arange(size)
+        where = torch.from_numpy(span.ravel()).to(self._index.device)
+        draw = None if self._draw is None else self._draw[..., where.to(self._draw.device)]
+        x, y = self._source.take(self._index[where].to(self._source.device), draw)
+        return x.unflatten(0, span.shape), y.unflatten(0, span.shape)
 
 
 def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:

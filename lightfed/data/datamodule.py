@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.data.batches import Batch, LastBatch, Plan, Resident, batch_sizes
+from lightfed.data.batches import Batch, LastBatch, PackBatches, Plan, Resident, batch_sizes
 from lightfed.data.datasets.dataset import Dataset, Samples, Task
 from lightfed.data.partition.draw import (
     Partition,
@@ -267,9 +267,9 @@ class FederatedDataModule(LightningDataModule):
         """The training batches of a plan."""
         return self.train.batches(plan)
 
-    def side_by_side(self, plans: Sequence[Plan], batches: Sequence[int]) -> Batch:
-        """One training batch of each of K plans, (K, B, ...); all of one size."""
-        return self.train.side_by_side(plans, batches)
+    def pack_batches(self, sessions: Sequence[Sequence[Plan]]) -> PackBatches:
+        """The training batches of K sessions, of which each has plans of its own."""
+        return PackBatches(self.train, sessions)
 
     def test_batches(self, client: int) -> Iterator[Batch]:
         """The test samples of a client in a fixed order; no batch if it has none."""

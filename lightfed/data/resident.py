@@ -90,7 +90,7 @@ class ResidentSplit(Resident):
         return torch.cat((offsets, mirrored, erased))
 
     @override
-    def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
+    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
         """Gather, normalise, erase and mirror the samples of an index on the device."""
         if draw is None or not self._padding:
             x = self._plain.index_select(0, index)
@@ -145,7 +145,7 @@ class ResidentTokens(Resident):
         return None
 
     @override
-    def _take(self, index: Tensor, draw: Tensor | None) -> Batch:
+    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
         x = self._tokens.index_select(0, index).to(self._dtype)
         return x, x if self._windows else self.y.index_select(0, index)
 

@@ -20,7 +20,7 @@ from lightfed.local.hooks import Hooks, Moment, SessionContext
 from lightfed.local.local_work import ClientData, LocalWork, Phase
 from lightfed.local.optimizer import Proximal, Stepper
 from lightfed.local.packed.report import PackedReport
-from lightfed.local.packed.rules import Packing
+from lightfed.local.packed.rules import Packing, overrides_hooks
 from lightfed.local.packed.runner import PackRunner
 from lightfed.local.session import (
     Known,
@@ -54,12 +54,14 @@ class Clients(Protocol):
     data: ClientData
     device: torch.device
     kept: dict[str, Kept]
+    masks: Kept | None
     ranks: Ranks
     seed: int
     work: LocalWork
 
     def mine(self, clients: Sequence[int]) -> list[int]: ...
     def row(self, client: int) -> Row: ...
+    def deliver(self, clients: Collection[int]) -> bool: ...
     def state(self, client: int) -> GroupState: ...
     def group_of(self, client: int) -> int: ...
     def home_group(self, client: int) -> int: ...
@@ -91,6 +93,7 @@ class Training:
         self._segments: dict[int, Segments] = {}
         method = type(fleet.algorithm)
         self._has_gradient = method.local_gradient is not Hooks.local_gradient
+        self._hooked = overrides_hooks(fleet.algorithm)
         self._has_end = method.session_end is not Hooks.session_end
         self.waves: Waves = _one_after_the_other
         self.lr: float | None = None
@@ -375,7 +378,7 @@ class Training:
             self._batches(client, t, end, purpose),
             epoch_batches=per_epoch,
             lr=self.lr if s.group.takes_lr else None,
-            seed=derive_seed(fleet.seed, f"{purpose}session", t, client),
+            seed=self.seed(client, t, purpose),
             hook=partial(self._gradient, s) if self._has_gradient else None,
             mask=mask,
             proximal=proximal,
@@ -384,6 +387,15 @@ class Training:
                 for start, phase in zip(starts, phases, strict=True)
             },
         )
+
+    def seed(self, client: int, t: int, purpose: str = "") -> int:
+        """Of dropout, and what else a session draws from the device's default generator."""
+        return derive_seed(self._fleet.seed, f"{purpose}session", t, client)
+
+    @property
+    def watched(self) -> bool:
+        """Whether a hook, a mask or a test looks at single sessions of this round."""
+        return self._hooked or self._fleet.masks is not None or any(self.tested.values())
 
     def batches(self, client: int, t: int) -> int:
         """Number of batches of a client's session in round t."""
@@ -412,10 +424,14 @@ class Training:
 
     def _batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
         """`left` training batches; their order is named (seed, purpose + "order", t, client)."""
-        for plan in self.plans(client, t, left, purpose):
+        for plan in self._plans(client, t, left, purpose):
             yield from self._fleet.data.batches(plan)
 
-    def plans(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
+    def plans(self, client: int, t: int) -> list[Any]:
+        """The local epochs of a client's session, before their samples are gathered."""
+        return [*self._plans(client, t, self.batches(client, t))]
+
+    def _plans(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
         """The local epochs of `left` training batches, before their samples are gathered."""
         fleet, data = self._fleet, self._fleet.data
         order = torch_generator(fleet.seed, f"{purpose}order", t, client)

@@ -255,17 +255,21 @@ class RowStore:
         slot = self.slots[client]
         return Row(self._floats[slot], self._integers[slot])
 
-    def block(self, clients: Sequence[int]) -> tuple[Row, bool]:
-        """The clients' rows as (K, P) and (K, Q), and whether these are views of the store."""
+    def view(self, clients: Sequence[int]) -> Row | None:
+        """The clients' rows as (K, P) and (K, Q) views; None if others lie between them."""
         slots = [self.slots[client] for client in clients]
-        first = slots[0]
-        if slots == list(range(first, first + len(slots))):
-            span = slice(first, first + len(slots))
-            return Row(self._floats[span], self._integers[span]), True
-        index = torch.tensor(slots, device=self._place)
-        return Row(
-            self._floats.index_select(0, index), self._integers.index_select(0, index)
-        ), False
+        span = slice(slots[0], slots[0] + len(slots))
+        if slots != list(range(span.start, span.stop)):
+            return None
+        return Row(self._floats[span], self._integers[span])
+
+    def block(self, clients: Sequence[int]) -> Row:
+        """The clients' rows as (K, P) and (K, Q); copies unless `view` has them."""
+        view = self.view(clients)
+        if view is not None:
+            return view
+        index = torch.tensor([self.slots[client] for client in clients], device=self._place)
+        return Row(self._floats.index_select(0, index), self._integers.index_select(0, index))
 
     def put_block(self, clients: Sequence[int], block: Row) -> None:
         """Write a block of rows that is no view into the store."""

@@ -1,17 +1,16 @@
 """The sessions of some clients of one group, and the values that modules keep outside of rows."""
 
-from collections.abc import Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
+import torch
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import ClientData
 from lightfed.local.packed.forward import Views
 from lightfed.local.packed.report import PackedReport
-from lightfed.local.packed.session import Member, PackedSession
+from lightfed.local.packed.session import Members, PackedSession
 from lightfed.local.session import Known, PendingReport, Work
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
@@ -24,8 +23,13 @@ AnyReport = PackedReport | PendingReport | Known
 class Sessions(Protocol):
     """What happens around the steps of a session; `rank_sessions.Training` implements it."""
 
+    lr: float | None
+
+    @property
+    def watched(self) -> bool: ...
     def batches(self, client: int, t: int) -> int: ...
-    def plans(self, client: int, t: int, left: int) -> Iterable[Any]: ...
+    def plans(self, client: int, t: int) -> Sequence[Any]: ...
+    def seed(self, client: int, t: int) -> int: ...
     def begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext: ...
     def work(self, s: SessionContext) -> Work: ...
     def end(self, s: SessionContext, work: Work, report: PendingReport | PackedReport) -> None: ...
@@ -57,17 +61,19 @@ class Pack:
         self.clients = list(clients)
         self._state, self._session, self._sessions = state, session, sessions
         self._data, self._t = data, t
-        self._begun: Row | None = None
 
-    def run(self) -> dict[int, AnyReport]:
+    def run(self, *, same: bool) -> dict[int, AnyReport]:
         """Train the clients; a report of each.
+
+        Args:
+            same: their rows are the same.
 
         Raises:
             Exception: what one of the sessions raised; the rows are as before.
         """
         store = self._state.store
-        block, is_view = store.block(self.clients)
-        before = block.clone() if is_view else None
+        block, is_view = store.block(self.clients), store.view(self.clients) is not None
+        before = (block.each()[0] if same else block).clone() if is_view else None
         try:
             contexts, works, reports = self._train(block)
         except Exception:
@@ -79,10 +85,11 @@ class Pack:
             self._state.live.forget_views()
             for s in contexts:
                 s.move(store.row(s.client))
-        return {
-            s.client: self._end(s, work, report)
-            for s, work, report in zip(contexts, works, reports, strict=True)
-        }
+        ended: list[AnyReport] = [
+            self._end(s, work, report)
+            for s, work, report in zip(contexts, works, reports, strict=False)
+        ]
+        return dict(zip(self.clients, ended or reports, strict=True))
 
     def _end(self, s: SessionContext, work: Work, report: PackedReport) -> PackedReport | Known:
         try:
@@ -94,21 +101,23 @@ class Pack:
         return report
 
     def _train(self, block: Row) -> tuple[list[SessionContext], list[Work], list[PackedReport]]:
-        buffers = ModuleBuffers(self._state)
-        contexts = [
-            self._begin(client, row, buffers)
-            for client, row in zip(self.clients, block.each(), strict=True)
-        ]
-        works = [self._sessions.work(s) for s in contexts]
-        values = buffers.by_client()
-        members = [
-            self._member(s, work, mine)
-            for s, work, mine in zip(contexts, works, values, strict=True)
-        ]
-        result = self._session.train(
-            block, members, partial(_gather, self._data), lr=works[0].lr, shared=buffers.shared()
+        """What the sessions are told and asked, if something looks at single ones; the reports."""
+        sessions, t, none = self._sessions, self._t, [None] * len(self.clients)
+        buffers, rows = ModuleBuffers(self._state), block.each() if sessions.watched else []
+        contexts = [self._begin(*each, buffers) for each in zip(self.clients, rows, strict=False)]
+        works = [sessions.work(s) for s in contexts]
+        members = Members(
+            self.clients,
+            self._data.pack_batches([sessions.plans(client, t) for client in self.clients]),
+            seed=lambda client: sessions.seed(client, t),
+            hooks=[work.hook for work in works] or none,
+            masks=[work.mask for work in works] or none,
+            proximals=[work.proximal for work in works] or none,
+            buffers=buffers.stacked(),
         )
-        return contexts, works, result.reports()
+        lr = sessions.lr if self._state.takes_lr else None
+        result = self._session.train(block, members, lr=lr, shared=buffers.shared())
+        return contexts, works, result.reports(flops=self._state.flops)
 
     def _begin(self, client: int, row: Row, buffers: "ModuleBuffers") -> SessionContext:
         s = self._sessions.begin(client, self._state, row, self._t)
@@ -116,15 +125,6 @@ class Pack:
         if self._state.live.is_bound:
             self._state.live.unbind()
         return s
-
-    def _member(self, s: SessionContext, work: Work, buffers: Views) -> Member:
-        left = self._sessions.batches(s.client, self._t)
-        plans = self._sessions.plans(s.client, self._t, left)
-        batches = [(plan, place) for plan in plans for place in range(len(plan.sizes))]
-        sizes = [plan.sizes[place] for plan, place in batches]
-        return Member(
-            s.client, batches, sizes, work.seed, work.hook, work.mask, work.proximal, buffers
-        )
 
 
 class ModuleBuffers:
@@ -156,8 +156,8 @@ class ModuleBuffers:
         small = {name: buffer for name, buffer in found.items() if buffer.numel() <= _OWN}
         self._values.append({name: buffer.clone() for name, buffer in small.items()})
 
-    def by_client(self) -> list[Views]:
-        """The values of every client, in the order of `note`.
+    def stacked(self) -> Views:
+        """The values of every client, (K, ...) in the order of `note`.
 
         Raises:
             NotImplementedError: a client's own buffer is large, or not every client has it.
@@ -165,14 +165,8 @@ class ModuleBuffers:
         for name in sorted(self._own):
             if not all(name in values for values in self._values):
                 raise NotImplementedError(f"session_start writes {name}, a large or new buffer")
-        return [{name: values[name] for name in self._own} for values in self._values]
+        return {name: torch.stack([v[name] for v in self._values]) for name in self._own}
 
     def shared(self) -> Views:
         """The buffers that no client has written."""
         return {name: b for name, b in self._found().items() if name not in self._own}
-
-
-def _gather(data: ClientData, batches: Sequence[tuple[Any, int]]) -> Sequence[Tensor]:
-    """One batch of each client, (K, B, ...)."""
-    plans, places = zip(*batches, strict=True)
-    return data.side_by_side(plans, places)

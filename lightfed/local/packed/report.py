@@ -4,65 +4,59 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 from torch import Tensor
 
 from lightfed.local.session import Report
 from lightfed.utils.stopwatch import Stopwatch
 
 
+@dataclass
 class PackResult:
     """What K sessions report; the numbers may still be on the device.
 
-    Args:
+    Attributes:
         clients: in the order of their rows.
-        sizes: samples of each client's batches.
-        losses: (K, steps) of the batches; only a client's own steps are used.
+        sizes: (K, steps) samples of the batches; 0 after a client's last one.
+        losses: (K, steps) of the batches; 0 after a client's last one.
         logged: what the modules logged, by name: (2, K) sums over samples, and their numbers.
-        squares: (K,) squared norms of the trained rows.
+        norms: (K,) of the trained rows.
         stopwatch: of the pack.
     """
 
-    def __init__(
-        self,
-        clients: Sequence[int],
-        sizes: Sequence[Sequence[int]],
-        losses: Tensor,
-        logged: dict[str, Tensor],
-        squares: Tensor,
-        stopwatch: Stopwatch,
-    ) -> None:
-        self._clients, self._sizes = clients, sizes
-        self._losses, self._logged, self._squares = losses, logged, squares
-        self._stopwatch = stopwatch
+    clients: Sequence[int]
+    sizes: np.ndarray
+    losses: Tensor
+    logged: dict[str, Tensor]
+    norms: Tensor
+    stopwatch: Stopwatch
 
-    def reports(self) -> list["PackedReport"]:
-        """One for each client."""
-        return [PackedReport(self, place, len(sizes)) for place, sizes in enumerate(self._sizes)]
+    def reports(self, *, flops: float) -> list["PackedReport"]:
+        """One for each client, with the forward FLOPs of a sample."""
+        steps = (self.sizes > 0).sum(1).tolist()
+        return [PackedReport(self, place, n, flops) for place, n in enumerate(steps)]
 
     @cached_property
-    def _numbers(
-        self,
-    ) -> tuple[list[list[float]], dict[str, list[list[float]]], list[float], float]:
-        """All numbers, read from the device once."""
-        logged = {name: sums.tolist() for name, sums in self._logged.items()}
-        numbers = self._losses.tolist(), logged, self._squares.tolist()
-        return *numbers, self._stopwatch.seconds() / len(self._clients)
-
-    def report(self, place: int, flops: float, extra: dict[str, float]) -> Report:
-        """The report of one client."""
-        losses, logged, squares, seconds = self._numbers
-        client, sizes = self._clients[place], self._sizes[place]
-        samples = sum(sizes)
-        metrics = {
-            name: sums[place] / counts[place]
-            for name, (sums, counts) in logged.items()
-            if counts[place]
-        }
-        metrics |= extra
-        weighted = sum(x * n for x, n in zip(losses[place], sizes, strict=False))
-        metrics.setdefault("train_loss", weighted / samples)
-        norm = squares[place] ** 0.5
-        return Report(client, samples, len(sizes), metrics, norm, flops=flops, seconds=seconds)
+    def numbers(self) -> list[tuple[Report, float]]:
+        """Of each client, what its module logged, and its mean loss; read from the device once."""
+        samples, total = self.sizes.sum(1), np.zeros(len(self.sizes))
+        # One step after the other, as for a client alone.
+        for losses, sizes in zip(self.losses.double().cpu().numpy().T, self.sizes.T, strict=True):
+            total += losses * sizes
+        columns = samples, (self.sizes > 0).sum(1), total / samples
+        numbers = zip(
+            self.clients, self.norms.tolist(), *(x.tolist() for x in columns), strict=True
+        )
+        seconds = self.stopwatch.seconds() / len(samples)
+        found = [
+            (Report(client, count, steps, norm=norm, seconds=seconds), loss)
+            for client, norm, count, steps, loss in numbers
+        ]
+        for name, sums in self.logged.items():
+            for (report, _), value, count in zip(found, *sums.tolist(), strict=True):
+                if count:
+                    report.metrics[name] = value / count
+        return found
 
 
 @dataclass
@@ -72,9 +66,12 @@ class PackedReport:
     result: PackResult
     place: int
     steps: int
-    flops: float = 0.0
+    flops: float
     logged: dict[str, Tensor | float] = field(default_factory=dict)
 
     def resolve(self) -> Report:
-        extra = {name: float(value) for name, value in self.logged.items()}
-        return self.result.report(self.place, self.flops, extra)
+        report, loss = self.result.numbers[self.place]
+        report.flops = self.flops
+        report.metrics |= {name: float(value) for name, value in self.logged.items()}
+        report.metrics.setdefault("train_loss", loss)
+        return report

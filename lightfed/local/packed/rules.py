@@ -163,6 +163,11 @@ def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
     return ""
 
 
+def overrides_hooks(algorithm: Hooks) -> bool:
+    """Whether an algorithm has a hook that is called for single sessions."""
+    return any(getattr(type(algorithm), name) is not getattr(Hooks, name) for name in _HOOKS)
+
+
 def _hooks_allow(algorithm: Hooks) -> bool:
     """Whether an algorithm's session hooks keep a client's state out of Python attributes.
 

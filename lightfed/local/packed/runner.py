@@ -1,7 +1,7 @@
 """Forms packs of a rank's clients and runs their sessions side by side."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from lightfed.local.client_group import GroupState
@@ -24,6 +24,7 @@ class Fleet(Protocol):
 
     def group_of(self, client: int) -> int: ...
     def row(self, client: int) -> Row: ...
+    def deliver(self, clients: Collection[int]) -> bool: ...
 
 
 class PackRunner:
@@ -40,6 +41,7 @@ class PackRunner:
         self._trainers: dict[int, PackedSession] = {}
         self._packs: dict[int, list[int]] = {}  # by client
         self._results: dict[int, AnyReport] = {}
+        self._same = False  # whether the clients of the pack have started from the same row
 
     def attach(self, packings: Sequence[Packing], context: Autocast | None) -> None:
         """Create the packed sessions of the groups that have a stepper."""
@@ -88,10 +90,9 @@ class PackRunner:
             UserError: a session rejects a user's setting.
         """
         clients = self._packs[client]
-        for member in clients:
-            self._fleet.row(member)  # writes what the server has sent
+        self._same = self._fleet.deliver(clients)
         try:
-            self._results |= self._pack(clients, t).run()
+            self._results |= self._pack(clients, t).run(same=self._same)
         except UserError:
             raise
         except Exception as error:
@@ -115,7 +116,7 @@ class PackRunner:
         self._sessions.forget_tests(others)
         try:
             if failed and others:
-                return failed | self._pack(others, t).run()
+                return failed | self._pack(others, t).run(same=self._same)
         except UserError:
             raise
         except Exception as again:

@@ -5,14 +5,16 @@ part alone, and a pack smaller than the `floor` is padded.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
+from lightfed.data.batches import PackBatches
 from lightfed.local.logbook import reset_metrics
 from lightfed.local.optimizer import GradientHook, Proximal
 from lightfed.local.packed.forward import Losses, PackedForward, Views
@@ -24,37 +26,31 @@ from lightfed.utils.stopwatch import Stopwatch
 
 
 @dataclass
-class Member:
-    """One client of a pack.
+class Members:
+    """The clients of a pack; those with the most batches first.
 
     Attributes:
-        client: its number.
-        batches: of the session, for `gather`.
-        sizes: samples of each batch.
-        seed: of dropout.
-        hook: the algorithm's change to the gradients.
-        mask: packed words (P / 32,); uncovered elements are 0 after every step.
-        proximal: a pull towards another model.
-        buffers: the client's values of buffers that are not in its row, by name.
+        clients: their numbers.
+        batches: of their sessions.
+        seed: of a client's dropout, by its number.
+        hooks: the algorithm's change to the gradients of each.
+        masks: of each, packed words (P / 32,); uncovered elements are 0 after every step.
+        proximals: pull of each towards another model.
+        buffers: (K, ...) the clients' values of buffers that are not in a row, by name.
     """
 
-    client: int
-    batches: Sequence[Any]
-    sizes: Sequence[int]
-    seed: int
-    hook: GradientHook | None = None
-    mask: Tensor | None = None
-    proximal: Proximal | None = None
-    buffers: Views = field(default_factory=dict)
+    clients: Sequence[int]
+    batches: PackBatches
+    seed: Callable[[int], int]
+    hooks: Sequence[GradientHook | None]
+    masks: Sequence[Tensor | None]
+    proximals: Sequence[Proximal | None]
+    buffers: Views
 
     @cached_property
-    def generator(self) -> torch.Generator:
+    def generators(self) -> list[torch.Generator]:
         """Of dropout, seeded as torch's own for a session of one client."""
-        return torch.Generator().manual_seed(self.seed)
-
-
-# The batches of several clients as tensors (K, B, ...).
-Gather = Callable[[Sequence[Any]], Sequence[Tensor]]
+        return [torch.Generator().manual_seed(self.seed(client)) for client in self.clients]
 
 
 class PackedSession:
@@ -81,18 +77,16 @@ class PackedSession:
     def train(
         self,
         rows: Row,
-        members: Sequence[Member],
-        gather: Gather,
+        members: Members,
         *,
         lr: float | None,
-        shared: Views | None = None,
+        shared: Views,
     ) -> PackResult:
         """Train K rows in place.
 
         Args:
             rows: (K, P) and (K, Q), in the order of the members.
-            members: with the most batches first.
-            gather: makes the batch of several clients from an item of `Member.batches` of each.
+            members: the clients.
             lr: learning rate of the round; None keeps the optimiser's own.
             shared: buffers that are neither in a row nor a client's own.
         """
@@ -100,34 +94,31 @@ class PackedSession:
         if not self._module.training:
             self._module.train()
         reset_metrics(self._module)
-        pack = _Pack(self._forward, rows, members, shared or {}, floor=self._floor)
+        pack = _Pack(self._forward, rows, members, shared, floor=self._floor)
         layout = self._layout
         parameters = rows.floats[:, : layout.floats.span(layout.parameters)]
         self._stepper.reset(
             parameters,
             self._forward.trainable(pack.views),
             lr=lr,
-            proximals=[member.proximal for member in members],
-            hooks=[member.hook for member in members],
+            proximals=members.proximals,
+            hooks=members.hooks,
         )
-        masked = [(row, m.mask) for row, m in zip(rows.floats, members, strict=True)]
+        masked = [(i, mask) for i, mask in enumerate(members.masks) if mask is not None]
+        sizes = members.batches.sizes
         try:
-            for step in range(len(members[0].sizes)):
-                active = sum(len(member.sizes) > step for member in members)
-                gradients = pack.gradients(step, active, gather)
+            for step, active in enumerate((sizes > 0).sum(0).tolist()):
+                gradients = pack.gradients(step, active)
                 self._stepper.step(gradients, active)
-                for row, mask in masked[:active]:
-                    if mask is not None:
-                        apply_mask_(row, mask)
+                for place, mask in masked:
+                    if place < active:
+                        apply_mask_(rows.floats[place], mask)
         finally:
             self._stepper.finish()
         pack.put_buffers_back()
         stopwatch.stop()
-        # One dot product a client: the bits of other sums depend on K.
-        squares = torch.stack([torch.dot(row, row) for row in rows.floats])
-        clients = [member.client for member in members]
-        sizes = [member.sizes for member in members]
-        return PackResult(clients, sizes, pack.losses, pack.logged, squares, stopwatch)
+        norms = torch.linalg.vector_norm(rows.floats, dim=1)
+        return PackResult(members.clients, sizes, pack.losses, pack.logged, norms, stopwatch)
 
 
 class _Pack:
@@ -143,7 +134,7 @@ class _Pack:
         self,
         forward: PackedForward,
         rows: Row,
-        members: Sequence[Member],
+        members: Members,
         shared: Views,
         *,
         floor: int,
@@ -157,29 +148,25 @@ class _Pack:
             for name, dtype in forward.buffers.items()
         }
         self.views |= {name: copied for name, (_, copied) in self._buffers.items()}
-        self.views |= {
-            name: torch.stack([member.buffers[name] for member in members])
-            for name in members[0].buffers
-        }
-        steps = len(members[0].sizes)
-        self.losses = rows.floats.new_zeros(len(members), steps)
+        self.views |= members.buffers
+        self.losses = rows.floats.new_zeros(members.batches.sizes.shape)
         self.logged: dict[str, Tensor] = {}
 
-    def gradients(self, step: int, active: int, gather: Gather) -> Sequence[Tensor | None]:
+    def gradients(self, step: int, active: int) -> Sequence[Tensor | None]:
         """(active, *shape) gradients of one batch of each active client."""
-        by_size: dict[int, list[int]] = {}
-        for place in range(active):
-            by_size.setdefault(self._members[place].sizes[step], []).append(place)
-        if len(by_size) == 1 and active >= self._floor:
-            found = self._losses(self._first(active), range(active), step, gather)
-            self._note(slice(0, active), found, step, *by_size)
+        sizes = self._members.batches.sizes[:active, step]
+        kinds = np.unique(sizes).tolist()
+        if len(kinds) == 1 and active >= self._floor:
+            found = self._losses(self._first(active), range(active), step)
+            self._note(slice(0, active), found, step, *kinds)
             return found.gradients
         whole: list[Tensor | None] = []
-        for size, places in by_size.items():
+        for size in kinds:
+            places = np.flatnonzero(sizes == size).tolist()
             index = torch.tensor(places, device=self.losses.device)
             padded = [*places, *[places[-1]] * (self._floor - len(places))]
             taken = self._take(torch.tensor(padded, device=self.losses.device))
-            found = self._losses(taken, padded, step, gather, real=len(places))
+            found = self._losses(taken, padded, step, real=len(places))
             self._keep_buffers(taken, index)
             self._note(index, found, step, size)
             whole = _scattered(whole, found.gradients, index, active)
@@ -190,23 +177,21 @@ class _Pack:
         views: Views,
         places: Sequence[int],
         step: int,
-        gather: Gather,
         *,
         real: int | None = None,
     ) -> Losses:
-        members = [self._members[place] for place in places]
-        batch = gather([member.batches[step] for member in members])
+        batch = self._members.batches.batch(places, step)
 
         def generators() -> list[torch.Generator]:
-            padding = [torch.Generator() for _ in members[real:]] if real is not None else []
-            return [member.generator for member in members[:real]] + padding
+            found = [self._members.generators[place] for place in places[:real]]
+            return found + [torch.Generator() for _ in places[len(found) :]]
 
         return self._forward.losses(
             views, batch, step, shared=self._shared, generators=generators, real=real
         )
 
     def _first(self, clients: int) -> Views:
-        if clients == len(self._members):
+        if clients == len(self.losses):
             return self.views
         return {name: view[:clients] for name, view in self.views.items()}
 
@@ -224,7 +209,7 @@ class _Pack:
         for name, values in found.logged.items():
             if name not in self.logged:
                 self.logged[name] = torch.zeros(
-                    2, len(self._members), dtype=torch.float32, device=values.device
+                    2, len(self.losses), dtype=torch.float32, device=values.device
                 )
             self.logged[name][0, places] += values * size
             self.logged[name][1, places] += size
