@@ -47,7 +47,7 @@ _ROOMS = {
         core.store=rows core.staging core.ledger=costs core.parts
     """,
     "aggregation": """
-        core.coverage core.nesting=coverage_cache core.sharing=group_mean
+        core.coverage=client_slices core.nesting=slice_cache core.sharing=group_mean
         core.exchange=gossip
     """,
     "local": """

@@ -21,7 +21,7 @@ from lightfed_kernels import (
 )
 from torch import Tensor
 
-from lightfed.aggregation.coverage import Accumulate
+from lightfed.aggregation.client_slices import Accumulate
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
 
@@ -101,8 +101,8 @@ class Sharing:
     ) -> None:
         """Replace tensors by their means, and integers (counts of batches) by the maximum.
 
-        The sums do not depend on order (see `lightfed.aggregation.coverage`), so the bits are the
-        same on any number of ranks.
+        The sums do not depend on order (see `client_slices`), so the bits are the same on any number
+        of ranks.
 
         Args:
             rows: of this rank's participants, all on the device or all in host memory.

@@ -10,7 +10,7 @@ import numpy as np
 from lightfed_kernels import popcount
 from torch import Tensor
 
-from lightfed.aggregation.coverage_cache import Coverages, Parts
+from lightfed.aggregation.slice_cache import Coverages, Parts
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, place
 from lightfed.local.client_group import ClientGroup, GroupState, group_names

@@ -7,10 +7,10 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from lightfed.aggregation.coverage import Accumulate
-from lightfed.aggregation.coverage_cache import Parts
+from lightfed.aggregation.client_slices import Accumulate
 from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import SharedTensors, Sharing
+from lightfed.aggregation.slice_cache import Parts
 from lightfed.aggregation.weights import whole
 from lightfed.api.clients import Clients, Message, Settings
 from lightfed.api.failures import Outcomes

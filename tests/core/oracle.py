@@ -1,4 +1,4 @@
-"""The merge of `lightfed.aggregation.coverage` as a loop over elements, and random cases for it."""
+"""The merge of slices as a loop over elements, and random cases for it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lightfed_kernels import Layout
 from torch import Tensor
 
-from lightfed.aggregation.coverage import Accumulate, Coverage
+from lightfed.aggregation.client_slices import Accumulate, Coverage
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from lightfed_kernels import FIXED_SCALE, Layout
 from torch import Tensor
 
 from lightfed.aggregation import coverage as module
-from lightfed.aggregation.coverage import Accumulate, Coverage
+from lightfed.aggregation.client_slices import Accumulate, Coverage
 from tests.core.oracle import Case, Part, cases, coverage_of, merge, merged
 
 EPSILON = 2.0**-24  # half a unit in the last place of float32, relative

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightfed.aggregation.coverage import Accumulate, Coverage
+from lightfed.aggregation.client_slices import Accumulate, Coverage
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.parts import NOTHING, integers_of, put_integers, shared
 from lightfed.state.rows import ModelLayout, Row
