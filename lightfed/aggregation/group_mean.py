@@ -101,8 +101,7 @@ class Sharing:
     ) -> None:
         """Replace tensors by their means, and integers (counts of batches) by the maximum.
 
-        The sums do not depend on order (see `client_slices`), so the bits are the same on any number
-        of ranks.
+        The sums do not depend on order (see `client_slices`). The bits are the same on any ranks.
 
         Args:
             rows: of this rank's participants, all on the device or all in host memory.
