@@ -140,13 +140,14 @@ def fleet_of(
     accumulate: Any = "float64",
     side_by_side: SideBySide = "auto",
     precision: Autocast | None = None,
+    host_rows: bool = False,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
     data.prepare(clients=sum(c.count for c in groups), seed=seed, device=CPU, folder=None)
     fleet = Fleet(
         groups, algorithm, data, ranks=Ranks(CPU), work=LocalWork(**work), seed=seed,
-        accumulate=accumulate,
+        accumulate=accumulate, host_rows=host_rows,
     )  # fmt: skip
     runtime = Runtime(forward_context=precision, clipping=Clipping(clip) if clip else None)
     steppers = [

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import lightning.pytorch as L
 import torch
 from lightfed_kernels import Segments, apply_mask_, count_per_tensor
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightfed.distributed import liveness as watch
 from lightfed.distributed.collectives import Ranks
@@ -165,8 +165,7 @@ class Training:
         mine = fleet.mine(clients)
         self.tests, self._refusals = {moment: [] for moment in self.tested}, []
         watch.forget_signal()
-        together = [] if self.phases else [k for k in mine if not self._is_known(k)]
-        self._packs.form(together, t)
+        self._packs.form([k for k in mine if not self._is_known(k)], t)
         pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
         here = [report.resolve() for report in pending]
         fleet.ranks.meet(f"the end of the sessions of round {t}")
@@ -367,25 +366,18 @@ class Training:
     ) -> Work:
         """A session's work; the names of its draws start with `purpose`."""
         fleet, client, t = self._fleet, s.client, s.round
-        phases = () if purpose else self.phases
         per_epoch = fleet.data.num_batches(client, t)
-        lengths = (fleet.work.phase(phase, per_epoch) for phase in phases)
-        *starts, end = accumulate(lengths, initial=0)
-        if not phases:
-            end = fleet.work.batches(per_epoch) if purpose else self.batches(client, t)
+        lengths = [fleet.work.batches(per_epoch)] if purpose else self.lengths(client, t)
         return Work(
             client,
-            self._batches(client, t, end, purpose),
+            self._batches(client, t, sum(lengths), purpose),
             epoch_batches=per_epoch,
             lr=self.lr if s.group.takes_lr else None,
             seed=self.seed(client, t, purpose),
             hook=partial(self._gradient, s) if self._has_gradient else None,
             mask=mask,
             proximal=proximal,
-            phases={
-                start: phase.parameters(s.module)
-                for start, phase in zip(starts, phases, strict=True)
-            },
+            phases={} if purpose else self.phases_of(client, t, s.module),
         )
 
     def seed(self, client: int, t: int, purpose: str = "") -> int:
@@ -397,13 +389,22 @@ class Training:
         """Whether a hook, a mask or a test looks at single sessions of this round."""
         return self._hooked or self._fleet.masks is not None or any(self.tested.values())
 
-    def batches(self, client: int, t: int) -> int:
-        """Number of batches of a client's session in round t."""
+    def lengths(self, client: int, t: int) -> list[int]:
+        """Number of batches of each part of a client's session in round t."""
         given = self.steps.get(client)
         work = self._fleet.work
-        if given is not None:
-            return work.limited(given)
-        return work.batches(self._fleet.data.num_batches(client, t))
+        per_epoch = self._fleet.data.num_batches(client, t)
+        if self.phases:
+            return [work.phase(phase, per_epoch) for phase in self.phases]
+        return [work.batches(per_epoch) if given is None else work.limited(given)]
+
+    def phases_of(self, client: int, t: int, module: nn.Module) -> dict[int, Sequence[Tensor]]:
+        """The parameters of a module that are trained from a batch on, by its index."""
+        if not self.phases:
+            return {}
+        starts = accumulate(self.lengths(client, t), initial=0)
+        phases = zip(starts, self.phases, strict=False)
+        return {start: phase.parameters(module) for start, phase in phases}
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
         """Pass a batch's gradient through the algorithm's hook before the optimiser."""
@@ -417,7 +418,8 @@ class Training:
             return fleet.row(client)
         row = state.staging.get(client)
         after = islice(mine, mine.index(client) + 1, None)
-        coming = next((k for k in after if not self._is_known(k)), None)
+        alone = (k for k in after if not self._is_known(k) and not self._packs.holds(k))
+        coming = next(alone, None)
         if coming is not None and (ahead := fleet.state(coming).staging) is not None:
             ahead.prefetch(coming)
         return row
@@ -429,7 +431,7 @@ class Training:
 
     def plans(self, client: int, t: int) -> list[Any]:
         """The local epochs of a client's session, before their samples are gathered."""
-        return [*self._plans(client, t, self.batches(client, t))]
+        return [*self._plans(client, t, sum(self.lengths(client, t)))]
 
     def _plans(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
         """The local epochs of `left` training batches, before their samples are gathered."""

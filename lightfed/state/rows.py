@@ -98,6 +98,11 @@ class Row:
         """The rows of a block of K rows."""
         return [Row(f, i) for f, i in zip(self.floats, self.integers, strict=True)]
 
+    def to(self, device: torch.device) -> "Row":
+        """A copy on a device."""
+        copies = (part.to(device, copy=True) for part in (self.floats, self.integers))
+        return Row(*copies)
+
     def copy_(self, source: "Row") -> "Row":
         self.floats.copy_(source.floats, non_blocking=True)
         self.integers.copy_(source.integers, non_blocking=True)
@@ -274,8 +279,8 @@ class RowStore:
     def put_block(self, clients: Sequence[int], block: Row) -> None:
         """Write a block of rows that is no view into the store."""
         index = torch.tensor([self.slots[client] for client in clients], device=self._place)
-        self._floats.index_copy_(0, index, block.floats)
-        self._integers.index_copy_(0, index, block.integers)
+        self._floats.index_copy_(0, index, block.floats.to(self._place))
+        self._integers.index_copy_(0, index, block.integers.to(self._place))
 
     def __contains__(self, client: int) -> bool:
         return client in self.slots

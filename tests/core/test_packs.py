@@ -31,6 +31,7 @@ from lightfed.topology.topology import Ring
 from lightfed.utils.errors import UserError
 from tests.core.test_suspend import SignalAt
 from tests.small import data_of, fit, fleet_of, random_data, run_round, server_row
+from tests.strangers.fedrep import FedRep
 
 SIZES = [5, 9, 4, 16, 7, 7, 12]  # sessions of one to four batches, some with a small last one
 CLIENTS = len(SIZES)
@@ -259,6 +260,15 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": partial(ASPG, lr=0.05),
         "epochs": 1,
     },
+    "phases": {
+        "algorithm": partial(FedRep, "net.layers.5.", head_epochs=2, body_epochs=1),
+        "optimizer": partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-2),
+        "clip": 0.5,
+    },
+    "phases with adam": {
+        "algorithm": partial(FedRep, "net.layers.5.", head_epochs=1, body_epochs=2),
+        "optimizer": partial(Adam, lr=0.01),
+    },
     "bn": {"model": conv, "data": images},
     "gn": {"model": partial(Conv, hidden=(8, 12), norm="gn"), "data": images},
     "static bn": {"model": conv, "data": images, "algorithm": HeteroFL},
@@ -348,13 +358,30 @@ def test_a_pack_below_the_floor_is_padded(name: str) -> None:
     assert torch.equal(found[1], found[2])
 
 
+@pytest.mark.parametrize("name", ["mlp", "bn", "standalone", "dispfl", "phases"])
+def test_rows_on_the_host_train_in_packs_to_the_same_bits(name: str) -> None:
+    here, there = fleet(name, 3), fleet(name, 3, host_rows=True)
+    assert most(here) == most(there) == [3]
+    found, expected = after(there), after(here)
+    assert torch.equal(found[0], expected[0])
+    assert found[1] == expected[1]
+
+
+def test_an_optimiser_that_moves_all_parameters_refuses_phases_in_packs_too() -> None:
+    for side in ("off", 3):
+        made = fleet("phases", side, optimizer=partial(ASPG, lr=0.1), clip=None)
+        with pytest.raises(UserError, match="freezes a part"):
+            run_round(made, 0)
+
+
+@pytest.mark.parametrize("host", [False, True])
 @pytest.mark.parametrize("algorithm", [FedAvg, Standalone])
 def test_a_client_that_fails_is_left_out_and_the_others_keep_their_bits(
-    algorithm: Callable[[], Any],
+    algorithm: Callable[[], Any], host: bool
 ) -> None:
     rows = []
     for broken in (False, True):
-        made = fleet("mlp", 4, algorithm=algorithm)
+        made = fleet("mlp", 4, algorithm=algorithm, host_rows=host)
         if broken:
             last = SIZES[0] + SIZES[1] - 1  # of client 1, whose second or third batch raises
             made.data.train.y[last] = 99

@@ -70,7 +70,8 @@ class Losses:
     Attributes:
         values: (K,).
         logged: (K,) each, what the module logged.
-        gradients: (K, *shape) of each trainable parameter; None where the loss does not use it.
+        gradients: (K, *shape) of each trainable parameter; None where the loss does not use it,
+            and where it is frozen.
     """
 
     values: Tensor
@@ -104,6 +105,7 @@ class PackedForward:
         self._entries = [(e.name, e.offset, e.numel, e.shape) for e in layout.floats]
         self._integers = [(e.name, e.offset, e.numel, e.shape) for e in layout.integers]
         self._trainable = [name for name, *_ in self._entries if name in trainable]
+        self._trained = self._trainable  # in this phase
         self._drops = any(isinstance(part, nn.Dropout) for part in module.modules())
         self._graph = graph_of(module)
         self._module = module
@@ -126,6 +128,15 @@ class PackedForward:
         """The views of the parameters that are trained, in the order of the row."""
         return [views[name] for name in self._trainable]
 
+    def train_only(self, parameters: Sequence[Tensor] | None) -> None:
+        """Differentiate some parameters of the module only, until the next call; None for all."""
+        if parameters is None:
+            self._trained = self._trainable
+        else:
+            chosen = {id(p) for p in parameters}
+            named = dict(self._module.named_parameters())
+            self._trained = [name for name in self._trainable if id(named[name]) in chosen]
+
     def losses(
         self,
         views: Views,
@@ -146,13 +157,14 @@ class PackedForward:
             generators: gives one for each client, for dropout.
             real: number of leading clients; the others are padding. None if there is none.
         """
-        leaves = {name: views[name].detach().requires_grad_() for name in self._trainable}
+        leaves = {name: views[name].detach().requires_grad_() for name in self._trained}
         with self._context():
             if self._graph is None:
                 values, logged = self._by_vmap(views | leaves, batch, index, shared, generators)
             else:
                 values, logged = self._by_graph(views | leaves, batch, shared, generators), {}
-        found = gradients(values, list(leaves.values()))
+        by_name = dict(zip(leaves, gradients(values, list(leaves.values())), strict=True))
+        found = tuple(by_name.get(name) for name in self._trainable)
         if real is None:
             return Losses(values.detach(), logged, found)
         return Losses(

@@ -1,9 +1,10 @@
 """The sessions of some clients of one group, and the values that modules keep outside of rows."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SessionContext
@@ -27,7 +28,10 @@ class Sessions(Protocol):
 
     @property
     def watched(self) -> bool: ...
-    def batches(self, client: int, t: int) -> int: ...
+    def lengths(self, client: int, t: int) -> list[int]: ...
+    def phases_of(
+        self, client: int, t: int, module: nn.Module
+    ) -> Mapping[int, Sequence[Tensor]]: ...
     def plans(self, client: int, t: int) -> Sequence[Any]: ...
     def seed(self, client: int, t: int) -> int: ...
     def begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext: ...
@@ -72,7 +76,10 @@ class Pack:
             Exception: what one of the sessions raised; the rows are as before.
         """
         store = self._state.store
-        block, is_view = store.block(self.clients), store.view(self.clients) is not None
+        is_view = not store.host and store.view(self.clients) is not None
+        block = store.block(self.clients)
+        if store.host:
+            block = block.to(store.device)
         before = (block.each()[0] if same else block).clone() if is_view else None
         try:
             contexts, works, reports = self._train(block)
@@ -83,12 +90,17 @@ class Pack:
         if not is_view:
             store.put_block(self.clients, block)
             self._state.live.forget_views()
+        if not is_view and not store.host:
             for s in contexts:
                 s.move(store.row(s.client))
         ended: list[AnyReport] = [
             self._end(s, work, report)
             for s, work, report in zip(contexts, works, reports, strict=False)
         ]
+        if store.host and ended:  # the sessions ended on rows of the device
+            good = [i for i, report in enumerate(ended) if not isinstance(report, Known)]
+            trained = Row(block.floats[good], block.integers[good])
+            store.put_block([self.clients[i] for i in good], trained)
         return dict(zip(self.clients, ended or reports, strict=True))
 
     def _end(self, s: SessionContext, work: Work, report: PackedReport) -> PackedReport | Known:
@@ -114,6 +126,7 @@ class Pack:
             masks=[work.mask for work in works] or none,
             proximals=[work.proximal for work in works] or none,
             buffers=buffers.stacked(),
+            phases=sessions.phases_of(self.clients[0], t, self._state.module),
         )
         lr = sessions.lr if self._state.takes_lr else None
         result = self._session.train(block, members, lr=lr, shared=buffers.shared())

@@ -151,8 +151,6 @@ def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
         return "its only client"
     if not _hooks_allow(algorithm):
         return f"{type(algorithm).__name__} does not declare side_by_side for its session hooks"
-    if state.staging is not None:
-        return "model.store: host"
     if _hooked(state.module):
         return "its tensors or layers have hooks on gradients"
     if scaled:

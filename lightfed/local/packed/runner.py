@@ -63,8 +63,8 @@ class PackRunner:
         if not self._most:
             return
         groups = {client: self._fleet.group_of(client) for client in clients}
-        batches = {client: self._sessions.batches(client, t) for client in clients}
-        for pack in form(clients, groups, batches, self._most):
+        lengths = {client: self._sessions.lengths(client, t) for client in clients}
+        for pack in form(clients, groups, lengths, self._most):
             self._packs.update(dict.fromkeys(pack, pack))
 
     def holds(self, client: int) -> bool:
@@ -132,6 +132,8 @@ class PackRunner:
         """What a client's session raises; without an error its row is left as it was."""
         state, row = self._fleet.groups[self._fleet.group_of(client)], self._fleet.row(client)
         assert state.session is not None, "sessions are attached before the first round"
+        if state.staging is not None:
+            row = state.staging.get(client)
         before = row.clone()
         try:
             s = self._sessions.begin(client, state, row, t)
@@ -141,32 +143,36 @@ class PackRunner:
         except Exception as error:
             return error
         row.copy_(before)
+        if state.staging is not None:
+            state.staging.put_back(client)
         return None
 
 
 def form(
     clients: Sequence[int],
     groups: Mapping[int, int],
-    batches: Mapping[int, int],
+    lengths: Mapping[int, Sequence[int]],
     most: Mapping[int, int],
 ) -> list[list[int]]:
     """Cut clients into packs of one group each.
 
-    A pack holds clients of about as many batches, so that few wait for the longest session.
+    A pack holds clients of about as many batches, so that few wait for the longest session. Their
+    phases start with the same batches.
 
     Args:
         clients: of this rank.
         groups: client -> its group.
-        batches: client -> number of batches of its session.
+        lengths: client -> number of batches of each part of its session.
         most: group -> clients of its largest pack; groups that are not packed are left out.
     """
-    members: dict[int, list[int]] = {}
+    members: dict[tuple[int, ...], list[int]] = {}
     for client in clients:
         if groups[client] in most:
-            members.setdefault(groups[client], []).append(client)
+            *before_the_last, _ = lengths[client]
+            members.setdefault((groups[client], *before_the_last), []).append(client)
     return [
         longest_first[start : start + most[group]]
-        for group, theirs in members.items()
-        for longest_first in [sorted(theirs, key=lambda client: -batches[client])]
+        for (group, *_), theirs in members.items()
+        for longest_first in [sorted(theirs, key=lambda client: -sum(lengths[client]))]
         for start in range(0, len(theirs), most[group])
     ]

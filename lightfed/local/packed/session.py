@@ -4,7 +4,7 @@ A client's bits depend neither on K nor on the other clients: every operator act
 part alone, and a pack smaller than the `floor` is padded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,7 @@ class Members:
         masks: of each, packed words (P / 32,); uncovered elements are 0 after every step.
         proximals: pull of each towards another model.
         buffers: (K, ...) the clients' values of buffers that are not in a row, by name.
+        phases: the parameters trained from a batch on, by its index.
     """
 
     clients: Sequence[int]
@@ -46,6 +47,7 @@ class Members:
     masks: Sequence[Tensor | None]
     proximals: Sequence[Proximal | None]
     buffers: Views
+    phases: Mapping[int, Sequence[Tensor]]
 
     @cached_property
     def generators(self) -> list[torch.Generator]:
@@ -108,12 +110,16 @@ class PackedSession:
         sizes = members.batches.sizes
         try:
             for step, active in enumerate((sizes > 0).sum(0).tolist()):
+                if step in members.phases:
+                    self._forward.train_only(members.phases[step])
+                    self._stepper.train_only(members.phases[step])
                 gradients = pack.gradients(step, active)
                 self._stepper.step(gradients, active)
                 for place, mask in masked:
                     if place < active:
                         apply_mask_(rows.floats[place], mask)
         finally:
+            self._forward.train_only(None)
             self._stepper.finish()
         pack.put_buffers_back()
         stopwatch.stop()

@@ -61,6 +61,13 @@ class PackedStepper(ABC):
     def step(self, grads: Sequence[Tensor | None], clients: int) -> None:
         """Update the first `clients` rows from (clients, *shape) gradients; fewer from now on."""
 
+    def train_only(self, parameters: Sequence[Tensor]) -> None:  # noqa: B027 - few steppers care
+        """From now on only these parameters of the module get gradients.
+
+        Raises:
+            UserError: the optimiser moves all parameters at once.
+        """
+
     def finish(self) -> None:  # noqa: B027 - few steppers care
         """Called after the sessions: the rows must then hold the models."""
 
@@ -134,6 +141,10 @@ class RowByRow(PackedStepper):
         for client, mine in enumerate(theirs):
             values = [self._values[client][i] for i in used]
             self._rows[client].update(values, mine, used, self._hooks[client])
+
+    @override
+    def train_only(self, parameters: Sequence[Tensor]) -> None:
+        self._stepper.train_only(parameters)
 
     @override
     def finish(self) -> None:
