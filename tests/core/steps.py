@@ -15,11 +15,11 @@ from lightfed.local.steppers.torch_optimizer import make_stepper
 class Net(nn.Module):
     """`side` takes part in every second batch only, as a branch that some inputs do not reach."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 5) -> None:
         super().__init__()
-        self.body = nn.Linear(4, 5)
-        self.side = nn.Linear(4, 5)
-        self.head = nn.Linear(5, 2)
+        self.body = nn.Linear(4, hidden)
+        self.side = nn.Linear(4, hidden)
+        self.head = nn.Linear(hidden, 2)
 
     @override
     def forward(self, x: Tensor, *, side: bool) -> Tensor:
@@ -27,8 +27,8 @@ class Net(nn.Module):
         return self.head(torch.tanh(hidden))
 
 
-def net_of(seed: int = 0) -> Net:
-    net = Net()
+def net_of(seed: int = 0, hidden: int = 5) -> Net:
+    net = Net(hidden)
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in net.parameters():

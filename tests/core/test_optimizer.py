@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from lightfed.local.optimizer import Clipping
+from lightfed.local.steppers import sgd
 from lightfed.local.steppers.sgd import SGDStepper
 from lightfed.local.steppers.torch_optimizer import OptimizerStepper
 from tests.core.steps import Net, assert_equal, loss_of, make, net_of, reset, run_stepper, run_torch
@@ -35,6 +36,34 @@ def test_the_sgd_stepper_is_torchs_sgd(settings: dict[str, Any], unused: bool) -
     run_stepper(net, stepper, 6, unused=unused)
     run_torch(twin, SGD(twin.parameters(), lr=0.05, **settings), 6, unused=unused)
     assert_equal(net, twin)
+
+
+@pytest.mark.parametrize("agrees", [False, True])
+@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("settings", SGDS.values(), ids=SGDS)
+def test_whole_vectors_are_updated_in_one_pass_where_the_bits_are_the_same(
+    settings: dict[str, Any], unused: bool, agrees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[list[int]] = []
+
+    def one_pass(values: list[Tensor], *rest: Any, **options: Any) -> None:
+        passes.append([value.numel() for value in values])
+        fused(values, *rest, **options)
+
+    fused = sgd._fused_sgd
+    net, twin = net_of(hidden=16), net_of(hidden=16)
+    stepper = make(SGD(net.parameters(), lr=0.05, **settings))
+    assert isinstance(stepper, SGDStepper)
+    works = sgd._fused_agrees(**stepper._settings)
+    if not agrees:
+        monkeypatch.setattr(sgd, "_fused_agrees", lambda **_: False)
+    reset(stepper, net)
+    monkeypatch.setattr(sgd, "_fused_sgd", one_pass)
+    run_stepper(net, stepper, 6, unused=unused)
+    run_torch(twin, SGD(twin.parameters(), lr=0.05, **settings), 6, unused=unused)
+    assert_equal(net, twin)
+    assert bool(passes) == (agrees and works)
+    assert all(sizes in ([64, 16, 64, 16, 32], [64, 16, 32]) for sizes in passes)
 
 
 CLIPS = {

@@ -6,6 +6,8 @@ torch.optim.SGD at half the cost.
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cache
+from itertools import compress
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, S
 
 # What torch.autograd.grad calls. The name is private: a test and the pinned torch guard it.
 _run_backward = Variable._execution_engine.run_backward
+# Elements of the widest vector of a CPU. torch's fused kernel rounds what is left over otherwise.
+_LANES = 16
 
 
 class SGDStepper(Stepper):
@@ -42,6 +46,9 @@ class SGDStepper(Stepper):
         self._dampening: float = group["dampening"]
         self._weight_decay: float = group["weight_decay"]
         self._nesterov: bool = group["nesterov"]
+        names = ("momentum", "dampening", "weight_decay", "nesterov")
+        self._settings = {name: group[name] for name in names}
+        self._fuses = False
         self._buffers: list[Tensor | None] = []
         self._proximal: Proximal | None = None
         self._one = torch.ones((), device=params[0].device)
@@ -58,6 +65,8 @@ class SGDStepper(Stepper):
             self._buffers = [*aligned(values, row, proximal.momentum.clone())]
         if lr is not None:
             self._lr = lr
+        plain = all(value.is_cpu and value.dtype == torch.float32 for value in values)
+        self._fuses = plain and self._factors is None and _fused_agrees(**self._settings)
 
     @override
     def train_only(self, parameters: Sequence[Tensor]) -> None:
@@ -96,6 +105,10 @@ class SGDStepper(Stepper):
             hook: as of `step`.
         """
         grads = self._adjusted(grads, used, hook)
+        if self._fuses:
+            values, grads, used = self._fused(values, grads, used)
+            if not used:
+                return
         if self._weight_decay:
             grads = list(torch._foreach_add(grads, values, alpha=self._weight_decay))
         if self._momentum:
@@ -108,6 +121,30 @@ class SGDStepper(Stepper):
         if self._factors is not None:
             grads = list(torch._foreach_mul(grads, [self._factors[i] for i in used]))
         torch._foreach_add_(values, grads, alpha=-self._lr)
+
+    def _fused(
+        self, values: Params, grads: Params, used: list[int]
+    ) -> tuple[Params, Params, list[int]]:
+        """Update most tensors in one pass over memory; returns the others."""
+        buffers = [self._buffers[i] for i in used]
+        fits = [
+            value.numel() % _LANES == 0
+            and value.is_contiguous()
+            and grad.is_contiguous()
+            and (not self._momentum or (buffer is not None and buffer.is_contiguous()))
+            for value, grad, buffer in zip(values, grads, buffers, strict=True)
+        ]
+        if not any(fits):
+            return values, grads, used
+        _fused_sgd(
+            [*compress(values, fits)],
+            [*compress(grads, fits)],
+            [b for b in compress(buffers, fits) if b is not None],
+            lr=self._lr,
+            **self._settings,
+        )
+        others = [not fit for fit in fits]
+        return [*compress(values, others)], [*compress(grads, others)], [*compress(used, others)]
 
     def twin(self) -> "SGDStepper":
         """Another stepper of these settings, for another row."""
@@ -143,3 +180,30 @@ class SGDStepper(Stepper):
         ):
             if buffer is not None:
                 part.copy_(buffer)
+
+
+def _fused_sgd(values: Params, grads: Params, buffers: Params, **settings: Any) -> None:
+    """torch.optim.SGD(fused=True), after its first step."""
+    torch._fused_sgd_(values, grads, buffers, maximize=False, is_first_step=False, **settings)
+
+
+@cache
+def _fused_agrees(
+    *, momentum: float, dampening: float, weight_decay: float, nesterov: bool
+) -> bool:
+    """Whether torch's fused kernel rounds as its other kernels on this CPU."""
+    generator = torch.Generator().manual_seed(0)
+    first, grad, buffer = torch.randn(3, 64 * _LANES, generator=generator).unbind()
+    values = first.clone(), first.clone()
+    settings: dict[str, Any] = {
+        "lr": 0.03,
+        "momentum": momentum,
+        "dampening": dampening,
+        "weight_decay": weight_decay,
+        "nesterov": nesterov,
+    }
+    stepper = SGDStepper([first], settings, None)
+    stepper._buffers = [buffer.clone()]
+    stepper.update([values[0]], [grad.clone()], [0], None)
+    _fused_sgd([values[1]], [grad], [buffer] if momentum else [], **settings)
+    return torch.equal(*values)
