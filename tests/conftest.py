@@ -23,6 +23,11 @@ if "LIGHTFED_TEST_CACHE" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["LIGHTFED_TEST_CACHE"], ignore_errors=True)
 os.environ["XDG_CACHE_HOME"] = os.environ["LIGHTFED_TEST_CACHE"]
 
+# Where bytecode is not kept beside the sources, every process of a test would compile torch again.
+if not os.path.exists(torch.__spec__.cached):
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = os.environ["LIGHTFED_TEST_CACHE"]
+
 _connect, _connect_ex = socket.socket.connect, socket.socket.connect_ex
 
 

@@ -5,12 +5,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from lightfed.cli.command_line import USAGE_ERROR, main
+from lightfed.testing.processes import start, status_of
 from tests.mistakes import PARTITION, Case, edit
 
 TWO_RANKS = ["--trainer.devices", "2"]
@@ -23,17 +25,9 @@ LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 LAUNCHER |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
 
 
-def _start(words: list[str], folder: Path, **variables: str) -> "subprocess.Popen[str]":
+def _environment(**variables: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-    return subprocess.Popen(
-        [sys.executable, "-m", "lightfed", *words],
-        cwd=folder,
-        env=inherited | {"OMP_NUM_THREADS": "1"} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return inherited | {"OMP_NUM_THREADS": "1"} | variables
 
 
 def _group_is_gone(leader: int) -> bool:
@@ -49,7 +43,11 @@ def _group_is_gone(leader: int) -> bool:
 
 
 def test_ranks_that_lightning_launches_leave_together(tmp_path: Path) -> None:
-    process = _start([*IMPOSSIBLE.write(tmp_path), *TWO_RANKS], tmp_path)
+    words = [sys.executable, "-m", "lightfed", *IMPOSSIBLE.write(tmp_path), *TWO_RANKS]
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == USAGE_ERROR, errors
     assert len(errors.splitlines()) == 1, errors
@@ -87,12 +85,19 @@ def _ranks(words: list[str], folder: Path) -> tuple[list[str], list[int]]:
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
     shared |= {"TORCHELASTIC_RUN_ID": "two-ranks"}
-    words = [*words, *TWO_RANKS]
-    processes = [
-        _start(words, folder, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
-    return errors, [process.returncode for process in processes]
+    with TemporaryDirectory() as place:
+        errors = [Path(place) / str(rank) for rank in range(2)]
+        pids = []
+        for path in errors:
+            own = _environment(RANK=path.name, LOCAL_RANK=path.name, **shared)
+            pids.append(
+                start(
+                    "lightfed", *words, *TWO_RANKS, folder=str(folder), environment=own,
+                    printed="/dev/null", errors=str(path),
+                )
+            )  # fmt: skip
+        statuses = [status_of(pid, SECONDS) for pid in pids]
+        return [path.read_text() for path in errors], statuses
 
 
 def test_a_run_that_diverges_ends_all_ranks_and_leaves_what_it_has(tmp_path: Path) -> None:

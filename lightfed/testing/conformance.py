@@ -1,10 +1,7 @@
 """Checks lightfed's promises: the same bits on any number of ranks, and after a restart."""
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,12 +12,11 @@ from torch import nn
 from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.testing.case import CLIENTS, Case, NormNet, digits
+from lightfed.testing.processes import run_module
 from lightfed.testing.worker import Digest, Plan
 
 Digests = dict[str, dict[str, Digest]]
 """By kind of run and rank, such as straight-3-of-4; by case."""
-
-_SECONDS = 900
 
 
 def conformance(
@@ -92,18 +88,3 @@ def _check(kind: str, plan: Plan, name: str, ranks: int, digests: Digests) -> No
         found = digests[run][name]
         unlike = [part for part in expected if found[part] != expected[part]]
         assert not unlike, f"{name}, {run}: {', '.join(unlike)} have other bits"
-
-
-def run_module(module: str, *arguments: str) -> None:
-    """Run a module in a process without threads, so that it can fork ranks.
-
-    Raises:
-        AssertionError: it failed; the end of what it printed.
-    """
-    path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        stderr=subprocess.PIPE, text=True, timeout=_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]

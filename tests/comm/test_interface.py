@@ -3,7 +3,6 @@
 import json
 import logging
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from lightfed.distributed.interface import interface_of, listen
+from lightfed.testing.processes import run_module
 
 EVERYWHERE = {"00000000", "00000000000000000000000000000000"}  # 0.0.0.0, [::] in /proc/net
 
@@ -27,8 +27,7 @@ def unknown() -> Iterator[None]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_rank_listens_on_all_interfaces(tmp_path: Path) -> None:
     """torch's store, gloo's connections, and those by which ranks learn of a death."""
-    command = [sys.executable, "-m", "tests.comm.listening", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=280)
+    run_module("tests.comm.listening", str(tmp_path))
     seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     assert set(seen) == {"1-0", "2-0", "2-1"}
     for name, rank in seen.items():

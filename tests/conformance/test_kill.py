@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lightfed.testing.conformance import run_module
+from lightfed.testing.processes import run_module
 from tests.conformance.killer import KILLS, ROUNDS
 
 

@@ -27,6 +27,7 @@ from lightfed.engine import strategy
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.last_checkpoint import LastCheckpoint
+from lightfed.testing.processes import run_module
 from lightfed.utils.errors import UserError
 
 ENDS = "; the run ends, and --ckpt_path last goes on from its last checkpoint\n"
@@ -36,9 +37,7 @@ Faults = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
     folder = tmp_path_factory.mktemp("faults")
-    command = [sys.executable, "-m", "tests.core.faults", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_module("tests.core.faults", str(folder))
     return json.loads((folder / "faults.json").read_text())  # type: ignore[no-any-return]
 
 
