@@ -28,6 +28,7 @@ Accumulate = Literal["float64", "fixed"]
 
 # Number of host rows that are copied to the device at a time.
 HOST_ROWS = 16
+_SMALL = 1 << 20  # elements of rows that fit into a CPU's cache as float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,7 @@ class Coverage:
         *,
         weights: Sequence[float],
         labels: Sequence[Sequence[int] | None] | None = None,
+        block: Tensor | None = None,
         accumulate: Accumulate = "float64",
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
@@ -140,6 +142,7 @@ class Coverage:
             rows: position of a client of this rank among all -> its row, on any device.
             weights: a_k of every client.
             labels: per client, if only rows of its labels count; None for all.
+            block: (K, P) the rows of this rank as one matrix, if they lie so.
             accumulate: how sums are held; with `fixed`, |values| are below `FIXED_LIMIT`.
             sum_over_ranks: sums a tensor in place over the ranks; None for a single rank.
         """
@@ -155,17 +158,37 @@ class Coverage:
 
         mine = sorted(rows)
         away = any(rows[k].device != row.device for k in mine)
-        if sum_over_ranks is None and not away:
+        sums = None
+        if block is not None and not (away or fixed):
+            sums = self._product(block, {sources[k] for k in mine}, [weights[k] for k in mine])
+        if sums is None and sum_over_ranks is None and not away:
             slice_merge_(row, part(mine), members(mine), fixed=fixed)
             return
-        step = HOST_ROWS if away else max(len(mine), 1)
-        batches = [mine[i : i + step] for i in range(0, len(mine), step)] or [[]]
-        sums = slice_sum(part(batches[0]), members(batches[0]), fixed=fixed)
-        for batch in batches[1:]:
-            sums += slice_sum(part(batch), members(batch), fixed=fixed)
+        if sums is None:
+            step = HOST_ROWS if away else max(len(mine), 1)
+            batches = [mine[i : i + step] for i in range(0, len(mine), step)] or [[]]
+            sums = slice_sum(part(batches[0]), members(batches[0]), fixed=fixed)
+            for batch in batches[1:]:
+                sums += slice_sum(part(batch), members(batch), fixed=fixed)
         if sum_over_ranks is not None:
             sum_over_ranks(sums)
         slice_finish_(row, sums, members([]))
+
+    def _product(self, rows: Tensor, sources: set[int], weights: Sequence[float]) -> Tensor | None:
+        """(P,) float64: the weighted sum of (K, P) as one product, exact as that of `slice_sum`.
+
+        None for rows of several kinds, large ones, for which adding one by one is faster on a CPU,
+        and rows of weight 0, which may hold anything.
+        """
+        size = self.copies.get(next(iter(sources)), 0) if len(sources) == 1 else 0
+        if size == 0 or self.table.num_labels or min(weights) <= 0:
+            return None
+        if rows.device.type != "cpu" or rows.numel() > _SMALL:
+            return None
+        sums = torch.zeros(self.target.size, dtype=torch.float64)
+        scales = torch.tensor(weights, dtype=torch.float64)
+        torch.mv(rows[:, :size].double().t(), scales, out=sums[:size])
+        return sums
 
 
 def _unlike_names(target: Layout, source: Layout, kept: Collection[str] | None) -> str | None:

@@ -161,6 +161,7 @@ class Coverages:
         *,
         weights: Sequence[float],
         labels: Sequence[Sequence[int]] | None,
+        block: Row | None,
         accumulate: Accumulate,
         ranks: Ranks,
     ) -> None:
@@ -173,6 +174,7 @@ class Coverages:
             rows: position of a client of this rank among all -> its row, on any device.
             weights: of every client.
             labels: of every client, if only rows of its labels count; None for all.
+            block: the rows of this rank as (K, P) and (K, Q), if they lie so.
             accumulate: how sums are held.
             ranks: of the run.
         """
@@ -182,6 +184,7 @@ class Coverages:
             {i: row.floats for i, row in rows.items()},
             weights=weights,
             labels=labels,
+            block=None if block is None else block.floats,
             accumulate=accumulate,
             sum_over_ranks=ranks.sum_ if ranks.world > 1 else None,
         )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Required, TypedDict
 
 import lightning.pytorch as L
-import numpy as np
 from lightfed_kernels import popcount
 from torch import Tensor
 
@@ -94,7 +93,7 @@ class Clients:
             )
             for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
         ]
-        self._home_group = np.repeat(np.arange(len(groups)), [c.count for c in groups])
+        self._home_group = [i for i, group in enumerate(groups) for _ in range(group.count)]
         self._assigned: dict[int, int] = {}
         self._owner: dict[int, int] = {}
         self._inbox: dict[int, Message] = {}
@@ -112,7 +111,7 @@ class Clients:
 
     def _settle(self) -> None:
         """Assign all stateful clients a home rank and open their rows, once."""
-        self._owner = place(self._costs(range(self.clients)), ranks=self.ranks.world)
+        self._owner = self._placed(range(self.clients))
         for index, state in enumerate(self.groups):
             mine = [k for k in self.mine(range(self.clients)) if self._home_group[k] == index]
             state.open(mine, keep=True)
@@ -154,11 +153,17 @@ class Clients:
         return self.groups[self.group_of(client)]
 
     def group_of(self, client: int) -> int:
-        return self._assigned.get(client, int(self._home_group[client]))
+        return self._assigned.get(client, self._home_group[client])
 
     def mine(self, clients: Sequence[int]) -> list[int]:
         """The given clients that are on this rank, in order."""
         return [k for k in clients if self._owner[k] == self.ranks.rank]
+
+    def _placed(self, clients: Sequence[int]) -> dict[int, int]:
+        """The rank of each client in its next session."""
+        if self.ranks.world == 1:
+            return dict.fromkeys(clients, 0)
+        return place(self._costs(clients), ranks=self.ranks.world)
 
     def row(self, client: int) -> Row:
         """The client's own row, on the device of the store; the client must be on this rank."""
@@ -173,6 +178,12 @@ class Clients:
         """
         self.deliver(clients)
         return self.state(clients[0]).store.block(clients)
+
+    def _view(self, clients: Sequence[int]) -> Row | None:
+        """`block`, if it is a view of rows of one group."""
+        self.deliver(clients)
+        groups = {self.group_of(client) for client in clients}
+        return self.groups[groups.pop()].store.view(clients) if len(groups) == 1 else None
 
     def deliver(self, clients: Collection[int]) -> bool:
         """Write what servers have sent into the rows of clients of this rank.
@@ -241,7 +252,7 @@ class Clients:
 
     def home_group(self, client: int) -> int:
         """The configured group of a client, ignoring the round's assignment."""
-        return int(self._home_group[client])
+        return self._home_group[client]
 
     def home(self, client: int) -> int:
         """The rank of a stateful client."""
@@ -297,7 +308,7 @@ class Clients:
         """Assign ranks and slots to a round's participants, if they are stateless."""
         if self.algorithm.stateful or all(k in self._owner for k in clients):
             return
-        self._owner = place(self._costs(clients), ranks=self.ranks.world)
+        self._owner = self._placed(clients)
         mine = self.mine(clients)
         for index, state in enumerate(self.groups):
             state.open([k for k in mine if self.group_of(k) == index], keep=False)

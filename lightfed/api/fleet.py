@@ -6,6 +6,7 @@ look at single clients.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar, Unpack
 
@@ -159,16 +160,13 @@ class Fleet(Messenger):
             UserError: too many clients failed, or all.
         """
         self._open(clients)
-        waves = (
-            len(clients)
-            if self.ranks.world == 1
-            else max(sum(self._owner[k] == r for k in clients) for r in range(self.ranks.world))
-        )
+        waves = max(Counter(self._owner[k] for k in clients).values(), default=0)
         training = self.training
         training.steps, training.phases = steps or {}, phases
         reports = training.sessions(clients, waves, t)
+        flops = [3 * report.flops * report.samples for report in reports]
+        self.ledger.computed([report.client for report in reports], flops)
         for report in reports:
-            self.ledger.computed(report.client, 3 * report.flops * report.samples)
             self.rates.add(
                 self.group_of(report.client), samples=report.samples, seconds=report.seconds
             )

@@ -82,16 +82,13 @@ class Messenger(Clients):
         """
         self._open(clients)
         parts = Parts.of(buffers=buffers, tensors=tensors)
-        message = Message(model, parts, model.floats._version)
-        for client in clients:
-            state = self.state(client)
-            covered = self._coverages.bytes(model, self.group_of(client), parts)
-            self.ledger.sent_down(client, covered if size is None else size)
-            if self._owner[client] == self.ranks.rank:
-                self.deliver([client])  # an earlier message may cover more
-                self._inbox[client] = message
-                if state.staging is not None:
-                    self.deliver([client])
+        covered = self._covered(model, clients, parts)
+        self.ledger.sent_down(clients, covered if size is None else size)
+        mine = self.mine(clients)
+        self.deliver(mine)  # an earlier message may cover more
+        self._inbox |= dict.fromkeys(mine, Message(model, parts, model.floats._version))
+        if self.host_rows:
+            self.deliver(mine)
 
     def merge(
         self,
@@ -121,16 +118,23 @@ class Messenger(Clients):
         parts = Parts.of(buffers=buffers, tensors=tensors)
         self.deliver([*self._inbox])
         valid = self._outcomes.contributing(clients)
-        self._count_up(into, clients if sent is None else sorted(sent), parts, sizes)
+        senders = self._outcomes.sending(clients if sent is None else sorted(sent))
+        covered = self._covered(into, senders, parts)
+        self.ledger.sent_up(senders, covered if sizes is None else [sizes[k] for k in senders])
         if valid:
             labels = self._coverages.coverage(into, parts).table.num_labels
+            here = [i for i, k in enumerate(valid) if self._owner[k] == self.ranks.rank]
+            mine = [valid[i] for i in here]
+            block = self._view(mine)
+            rows = map(self.row, mine) if block is None else block.each()
             self._coverages.merge_(
                 into,
                 parts,
                 [self.group_of(k) for k in valid],
-                {i: self.row(k) for i, k in enumerate(valid) if self._owner[k] == self.ranks.rank},
+                dict(zip(here, rows, strict=True)),
                 weights=self._weights(weights, valid),
                 labels=[self._labels(k, labels) for k in valid] if labels else None,
+                block=block,
                 accumulate=self.accumulate,
                 ranks=self.ranks,
             )
@@ -190,16 +194,12 @@ class Messenger(Clients):
 
     def charge(self, clients: Sequence[int], *, up: float = 0.0, down: float = 0.0) -> None:
         """Count bytes that each of the clients sends and receives in addition to its row."""
-        for client in self._outcomes.sending(clients):
-            self.ledger.sent_up(client, up)
-        for client in clients:
-            self.ledger.sent_down(client, down)
+        self.ledger.sent_up(self._outcomes.sending(clients), up)
+        self.ledger.sent_down(clients, down)
 
     def show(self, model: ServerModel, clients: Sequence[int]) -> None:
         """Count the bytes of clients that read a server's model; their rows do not change."""
-        for client in clients:
-            covered = self._coverages.bytes(model, self.group_of(client), Parts())
-            self.ledger.sent_down(client, covered)
+        self.ledger.sent_down(clients, self._covered(model, clients, Parts()))
 
     def relay(self, model: ServerModel, times: int) -> None:
         """Count the bytes of servers that send a model to or from a coordinator or each other."""
@@ -234,10 +234,10 @@ class Messenger(Clients):
             self._exchange = Exchange(layout, self.ranks, owner=self._owner, buffer=buffer)
         rows = {k: self.row(k) for k in self.mine(range(self.clients))}
         sizes = self._exchange.mean_(rows, hears, masks=masks, keep=keep, over=over)
-        for receiver in sorted(hears):
-            for sender in hears[receiver]:
-                self.ledger.sent_up(sender, sizes[sender])
-                self.ledger.sent_down(receiver, sizes[sender])
+        pairs = [(receiver, sender) for receiver in sorted(hears) for sender in hears[receiver]]
+        spent = [sizes[sender] for _, sender in pairs]
+        self.ledger.sent_up([sender for _, sender in pairs], spent)
+        self.ledger.sent_down([receiver for receiver, _ in pairs], spent)
 
     def share(
         self,
@@ -257,10 +257,9 @@ class Messenger(Clients):
         """
         layouts = [state.layout for state in self.groups]
         sharing = Sharing(shared, layouts, {k: self.home_group(k) for k in clients})
-        for client in self._outcomes.sending(clients):
-            self.ledger.sent_up(client, sharing.bytes(client))
-        for client in clients:
-            self.ledger.sent_down(client, sharing.bytes(client))
+        sending = self._outcomes.sending(clients)
+        self.ledger.sent_up(sending, [sharing.bytes(client) for client in sending])
+        self.ledger.sent_down(clients, [sharing.bytes(client) for client in clients])
         sharing.mean_(
             {k: self.row(k) for k in self.mine(clients)},
             weights={k: self._weight(weights, k) for k in self._outcomes.contributing(clients)},
@@ -268,17 +267,11 @@ class Messenger(Clients):
             accumulate=self.accumulate,
         )
 
-    def _count_up(
-        self,
-        into: ServerModel,
-        clients: Iterable[int],
-        parts: Parts,
-        sizes: Mapping[int, int] | None,
-    ) -> None:
-        """Count the bytes that clients send for a server model: the part they cover, or `sizes`."""
-        for client in self._outcomes.sending(clients):
-            covered = self._coverages.bytes(into, self.group_of(client), parts)
-            self.ledger.sent_up(client, covered if sizes is None else sizes[client])
+    def _covered(self, model: ServerModel, clients: Iterable[int], parts: Parts) -> list[float]:
+        """Bytes of the parts of a server model that each client covers."""
+        groups = [self.group_of(client) for client in clients]
+        each = {g: self._coverages.bytes(model, g, parts) for g in dict.fromkeys(groups)}
+        return [each[group] for group in groups]
 
     def _weights(
         self, weights: Weights | Mapping[int, float], clients: Sequence[int]

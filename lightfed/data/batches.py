@@ -7,6 +7,7 @@ The epoch of a small client is a single gather, cut into views.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NotRequired, TypedDict, Unpack
 
 import numpy as np
@@ -22,7 +23,8 @@ MEBI = 1 << 20
 _GATHER_BYTES = {"cpu": 2 * MEBI, "cuda": 64 * MEBI}
 
 
-def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[int]:
+@lru_cache(4096)
+def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> tuple[int, ...]:
     """Sizes of the batches of an epoch.
 
     Args:
@@ -37,7 +39,7 @@ def batch_sizes(samples: int, batch_size: int, last_batch: LastBatch) -> list[in
         sizes[-1] += 1
     elif rest and last_batch != "drop":
         sizes.append(rest)
-    return sizes
+    return tuple(sizes)
 
 
 class How(TypedDict):
@@ -61,7 +63,7 @@ class Plan:
     """
 
     index: Tensor
-    sizes: list[int]
+    sizes: Sequence[int]
     draw: Tensor | None
 
 
@@ -143,7 +145,7 @@ class Resident(ABC):
         return self.batches(self.plan(index, **how))
 
     def _gathers(
-        self, index: Tensor, draw: Tensor | None, sizes: list[int], batch_size: int
+        self, index: Tensor, draw: Tensor | None, sizes: Sequence[int], batch_size: int
     ) -> Iterator[Batch]:
         """The batches of an epoch, as many gathered at once as `_GATHER_BYTES` allows."""
         together = max(1, self._gather_bytes // (batch_size * self._sample_bytes))
@@ -202,6 +204,6 @@ class PackBatches:
         return x.unflatten(0, span.shape), y.unflatten(0, span.shape)
 
 
-def _cut(samples: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+def _cut(samples: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     # Tensor.split does the same, ten times slower.
     return torch.split_with_sizes(samples, sizes)

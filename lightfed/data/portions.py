@@ -26,6 +26,8 @@ class Portions:
         self._seed = seed
         self._chunks = chunks
         self._hold_out = hold_out
+        owned = np.diff(partition.train_offsets)
+        self._trained = owned - np.array([self._held(n) for n in owned.tolist()])
 
     def check(self, *, batch_size: int, last_batch: LastBatch) -> None:
         """Refuse settings with which a client would train on nothing.
@@ -33,14 +35,13 @@ class Portions:
         Raises:
             UserError: names the key and a client.
         """
-        owned = np.diff(self._partition.train_offsets)
-        held = np.array([self._held(n) for n in owned.tolist()])
-        left = owned - held
+        left = self._trained
         least = int(left.argmin())
-        found = f"{self._hold_out} is all of what client {least} holds: {held[least]} of "
+        owned = len(self._partition.train(least))
+        found = f"{self._hold_out} is all of what client {least} holds: {self._held(owned)} of "
         fix = "lower it, or deal more samples to every client"
         key = "model.algorithm.init_args.hold_out"
-        require(left[least] > 0, key, f"{found}{owned[least]} samples", fix)
+        require(left[least] > 0, key, f"{found}{owned} samples", fix)
         sizes = left // self._chunks
         found = f"{self._chunks}, but client {least} holds {left[least]} samples"
         require(sizes.min() >= 1, "data.chunks", found, f"give at most {left[least]}")
@@ -58,8 +59,7 @@ class Portions:
 
     def trained(self, client: int) -> int:
         """Samples in all chunks of a client."""
-        owned = len(self._partition.train(client))
-        return owned - self._held(owned)
+        return int(self._trained[client])
 
     def sizes(self, client: int) -> range:
         """The possible sizes of a client's local epoch."""

@@ -6,12 +6,15 @@ other; those bytes belong to no client and are summed separately. Bytes between 
 placement and are not counted here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import nn
+
+Clients = int | Sequence[int]
+Amounts = float | Sequence[float]  # one for all clients, or one of each
 
 
 @dataclass
@@ -32,21 +35,24 @@ class Ledger:
         self.totals = np.zeros((self.clients, 3))
         self.round = np.zeros(3)
 
-    def sent_down(self, client: int, bytes_: float) -> None:
-        self._add(client, self.DOWN, bytes_)
+    def sent_down(self, clients: Clients, bytes_: Amounts) -> None:
+        self._add(clients, self.DOWN, bytes_)
 
-    def sent_up(self, client: int, bytes_: float) -> None:
-        self._add(client, self.UP, bytes_)
+    def sent_up(self, clients: Clients, bytes_: Amounts) -> None:
+        self._add(clients, self.UP, bytes_)
 
     def sent_between_servers(self, bytes_: float) -> None:
         self.servers += bytes_
 
-    def computed(self, client: int, flops: float) -> None:
-        self._add(client, self.FLOPS, flops)
+    def computed(self, clients: Clients, flops: Amounts) -> None:
+        self._add(clients, self.FLOPS, flops)
 
-    def _add(self, client: int, column: int, amount: float) -> None:
-        self.totals[client, column] += amount
-        self.round[column] += amount
+    def _add(self, clients: Clients, column: int, amounts: Amounts) -> None:
+        index = np.array(clients, dtype=np.int64)
+        np.add.at(self.totals[:, column], index, amounts)  # a client may occur twice
+        each = np.broadcast_to(amounts, index.shape).ravel()
+        # One after the other: pairwise sums of fractions would have other bits.
+        self.round[column] = np.add.accumulate([self.round[column], *each])[-1]
 
     def close_round(self) -> dict[str, float]:
         """Return the sums of the round and reset them; servers' bytes only if there were any."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lightfed_kernels import FIXED_SCALE, Layout
 from torch import Tensor
 
-from lightfed.aggregation import coverage as module
+from lightfed.aggregation import client_slices as module
 from lightfed.aggregation.client_slices import Accumulate, Coverage
 from tests.core.oracle import Case, Part, cases, coverage_of, merge, merged
 
@@ -156,6 +156,30 @@ def test_only_the_leading_tensors_are_covered_where_so_many_are_given() -> None:
     assert server.tolist() == [1.0] * 64 + [5.0] * 32
     out = weights_only.take(row, 0, torch.zeros(layout.size))
     assert out.tolist() == [1.0] * 64 + [0.0] * 32
+
+
+@pytest.mark.parametrize("part", [["w"], ["w", "mean"]])
+@pytest.mark.parametrize("weights", [[3.0, 1.0, 5.0, 2.0], [3.0, 0.0, 5.0, 2.0]])
+def test_rows_in_one_matrix_have_the_same_mean(
+    weights: list[float], part: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout.build([("w", (40, 3)), ("mean", (3,))])
+    coverage = Coverage.build(layout, [layout], tensors=part)
+    block = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(1))
+    if 0.0 in weights:
+        block[weights.index(0.0)] = torch.nan
+    rows = dict(enumerate(block))
+    old, one, two = (torch.full((layout.size,), 5.0) for _ in range(3))
+    coverage.merge_(old, [0] * 4, rows, weights=weights)
+    if 0.0 not in weights:
+        monkeypatch.delattr(module, "slice_sum")
+        monkeypatch.delattr(module, "slice_merge_")
+    coverage.merge_(one, [0] * 4, rows, weights=weights, block=block)
+    coverage.merge_(
+        two, [0] * 4, rows, weights=weights, block=block, sum_over_ranks=lambda total: total
+    )
+    assert torch.equal(one, old)
+    assert torch.equal(two, old)
 
 
 WIDE = Layout.build([("w", (2, 3))])

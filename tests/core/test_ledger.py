@@ -135,6 +135,19 @@ def test_a_ledger_keeps_clients_apart() -> None:
     assert ledger.totals.tolist() == [[0.0, 0.0, 7.0], [10.0, 4.0, 0.0], [1.0, 0.0, 0.0]]
 
 
+def test_a_ledger_adds_several_clients_at_once() -> None:
+    ledger, one_by_one = Ledger(4), Ledger(4)
+    clients, amounts = [2, 0, 2], [0.1, 0.2, 0.3]
+    ledger.sent_up(clients, amounts)
+    ledger.sent_down(clients, 5)
+    ledger.sent_up([], 1.0)
+    for client, amount in zip(clients, amounts, strict=True):
+        one_by_one.sent_up(client, amount)
+        one_by_one.sent_down(client, 5)
+    assert ledger.totals.tolist() == one_by_one.totals.tolist()
+    assert ledger.close_round() == one_by_one.close_round()
+
+
 def test_bytes_between_servers_are_no_clients_and_have_a_sum_of_their_own() -> None:
     ledger = Ledger(2)
     ledger.sent_up(1, 10)
