@@ -9,16 +9,32 @@ import lightning.pytorch as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from typing_extensions import override
-from workloads import BATCH_SIZE, CLASSES, LEARNING_RATE, SEED, Workload
+from workloads import (
+    BATCH_SIZE,
+    CLASSES,
+    COSINE_ROUNDS,
+    DENSITY,
+    LEARNING_RATE,
+    LEVELS,
+    NEIGHBOURS,
+    PRUNE_RATE,
+    SEED,
+    Workload,
+)
 
+from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.api.algorithm import Algorithm
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.engine.federation import Federation
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.local.client_group import ClientGroup
+from lightfed.topology.topology import TimeVarying
 
 ENDLESS = 1_000_000_000
 
@@ -42,9 +58,8 @@ class Pool(Dataset):
     @override
     def load(self, split: Split) -> Samples:
         # Nothing is evaluated: the test split is there because a data set has one.
-        return Samples(
-            *self._workload.samples(split, self._workload.pool if split == "train" else 10)
-        )
+        few = self._workload.pool if split == "train" else CLASSES
+        return Samples(*self._workload.samples(split, few))
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +78,7 @@ class Windows(Partitioner):
         rng: np.random.Generator,
         groups: np.ndarray | None = None,
     ) -> list[np.ndarray]:
-        return self.workload.windows(clients)
+        return [np.arange(w.start, w.stop) for w in map(self.workload.owned, range(clients))]
 
 
 class Pace(Callback):
@@ -87,7 +102,7 @@ class Pace(Callback):
 
 
 def build(
-    workload: Workload, folder: str, callback: Callback
+    workload: Workload, folder: str, callback: Callback, *, ranks: int = 1
 ) -> tuple[FederatedTrainer, Federation, FederatedDataModule]:
     """A run of the workload, ready to fit.
 
@@ -95,15 +110,17 @@ def build(
         workload: what is trained.
         folder: for the run folder.
         callback: ends the run.
+        ranks: processes.
     """
+    sampled = {} if workload.method == "DisPFL" else {"clients_per_round": workload.per_round}
     federation = Federation(
-        FedAvg(),
-        [ClientGroup(workload.clients, workload.network)],
+        _algorithm(workload),
+        _groups(workload),
         optimizer=partial(torch.optim.SGD, lr=LEARNING_RATE),
-        clients_per_round=workload.per_round,
         evaluate=(),
         export=(),
         seed=SEED,
+        **sampled,
     )
     data = FederatedDataModule(
         Pool(workload), Windows(workload), batch_size=BATCH_SIZE, channels_last=True
@@ -112,6 +129,7 @@ def build(
         name=workload.name,
         max_epochs=ENDLESS,
         accelerator="cpu",
+        devices=ranks,
         callbacks=callback,
         limit_val_batches=0,
         enable_checkpointing=False,
@@ -121,6 +139,39 @@ def build(
     return trainer, federation, data
 
 
-def global_model(federation: Federation) -> Any:
-    """The server's model, in a module."""
-    return federation.algorithm.evaluated(federation.fleet, None)
+def _algorithm(workload: Workload) -> Algorithm:
+    if workload.method == "HeteroFL":
+        return HeteroFL()
+    if workload.method == "DisPFL":
+        return DisPFL(
+            TimeVarying(NEIGHBOURS), DENSITY, prune_rate=PRUNE_RATE, regrow="gradient",
+            rounds=COSINE_ROUNDS,
+        )  # fmt: skip
+    return FedAvg()
+
+
+def _groups(workload: Workload) -> list[ClientGroup]:
+    if workload.method != "HeteroFL":
+        return [ClientGroup(workload.clients, workload.network)]
+    count = workload.clients // len(LEVELS)
+    levels: Any = LEVELS
+    return [ClientGroup(count, workload.network, level=level) for level in levels]
+
+
+class Run:
+    """The state of a run, as `bare.Bare` shows it."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    def models(self) -> list[list[Tensor]]:
+        """The parameters of the server's model, or those of every client where there is none."""
+        fleet, algorithm = self._federation.fleet, self._federation.algorithm
+        if isinstance(algorithm, DisPFL):
+            layout = fleet.groups[0].layout
+            rows = [fleet.row(client) for client in range(fleet.clients)]
+        else:
+            assert isinstance(algorithm, FedAvg | HeteroFL)
+            layout, rows = algorithm.model.layout, [algorithm.model.row]
+        views = [layout.floats.views(row.floats).values() for row in rows]
+        return [list(each)[: layout.parameters] for each in views]

@@ -1,8 +1,12 @@
-"""Ratios of interleaved measurements, and what a result depends on."""
+"""Ratios of measurements that took turns, and the state of the machine."""
 
-import platform
+import os
 import statistics
-from dataclasses import asdict, dataclass, field
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 
 
@@ -11,69 +15,59 @@ class Figure:
     """One measured ratio.
 
     Attributes:
-        name: of what is measured.
-        ratio: of the smallest values; the least noisy figure.
-        median: of the ratios within the passes.
-        spread: least and largest ratio of a pass.
-        target: the largest median that is good enough; None where there is none.
         baseline: the measurements below the ratio, one a pass.
         measured: the measurements above it.
-        extra: anything else that belongs to the figure.
+        goal: the largest median that is good enough; None where there is none.
     """
 
-    name: str
-    ratio: float
-    median: float
-    spread: tuple[float, float]
-    target: float | None
     baseline: list[float]
     measured: list[float]
-    extra: dict[str, float] = field(default_factory=dict)
+    goal: float | None = None
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        *,
-        baseline: list[float],
-        measured: list[float],
-        target: float | None,
-        extra: dict[str, float] | None = None,
-    ) -> "Figure":
-        """The ratios of `measured` to `baseline`, pass by pass."""
-        ratios = [new / old for new, old in zip(measured, baseline, strict=True)]
-        return cls(
-            name=name,
-            ratio=min(measured) / min(baseline),
-            median=statistics.median(ratios),
-            spread=(min(ratios), max(ratios)),
-            target=target,
-            baseline=baseline,
-            measured=measured,
-            extra=extra or {},
-        )
+    @property
+    def ratios(self) -> list[float]:
+        """Pass by pass, because both sides of a pass met the same machine."""
+        return [new / old for new, old in zip(self.measured, self.baseline, strict=True)]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ratios)
 
     @property
     def met(self) -> bool:
-        return self.target is None or self.median <= self.target
+        return self.goal is None or self.median <= self.goal
 
     def text(self) -> str:
-        """One line for people."""
-        low, high = self.spread
-        line = (
-            f"ratio {self.ratio:.3f} of the least, {self.median:.3f} median ({low:.3f}-{high:.3f})"
-        )
-        if self.target is None:
+        """Median, least and largest, and whether the goal is met."""
+        line = spread(self.ratios, digits=3)
+        if self.goal is None:
             return line
-        return f"{line}; at most {self.target:g}: {'met' if self.met else 'MISSED'}"
-
-    def row(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self) | {"met": self.met}
+        return f"{line}  goal {self.goal:g}: {'met' if self.met else 'MISSED'}"
 
 
-def software() -> dict[str, str]:
-    """The versions that figures depend on."""
-    return {"python": platform.python_version(), "machine": platform.machine()} | {
-        name: version(name) for name in ("lightfed", "torch", "lightning", "numpy")
-    }
+def spread(values: list[float], *, digits: int) -> str:
+    """The median, and the least and the largest value."""
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def machine() -> str:
+    """Versions, cores and load: what a figure depends on."""
+    names = ("lightfed", "torch", "lightning")
+    software = ", ".join(f"{name} {version(name)}" for name in names)
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    return f"{software}; {os.cpu_count()} cores, load average {load}"
+
+
+@contextmanager
+def busy(loaded: bool) -> Iterator[None]:
+    """Keep every core busy with a process of its own, if asked to."""
+    count = (os.cpu_count() or 1) if loaded else 0
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

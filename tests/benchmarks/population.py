@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -107,7 +107,7 @@ def _build(side: Side, folder: str, callback: Any) -> tuple[Any, Any, Any]:
         def load(self, split: str) -> Samples:
             return Samples(*workload.samples(split, workload.pool))
 
-    workload: Workload = WORKLOADS["W5"].with_clients(side.clients)
+    workload: Workload = replace(WORKLOADS["W5"], clients=side.clients)
     federation = Federation(
         LGFedAvg(global_layers=1) if side.stateful else FedAvg(),
         [ClientGroup(workload.clients, workload.network)],
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         if name == alone:
             print()
             continue
-        figure = Figure.of(name, baseline=taken[alone], measured=taken[name], target=TARGET)
+        figure = Figure(taken[alone], taken[name], TARGET)
         missed |= not figure.met
         print(f"   {figure.text()}", flush=True)
     return int(missed)

@@ -1,34 +1,35 @@
-"""Processes that run rounds on command and say what they cost; two of them take turns."""
+"""Processes that run rounds on command and say what they cost; the sides take turns."""
 
 import gc
 import multiprocessing
 import resource
 import tempfile
 import warnings
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from workloads import CLIENT_SAMPLES, Workload
+from workloads import Workload
 
-Side = Literal["bare", "lightfed"]
+Side = Literal["loop", "tuned", "batched", "lightfed"]
 LOSS, MEMORY, STOP = "loss", "memory", "stop"
+_TESTED = 1000  # samples that the loss is computed on
 
 
 class Worker:
-    """A process of its own: what one side asks of the allocator must not help the other.
+    """A process of its own: what one side asks of the allocator must not help another.
 
     Args:
-        side: whose loop.
+        side: whose rounds.
         workload: what is trained.
     """
 
     def __init__(self, side: Side, workload: Workload) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch"])
         self._pipe, theirs = context.Pipe()
-        target = _bare if side == "bare" else _lightfed
-        self._process = context.Process(target=target, args=(theirs, workload))
+        target = _lightfed if side == "lightfed" else _bare
+        self._process = context.Process(target=target, args=(theirs, workload, side))
         self._process.start()
         theirs.close()
         self._pipe.recv()  # ready
@@ -38,7 +39,7 @@ class Worker:
         return self._ask(rounds) / rounds
 
     def loss(self) -> float:
-        """Cross entropy of the global model over the training samples of all clients."""
+        """Cross entropy on training samples: of the global model, or the mean of the clients'."""
         return self._ask(LOSS)
 
     def memory(self) -> float:
@@ -60,27 +61,29 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _bare(pipe: Connection, workload: Workload) -> None:
+def _bare(pipe: Connection, workload: Workload, way: Any) -> None:
     import torch
-    from bare import BareLoop
+    from bare import bare
 
     torch.set_num_threads(1)
-    loop = BareLoop(workload)
+    rounds, t = bare(workload, way), 0
     pipe.send(0.0)
     while (question := pipe.recv()) != STOP:
         if question in (LOSS, MEMORY):
-            pipe.send(_answer(question, workload, loop.global_model))
+            pipe.send(_answer(question, workload, rounds))
             continue
+        draws = [workload.draws(t + ahead) for ahead in range(question)]
         start = cpu_seconds()
-        for _ in range(question):
-            loop.round()
+        for drawn in draws:
+            rounds.round(drawn, t)
+            t += 1
         pipe.send(cpu_seconds() - start)
 
 
-def _lightfed(pipe: Connection, workload: Workload) -> None:
+def _lightfed(pipe: Connection, workload: Workload, side: Side) -> None:
     import logging
 
-    from federated import Pace, build, global_model
+    from federated import Pace, Run, build
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -91,7 +94,7 @@ def _lightfed(pipe: Connection, workload: Workload) -> None:
         nonlocal start
         pipe.send(0.0 if start is None else cpu_seconds() - start)
         while (question := pipe.recv()) in (LOSS, MEMORY):
-            pipe.send(_answer(question, workload, lambda: global_model(federation)))
+            pipe.send(_answer(question, workload, Run(federation)))
         start = cpu_seconds()
         return None if question == STOP else question
 
@@ -100,21 +103,23 @@ def _lightfed(pipe: Connection, workload: Workload) -> None:
         trainer.fit(federation, datamodule=data)
 
 
-def _answer(question: str, workload: Workload, model: Callable[[], object]) -> float:
-    return _loss(workload, model()) if question == LOSS else _resident_bytes()
+def _answer(question: str, workload: Workload, rounds: Any) -> float:
+    return loss(workload, rounds.models()) if question == LOSS else _resident_bytes()
 
 
-def _loss(workload: Workload, model: object) -> float:
+def loss(workload: Workload, models: list[list[Any]]) -> float:
+    """The mean loss of models, given by their parameters, in training mode on training samples."""
     import torch
-    from torch import nn
+    from torch.nn.functional import cross_entropy
 
-    assert isinstance(model, nn.Module)
-    count = min(workload.pool, workload.clients * CLIENT_SAMPLES)
-    x, y = workload.samples("train", workload.pool)
-    loss = nn.CrossEntropyLoss(reduction="sum")
+    x, y = (part[:_TESTED] for part in workload.samples("train", workload.pool))
+    network, total = workload.build().train(), 0.0
     with torch.no_grad():
-        parts = zip(x[:count].split(1000), y[:count].split(1000), strict=True)
-        return sum(float(loss(model(xs), ys)) for xs, ys in parts) / count
+        for values in models:
+            for place, value in zip(network.parameters(), values, strict=True):
+                place.copy_(value)
+            total += float(cross_entropy(network(x), y))
+    return total / len(models)
 
 
 def _resident_bytes() -> float:

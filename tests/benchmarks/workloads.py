@@ -1,16 +1,21 @@
-"""The workloads of the round benchmark: models and data, the same for both sides."""
+"""The workloads of the round benchmark: models, data and draws, the same for every side."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
+from typing import Literal
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightfed.models.networks.cnn import SimpleCNN
+from lightfed.algorithms.fedavg import drop_statistics
+from lightfed.api.participants import participants
+from lightfed.local.local_work import LocalWork
+from lightfed.models.networks.cnn import Conv, SimpleCNN
+from lightfed.models.networks.lenet import LeNet
 from lightfed.models.networks.mlp import MLP
+from lightfed.topology.topology import TimeVarying, hearing
 from lightfed.utils.rng import derive_seed, torch_generator
 
 SEED = 2024
@@ -18,109 +23,173 @@ BATCH_SIZE = 32
 LEARNING_RATE = 0.05
 CLASSES = 10
 CLIENT_SAMPLES = 100
+LEVELS = "abcde"  # of HeteroFL: widths 1, 1/2, 1/4, 1/8, 1/16
+NEIGHBOURS = 5
+DENSITY = 0.5
+PRUNE_RATE = 0.5
+COSINE_ROUNDS = 1000  # of DisPFL's decay of the prune rate
+_COARSE = 4  # pixels of a class's pattern before it is enlarged
+
+Method = Literal["FedAvg", "HeteroFL", "DisPFL"]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What is random in a round; the baselines get it before the clock starts.
+
+    Attributes:
+        clients: who takes part, ascending.
+        order: (K, n) the samples of each participant in the order of its epoch.
+        batch: (K, B) the samples of its regrow gradient.
+        hears: (K, K) float, 1 where a participant (row) averages over another, or over itself.
+    """
+
+    clients: list[int]
+    order: Tensor
+    batch: Tensor
+    hears: Tensor
 
 
 @dataclass(frozen=True)
 class Workload:
-    """FedAvg, one local epoch of plain SGD, 100 samples a client.
+    """One local epoch of plain SGD, 100 samples a client.
 
     Attributes:
         name: short.
         title: for people.
+        method: the algorithm.
         input_shape: of a sample.
-        network: builds the model from `num_classes` and `input_shape`.
+        network: builds the model from `num_classes`, `input_shape` and HeteroFL's `rate`.
         clients: registered.
         per_round: clients that take part in a round.
         pool: distinct samples; clients share them where they are fewer than the clients need.
-        rounds: timed together, about a second of them.
-        target: largest ratio of lightfed to bare that is good enough.
+        rounds: timed together.
+        goal: largest ratio of lightfed to the plain loop that is good enough; None for none.
+        labels: classes of a client's samples.
+        noise: of the samples, relative to the patterns of the classes.
     """
 
     name: str
     title: str
+    method: Method
     input_shape: tuple[int, ...]
     network: Callable[..., nn.Module] = field(repr=False)
     clients: int
     per_round: int
     pool: int
     rounds: int
-    target: float
+    goal: float | None
+    labels: int = CLASSES
+    noise: float = 2.0
 
-    def build(self) -> nn.Module:
-        """The model, initialised by the benchmark's seed."""
+    def build(self, rate: float = 1.0) -> nn.Module:
+        """The model of a width, initialised as lightfed initialises the first group's."""
+        width = {"rate": rate} if self.method == "HeteroFL" else {}
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(SEED, f"benchmark/{self.name}/init"))
-            return self.network(num_classes=CLASSES, input_shape=self.input_shape)
+            torch.default_generator.manual_seed(derive_seed(SEED, "init", client=0))
+            net = self.network(num_classes=CLASSES, input_shape=self.input_shape, **width)
+        drop_statistics(net)
+        return net
 
     def samples(self, split: str, count: int) -> tuple[Tensor, Tensor]:
-        """Noise around one random centre a class; classes overlap as much in any dimension.
+        """A smooth random pattern a class, and noise: convolutions learn it too.
 
         Args:
-            split: names the draw; the centres are the same in all splits.
+            split: names the draw; the patterns are the same in all splits.
             count: N.
 
         Returns:
             (N, *input_shape) float32 of about unit variance and (N,) int64.
         """
-        centres = torch.randn(
-            CLASSES, *self.input_shape, generator=torch_generator(SEED, "benchmark/centres")
-        )
+        patterns = self._patterns()
         generator = torch_generator(SEED, f"benchmark/{split}")
-        labels = torch.randint(CLASSES, (count,), generator=generator)
-        noise = torch.randn(count, *self.input_shape, generator=generator)
-        spread = 0.25 * prod(self.input_shape) ** 0.5
-        x = noise.mul_(spread).add_(centres[labels]).div_((1 + spread**2) ** 0.5)
-        return x, labels
+        drawn = torch.randint(self.labels, (count,), generator=generator)
+        labels = (drawn + torch.arange(count) // CLIENT_SAMPLES) % CLASSES
+        x = torch.randn(count, *self.input_shape, generator=generator).mul_(self.noise)
+        return x.add_(patterns[labels]).div_((1 + self.noise**2) ** 0.5), labels
+
+    def _patterns(self) -> Tensor:
+        """(CLASSES, *input_shape) of unit variance."""
+        generator = torch_generator(SEED, "benchmark/patterns")
+        if len(self.input_shape) == 1:
+            return torch.randn(CLASSES, *self.input_shape, generator=generator)
+        channels, *size = self.input_shape
+        coarse = torch.randn(CLASSES, channels, _COARSE, _COARSE, generator=generator)
+        smooth = F.interpolate(coarse, size=size, mode="bilinear")
+        return smooth / smooth.std()
 
     def owned(self, client: int) -> slice:
         """The samples of a client: a window on the pool, whose length is a multiple of it."""
         start = client * CLIENT_SAMPLES % self.pool
         return slice(start, start + CLIENT_SAMPLES)
 
-    def windows(self, clients: int) -> list[np.ndarray]:
-        """`owned` of the first clients, as indices."""
-        return [np.arange(w.start, w.stop) for w in map(self.owned, range(clients))]
+    def level(self, client: int) -> int:
+        """The position of a client's width among HeteroFL's levels; 0 for other methods."""
+        return client * len(LEVELS) // self.clients if self.method == "HeteroFL" else 0
 
-    def with_clients(self, clients: int) -> "Workload":
-        """The same with more registered clients on the same pool."""
-        return replace(self, clients=clients)
+    def draws(self, t: int) -> Draws:
+        """The draws of round t, by lightfed's names for them, so that all sides do equal work."""
+        work = LocalWork(clients_per_round=self.per_round)
+        chosen = participants(work, self.clients, seed=SEED, t=t)
+        batch = [self._shuffled(k, t - 1, "gradient-order")[:BATCH_SIZE] for k in chosen]
+        hears = torch.eye(len(chosen))
+        if self.method == "DisPFL":
+            senders = hearing(TimeVarying(NEIGHBOURS), t, clients=self.clients, seed=SEED)
+            for receiver, heard in senders.items():
+                hears[receiver, heard] = 1.0
+        order = torch.stack([self._shuffled(k, t, "order") for k in chosen])
+        return Draws(chosen, order, torch.stack(batch), hears)
+
+    def _shuffled(self, client: int, t: int, purpose: str) -> Tensor:
+        generator = torch_generator(SEED, purpose, t, client)
+        return self.owned(client).start + torch.randperm(CLIENT_SAMPLES, generator=generator)
+
+    def tiny(self) -> "Workload":
+        """The same work in small, for tests of the benchmark."""
+        shape = (self.input_shape[0], 16, 16) if len(self.input_shape) == 3 else self.input_shape
+        per_round = 10 if self.clients == self.per_round else 5
+        pool = 10 * CLIENT_SAMPLES
+        return replace(
+            self, input_shape=shape, clients=10, per_round=per_round, pool=pool, rounds=1
+        )
 
 
+_IMAGE = (3, 32, 32)
+_HETEROFL = partial(Conv, hidden=(32, 64, 128, 256))
+_TINY_MLP = partial(MLP, hidden=(64,))
+_W3 = Workload(
+    "W3", "HeteroFL, Conv 32-64-128-256 on 1x28x28, five widths, 10 of 100 clients", "HeteroFL",
+    (1, 28, 28), _HETEROFL, clients=100, per_round=10, pool=10_000, rounds=2, goal=0.80, labels=4,
+)  # fmt: skip
+_W5 = Workload(
+    "W5", "MLP 32-64-10, 100 of 10,000 clients", "FedAvg",
+    (32,), _TINY_MLP, clients=10_000, per_round=100, pool=20_000, rounds=12, goal=0.12,
+)  # fmt: skip
 WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload(
-            name="W1",
-            title="MLP 784-200-200-10, 10 of 100 clients",
-            input_shape=(1, 28, 28),
-            network=partial(MLP, hidden=(200, 200)),
-            clients=100,
-            per_round=10,
-            pool=10_000,
-            rounds=30,
-            target=0.75,
+            "W1", "MLP 784-200-200-10, 10 of 100 clients", "FedAvg", (1, 28, 28),
+            partial(MLP, hidden=(200, 200)),
+            clients=100, per_round=10, pool=10_000, rounds=30, goal=0.75, noise=8.0,
         ),
         Workload(
-            name="W2",
-            title="CNN 3x32x32, 10 of 100 clients",
-            input_shape=(3, 32, 32),
-            network=partial(SimpleCNN, channels=(32, 64), hidden=128),
-            clients=100,
-            per_round=10,
-            pool=10_000,
-            rounds=3,
-            target=0.57,
+            "W2", "CNN on 3x32x32, 10 of 100 clients", "FedAvg", _IMAGE,
+            partial(SimpleCNN, channels=(32, 64), hidden=128),
+            clients=100, per_round=10, pool=10_000, rounds=2, goal=0.57,
+        ),
+        _W3,
+        replace(
+            _W3, name="W3a", title="the same, all 100 clients in a round",
+            per_round=100, rounds=1, goal=None,
         ),
         Workload(
-            name="W5",
-            title="MLP 32-64-10, 100 of 10,000 clients",
-            input_shape=(32,),
-            network=partial(MLP, hidden=(64,)),
-            clients=10_000,
-            per_round=100,
-            pool=20_000,
-            rounds=12,
-            target=0.12,
+            "W4", "DisPFL, LeNet on 3x32x32, density 0.5, 10 clients, 5 neighbours", "DisPFL",
+            _IMAGE, LeNet, clients=10, per_round=10, pool=1_000, rounds=1, goal=0.65, noise=0.5,
+        ),
+        _W5,
+        replace(
+            _W5, name="W5b", title="the same, 100 of 100,000 clients", clients=100_000, goal=None
         ),
     )
-}
+}  # fmt: skip
