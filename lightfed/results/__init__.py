@@ -1,4 +1,4 @@
-"""The files of a run folder, and figures over several runs.
+"""The files of a run folder, and metrics over several runs.
 
 Imports `utils`.
 """

@@ -1,14 +1,14 @@
 """What a column of metrics.csv is: `<kind>/<metric>`, its spread, or its mean over a client group.
 
-A metric may have slashes of its own, as `val/acc` has, and so may the name of a client group: which
-client groups there are is what the run has recorded.
+Metrics (`val/acc`) and client groups may have slashes in their names. The run has recorded which
+client groups there are.
 """
 
 from collections.abc import Container, Iterable, Sequence
 
-# what was tested: which model, on whose samples; the first that a run has stands for it
+# what was tested: which model, on whose samples; the first that a run has is its main one
 KINDS = ("global", "personal", "local", "trained", "aggregated", "finetuned")
-# what the page calls those of clients, but for what they hold, and what it is
+# name on the page and explanation of the clients' kinds, except `personal`
 OF_CLIENTS = {
     "local": ("local", "the global model on a client's own test samples"),
     "trained": ("as trained", "what a client holds, before aggregation"),
@@ -27,12 +27,12 @@ def kind_of(column: str) -> str:
 
 
 def base_name(column: str) -> str:
-    """`personal/val/acc` -> `val/acc`; a column of no kind keeps its name."""
+    """`personal/val/acc` -> `val/acc`; a column without a kind keeps its name."""
     return column.partition("/")[2] if is_metric(column) else column
 
 
 def of_client_groups(columns: Iterable[str], client_groups: Sequence[str]) -> frozenset[str]:
-    """Names of the client groups' means of those columns; a single client group has none."""
+    """Names of the columns with means per client group; none for a single client group."""
     if len(client_groups) < 2:
         return frozenset()
     return frozenset(
@@ -44,5 +44,5 @@ def of_client_groups(columns: Iterable[str], client_groups: Sequence[str]) -> fr
 
 
 def is_spread(column: str, columns: Container[str]) -> bool:
-    """Whether it is the deviation, or the worst tenth, of another column."""
+    """Whether it is the standard deviation or the worst tenth of another column."""
     return any(column.endswith(end) and column.removesuffix(end) in columns for end in SPREADS)

@@ -9,11 +9,11 @@ from lightfed.utils.errors import UserError
 
 
 class CsvRows:
-    """The finished rows of a csv file, each a dict of its fields; knows which line it is at.
+    """The complete rows of a csv file, each a dict of its fields.
 
     Attributes:
         header: the column names.
-        cut: after the last row: whether the file ends in the middle of a line.
+        cut: whether the file ends in the middle of a line; known after the last row.
     """
 
     def __init__(self, path: Path, file: TextIO) -> None:
@@ -25,7 +25,7 @@ class CsvRows:
     def require(self, columns: tuple[str, ...]) -> None:
         missing = [name for name in columns if name not in self.header]
         if missing and not (self.cut and not self.header):
-            raise damaged(self._path, f"its first line names no column {missing[0]}")
+            raise damaged(self._path, f"its first line has no column {missing[0]}")
 
     def __iter__(self) -> Iterator[dict[str, str]]:
         try:
@@ -49,7 +49,7 @@ class CsvRows:
 
     def _named(self, fields: list[str]) -> dict[str, str]:
         if len(fields) != len(self.header):
-            found = f"{len(fields)} fields where the first line names {len(self.header)}"
+            found = f"{len(fields)} fields, but the first line has {len(self.header)}"
             raise damaged(self._path, f"line {self._reader.line_num} has {found}")
         return dict(zip(self.header, fields, strict=True))
 

@@ -1,4 +1,4 @@
-"""The rows of a comparison: each run by itself, or together those that differ in the seed alone."""
+"""The rows of a comparison: single runs, or groups of runs that differ only in the seed."""
 
 import functools
 import os
@@ -27,9 +27,9 @@ class Course:
 
     Attributes:
         rounds: (M,).
-        sent: mean bytes up and down since the start, NaN where unknown, (M,).
-        mean: over the runs, (M,).
-        std: sample standard deviation over the runs, None for a single run.
+        sent: (M,) mean bytes up and down since the start, NaN if unknown.
+        mean: (M,) over the runs.
+        std: (M,) sample standard deviation over the runs; None for a single run.
     """
 
     rounds: Floats
@@ -43,9 +43,9 @@ class Group:
     """One row of a comparison: one run, or several of different seeds.
 
     Attributes:
-        label: says so where no run is finished.
-        runs: those that are finished, or all where none is.
-        left_out: the others: their last figures are of an earlier round.
+        label: says so if no run is finished.
+        runs: the finished ones, or all if none is.
+        left_out: the others, whose last metrics are from an earlier round.
     """
 
     label: str
@@ -53,7 +53,7 @@ class Group:
     left_out: tuple[RunFiles, ...] = ()
 
     def score(self, column: str) -> tuple[float, float]:
-        """The final value of a column of metrics.csv: mean and sample deviation over the runs."""
+        """The last value in a column of metrics.csv: mean and sample deviation over the runs."""
         return mean_and_std([last(run.series(column)) for run in self.runs])
 
     def course(self, column: str) -> Course:
@@ -72,11 +72,11 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """Runs that differ in the seed alone, and what was set for them.
+    """Runs that differ only in the seed, and their settings.
 
     Attributes:
-        group: its runs; the files of the first speak for all.
-        options: what was set, by short names.
+        group: its runs; data and algorithm are read from the first.
+        options: the settings, by short names.
     """
 
     group: Group
@@ -101,7 +101,7 @@ class Study(Generic[Member]):
     Attributes:
         name: what they have in common.
         metric: what is drawn, without `global/` or `personal/`.
-        members: in the order in which they are shown.
+        members: in the order shown.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Study(Generic[Member]):
 
 
 def studied(members: Iterable[Member], name: Callable[[Member], str]) -> list[Study[Member]]:
-    """A study of all members of one name, with the metric that most of its runs would show."""
+    """A study for each name, with the metric that most of its runs show first."""
     found = gathered(members, name).items()
     return [Study(name, usual_metric(own), tuple(own)) for name, own in found]
 
@@ -130,18 +130,18 @@ def repeated(members: Iterable[Experiment | Group]) -> bool:
 
 
 def synthetic_note(members: Iterable[Experiment | Group]) -> str:
-    """For the end of a title: whether some run was of synthetic data."""
+    """For the end of a title: says so if a run used synthetic data."""
     return max((run.note for run in runs_of(members)), default="")
 
 
 def usual_metric(members: Iterable[Experiment | Group]) -> str:
-    """What most runs would show first, without `global/` or `personal/`."""
+    """The metric that most runs show first, without `global/` or `personal/`."""
     names = [base_name(primary_metric(run)) for run in runs_of(members)]
     return Counter(names).most_common(1)[0][0]
 
 
 def singles(runs: Sequence[RunFiles]) -> list[Group]:
-    """A row per run, under its name, or under its path where two runs have one name."""
+    """A row per run, labelled by its name, or by its path if two runs have the same name."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         parent = common_parent(runs)
@@ -150,7 +150,7 @@ def singles(runs: Sequence[RunFiles]) -> list[Group]:
 
 
 def grouped(runs: Sequence[RunFiles]) -> list[Group]:
-    """A row per experiment, in the order in which the first run of each was named."""
+    """A row per experiment, in the order of their first runs."""
     groups, times = [], Counter[str]()
     for found in gathered(runs, identity).values():
         label = _label(found)
@@ -167,10 +167,10 @@ def _group(label: str, runs: Sequence[RunFiles]) -> Group:
 
 
 def identity(run: RunFiles) -> str:
-    """What a run shares with the same run of another seed.
+    """A key that runs share if they differ only in the seed.
 
-    That is its configuration without seeds and without lines that say where it is written;
-    where there is no configuration, its name without the seed, and what its environment says.
+    It is the configuration without seeds and output paths. Without a configuration it is the name
+    without the seed, and the settings in environment.json.
     """
     if run.config is None:
         keys = ("algorithm", "dataset", "clients", "rounds")
@@ -181,7 +181,7 @@ def identity(run: RunFiles) -> str:
 
 
 def common_parent(runs: Sequence[RunFiles]) -> Path:
-    """The deepest folder that holds all the runs, as a relative path if it is below this one."""
+    """The deepest folder that holds all the runs; relative if it is below the current one."""
     parent = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
     return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
 

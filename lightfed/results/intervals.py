@@ -1,8 +1,8 @@
-"""What one experiment is better by than another, seed by seed, and how far that can be trusted.
+"""By how much one experiment beats another, seed by seed, with a confidence interval.
 
-Two runs of one seed have the same clients, data and draws, so experiments are compared within
-seeds. The interval is that of the paired t-test over the seeds; one seed has none. Times to a
-target are known to the rounds between two evaluations, which is their resolution.
+Two runs with the same seed have the same clients, data and draws, so experiments are compared per
+seed. The interval is that of a paired t-test over the seeds; a single seed has none. The time to a
+target has the resolution of the evaluations: the number of rounds between two of them.
 """
 
 import itertools
@@ -21,24 +21,22 @@ from lightfed.results.units import direction, is_share, metric_text
 
 INTERVAL = "95 % paired t interval"
 LEVEL = 0.95
-CHOSEN = (
-    "The best other is chosen by the same runs, and each interval speaks for its own pair alone."
-)
+CHOSEN = "The best rival is chosen on the same runs, and each interval holds for its own pair only."
 BETTER, WORSE, UNDECIDED = "better", "worse", "no difference shown"
 ALONE, APART = "one seed shows no interval", "no seed in common"
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A final figure of one experiment against that of a rival.
+    """The final metric of an experiment compared with that of a rival.
 
     Attributes:
-        metric: what was measured, without `personal/` and the like.
-        seeds: for which both have a final figure, ascending.
-        own_only: seeds for which the rival has none; rival_only: those for which it alone has one.
-        difference: mean over the seeds, above zero where the experiment is better, also of a
-            metric of which less is better; NaN without a common seed.
-        low: end of the interval, NaN below two seeds; high likewise.
+        metric: its name without the kind (`personal/`).
+        seeds: those for which both have a final value, ascending.
+        own_only: seeds for which only the experiment has one; rival_only: only the rival.
+        difference: mean over the seeds; positive if the experiment is better, also for a metric
+            that should be low. NaN without a common seed.
+        low: lower end of the interval, NaN below two seeds; high: its upper end.
     """
 
     metric: str
@@ -59,7 +57,7 @@ class Paired:
 
     @property
     def mirrored(self) -> "Paired":
-        """As the rival sees it."""
+        """The same comparison from the rival's side."""
         return replace(
             self,
             own_only=self.rival_only,
@@ -79,19 +77,19 @@ class Paired:
 
     @property
     def gain(self) -> str:
-        """The difference in percentage points, or in the metric's own unit."""
+        """The difference in percentage points, or in the metric's unit."""
         return _signed(self.metric, self.difference)
 
     @property
     def seeds_label(self) -> str:
-        """`3 seeds (0-2)`; seeds that are not the first ones are marked so."""
+        """`3 seeds (0-2)`; says so if they are not the first seeds."""
         count = len(self.seeds)
         first = seeds_text(range(count))
         others = "" if self.seeds == tuple(range(count)) else f", not {first}"
         return f"{count} seed{'s' * (count != 1)} ({seeds_text(self.seeds)}{others})"
 
     def lacking(self, own: str, rival: str) -> str:
-        """`FML lacks seed 2`, empty where both have all seeds."""
+        """`FML lacks seed 2`; empty if both have all seeds."""
         pairs = ((own, self.rival_only), (rival, self.own_only))
         return ", ".join(
             f"{name} lacks seed{'s' * (len(seeds) > 1)} {seeds_text(seeds)}"
@@ -104,8 +102,8 @@ class Paired:
 
         Args:
             own: name of the experiment.
-            rival: that of the other.
-            role: what the rival is, as `the best baseline`.
+            rival: name of the other.
+            role: of the rival, such as `the best baseline`.
         """
         over = f"over {rival}{f', {role}' if role else ''}"
         if not self.seeds:
@@ -117,7 +115,7 @@ class Paired:
 
 
 def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> Paired:
-    """Two experiments, each by its own column of metrics.csv."""
+    """Compare two experiments, each by its own column of metrics.csv."""
     mine, theirs = (_final(g, c) for g, c in zip((own, rival), columns, strict=True))
     seeds = sorted(mine.keys() & theirs.keys())
     sign = direction(metric)
@@ -135,9 +133,10 @@ def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> P
 
 
 def each_seed_once(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    """The longest run of each seed: two would be the same bits twice, and hide the deviation.
+    """The longest run of each seed.
 
-    Lists of several studies have some experiments in common.
+    Sweeps of several studies share experiments. Two runs of one seed have the same bits, so
+    counting both would understate the deviation.
     """
     every = sorted(runs, key=lambda run: len(run.rounds))
     longest = {run.environment.get("seed", run.folder): run for run in every}.values()
@@ -150,7 +149,7 @@ def goal_text(column: str, target: float) -> str:
 
 
 def resolution_text(runs: Iterable[RunFiles], column: str) -> str:
-    """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty where none was."""
+    """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty without any."""
     found = sorted({steps for run in runs if (steps := resolution(run, column))})
     ends = " to ".join(str(steps) for steps in dict.fromkeys((*found[:1], *found[-1:])))
     return f"{ends} round{'s' * (found[-1] != 1)}" if found else ""
@@ -164,25 +163,25 @@ def resolution(run: RunFiles, column: str) -> int:
 
 def seeds_text(seeds: Sequence[int]) -> str:
     """`0-2 13-25`."""
-    # in a stretch of successive seeds, a seed less its place is constant
+    # within a stretch of consecutive seeds, seed minus position is constant
     stretches = itertools.groupby(enumerate(seeds), key=lambda pair: pair[1] - pair[0])
     found = [[seed for _, seed in stretch] for _, stretch in stretches]
     return " ".join("-".join(str(s) for s in dict.fromkeys((own[0], own[-1]))) for own in found)
 
 
 def _t_interval(values: np.ndarray) -> tuple[float, float]:
-    """Of the mean difference of two rows of values, (2, seeds)."""
-    from scipy import stats  # takes a second, and most reports have no use for it
+    """Interval of the mean difference of two rows of values, (2, seeds)."""
+    from scipy import stats  # takes a second, and most reports do not need it
 
     with warnings.catch_warnings():
-        # of seeds that all differ alike, which have an interval without width
+        # scipy warns if all seeds have the same difference; the interval then has zero width
         warnings.simplefilter("ignore", RuntimeWarning)
         interval = stats.ttest_rel(values[0], values[1]).confidence_interval(LEVEL)
     return float(interval.low), float(interval.high)
 
 
 def _final(group: Group, column: str) -> dict[int, float]:
-    """The last value of each seed's run; a run that is not over has no final figure."""
+    """The last value of each seed's run; unfinished runs have no final value."""
     return {
         seed: value
         for run in each_seed_once(group.runs)

@@ -1,4 +1,4 @@
-"""What came out of a run: its primary metric, the final figures, and the same for each group.
+"""The result of a run: its primary metric and final values, also for each client group.
 
 Every number on a page, in a table or in a comparison is computed here, once.
 """
@@ -20,17 +20,17 @@ TOTALS = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")  # over 
 
 @dataclass(frozen=True)
 class ClientGroupOutcome:
-    """One client group at the last personalised evaluation; NaN where a figure is not known.
+    """One client group at the last personalised evaluation; unknown values are NaN.
 
     Attributes:
         name: of the client group.
-        clients: how many were evaluated, NaN where only their mean is known.
-        mean: of the metric over the clients, each with what it holds.
-        local: the same of the global model on the clients' samples.
+        clients: how many were evaluated, NaN if only their mean is known.
+        mean: of the metric over the clients, each with its own model.
+        local: the same for the global model on the clients' samples.
         std: population standard deviation over the clients.
         worst10: mean over the worst tenth of the clients.
-        bytes_up: mean over the clients, since the start of the run; bytes_down and flops likewise.
-        stored_bytes: that a client keeps, mean over the clients.
+        bytes_up: since the start of the run, mean over the clients; so are bytes_down and flops.
+        stored_bytes: kept by a client, mean over the clients.
     """
 
     name: str
@@ -47,25 +47,25 @@ class ClientGroupOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The final figures of a run: the last value that was measured; NaN where none was.
+    """The final values of a run: the last ones measured; NaN if there are none.
 
     Attributes:
-        run: whose figures these are.
-        primary: the column of metrics.csv that stands for the run.
+        run: the run.
+        primary: the main column of metrics.csv.
         metric: its name without `global/` or `personal/`.
         overall: the metric of the global model.
-        personal: mean over the clients of what each holds, on its own test samples.
+        personal: mean over the clients, each with its own model and test samples.
         personal_std: its standard deviation over the clients.
         worst10: mean over the worst tenth of the clients.
         of_clients: mean and standard deviation over the clients by kind, of `OF_CLIENTS`.
         best: the best value of the primary column, reached in round `best_round`.
         train_loss: the last finite one, of round `train_loss_round`.
-        bytes_up: of all clients and rounds; bytes_down and flops likewise.
-        server_bytes: between servers and their coordinator, of all rounds.
-        stored_bytes: that a client keeps, mean over the clients of the last evaluation.
+        bytes_up: of all clients and rounds; so are bytes_down and flops.
+        server_bytes: between servers and their coordinator, in all rounds.
+        stored_bytes: kept by a client, mean over the clients of the last evaluation.
         seconds: of all rounds.
-        seconds_per_round: mean over the rounds that were timed.
-        client_metric: the metric of the client groups' figures, None if clients.csv has none.
+        seconds_per_round: mean over the timed rounds.
+        client_metric: the metric of the client groups; None if clients.csv has none.
         client_groups: in the order of their colours.
     """
 
@@ -93,7 +93,7 @@ class Outcome:
 
     @property
     def sent(self) -> float:
-        """Bytes up and down together, NaN where neither was counted."""
+        """Sum of bytes up and down; NaN if neither was counted."""
         return total(np.array([self.bytes_up, self.bytes_down]))
 
     def per_client(self, total: float) -> float:
@@ -101,7 +101,7 @@ class Outcome:
 
 
 def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
-    """The final figures of `primary`, a column of metrics.csv; None: the run's own primary."""
+    """The final values of `primary`, a column of metrics.csv; by default the run's own primary."""
     primary = primary or primary_metric(run)
     metric = base_name(primary)
     best, best_round = _best(run, primary)
@@ -133,25 +133,25 @@ def outcome_of(run: RunFiles, *, primary: str | None = None) -> Outcome:
 
 
 def primary_metric(run: RunFiles) -> str:
-    """The column that stands for the run: accuracy, else the first metric, else training loss."""
+    """The run's main column: accuracy, else the first metric, else the training loss."""
     measured = [name for name, values in run.metrics.items() if np.isfinite(values).any()]
     own = [n for n in measured if _is_mean(n, run) and "loss" not in n.lower()]
     return min(own, key=_rank, default="train_loss")
 
 
 def _rank(column: str) -> tuple[bool, bool, int]:
-    """What stands for a run before others: accuracy by this name, then by another; then by kind."""
+    """Order of preference: `accuracy`, then an accuracy of another name, then by kind."""
     metric = base_name(column)
     return metric != "accuracy", not is_share(metric), KINDS.index(kind_of(column))
 
 
 def base_names(run: RunFiles) -> list[str]:
-    """The metrics of a run, losses among them, each once, in the order of the columns."""
+    """The metrics of a run including losses, each once, in the order of the columns."""
     return list(dict.fromkeys(base_name(name) for name in run.metrics if _is_mean(name, run)))
 
 
 def client_metric(evaluation: Evaluation, metric: str) -> str | None:
-    """The column of clients.csv that goes with `metric`, or a stand-in; None if there is none."""
+    """The column of clients.csv for `metric`, or a substitute; None if there is none."""
     if metric in evaluation.metrics:
         return metric
     names = sorted(evaluation.metrics, key=lower_is_better)
@@ -159,52 +159,52 @@ def client_metric(evaluation: Evaluation, metric: str) -> str | None:
 
 
 def last(values: Floats) -> float:
-    """The last value that was measured."""
+    """The last measured value."""
     finite = values[np.isfinite(values)]
     return float(finite[-1]) if len(finite) else NAN
 
 
 def total(values: Floats) -> float:
-    """The sum over the rounds that were measured, NaN if none was."""
+    """The sum over the measured rounds; NaN if there are none."""
     finite = values[np.isfinite(values)]
     return float(finite.sum()) if len(finite) else NAN
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Over the values that are known; the sample deviation is NaN below two of them."""
+    """Of the finite values; the sample deviation is NaN below two of them."""
     known = np.array([value for value in values if math.isfinite(value)])
     mean = float(known.mean()) if len(known) else math.nan
     return mean, float(known.std(ddof=1)) if len(known) > 1 else math.nan
 
 
 def when_reached(target: float, values: Floats, at: Floats | Integers, metric: str) -> float:
-    """Where in `at` the values of a metric are first as good as a target; NaN where they never are.
+    """The entry of `at` at which a metric first reaches a target; NaN if it never does.
 
     Args:
         target: of the metric.
-        values: of the metric, (R,).
-        at: for example the rounds of the values, or seconds until then, (R,).
-        metric: whose name says whether less is better.
+        values: (R,) of the metric.
+        at: (R,) for example the rounds of the values, or the seconds until then.
+        metric: its name says whether lower is better.
     """
     there = at[direction(metric) * (values - target) >= 0]
     return float(there[0]) if len(there) else NAN
 
 
 def reached_by_all(runs: Iterable[RunFiles], column: str) -> float:
-    """The worst of the best values of those runs that measured a column; NaN without any."""
+    """The value that all runs with this column reach: the worst of their best. NaN without any."""
     best = [value for run in runs if math.isfinite(value := _best(run, column)[0])]
     return min(best, key=lambda value: direction(column) * value, default=NAN)
 
 
 def traffic(run: RunFiles) -> Floats:
-    """Bytes up and down of all clients since the start of the run, after each round, (R,)."""
+    """(R,) bytes up and down of all clients from the start of the run to each round."""
     both = np.stack([run.series("bytes_up"), run.series("bytes_down")])
     known = np.isfinite(both).any(axis=0)
     return np.where(known, np.nansum(both, axis=0).cumsum(), np.nan)
 
 
 def worst_tenth(values: Floats, metric: str) -> float:
-    """The mean over the worst tenth, rounded up, of the finite values."""
+    """The mean of the worst tenth (rounded up) of the finite values."""
     finite = np.sort(values[np.isfinite(values)])
     if not len(finite):
         return NAN
@@ -213,7 +213,7 @@ def worst_tenth(values: Floats, metric: str) -> float:
 
 
 def _is_mean(column: str, run: RunFiles) -> bool:
-    """Whether a column is a metric of the whole run: no group's, no spread of another column."""
+    """Whether a column is a metric of the whole run: not of a group, not a spread."""
     if not is_metric(column) or column in run.client_group_columns:
         return False
     return not is_spread(column, run.metrics)
@@ -240,7 +240,7 @@ def _personal_worst10(run: RunFiles, metric: str) -> float:
 
 
 def _client_values(run: RunFiles, metric: str) -> Floats:
-    """The finite values of the last evaluation under the very name of the metric."""
+    """The finite values of the last evaluation in the column of this name."""
     values = run.evaluation.values.get(metric) if run.evaluation else None
     return np.empty(0) if values is None else values[np.isfinite(values)]
 

@@ -1,9 +1,9 @@
-"""What a run folder holds, as arrays.
+"""The contents of a run folder, as arrays.
 
-Its files are metrics.csv, clients.csv, partition.npz, gate.npz, environment.json and config.yaml;
-only the first has to be there. (`masks` reads those of sparse clients, which are large.) A run may
-still be going on: a last line without its line end is being written and is not read, and an
-evaluation of which it is a part counts only if there is no earlier one.
+Its files are metrics.csv, clients.csv, partition.npz, gate.npz, environment.json and config.yaml.
+Only metrics.csv must exist. Masks of sparse clients are large and read by `studies.dispfl.masks`.
+The run may still be writing: a last line without a line end is ignored, and the evaluation that it
+belongs to counts only if there is no earlier one.
 """
 
 import json
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 T = TypeVar("T")
 
-# what numpy raises over a file that is not, or only half, one of arrays
+# what numpy raises for a truncated file or one of another format
 UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
 CLIENT_KEYS = ("round", "client", "cohort")
 CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
@@ -40,10 +40,9 @@ class Evaluation:
 
     Attributes:
         round: finished rounds at that time.
-        client: ids, (K,).
-        client_group: the client group of each client, length K.
-        values: the other columns of clients.csv, (K,) each; bytes and FLOPs since the start,
-            bytes that a client keeps at that time.
+        client: (K,) ids.
+        client_group: of each client, length K.
+        values: the other columns of clients.csv, (K,) each. Bytes and FLOPs count from the start.
     """
 
     round: int
@@ -58,12 +57,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Split:
-    """Who holds how many training samples of which class.
+    """How many training samples of each class each client has.
 
     Attributes:
         counts: (clients, classes).
-        classes: their names, as many as there are columns.
-        meta: scheme, seed, data set and what else was written with the counts.
+        classes: their names.
+        meta: scheme, seed, data set and whatever else was saved with the counts.
     """
 
     counts: Integers
@@ -73,12 +72,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Gates:
-    """What the gates of pFedMoE's clients did at the last evaluation.
+    """Gate outputs of pFedMoE's clients at the last evaluation.
 
     Attributes:
         round: finished rounds at that time.
-        personal: mean weight of a client's private expert over its test samples of a class, that
-            of the shared one being the rest, (clients, classes); NaN where it has no such sample.
+        personal: (clients, classes) mean weight of a client's private expert over its test samples
+            of a class; the shared expert has the rest. NaN without such samples.
     """
 
     round: int
@@ -90,14 +89,14 @@ class RunFiles:
     """One run folder.
 
     Attributes:
-        folder: where it lies.
-        rounds: numbers of the finished rounds, ascending, (R,).
-        metrics: the other columns of metrics.csv, (R,) each, NaN where nothing was measured.
-        evaluation: None where no client was evaluated by itself.
-        split: None where there is no partition.npz.
-        gates: None where there is no gate.npz.
-        environment: empty where there is no environment.json.
-        config: the text of config.yaml, None where there is none.
+        folder: its path.
+        rounds: (R,) numbers of the finished rounds, ascending.
+        metrics: the other columns of metrics.csv, (R,) each; NaN if not measured.
+        evaluation: None if no clients were evaluated individually.
+        split: None without partition.npz.
+        gates: None without gate.npz.
+        environment: empty without environment.json.
+        config: the text of config.yaml; None without it.
     """
 
     folder: Path
@@ -119,7 +118,7 @@ class RunFiles:
 
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
-        """As the run recorded them, in natural order: the place of a client group is its colour."""
+        """As the run recorded them, in natural order; the position gives the colour."""
         found = set(self.evaluation.client_group) if self.evaluation else set()
         stated = self.environment.get("cohorts")
         found |= set(stated) if isinstance(stated, dict) else set()
@@ -127,12 +126,12 @@ class RunFiles:
 
     @cached_property
     def client_group_columns(self) -> frozenset[str]:
-        """What means over single client groups are called in metrics.csv."""
+        """Columns of metrics.csv with means over a single client group."""
         return of_client_groups(self.metrics, self.client_groups)
 
     @property
     def holds(self) -> str:
-        """What a client tests as its own, and when, as its algorithm says."""
+        """Which model a client tests as its own, and when, as stated by its algorithm."""
         holds = str(self.environment.get("personal") or "what a client holds")
         moments = {"aggregated": ", after aggregation", "trained": ", as its session left it"}
         return holds + moments.get(str(self.environment.get("evaluate_at")), "")
@@ -149,15 +148,15 @@ class RunFiles:
 
     @property
     def planned(self) -> int | None:
-        """Rounds the run was set up for; None where that is not known, or without a limit."""
+        """Number of rounds configured; None if unknown or unlimited."""
         stated = whole_number(self.environment.get("rounds"))
         return stated if stated is not None and stated > 0 else None
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end, perhaps early; it has if nothing says so.
+        """Whether the run has ended, perhaps early; True for a run that recorded neither.
 
-        A run says so when it ends; one that dies after its last round has all figures, too.
+        A run that died after its last round counts as finished, because it has all metrics.
         """
         if "finished" in self.environment or "rounds" not in self.environment:
             return True
@@ -183,7 +182,7 @@ class RunFiles:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """Those of config.yaml by their dotted keys.
+        """The settings in config.yaml by their dotted keys.
 
         Raises:
             UserError: the file is not YAML.
@@ -191,22 +190,22 @@ class RunFiles:
         return read_settings(self.config or "", self.folder / "config.yaml")
 
     def client_groups_of(self, clients: Integers) -> np.ndarray:
-        """The group of each of some clients, empty where no evaluation names it, (clients,)."""
+        """(clients,) the group of each client; empty if no evaluation names it."""
         found = self.evaluation
         known = dict(zip(found.client.tolist(), found.client_group, strict=True)) if found else {}
         return np.array([known.get(client, "") for client in clients.tolist()], dtype=np.str_)
 
     def series(self, name: str) -> Floats:
-        """A column of metrics.csv, all NaN (R,) if there is no such column."""
+        """(R,) a column of metrics.csv; all NaN if there is no such column."""
         return self.metrics.get(name, np.full(len(self.rounds), np.nan))
 
 
 def load(folder: Path) -> RunFiles:
-    """Reads a run folder.
+    """Read a run folder.
 
     Raises:
-        UserError: there is no such folder, it holds no metrics.csv or no finished round, or a file
-            is damaged.
+        UserError: the folder does not exist, has no metrics.csv or no finished round, or a file is
+            damaged.
     """
     if not folder.is_dir():
         raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
@@ -252,7 +251,7 @@ def _read_metrics(path: Path) -> tuple[Integers, dict[str, Floats]]:
         reader.require(("round",))
         columns = [name for name in reader.header if name != "round"]
         for row in reader:
-            # a run that was killed and went on may have written a round twice: the later row holds
+            # a killed and resumed run may have written a round twice: the later row counts
             rows[reader.whole(row, "round")] = [reader.number(row, name) for name in columns]
     if not rows:
         fix = "wait for the first round to end"
@@ -262,7 +261,7 @@ def _read_metrics(path: Path) -> tuple[Integers, dict[str, Floats]]:
 
 
 def _read_evaluation(path: Path) -> Evaluation | None:
-    """The last evaluation in the file; earlier ones are not kept, there may be millions of rows."""
+    """The last evaluation in the file; earlier ones may be millions of rows and are dropped."""
     if not path.is_file():
         return None
     number, rows = -1, dict[int, tuple[str, list[float]]]()
@@ -295,7 +294,7 @@ def _by_column(columns: list[str], rows: list[list[float]]) -> dict[str, Floats]
 
 
 def _read_arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:
-    """What `read` makes of the arrays of an npz file; None where there is no file."""
+    """`read` applied to the arrays of an npz file; None if there is no file."""
     if not path.is_file():
         return None
     try:
@@ -329,5 +328,5 @@ def _read_environment(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise damaged(path, str(error)) from error
     if not isinstance(environment, dict):
-        raise damaged(path, f"a {type(environment).__name__} in place of a mapping")
+        raise damaged(path, f"a {type(environment).__name__} instead of a mapping")
     return environment

@@ -8,7 +8,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lightfed.results.csvrows import damaged
 
-# what makes an experiment another one, not where and how it was run
+# settings that define an experiment, as opposed to where and how it was run
 OPTION = re.compile(
     r"trainer\.(max_epochs|gradient_clip_(val|algorithm)|precision)$"
     r"|model\.(?!(export|evaluate)\b|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
@@ -21,12 +21,12 @@ _FORMER = re.compile(r"^model\.cohorts\b")  # the key's name in version 0.1
 def options(
     settings: Mapping[str, str], *, but: re.Pattern[str], unspoken: re.Pattern[str]
 ) -> dict[str, str]:
-    """The settings that make an experiment another one, by short names; of a class the last name.
+    """The settings that define an experiment, by short names; classes without their module.
 
     Args:
         settings: by their dotted keys.
-        but: matches keys that are left out.
-        unspoken: matches the parts of a key that its short name does without.
+        but: matches keys to leave out.
+        unspoken: matches parts of a key to drop from its short name.
     """
     return {
         " ".join(unspoken.sub("", key).replace(".", " ").split()): (
@@ -38,7 +38,7 @@ def options(
 
 
 def read_settings(config: str, path: Path) -> dict[str, str]:
-    """`{"model.clients.0.level": "a", ...}`: every value as the text that stands there.
+    """`{"model.clients.0.level": "a", ...}`: every value as the text in the file.
 
     Raises:
         UserError: `config`, the content of `path`, is not YAML.
@@ -52,7 +52,7 @@ def read_settings(config: str, path: Path) -> dict[str, str]:
 
 
 def _flat(value: object, *path: str) -> Iterator[tuple[str, str]]:
-    """Dotted keys and texts; an item of a list goes by its place."""
+    """Dotted keys and texts; the key of a list item is its position."""
     if isinstance(value, dict | list) and value:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for step, inner in items:

@@ -33,7 +33,7 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One key figure: what it is, its value, and a few words to place it (may be empty)."""
+    """A key figure: its name, its value, and an explanation (may be empty)."""
 
     label: str
     value: str
@@ -53,7 +53,7 @@ class TextTable:
         return cls(tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows))
 
     def without_shared_columns(self, names: tuple[str, ...]) -> tuple["TextTable", str]:
-        """The table without those of the named columns that say one thing, and what they say."""
+        """The table without those named columns that have one value, and a text of these values."""
         said = {
             header: self.rows[0][i]
             for i, header in enumerate(self.headers)
@@ -73,7 +73,7 @@ class TextTable:
 
 
 def csv_text(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A csv file; a number that is not known is an empty field."""
+    """A csv file; unknown numbers are empty fields."""
     file = io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(columns)
@@ -83,11 +83,11 @@ def csv_text(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def _tested(run: RunFiles) -> str | None:
-    """How many clients the personal figures are of, if not of all."""
+    """How many clients were evaluated, if not all."""
     tested = whole_number(run.environment.get("evaluated_clients"))
     if not tested or run.num_clients is None or tested >= run.num_clients:
         return None
-    return f"personal figures of {count_text(tested)} of {count_text(run.num_clients)} clients"
+    return f"personal metrics of {count_text(tested)} of {count_text(run.num_clients)} clients"
 
 
 def headline(run: RunFiles) -> str:
@@ -107,13 +107,13 @@ def headline(run: RunFiles) -> str:
 
 
 def measured(outcome: Outcome) -> str:
-    """What the clients' own figures are of, in a sentence; empty if there are none."""
+    """A sentence that says which model `personal` metrics are of; empty if there are none."""
     text = f"Personal: {outcome.run.holds}, on the client's own test samples."
     return "" if math.isnan(outcome.personal) else text
 
 
 def key_figures(outcome: Outcome) -> list[Figure]:
-    """The final figures, those that were measured."""
+    """The final values that were measured."""
     metric, name = outcome.metric, readable(outcome.metric)
     spread = "mean over clients" if math.isnan(outcome.personal_std) else "mean +- std over clients"
     best = f"best {metric_text(metric, outcome.best)} in round {outcome.best_round}"
@@ -147,16 +147,15 @@ def key_figures(outcome: Outcome) -> list[Figure]:
 
 
 def rounds_text(run: RunFiles) -> str:
-    """`60`, or `38 of 60` of a run that is not finished."""
+    """`60`, or `38 of 60` for an unfinished run."""
     of = "" if run.finished else f" of {run.planned or 'any number of'}"
     return f"{run.last_round}{of}"
 
 
 def client_group_table(outcome: Outcome) -> TextTable:
-    """One row per client group: what its clients hold, and where that differs, the global model.
+    """One row per client group: metrics of its clients' models and, if different, the global model.
 
-    Bytes and FLOPs are means over its clients; those sent and spent count from the start of the
-    run.
+    Bytes and FLOPs are means over its clients, counted from the start of the run.
     """
     metric = outcome.client_metric or ""
     rows = [
@@ -178,7 +177,7 @@ def client_group_table(outcome: Outcome) -> TextTable:
 
 
 def rounds_table(run: RunFiles, newest: int) -> TextTable:
-    """The last `newest` rounds, the last one first; no learning rates and no groups' means."""
+    """The last `newest` rounds, latest first, without learning rates and means of groups."""
     names = [
         n for n in run.metrics if n not in run.client_group_columns and not n.startswith("lr-")
     ]
@@ -197,7 +196,7 @@ def readable(name: str) -> str:
 
 
 def sentence(name: str) -> str:
-    """The readable name with a capital, as a title; the other letters stay (`mIoU`)."""
+    """The readable name with a capital, for titles; other letters are unchanged (`mIoU`)."""
     text = readable(name)
     return text[:1].upper() + text[1:]
 
@@ -218,7 +217,7 @@ def _cost(label: str, outcome: Outcome, value: float) -> tuple[str, str, str]:
 
 
 def _stored(value: float) -> str:
-    """Clients of most methods keep nothing, which needs no figure."""
+    """Clients of most methods keep nothing; then there is nothing to show."""
     return bytes_text(value) if value else NOTHING
 
 

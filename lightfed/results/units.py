@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: three digits and a unit. Decimal units: 1 MB = 10^6 bytes.
+"""Numbers for readers: three digits and a decimal unit (1 MB = 10^6 bytes).
 
 A value that was not measured (NaN) is a dash.
 """
@@ -12,7 +12,7 @@ ACCURACY = re.compile(r"accuracy|(?<![a-z])acc(?![a-z])")  # and `val/acc`, `top
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric lies in 0..1 and reads best in per cent."""
+    """Whether a metric is in 0..1 and shown in per cent."""
     return ACCURACY.search(metric.lower()) is not None
 
 
@@ -21,7 +21,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def direction(metric: str) -> int:
-    """1 where more is better, -1 where less is."""
+    """1 if higher is better, -1 if lower is."""
     return -1 if lower_is_better(metric) else 1
 
 
@@ -32,7 +32,7 @@ def metric_text(metric: str, value: float) -> str:
 
 
 def spread_text(metric: str, mean: float, std: float) -> str:
-    """The mean, with its deviation where that is known."""
+    """The mean, with its deviation if known."""
     if math.isnan(mean) or math.isnan(std):
         return metric_text(metric, mean)
     if is_share(metric):
@@ -59,7 +59,7 @@ def seconds_text(value: float) -> str:
 
 
 def virtual_text(mean: float, std: float) -> str:
-    """Virtual seconds, which stay seconds however many, with their deviation where it is known."""
+    """Virtual seconds, never converted to minutes or hours, with their deviation if known."""
     if math.isnan(mean):
         return NOTHING
     return f"{mean:.4g} s" if math.isnan(std) else f"{mean:.0f} +- {std:.0f} s"
@@ -70,7 +70,7 @@ def count_text(value: float) -> str:
 
 
 def unit_of(largest: float, unit: str) -> tuple[float, str]:
-    """The divisor and the name of the unit in which `largest` lies in 1..1000, as (1e6, "MB")."""
+    """Divisor and name of the unit in which `largest` is in 1..1000, such as (1e6, "MB")."""
     for factor, prefix in PREFIXES:
         if largest >= factor:
             return factor, prefix + unit

@@ -62,9 +62,9 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["p", "nowhere"], "report: there is no folder nowhere"),
         (["p", "--compare"], "report: a comparison of 1 run; name two or more runs"),
         (["--compare", "empty"], "report: a comparison of 1 run"),
-        (["p", "--group"], "--group: one run, nothing to compare; "),
-        (["p", "--output", "there"], "--output: one run, nothing to compare; "),
-        (["p", "--target", "0.8"], "--target: one run, nothing to compare; "),
+        (["p", "--group"], "--group: nothing to compare with one run; "),
+        (["p", "--output", "there"], "--output: nothing to compare with one run; "),
+        (["p", "--target", "0.8"], "--target: nothing to compare with one run; "),
         (["p", "q", "--target", "0.8"], "--target: no run of a strategy of FlexiFed; drop it"),
     ],
 )

@@ -270,7 +270,7 @@ def test_too_many_experiments_have_no_common_picture(tmp_path: Path) -> None:
     runs = [_write(tmp_path, letter, 1) for letter in "abcdefghijklm"]
     page = ReadPage(compare(runs))
     assert not (tmp_path / "comparison.png").exists()
-    assert "No common picture: more than 12 lines cannot be told apart." in page.texts["p"]
+    assert "No common picture: more than 12 lines cannot be distinguished." in page.texts["p"]
     assert 'class="dot' not in page.source
     assert page.table("run")["m-seed1"]["global accuracy"] == "20.00 %"
 

@@ -42,7 +42,7 @@ def test_personal_figures_of_some_clients_say_so(
 ) -> None:
     told = ENVIRONMENT | {"evaluated_clients": 3}
     print_summary(write_run(tmp_path / "run", environment=told))
-    assert "personal figures of 3 of 4 clients" in " ".join(capsys.readouterr().out.split())
+    assert "personal metrics of 3 of 4 clients" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_last_line_is_the_path_of_the_page(
