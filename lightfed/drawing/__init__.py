@@ -1,4 +1,4 @@
-"""Charts, tables and pages, of whatever is in them.
+"""Charts, tables and pages for any content.
 
 Imports `results` and `utils`.
 """

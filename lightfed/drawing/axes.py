@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-LOG_FROM = 8.0  # largest over smallest size from which a log axis shows more
+LOG_FROM = 8.0  # ratio of largest to smallest size above which an axis is logarithmic
 TICKS = 6
 MARGIN = 0.07
 
 
 def size_axis(axes: Axes, sizes: Floats) -> None:
-    """Relative sizes along x, in per cent; `sizes` are those of all panels, which look alike."""
+    """Relative sizes along x, in per cent; `sizes` are those of all panels, to give equal axes."""
     low, high = float(sizes.min()), float(sizes.max())
     if high > LOG_FROM * low:
         margin = (high / low) ** MARGIN
@@ -42,7 +42,7 @@ def metric_axis(axes: Axes, metric: str, values: Floats) -> None:
 
 
 def _log_ticks(axis: Axis, values: Floats) -> None:
-    """Round numbers with a label, also where the axis is shorter than a decade."""
+    """Label round numbers, even if the axis is shorter than a decade."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     wide = values.max() > LOG_FROM * values.min()

@@ -1,4 +1,4 @@
-"""The clients at the last evaluation as a picture: a row per client group, a point per client."""
+"""Picture of the clients at the last evaluation: a row per client group, a point per client."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def clients_figure(run: RunFiles, theme: Theme) -> Figure | None:
 
 
 def _span(scores: Floats) -> tuple[float, float]:
-    """The ends of the axis: a little beyond the scores."""
+    """The ends of the axis, with a margin around the scores."""
     low, high = float(scores.min()), float(scores.max())
     margin = 0.04 * (high - low) or 0.05 * max(abs(high), 0.1)
     return low - margin, high + margin
 
 
 def _draw_points(axes: Axes, values: Floats, *, row: int, step: float, colour: str) -> None:
-    """The clients, side by side where they are near each other; a few of very many."""
+    """The clients as points, next to each other where they would overlap; a sample if many."""
     shown = values[evenly_spaced(len(values), most=POINTS_SHOWN)]
     cell = np.floor(shown / step).astype(np.int64)
-    # steps of the golden ratio mix the clients of a cell, which come sorted, without any draw
+    # golden-ratio steps shuffle the sorted clients of a cell without random numbers
     order = np.lexsort((np.arange(len(shown)) * 0.618034 % 1, cell))
     _, start, count = np.unique(cell[order], return_index=True, return_counts=True)
     rank = np.empty(len(shown), dtype=np.int64)
@@ -94,7 +94,7 @@ def _draw_points(axes: Axes, values: Floats, *, row: int, step: float, colour: s
 
 
 def _draw_box(axes: Axes, values: Floats, *, row: int, theme: Theme, colour: str) -> None:
-    """The mean; of enough clients also quartiles, median and, as whiskers, 5 % and 95 %."""
+    """The mean; with enough clients also a box of quartiles with 5 % and 95 % whiskers."""
     from matplotlib.colors import to_rgba
 
     if len(values) >= BOX_FROM:

@@ -1,4 +1,4 @@
-"""The course of a run as a picture: metrics, losses, groups, and the metric for the bytes sent."""
+"""Curves of a run: metrics, losses, client groups, and the metric against bytes sent."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Panel:
     """Columns of one metric.
 
     Attributes:
-        title: over the axes.
-        metric: in whose unit the columns are.
-        labels: of the columns, in the legend.
-        client_groups: whether each column is of one client group, and has its colour.
-        sent: whether the columns are drawn over the bytes sent and not over the rounds.
+        title: above the axes.
+        metric: gives the unit.
+        labels: of the columns, for the legend.
+        client_groups: whether each column is of one client group and has its colour.
+        sent: draw the columns against bytes sent instead of rounds.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Panel:
 
 
 def curves_figure(run: RunFiles, theme: Theme) -> Figure | None:
-    """Up to nine panels, each of columns measured in two rounds or more; None without any."""
+    """Up to nine panels with columns measured in at least two rounds; None without any."""
     panels = [panel for panel in _panels(run) if _has_curve(run, panel)][:9]
     if not panels:
         return None
@@ -69,7 +69,7 @@ def curves_figure(run: RunFiles, theme: Theme) -> Figure | None:
 
 
 def curve_names(metric: str) -> dict[str, str]:
-    """Columns of one metric and what they are called in a legend."""
+    """Columns of one metric and their names in a legend."""
     return {
         f"global/{metric}": "global",
         f"personal/{metric}": "personal, mean",
@@ -79,7 +79,7 @@ def curve_names(metric: str) -> dict[str, str]:
 
 
 def _panels(run: RunFiles) -> list[Panel]:
-    """All that a run may fill, the first ones first."""
+    """All possible panels, most important first."""
     primary, every = base_name(primary_metric(run)), base_names(run)
     losses = [name for name in every if "loss" in name.lower()]
     of_losses = [f"{kind}/{name}" for name in losses for kind in ("global", "personal")]
@@ -105,7 +105,7 @@ def _panels(run: RunFiles) -> list[Panel]:
 
 
 def _has_curve(run: RunFiles, panel: Panel) -> bool:
-    """Whether some column has two points; nothing is sent where every client trains alone."""
+    """Whether a column has two points; standalone clients send nothing."""
     at = traffic(run) > 0 if panel.sent else np.ones(len(run.rounds), dtype=np.bool_)
     return any((at & np.isfinite(run.series(name))).sum() > 1 for name in panel.labels)
 
@@ -145,7 +145,7 @@ def _draw(axes: Axes, run: RunFiles, panel: Panel, theme: Theme) -> None:
 
 
 def _draw_band(axes: Axes, run: RunFiles, metric: str, theme: Theme) -> None:
-    """The deviation over the clients of what they hold."""
+    """The deviation of the personal metric over the clients."""
     mean, std = run.series(f"personal/{metric}"), run.series(f"personal/{metric}_std")
     known = np.isfinite(mean) & np.isfinite(std)
     if known.any():
@@ -155,7 +155,7 @@ def _draw_band(axes: Axes, run: RunFiles, metric: str, theme: Theme) -> None:
 
 
 def _look(column: str, theme: Theme) -> tuple[str, str]:
-    """The global model in ink, what clients hold in the accent, all but plain means broken."""
+    """Colour and line: the global model in ink, clients' models in accent; solid for means only."""
     kind = kind_of(column)
     if kind == "train_loss":
         return colour_of(0), "-"

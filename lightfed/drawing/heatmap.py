@@ -1,4 +1,4 @@
-"""The partition as a picture: training samples per class and client, and per client in all."""
+"""Picture of the partition: training samples per class and client, and in total per client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLASSES_WITH_NUMBERS = 20
 
 
 def partition_figure(run: RunFiles, theme: Theme) -> Figure | None:
-    """Classes x clients under a bar of each client's samples; None without a partition."""
+    """Classes x clients, below bars of samples per client; None without a partition."""
     split = run.split
     if split is None or not split.counts.any():
         return None
@@ -56,7 +56,7 @@ def partition_figure(run: RunFiles, theme: Theme) -> Figure | None:
 
 
 def partition_title(run: RunFiles, split: Split, *, shown: int) -> str:
-    """What is drawn, the rule that drew it, and whether anything was left out."""
+    """Title with the data set, the partition scheme, and what was left out."""
     origin = [str(split.meta[key]) for key in ("dataset", "scheme") if split.meta.get(key)]
     title = "Who holds what" + (f": {', '.join(origin)}" if origin else "")
     title += run.note
@@ -68,30 +68,30 @@ def partition_title(run: RunFiles, split: Split, *, shown: int) -> str:
 
 
 def evenly_spaced(total: int, *, most: int) -> Integers:
-    """At most `most` of 0..total-1, ascending, the first and the last among them."""
+    """At most `most` of 0..total-1, ascending, including the first and the last."""
     return np.unique(np.linspace(0, total - 1, min(total, most)).round().astype(np.int64))
 
 
 def class_groups(classes: int) -> Integers:
-    """Where the rows of a picture begin: each class, or groups of neighbours, 100 of them."""
+    """First class of every row: one class per row, or 100 groups of neighbouring classes."""
     return np.linspace(0, classes, min(classes, CLASSES_SHOWN), endpoint=False).astype(np.int64)
 
 
 def class_ticks(names: list[str]) -> tuple[list[int], list[str]]:
-    """At which places of an axis a name stands, some 40 at most, and the names."""
+    """Positions and names of the ticks on a class axis, at most 40."""
     every = -(-len(names) // CLASSES_NAMED)
     return [*range(0, len(names), every)], [label_of(name) for name in names[::every]]
 
 
 def _rows(split: Split, shown: Integers) -> tuple[Integers, list[str]]:
-    """Counts (rows, shown clients) and the rows' names; a row is a class or, of many, a group."""
+    """Counts (rows, shown clients) and names of the rows: classes, or groups of many classes."""
     counts = split.counts[shown].T
     starts = class_groups(len(counts))
     return np.add.reduceat(counts, starts, axis=0), [split.classes[i] for i in starts]
 
 
 def _draw_bars(axes: Axes, run: RunFiles, shown: Integers, *, theme: Theme) -> None:
-    """Samples per client, in the colour of its client group where there are several."""
+    """Samples per client, coloured by client group if there are several."""
     assert run.split is not None
     samples = run.split.counts[shown].sum(axis=1)
     axes.tick_params(bottom=False, labelbottom=False)
@@ -134,7 +134,7 @@ def _draw_heat(axes: Axes, counts: Integers, theme: Theme) -> AxesImage:
 
 
 def _name_clients(axes: Axes, shown: Integers) -> None:
-    """Round ids where those clients stand, or would stand among the ones shown."""
+    """Label round client ids, at the position of the next client shown."""
     from matplotlib.ticker import MaxNLocator
 
     ids = np.arange(len(shown))

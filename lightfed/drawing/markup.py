@@ -1,4 +1,4 @@
-"""HTML that needs nothing from outside: escaped text, inline CSS, pictures as data URIs.
+"""Self-contained HTML: escaped text, inline CSS, pictures as data URIs.
 
 `parts()` has the macros of templates/parts.html: `heading`, `paragraph`, `table` and so on.
 """
@@ -21,7 +21,7 @@ from lightfed.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a table, and whether it is the best of those that it is held against."""
+    """A number in a table, and whether it is the best of those it is compared with."""
 
     text: str
     best: bool = False
@@ -33,10 +33,10 @@ def document(
     """A whole page.
 
     Args:
-        name: the text of its tab.
-        body: parts in their order, for a template that has none of its own.
-        template: a file of templates/.
-        also: what else the template reads.
+        name: title of the browser tab.
+        body: parts in order, for the default template.
+        template: a file in templates/.
+        also: further variables of the template.
     """
     return _environment().get_template(template).render(name=name, body=body, **also)
 
@@ -48,7 +48,7 @@ def parts() -> Any:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replaces a file at once: who reads it meanwhile sees the old one or the new one.
+    """Replace a file atomically: a reader sees the old one or the new one.
 
     Raises:
         UserError: the folder cannot be written to.
@@ -85,7 +85,7 @@ def _typeset(text: str) -> Markup:
 
 
 def _css_width(png: bytes) -> int:
-    """100 pixels an inch, so that the text of all pictures is of one size; the width is in IHDR."""
+    """100 pixels per inch, so that all pictures have one text size; the IHDR has the width."""
     return round(int.from_bytes(png[16:20], "big") * 100 / DPI)
 
 

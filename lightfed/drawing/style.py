@@ -1,8 +1,9 @@
-"""How the pictures look: one palette, two themes, figures through the object API (no pyplot).
+"""The style of the pictures: one palette, two themes, matplotlib's object API without pyplot.
 
-The ten colours of groups and runs are near those of M. A. Petroff, "Accessible Color Sequences for
-Data Visualization", 2021, arXiv:2107.02270; red and purple are lighter, so that one palette shows
-on white and on dark ground. Any two stay apart under the three common colour vision deficiencies.
+The ten colours of groups and runs are close to those of M. A. Petroff, "Accessible Color Sequences
+for Data Visualization", 2021, arXiv:2107.02270. Red and purple are lighter, so that one palette
+works on light and dark backgrounds. Any two can be distinguished under the three common colour
+vision deficiencies.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ LINES = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one scheme; the page takes its own from here.
+    """Colours of one scheme, for pictures and pages.
 
     Attributes:
-        ramp: from little to much.
-        diverging: brown to blue, which nearly all eyes tell apart, over a grey middle.
+        ramp: from low to high.
+        diverging: from brown through grey to blue, which nearly everyone can distinguish.
     """
 
     face: str
@@ -84,12 +85,12 @@ DARK = Theme(
 
 
 def colour_of(place: int) -> str:
-    """The colour of the client group, or run, in that place among all of them."""
+    """The colour of a client group or run, by its position among all of them."""
     return PALETTE[place % len(PALETTE)]
 
 
 def line_of(place: int) -> str:
-    """Tells apart what has to share a colour."""
+    """The line style, which distinguishes lines that share a colour."""
     return LINES[place // len(PALETTE) % len(LINES)]
 
 
@@ -123,13 +124,13 @@ class Image:
 
 
 def render(draw: Callable[[Theme], Figure | None]) -> Image | None:
-    """Draws a figure in both colour schemes; None where there is nothing to draw."""
+    """Draw a figure in both colour schemes; None if there is nothing to draw."""
     light, dark = draw(LIGHT), draw(DARK)
     return Image(png_bytes(light), png_bytes(dark)) if light and dark else None
 
 
 def dress(axes: Axes, theme: Theme, *, title: str, x_label: str, y_label: str) -> None:
-    """A title to the left, two spines, a quiet grid."""
+    """A left-aligned title, two spines and a light grid."""
     axes.set_facecolor(theme.face)
     set_title(axes, title, theme)
     axes.set_xlabel(literal(x_label), fontsize=8.5, color=theme.muted)
@@ -144,14 +145,14 @@ def dress(axes: Axes, theme: Theme, *, title: str, x_label: str, y_label: str) -
 
 
 def set_title(axes: Axes, title: str, theme: Theme, *, pad: float = 8.0) -> None:
-    """A bold title to the left, `pad` points above the axes."""
+    """A bold left-aligned title, `pad` points above the axes."""
     axes.set_title(
         literal(title), loc="left", fontsize=10, fontweight="bold", color=theme.ink, pad=pad
     )
 
 
 def title_over_all(figure: Figure, title: str, theme: Theme) -> None:
-    """A title over all panels of a figure, to the left."""
+    """A left-aligned title above all panels of a figure."""
     lines = textwrap.wrap(title, int(TITLE_LETTERS_PER_INCH * figure.get_figwidth()))
     text = literal("\n".join(lines))
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, fontweight="bold", color=theme.ink)
@@ -165,7 +166,7 @@ def heat_map(
     norm: Normalize | None = None,
     aspect: Literal["auto", "equal"] = "auto",
 ) -> AxesImage:
-    """A cell for each of (rows, columns) values, none for NaN, without grid and spines."""
+    """A cell for each of (rows, columns) values, blank for NaN, without grid and spines."""
     from matplotlib.colors import LinearSegmentedColormap
 
     ramp = LinearSegmentedColormap.from_list("values", colours)
@@ -189,7 +190,7 @@ def legend_below(axes: Axes, theme: Theme) -> None:
 
 
 def title_and_legend(axes: Axes, title: str, theme: Theme) -> None:
-    """A title, and between it and the axes a legend, if any artist has a label."""
+    """A title, and a legend between it and the axes if any artist has a label."""
     labels = axes.get_legend_handles_labels()[1]
     letters = _letters(axes)
     columns = _columns(labels, letters, most=10) if labels else 1
@@ -200,7 +201,7 @@ def title_and_legend(axes: Axes, title: str, theme: Theme) -> None:
 
 
 def legend_of_all(figure: Figure, axes: Axes, theme: Theme) -> None:
-    """One legend for all axes of a figure, under them; `axes` has the lines."""
+    """One legend below all axes of a figure; `axes` has the lines."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
         handles,
@@ -214,14 +215,14 @@ def legend_of_all(figure: Figure, axes: Axes, theme: Theme) -> None:
 
 
 def _letters(axes: Axes) -> int:
-    """How many letters of a legend fit side by side into the figure of some axes."""
+    """How many letters of a legend fit into the width of the figure."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     return int(LETTERS_PER_INCH * figure.get_figwidth())
 
 
 def _columns(labels: Sequence[str], letters: int, *, most: int) -> int:
-    """So many columns that the longest label fits into each; a handle is some six letters wide."""
+    """Number of columns into which the longest label fits; a handle is about six letters wide."""
     return max(1, min(most, len(labels), letters // (6 + max(map(len, labels)))))
 
 
@@ -245,7 +246,7 @@ def _legend(
 
 
 def curve(axes: Axes, x: Floats, y: Floats, *, colour: str, label: str, line: str = "-") -> None:
-    """A line through the points that were measured, marked where they are few."""
+    """A line through the measured points, with markers if there are few."""
     known = np.isfinite(x) & np.isfinite(y)
     axes.plot(
         x[known],
@@ -279,10 +280,10 @@ def spans_decades(series: Sequence[Floats]) -> bool:
 
 
 def literal(text: str) -> str:
-    """A dollar sign in a user's name is a dollar sign, not the start of a formula."""
+    """Escape dollar signs, which would start a formula."""
     return text.replace("$", r"\$")
 
 
 def label_of(name: str) -> str:
-    """A user's name in a legend or next to an axis: literal, and cut where it is very long."""
+    """A user's name for a legend or an axis: escaped, and truncated if very long."""
     return literal(name if len(name) <= LABEL_LETTERS else name[: LABEL_LETTERS - 3] + "...")

@@ -1,4 +1,4 @@
-"""The end of a run in the terminal: its key figures, its client groups, and where the page is."""
+"""Terminal output at the end of a run: key figures, client groups, and the path of the page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +14,15 @@ from lightfed.results.runfiles import load
 from lightfed.results.tables import TextTable, client_group_table, headline, key_figures, measured
 
 WIDTH_OF_A_FILE = 240
-BORDER = 3  # blanks and rule of a column
+BORDER = 3  # spaces and rule of a column
 CLIENT_GROUP_SPARE = ("std", "down / client", "compute / client", "stored / client")
 
 
 def print_summary(run: Path) -> None:
-    """Prints the tables of a run folder, and the path of its page if it has one.
+    """Print the tables of a run folder, and the path of its page if it has one.
 
     Raises:
-        UserError: the folder is not one of a run, or cannot be read.
+        UserError: the folder is not a run, or cannot be read.
     """
     files = load(run)
     outcome = outcome_of(files)
@@ -42,7 +42,7 @@ def print_summary(run: Path) -> None:
 
 
 def new_console() -> Console:
-    """Standard output; a pipe or a file gets lines wide enough that no cell is broken."""
+    """Standard output; in a pipe or file, lines are wide enough not to break cells."""
     console = Console(highlight=False, markup=False)
     return (
         console
@@ -52,20 +52,20 @@ def new_console() -> Console:
 
 
 def print_line(console: Console, text: str) -> None:
-    """One line as it is, however long: a path can be copied."""
+    """Print one line without wrapping it, so that paths can be copied."""
     console.print(Text(text), soft_wrap=True)
 
 
 def print_table(
     console: Console, content: TextTable, *, left: Sequence[int] = (0,), spare: Sequence[str] = ()
 ) -> None:
-    """Prints a table; where it is too wide, wraps headers and leaves out columns named in `spare`.
+    """Print a table; if it is too wide, wrap headers and drop columns named in `spare`.
 
     Args:
-        console: where to.
-        content: cells of text; a bracket in a name is no markup.
-        left: places of the columns that stand to the left, the others to the right.
-        spare: headers in the order in which they go.
+        console: to print to.
+        content: cells of text; brackets in names are not markup.
+        left: positions of left-aligned columns; the others are right-aligned.
+        spare: headers in the order in which they are dropped.
     """
     for header in spare:
         if fits(console, content):
@@ -84,12 +84,12 @@ def print_table(
 
 
 def fits(console: Console, content: TextTable) -> bool:
-    """Whether the console is wide enough that no cell is broken."""
+    """Whether the console is wide enough not to break cells."""
     return _total(_widths(content, wrapped=True)) <= console.width
 
 
 def _widths(content: TextTable, *, wrapped: bool) -> list[int]:
-    """Characters per column, so that no cell is broken, and no header or, if wrapped, its words."""
+    """Characters per column that keep cells and headers (if `wrapped`, their words) whole."""
     heads = [header.split() if wrapped else [header] for header in content.headers]
     columns = zip(heads, *content.rows, strict=True)
     return [max(map(cell_len, (*words, *cells, ""))) for words, *cells in columns]

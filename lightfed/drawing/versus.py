@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def comparison_figure(groups: Sequence[Group], column: str, theme: Theme) -> Figure | None:
-    """Lines of one column of metrics.csv; None unless some row measured it in two rounds."""
+    """Lines of one column of metrics.csv; None unless a row measured it in two rounds."""
     courses = {group.label: group.course(column) for group in groups}
     if all(len(course.rounds) < 2 for course in courses.values()):
         return None
@@ -58,9 +58,9 @@ def comparison_figure(groups: Sequence[Group], column: str, theme: Theme) -> Fig
 def _draw_traffic(
     axes: Axes, courses: Mapping[str, Course], theme: Theme, *, sent: Sequence[float], title: str
 ) -> None:
-    """The metric against bytes; `sent` is what each row sent in all."""
+    """The metric against bytes; `sent` is the total of each row."""
     factor, unit = unit_of(max(sent), "B")
-    # methods may differ by orders of magnitude in what they send
+    # methods may differ by orders of magnitude in the bytes they send
     logarithmic = max(sent) > 20 * min(sent)
     text = f"sent by all clients and the server so far ({unit}{', log scale' * logarithmic})"
     dress(axes, theme, title=f"{title} for the bytes sent", x_label=text, y_label="")
@@ -75,7 +75,7 @@ def _draw_traffic(
 def draw_course(
     axes: Axes, x: Floats, course: Course, *, colour: str, line: str, label: str
 ) -> None:
-    """The mean over the runs of a group as a line, their deviation as a band."""
+    """The mean over the runs of a group as a line, with their deviation as a band."""
     curve(axes, x, course.mean, colour=colour, label=label, line=line)
     if course.std is not None:
         low, high = course.mean - course.std, course.mean + course.std

@@ -1,7 +1,6 @@
-"""What a run folder says: pictures, a self-contained page, tables in the terminal, comparisons.
+"""Reports on runs: pictures, a self-contained page, tables in the terminal, comparisons.
 
-Reads the files of a run and nothing else of lightfed, so it works wherever a run folder is copied
-to.
+They need only the files of a run folder, so they work on a copy of it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ __all__ = ["build", "compare", "print_summary"]
 
 
 def __getattr__(name: str) -> Any:
-    """The page of one run does without what a comparison imports."""
+    """`compare`, imported on first use: the page of a single run does not need its imports."""
     if name != "compare":
         raise AttributeError(f"module {__name__} has no attribute {name}")
     from lightfed.report.comparison import compare

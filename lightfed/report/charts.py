@@ -1,8 +1,8 @@
-"""The pictures of a comparison besides its curves, for the runs that have got what they show.
+"""The pictures of a comparison in addition to its curves.
 
-Those of federations of levels, of FlexiFed's strategies, of clouds of servers, of pFedMoE and what
-it is compared with, and of methods that are measured both after aggregation and after local
-training. templates/comparison.html says how to read each kind.
+They show runs with model levels, FlexiFed's strategies, clouds of servers, pFedMoE and its rivals,
+and methods measured both after aggregation and after local training. templates/comparison.html
+explains how to read each kind.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Chart:
 
     Attributes:
         kind: one of KINDS.
-        name: what it is of.
-        heading: over the picture on the page, and its alternative text.
-        draw: the figure, None where the runs have not got what it shows.
-        repeated: whether it has means over several seeds, with their deviation.
+        name: of its subject.
+        heading: above the picture on the page, and its alternative text.
+        draw: makes the figure; None if the runs lack the data.
+        repeated: whether it shows means and deviations over several seeds.
     """
 
     kind: str
@@ -75,16 +75,12 @@ class Chart:
 
 
 def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Chart]:
-    """All that may be drawn of the runs.
-
-    None unless clients' models have different widths, strategies of FlexiFed, clouds of servers or
-    pFedMoE and another method were run, or clients were measured both after aggregation and after
-    local training.
+    """The charts that apply to these runs.
 
     Args:
-        runs: those that are compared.
-        target: of the metric, drawn with the strategies; None: what Clustered-FL reached. Of the
-            costs of methods; None: what all of them reached.
+        runs: to compare.
+        target: value of the metric to reach. By default, for strategies what Clustered-FL reached,
+            and for the costs of methods what all of them reached.
     """
     return [
         *_of_strategies(runs, target),

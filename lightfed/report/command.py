@@ -11,10 +11,10 @@ from lightfed.utils.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the sub-command; `argv` are the words after `lightfed report`.
+    """Run the sub-command; `argv` holds the words after `lightfed report`.
 
     Raises:
-        UserError: what was asked for cannot be made.
+        UserError: a folder cannot be read or written, or an argument does not fit.
     """
     asked = _parser().parse_args(argv)
     if not (asked.compare or len(asked.runs) > 1):
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="compare; a folder that is no run stands for all runs right below it",
+        help="compare; a folder that is not a run means all runs directly below it",
     )
     parser.add_argument(
         "--output",
@@ -51,21 +51,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--group",
         action="store_true",
-        help="compare experiments: runs that differ in the seed alone share a line, mean +- std",
+        help="compare experiments: runs that differ only in the seed share a line, mean +- std",
     )
     parser.add_argument(
         "--target",
         type=float,
         metavar="ACCURACY",
-        help="in 0..1, from which the speed of FlexiFed's strategies is counted (default: what "
-        "Clustered-FL reached in the end), the virtual time of clouds and the costs of methods "
-        "compared with pFedMoE (default: what all did)",
+        help="in 0..1; measures how soon FlexiFed's strategies reach it (default: what "
+        "Clustered-FL reached in the end), and clouds and methods compared with pFedMoE (default: "
+        "what all of them reached)",
     )
     return parser
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, as every command does."""
+    """Reports errors in one line, as every command does."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError("report", message, "see lightfed report --help")
@@ -79,11 +79,11 @@ def _refuse_idle_flags(asked: argparse.Namespace) -> None:
     }
     for flag, given in flags.items():
         if given:
-            raise UserError(flag, "one run, nothing to compare", "name two or more runs or drop it")
+            raise UserError(flag, "nothing to compare with one run", "give two runs or drop it")
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself, or the runs right below it if it is none."""
+    """The folder itself if it is a run, else the runs directly below it."""
     if (folder / "metrics.csv").is_file() or not folder.is_dir():
         return [folder]
     return sorted(path.parent for path in folder.glob("*/metrics.csv")) or [folder]

@@ -1,13 +1,11 @@
-"""Several runs side by side: comparison.png, comparison.html and a table with a row per run.
+"""Compares runs: comparison.png, comparison.html and a table with a row per run.
 
-Federations of levels, strategies of FlexiFed, clouds of servers, pFedMoE and other methods, and
-methods that are measured after aggregation and after local training get charts of their own,
-comparison-*.png. Methods have a table, too, and strategies one by version, which is also a file,
-comparison-strategies.csv. Experiments on equal data are held against each other seed by seed; the
-file comparison-verdicts.csv has all pairs of them.
+`charts` adds pictures of special studies, comparison-*.png. pFedMoE and its rivals get a table, and
+so do FlexiFed's strategies, by version; the latter is also written to comparison-strategies.csv.
+Experiments on the same data are compared seed by seed, all pairs in comparison-verdicts.csv.
 
-With `group`, runs that differ in the seed alone share a row: mean +- sample standard deviation.
-Runs that are not finished are named, and are in no mean with one that is.
+With `group`, runs that differ only in the seed share a row: mean +- sample standard deviation.
+Unfinished runs are named, and are never averaged with finished ones.
 """
 
 import math
@@ -49,7 +47,7 @@ SPARE = (
     *("rounds", "algorithm", "seed", "worst 10 %"),
 )
 GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
-MOST_LINES = 12  # of one picture that can be told apart
+MOST_LINES = 12  # that can be distinguished in one picture
 STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
 
 
@@ -58,15 +56,14 @@ class Comparison:
     """What is compared.
 
     Attributes:
-        rows: of the table of final figures.
-        column: of metrics.csv, that of the lines.
-        lines: of the common picture: the rows, or where these are many, experiments; none where
-            these are many, too.
+        rows: of the table of final values.
+        column: of metrics.csv, for the lines.
+        lines: of the common picture, see `lines_of`.
         studies: of FlexiFed's strategies.
         protocols: in which pFedMoE is compared with other methods.
-        contests: the figures in which experiments are held against each other.
-        target: that was asked for.
-        notes: which runs are not finished.
+        contests: the metrics in which experiments are compared seed by seed.
+        target: as requested.
+        notes: about unfinished runs.
     """
 
     rows: Sequence[Group]
@@ -88,7 +85,7 @@ class Comparison:
 
     @property
     def further_contests(self) -> list[Contest]:
-        """Those that no table of a protocol has already."""
+        """Those that are not yet in the table of a protocol."""
         known = [{(m.group, p.column) for m in p.members} for p in self.protocols]
         return [c for c in self.contests if not any(set(c.columns.items()) <= p for p in known)]
 
@@ -100,22 +97,21 @@ def compare(
     group: bool = False,
     target: float | None = None,
 ) -> Path:
-    """Writes the picture and the page of a comparison, and prints its table.
+    """Write the picture and the page of a comparison, and print its table.
 
     Args:
         runs: two or more run folders; a folder named twice counts once.
-        output: the folder to write to, made if need be; None: the deepest that holds all runs.
-        group: whether runs that differ in the seed alone share a row.
-        target: of the metric, from which the speed of FlexiFed's strategies is counted, and the
-            virtual time of clouds and the costs of methods; None: what Clustered-FL reached in the
-            end, what all clouds or methods did.
+        output: the folder to write to, created if needed; by default the deepest that holds all
+            runs.
+        group: whether runs that differ only in the seed share a row.
+        target: value of the metric to reach, see `charts`.
 
     Returns:
         The page, comparison.html.
 
     Raises:
-        UserError: fewer than two runs, a folder that is no run's, a target for runs that are of no
-            strategy and no cloud or that no accuracy can be, or nothing can be written.
+        UserError: there are fewer than two runs, a folder is not a run, the target is not a
+            possible value or applies to none of the runs, or the output cannot be written.
     """
     folders = list({run.resolve(): run for run in runs}.values())
     if len(folders) < 2:
@@ -146,7 +142,7 @@ def compare(
 
 
 def unfinished(runs: Sequence[RunFiles]) -> list[str]:
-    """By name: the runs that their group goes without, and the others that are not finished."""
+    """Notes that name the runs left out of their group's means, and other unfinished runs."""
     out = [run for group in grouped(runs) for run in group.left_out]
     rest = [run for run in runs if not run.finished and run not in out]
     notes = {"not finished, in no mean over seeds": out, "not finished": rest}
@@ -158,13 +154,13 @@ def _how_far(run: RunFiles) -> str:
 
 
 def lines_of(rows: Sequence[Group]) -> Sequence[Group]:
-    """The rows; where they are many, the experiments; none where these are many, too."""
+    """The rows; if there are too many, the experiments; none if these are too many as well."""
     runs = [run for row in rows for run in row.runs]
     return next((lines for lines in (rows, grouped(runs)) if len(lines) <= MOST_LINES), ())
 
 
 def common_metric(runs: Sequence[RunFiles]) -> str:
-    """The first primary metric of a run that all runs measured, else that of the first run."""
+    """The first run's primary metric that all runs measured, else that of the first run."""
     candidates = [*(primary_metric(run) for run in runs), "train_loss"]
     shared = [
         name for name in candidates if all(np.isfinite(run.series(name)).any() for run in runs)
@@ -180,7 +176,7 @@ def _check_target(found: Comparison) -> None:
     metrics += [protocol.metric for protocol in found.protocols]
     metrics += [found.column] if any(map(timed, found.runs)) else []
     if not metrics:
-        fix = "drop it: it is for the speed of these, and the virtual time of clouds"
+        fix = "drop it: it applies to these, to clouds and to methods compared with pFedMoE"
         raise UserError(key, "no run of a strategy of FlexiFed", fix)
     shares = all(map(is_share, metrics))
     if not math.isfinite(target) or (shares and not 0 < target <= 1):
@@ -236,7 +232,7 @@ def _page(
 
 
 def _lead(found: Comparison) -> list[tuple[str, str]]:
-    """What is compared, unless it is more than a reader takes in, and which data are synthetic."""
+    """Paragraphs: the rows, unless there are too many, and which data are synthetic."""
     several = [("lead", ", ".join(row.label for row in found.rows))]
     synthetic = [run.name for run in found.runs if run.synthetic]
     text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"

@@ -1,4 +1,4 @@
-"""The table of a comparison: the final figures of each run, or of each group of seeds."""
+"""The table of a comparison: the final values of each run, or of each group of seeds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,12 +26,13 @@ STAGES = (AGGREGATED, TRAINED)
 def comparison_table(
     rows: Sequence[Group], column: str, *, target: float | None = None
 ) -> TextTable:
-    """One row per run or group: the final figures; columns nobody measured are left out.
+    """One row of final values per run or group, without empty columns.
 
     Args:
         rows: of the table.
         column: of metrics.csv, the metric.
-        target: of it, to which virtual time is counted; None: what all that have got it reached.
+        target: value of the metric up to which virtual time is counted; by default what all runs
+            with virtual time reached.
     """
     goal = common_target(rows, column) if target is None else target
     metric = base_name(column)
@@ -79,6 +80,6 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
 
 
 def _stated(row: Group, key: str) -> str:
-    """What the environments of the runs say, each answer once."""
+    """The values of a key in the runs' environments, without repeats."""
     said = [str(run.environment[key]) for run in row.runs if run.environment.get(key) is not None]
     return ", ".join(dict.fromkeys(said)) or NOTHING

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROUNDS_SHOWN = 10
-# by the file in the run folder, where the light one is written; None: nothing to show
+# by file in the run folder (light theme); a function returns None if there is nothing to show
 PICTURES: dict[str, Callable[[RunFiles, Theme], Figure | None]] = {
     "curves.png": curves_figure,
     "clients.png": clients_figure,
@@ -41,13 +41,13 @@ PICTURES: dict[str, Callable[[RunFiles, Theme], Figure | None]] = {
 
 
 def build(run: Path) -> Path:
-    """Makes the pictures and the page of a run folder, finished or not.
+    """Make the pictures and the page of a run folder, finished or not.
 
     Returns:
         The page, `run`/index.html.
 
     Raises:
-        UserError: the folder is not one of a run, or cannot be read or written.
+        UserError: the folder is not a run, or cannot be read or written.
     """
     files = load(run)
     images = {name: render(partial(draw, files)) for name, draw in PICTURES.items()}
@@ -78,8 +78,8 @@ def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -
 
 
 def _notes(run: RunFiles, outcome: Outcome) -> list[str]:
-    """What a reader must know before the figures."""
-    synthetic = "Synthetic data: these figures say nothing about the data set it stands for."
+    """What a reader must know before the numbers."""
+    synthetic = "Synthetic data: these results say nothing about the data set that it imitates."
     unfinished = f"Not finished: {rounds_text(run)} rounds at the time of writing."
     personal = measured(outcome)
     return [
@@ -90,7 +90,7 @@ def _notes(run: RunFiles, outcome: Outcome) -> list[str]:
 
 
 def flattened(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """`{"a": {"b": 1}}` -> `[("a.b", "1")]`; what is not text is written as JSON."""
+    """`{"a": {"b": 1}}` -> `[("a.b", "1")]`; values other than text become JSON."""
     items = []
     for key, value in environment.items():
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Which of several experiments is better, and in what: as sentences, tables and a csv file.
+"""Which experiment is better in which metric: as sentences, tables and a csv file.
 
-Experiments meet if they have one data set, divided alike among as many clients. They meet in
-figures that mean the same for all of them: a client after aggregation is not held against one that
-has just trained, whichever column of metrics.csv either of them is in.
+Experiments are compared if they have the same data set, partition and number of clients. Metrics
+are compared if they mean the same: a client after aggregation is never compared with one that has
+just trained, whatever their columns in metrics.csv are called.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from lightfed.studies.pfedmoe.methods import UNSPOKEN
 KINDS = ("global", "local", "personal")
 NO_TERM = re.compile(r"(?!data\.(dataset|partition)\b)")
 NOTE = (
-    "Each experiment stands against the best of the others; a difference above zero is in its "
+    "Each experiment is compared with the best of the others; a positive difference is in its "
     f"favour. The interval is that of scipy's paired t-test over the seeds that both have. {CHOSEN}"
 )
 CSV_COLUMNS = (
@@ -39,13 +39,13 @@ CSV_COLUMNS = (
 
 @dataclass(frozen=True)
 class Contest:
-    """One figure of the experiments that meet.
+    """One metric in which experiments are compared.
 
     Attributes:
-        data: data set, and in what its division differs from most.
-        metric: without `personal/` and the like.
-        name: of the figure.
-        columns: of metrics.csv, by experiment, in the order in which their runs were named.
+        data: data set, and how its partition differs from that of most contests.
+        metric: its name without the kind (`personal/`).
+        name: as shown.
+        columns: of metrics.csv, by experiment, in the order of their runs.
     """
 
     data: str
@@ -71,7 +71,7 @@ class Contest:
         return paired(own, rival, self.metric, (self.columns[own], self.columns[rival]))
 
     def verdict(self) -> str:
-        """Of the best experiment against the next."""
+        """Compares the best experiment with the next best, in a sentence."""
         best = self.best_but(None)
         rival = self.best_but(best)
         text = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
@@ -98,7 +98,7 @@ class Contest:
 
 
 def contests(runs: Sequence[RunFiles]) -> list[Contest]:
-    """All figures that two experiments or more have."""
+    """All metrics that at least two experiments have."""
     every = gathered(grouped(runs), _meeting)
     met = {key: groups for key, groups in every.items() if len(groups) > 1}
     names = variants([_terms(groups[0]) for groups in met.values()], [data for data, _ in met])
@@ -110,7 +110,7 @@ def contests(runs: Sequence[RunFiles]) -> list[Contest]:
 
 
 def verdicts_csv(found: Sequence[Contest]) -> str:
-    """A line for each experiment, rival and figure; a figure that is not known is empty."""
+    """A line for each experiment, rival and metric; unknown values are empty."""
     lines = []
     for contest in found:
         for own, rival in itertools.combinations(contest.columns, 2):
@@ -133,7 +133,7 @@ def verdicts_markup(found: Sequence[Contest]) -> list[str]:
 
 
 def _line(contest: Contest, own: Group, rival: Group, result: Paired) -> tuple[object, ...]:
-    """Of the csv file."""
+    """A line of the csv file."""
     seeds = (len(result.seeds), seeds_text(result.seeds), result.lacking(own.label, rival.label))
     names = (contest.data, contest.columns[own], own.label, rival.label, contest.columns[rival])
     return (*names, *seeds, result.difference, result.low, result.high, result.verdict)
@@ -145,7 +145,7 @@ def _meeting(group: Group) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def _terms(group: Group) -> dict[str, str]:
-    """How the data set is divided, and among how many."""
+    """The number of clients and the settings of the data set and its partition."""
     run = group.runs[0]
     division = options(run.settings, but=NO_TERM, unspoken=UNSPOKEN)
     return {"clients": str(run.num_clients)} | division
@@ -158,7 +158,7 @@ def _contests(data: str, groups: Sequence[Group]) -> list[Contest]:
     for kind in KINDS:
         found[f"{kind} {readable(metric)}"] = dict.fromkeys(groups, f"{kind}/{metric}")
     if any(len(columns) == 2 for columns in stages.values()):
-        del found[f"personal {readable(metric)}"]  # which is now the one, now the other
+        del found[f"personal {readable(metric)}"]  # a different stage in different runs
         for stage in (AGGREGATED, TRAINED):
             own = {group: columns[stage] for group, columns in stages.items() if stage in columns}
             found[f"{readable(metric)} {stage}"] = own
