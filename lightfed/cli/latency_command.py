@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lightfed.results.units import NOTHING, seconds_text
-from lightfed.simulation.clock import check_waits
 from lightfed.simulation.delays import Delay
-from lightfed.studies.fedbcd.latency import Cloud, Estimate, Latency, latencies
 from lightfed.utils.errors import UserError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and `--help` has no use for it
+    from lightfed.studies.fedbcd.latency import Cloud, Estimate, Latency
 
 
 def latency(
@@ -34,6 +36,9 @@ def latency(
         seed: of the simulation.
         plot: a .png file for the curves.
     """
+    from lightfed.simulation.clock import check_waits
+    from lightfed.studies.fedbcd.latency import Cloud, latencies
+
     for name, value, least in (
         ("servers", servers, 1),
         ("devices", devices, 1),
@@ -55,7 +60,7 @@ def latency(
         _draw(cloud, found, plot)
 
 
-def _print(cloud: Cloud, found: Sequence[Latency]) -> None:
+def _print(cloud: "Cloud", found: Sequence["Latency"]) -> None:
     from lightfed.drawing.summary import new_console, print_line, print_table
     from lightfed.results.tables import TextTable
 
@@ -78,7 +83,7 @@ def _print(cloud: Cloud, found: Sequence[Latency]) -> None:
     print_line(console, "in a run: late servers go on; mean round / E[tau_(N)]; +- standard error")
 
 
-def _draw(cloud: Cloud, found: Sequence[Latency], path: Path) -> None:
+def _draw(cloud: "Cloud", found: Sequence["Latency"], path: Path) -> None:
     from lightfed.drawing.style import LIGHT, png_bytes
     from lightfed.studies.fedbcd.latency_plot import latency_figure
 
@@ -89,12 +94,12 @@ def _draw(cloud: Cloud, found: Sequence[Latency], path: Path) -> None:
         raise UserError("--plot", str(error), "name a file that can be written") from error
 
 
-def _title(cloud: Cloud) -> str:
+def _title(cloud: "Cloud") -> str:
     devices = "device" if cloud.devices == 1 else "devices"
     return f"{cloud.delay}, {cloud.servers} servers of {cloud.devices} active {devices}"
 
 
-def _text(estimate: Estimate) -> str:
+def _text(estimate: "Estimate") -> str:
     return f"{estimate.value:.4f} +- {estimate.error:.4f}"
 
 

@@ -106,12 +106,13 @@ def new_figure(width: float, height: float, theme: Theme, *, pad: float = 0.04) 
 def png_bytes(figure: Figure) -> bytes:
     """The figure as PNG; the same figure gives the same bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.image import imsave
 
-    FigureCanvasAgg(figure)
-    buffer = io.BytesIO()
-    figure.savefig(
-        buffer, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None}
-    )
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # once; `savefig` draws a second time, for the layout
+    pixels, buffer = canvas.buffer_rgba(), io.BytesIO()
+    unsigned: Any = {"Software": None}
+    imsave(buffer, pixels, format="png", origin="upper", dpi=DPI, metadata=unsigned)
     return buffer.getvalue()
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from scipy import integrate, special
 from typing_extensions import override
 
 from lightfed.utils.errors import UserError, require
@@ -49,6 +48,7 @@ class _Continuous(Delay):
     @override
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
         """The integral of t(y) exp(-y) over y > 0, where P(tau_(B) > t(y)) = exp(-y)."""
+        from scipy import integrate  # scipy takes a second to import, as below
 
         def weighted(y: float) -> float:
             return math.exp(self.log_delay(_hazard(y, wait, servers, devices)) - y)
@@ -119,6 +119,8 @@ class LogNormal(_Continuous):
 
     @override
     def log_delay(self, hazard: float) -> float:
+        from scipy import special
+
         return self.mu - self.sigma * float(special.ndtri_exp(-hazard))
 
 
@@ -194,6 +196,8 @@ class Trace(Delay):
     @override
     def expected(self, wait: int, servers: int, devices: int = 1) -> float:
         """A sum over the values, exact."""
+        from scipy import special
+
         in_time = np.linspace(0.0, 1.0, len(self.values) + 1) ** devices
         weights = np.diff(special.betainc(wait, servers - wait + 1, in_time))
         return float(weights @ self.values)
@@ -205,6 +209,8 @@ def _hazard(y: float, wait: int, servers: int, devices: int) -> float:
     tau_(B) <= t where P(tau <= t) of one server, P(T <= t) ** m, exceeds a beta variable of
     parameters B and N - B + 1.
     """
+    from scipy import special
+
     late = servers - wait + 1
     if y < math.log(2.0):  # compute the smaller probability in each half, for full precision
         in_time = float(special.betaincinv(wait, late, -math.expm1(-y)))

@@ -106,6 +106,19 @@ def test_the_command_imports_nothing_heavy_before_it_listens_and_for_its_help(wo
     assert all(name in done.stdout for name in COMMANDS) is bool(words)
 
 
+@pytest.mark.parametrize("command", ["report", "control", "latency"])
+def test_commands_without_a_trainer_parse_before_torch_is_imported(command: str) -> None:
+    code = (
+        "import sys\nfrom lightfed.cli.command_line import main\n"
+        f"try:\n    main([{command!r}, '--help'])\n"
+        "except SystemExit as done:\n    assert not done.code, done.code\n"
+        "sys.exit(str({'torch', 'lightning', 'matplotlib', 'scipy'} & set(sys.modules) or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"lightfed {command}" in done.stdout
+    assert not done.stderr.strip(), done.stderr
+
+
 def test_the_help_names_all_commands() -> None:
     own, trainer = command_line._WITHOUT_A_TRAINER, command_line._OF_THE_TRAINER
     assert set(COMMANDS) == {*own, *trainer}
