@@ -92,6 +92,7 @@ def test_a_side_that_learns_less_is_seen() -> None:
     assert learned_alike(2.0, equal)
     assert not learned_alike(2.0, equal | {"loop": 1.1})
     assert not learned_alike(1.0, equal)
+    assert not learned_alike(2.0, dict.fromkeys(equal, 0.01) | {"loop": 0.02})
 
 
 def test_a_ratio_is_taken_within_a_pass() -> None:
