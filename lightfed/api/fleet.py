@@ -162,7 +162,7 @@ class Fleet(Messenger):
         self._open(clients)
         waves = max(Counter(self._owner[k] for k in clients).values(), default=0)
         training = self.training
-        training.steps, training.phases = steps or {}, phases
+        training.plans.steps, training.plans.phases = steps or {}, phases
         reports = training.sessions(clients, waves, t)
         flops = [3 * report.flops * report.samples for report in reports]
         self.ledger.computed([report.client for report in reports], flops)

@@ -12,8 +12,9 @@ from lightfed.aggregation.gossip import Exchange, Over
 from lightfed.aggregation.group_mean import SharedTensors, Sharing
 from lightfed.aggregation.slice_cache import Parts
 from lightfed.aggregation.weights import whole
-from lightfed.api.clients import Clients, Message, Settings
+from lightfed.api.clients import Clients, Message
 from lightfed.api.failures import Outcomes
+from lightfed.api.placed_clients import Settings
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import ClientData

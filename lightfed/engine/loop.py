@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from lightfed.engine.federation import federation_of
 from lightfed.engine.run_trainer import RunTrainer
-from lightfed.local.finished import Suspended
 from lightfed.local.rank_sessions import Pending, RunClient
+from lightfed.local.sessions.finished import Suspended
 from lightfed.runs import checkpoint, journal
 from lightfed.utils import signals
 from lightfed.utils.errors import Interrupted, UserError

@@ -1,22 +1,27 @@
 """The hooks of an algorithm, and the session context passed to them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
 
+from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import GroupState
+from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.local.optimizer import Proximal
 from lightfed.models.build import DataSpec
+from lightfed.state.client_state import Kept
 from lightfed.state.rows import ModelLayout, Row
 
 # When a client is tested: after the last aggregation or after its last session.
 Moment = Literal["aggregated", "trained"]
+
+SESSION_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
 
 
 @dataclass(eq=False)
@@ -193,3 +198,26 @@ class Hooks(nn.Module, ABC):
     def reset_client(self, fed: Any, client: int) -> None:
         """Reset a stateful client of this rank, whose row is not finite, to its initial values."""
         fed.row(client).copy_(fed.state(client).initial)
+
+
+class SessionFleet(Protocol):
+    """The part of the federation that sessions use; `lightfed.api.fleet.Fleet` implements it."""
+
+    algorithm: Hooks
+    groups: list[GroupState]
+    data: ClientData
+    device: torch.device
+    kept: dict[str, Kept]
+    masks: Kept | None
+    ranks: Ranks
+    seed: int
+    work: LocalWork
+
+    def mine(self, clients: Sequence[int]) -> list[int]: ...
+    def row(self, client: int) -> Row: ...
+    def deliver(self, clients: Collection[int]) -> bool: ...
+    def state(self, client: int) -> GroupState: ...
+    def group_of(self, client: int) -> int: ...
+    def home_group(self, client: int) -> int: ...
+    def mask(self, client: int) -> Tensor | None: ...
+    def stored_bytes(self, client: int) -> int: ...

@@ -1,7 +1,8 @@
 """The data and the amount of work of sessions: data module, local epochs and steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,7 @@ from lightfed.data.batches import PackBatches
 from lightfed.models.build import DataSpec
 from lightfed.utils.counts import rounded_down
 from lightfed.utils.errors import UserError
+from lightfed.utils.rng import derive_seed, torch_generator
 
 
 class ClientData(DataSpec, Protocol):
@@ -146,3 +148,72 @@ class LocalWork:
         per_epoch = data.num_batches(client)
         batches = self.batches(per_epoch) if steps is None else self.limited(steps)
         return data.num_samples(client) * batches / per_epoch
+
+
+class SessionPlans:
+    """What sessions train on: their batches, in named orders, and their lengths.
+
+    Args:
+        data: of the clients.
+        work: as configured.
+        seed: of the run.
+
+    Attributes:
+        steps: batches per session by client, if they differ from the configuration.
+        phases: parts of every session, if it has several.
+    """
+
+    def __init__(self, data: ClientData, work: LocalWork, *, seed: int) -> None:
+        self._data, self._work, self._seed = data, work, seed
+        self.steps: Mapping[int, int] = {}
+        self.phases: Sequence[Phase] = ()
+
+    def seed(self, client: int, t: int, purpose: str = "") -> int:
+        """Of dropout, and what else a session draws from the device's default generator."""
+        return derive_seed(self._seed, f"{purpose}session", t, client)
+
+    def lengths(self, client: int, t: int) -> list[int]:
+        """Number of batches of each part of a client's session in round t."""
+        given, work = self.steps.get(client), self._work
+        if given is not None and not self.phases:
+            return [work.limited(given)]
+        per_epoch = self._data.num_batches(client, t)
+        phases = [work.phase(phase, per_epoch) for phase in self.phases]
+        return phases or [work.batches(per_epoch)]
+
+    def steps_of(self, client: int, t: int, purpose: str = "") -> int:
+        """Number of batches of a session; one with a purpose has the configured length."""
+        if purpose:
+            return self._work.batches(self._data.num_batches(client, t))
+        return sum(self.lengths(client, t))
+
+    def phases_of(self, client: int, t: int, module: nn.Module) -> dict[int, Sequence[Tensor]]:
+        """The parameters of a module that are trained from a batch on, by its index."""
+        if not self.phases:
+            return {}
+        starts = accumulate(self.lengths(client, t), initial=0)
+        phases = zip(starts, self.phases, strict=False)
+        return {start: phase.parameters(module) for start, phase in phases}
+
+    def batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
+        """`left` training batches; their order is named (seed, purpose + "order", t, client)."""
+        for plan in self.epochs(client, t, left, purpose):
+            yield from self._data.batches(plan)
+
+    def epochs(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
+        """The local epochs of `left` training batches, before their samples are gathered."""
+        data = self._data
+        order = torch_generator(self._seed, f"{purpose}order", t, client)
+        augment = None
+        if data.augments:
+            augment = torch_generator(self._seed, f"{purpose}augment", t, client)
+        while left > 0:
+            plan = data.train_plan(client, order=order, augment=augment, limit=left, t=t)
+            assert plan.sizes, f"client {client} has no batch"
+            left -= len(plan.sizes)
+            yield plan
+
+    def side_by_side(self, clients: Sequence[int], t: int) -> PackBatches:
+        """The training batches of several sessions."""
+        steps = {client: self.steps_of(client, t) for client in clients}
+        return self._data.pack_batches([[*self.epochs(k, t, left)] for k, left in steps.items()])

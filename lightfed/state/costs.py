@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from lightfed_kernels import Layout, Segments, count_per_tensor
 from torch import nn
 
 Clients = int | Sequence[int]
@@ -117,6 +118,30 @@ def weight_uses(module: nn.Module, batch: torch.Tensor) -> dict[str, float]:
         for handle in handles:
             handle.remove()
     return uses
+
+
+class MaskedFlops:
+    """Forward FLOPs of a sample under the masks of a group's rows.
+
+    Args:
+        module: the group's.
+        batch: (2, ...) zeros.
+        layout: of the float rows.
+        dense: FLOPs of the whole model.
+    """
+
+    def __init__(
+        self, module: nn.Module, batch: torch.Tensor, layout: Layout, dense: float
+    ) -> None:
+        self._uses, self._dense, self._layout = weight_uses(module, batch), dense, layout
+        self._segments = Segments.build(layout, device=batch.device)
+
+    def __call__(self, mask: torch.Tensor) -> float:
+        """FLOPs under a mask, packed words (P / 32,)."""
+        counts = count_per_tensor(mask, self._segments).tolist()
+        covered = zip(self._layout, counts, strict=True)
+        missing = {entry.name: entry.numel - count for entry, count in covered}
+        return masked_flops(self._dense, self._uses, missing)
 
 
 def masked_flops(dense: float, uses: Mapping[str, float], missing: Mapping[str, int]) -> float:

@@ -25,7 +25,7 @@ BROKEN = 1
 
 def breaks(fleet: Fleet, client: int, *, after: int = 0) -> None:
     """The client's sessions raise where they would take the batch after so many."""
-    batches = fleet.training._batches
+    batches = fleet.training.plans.batches
 
     def some(k: int, *rest: Any) -> Any:
         for index, batch in enumerate(batches(k, *rest)):
@@ -33,7 +33,7 @@ def breaks(fleet: Fleet, client: int, *, after: int = 0) -> None:
                 raise OSError("its samples cannot be read")
             yield batch
 
-    fleet.training._batches = some  # type: ignore[method-assign]
+    fleet.training.plans.batches = some  # type: ignore[method-assign]
 
 
 def devices(after: int) -> Fleet:

@@ -118,14 +118,14 @@ def test_algorithms_whose_clients_keep_rows_go_on_with_one_that_fails(algorithm:
 
 def spoil(fleet: Fleet, client: int) -> None:
     """The client's sessions raise at their first batch."""
-    run = fleet.training._batches
+    run = fleet.training.plans.batches
 
     def batches(k: int, *rest: Any) -> Any:
         if k == client:
             raise OSError("its samples cannot be read")
         return run(k, *rest)
 
-    fleet.training._batches = batches  # type: ignore[method-assign, assignment]
+    fleet.training.plans.batches = batches  # type: ignore[method-assign, assignment]
 
 
 class Later(Line):

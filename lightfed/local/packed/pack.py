@@ -1,44 +1,22 @@
 """The sessions of some clients of one group, and the values that modules keep outside of rows."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SessionContext
-from lightfed.local.local_work import ClientData
 from lightfed.local.packed.forward import Views
 from lightfed.local.packed.report import PackedReport
 from lightfed.local.packed.session import Members, PackedSession
 from lightfed.local.session import Known, PendingReport, Work
+from lightfed.local.sessions.around import AroundSessions
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
 _OWN = 1 << 16  # elements of a buffer that each client may have its own values of
 
 AnyReport = PackedReport | PendingReport | Known
-
-
-class Sessions(Protocol):
-    """What happens around the steps of a session; `rank_sessions.Training` implements it."""
-
-    lr: float | None
-
-    @property
-    def watched(self) -> bool: ...
-    def lengths(self, client: int, t: int) -> list[int]: ...
-    def phases_of(
-        self, client: int, t: int, module: nn.Module
-    ) -> Mapping[int, Sequence[Tensor]]: ...
-    def plans(self, client: int, t: int) -> Sequence[Any]: ...
-    def seed(self, client: int, t: int) -> int: ...
-    def begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext: ...
-    def work(self, s: SessionContext) -> Work: ...
-    def end(self, s: SessionContext, work: Work, report: PendingReport | PackedReport) -> None: ...
-    def failed(self, client: int, error: Exception) -> Known: ...
-    def forget_tests(self, clients: Collection[int]) -> None: ...
 
 
 class Pack:
@@ -49,7 +27,6 @@ class Pack:
         state: the group.
         session: of the group's packs.
         sessions: what happens around the steps.
-        data: the clients' samples.
         t: the round.
     """
 
@@ -58,13 +35,12 @@ class Pack:
         clients: Sequence[int],
         state: GroupState,
         session: PackedSession,
-        sessions: Sessions,
-        data: ClientData,
+        sessions: AroundSessions,
         t: int,
     ) -> None:
         self.clients = list(clients)
         self._state, self._session, self._sessions = state, session, sessions
-        self._data, self._t = data, t
+        self._t = t
 
     def run(self, *, same: bool) -> dict[int, AnyReport]:
         """Train the clients; a report of each.
@@ -120,13 +96,13 @@ class Pack:
         works = [sessions.work(s) for s in contexts]
         members = Members(
             self.clients,
-            self._data.pack_batches([sessions.plans(client, t) for client in self.clients]),
-            seed=lambda client: sessions.seed(client, t),
+            sessions.plans.side_by_side(self.clients, t),
+            seed=lambda client: sessions.plans.seed(client, t),
             hooks=[work.hook for work in works] or none,
             masks=[work.mask for work in works] or none,
             proximals=[work.proximal for work in works] or none,
             buffers=buffers.stacked(),
-            phases=sessions.phases_of(self.clients[0], t, self._state.module),
+            phases=sessions.plans.phases_of(self.clients[0], t, self._state.module),
         )
         lr = sessions.lr if self._state.takes_lr else None
         result = self._session.train(block, members, lr=lr, shared=buffers.shared())

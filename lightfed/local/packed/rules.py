@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import ClientModule, MaskedLanguageClient
-from lightfed.local.hooks import Hooks
+from lightfed.local.hooks import SESSION_HOOKS, Hooks
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.forward import PackedForward, graph_of
@@ -29,7 +29,6 @@ SideBySide = Literal["auto", "off"] | int
 # Under vmap fewer clients than this have other bits: torch then takes other algorithms.
 FLOOR = 3
 _PAIR = 2  # with several threads a product of one matrix has other bits than one of several
-_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
 # Fewer clients of a group in a round gain nothing.
 _FEW = 4
 _MEBI = 1 << 20
@@ -161,11 +160,6 @@ def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
     return ""
 
 
-def overrides_hooks(algorithm: Hooks) -> bool:
-    """Whether an algorithm has a hook that is called for single sessions."""
-    return any(getattr(type(algorithm), name) is not getattr(Hooks, name) for name in _HOOKS)
-
-
 def _hooks_allow(algorithm: Hooks) -> bool:
     """Whether an algorithm's session hooks keep a client's state out of Python attributes.
 
@@ -175,7 +169,7 @@ def _hooks_allow(algorithm: Hooks) -> bool:
     declared = _first_with(order, "side_by_side")
     if order[declared] is Hooks:
         declared = len(order)
-    hooks = [_first_with(order, name) for name in _HOOKS]
+    hooks = [_first_with(order, name) for name in SESSION_HOOKS]
     overridden = [place for place in hooks if order[place] is not Hooks]
     if any(place < declared for place in overridden):
         return False

@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from lightfed.local.client_group import GroupState
-from lightfed.local.local_work import ClientData
-from lightfed.local.packed.pack import AnyReport, Pack, Sessions
+from lightfed.local.packed.pack import AnyReport, Pack
 from lightfed.local.packed.rules import Packing
 from lightfed.local.packed.session import PackedSession
 from lightfed.local.session import Autocast
+from lightfed.local.sessions.around import AroundSessions
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
@@ -20,7 +20,6 @@ class Fleet(Protocol):
     """The part of the federation that packs use."""
 
     groups: list[GroupState]
-    data: ClientData
 
     def group_of(self, client: int) -> int: ...
     def row(self, client: int) -> Row: ...
@@ -35,7 +34,7 @@ class PackRunner:
         sessions: what happens around the steps of a session.
     """
 
-    def __init__(self, fleet: Fleet, sessions: Sessions) -> None:
+    def __init__(self, fleet: Fleet, sessions: AroundSessions) -> None:
         self._fleet, self._sessions = fleet, sessions
         self._most: dict[int, int] = {}  # by group
         self._trainers: dict[int, PackedSession] = {}
@@ -63,7 +62,7 @@ class PackRunner:
         if not self._most:
             return
         groups = {client: self._fleet.group_of(client) for client in clients}
-        lengths = {client: self._sessions.lengths(client, t) for client in clients}
+        lengths = {client: self._sessions.plans.lengths(client, t) for client in clients}
         for pack in form(clients, groups, lengths, self._most):
             self._packs.update(dict.fromkeys(pack, pack))
 
@@ -102,7 +101,7 @@ class PackRunner:
     def _pack(self, clients: Sequence[int], t: int) -> Pack:
         group = self._fleet.group_of(clients[0])
         state, trainer = self._fleet.groups[group], self._trainers[group]
-        return Pack(clients, state, trainer, self._sessions, self._fleet.data, t)
+        return Pack(clients, state, trainer, self._sessions, t)
 
     def _after(self, error: Exception, clients: Sequence[int], t: int) -> dict[int, AnyReport]:
         """Results of a pack that has raised."""

@@ -1,13 +1,14 @@
 """Results of finished sessions in an interrupted round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
-from lightfed.local.hooks import Moment
+from lightfed.local.hooks import Moment, SessionFleet
 from lightfed.local.session import Report
+from lightfed.state.rows import Row
 
 
 @dataclass
@@ -39,6 +40,38 @@ class Finished:
     def of(cls, state: Mapping[str, Any]) -> "Finished":
         tests = {moment: Report(**report) for moment, report in state["tests"].items()}
         return cls(Report(**state["report"]), tests, state["tensors"], state["result"])
+
+    def put_in_place(
+        self, fleet: SessionFleet, client: int, tests: Mapping[Moment, list[Report]]
+    ) -> Report:
+        """Restore a client's row and state, and its tests; the report of its session."""
+        fleet.row(client).copy_(Row(self.tensors["floats"], self.tensors["integers"]))
+        for name, kept in fleet.kept.items():
+            kept.restore(client, self.kept.get(name))
+        for moment, report in self.tests.items():
+            tests[moment].append(report)
+        return self.report
+
+
+def finished(
+    fleet: SessionFleet, reports: Sequence[Report], tests: Mapping[Moment, Sequence[Report]]
+) -> dict[int, Finished]:
+    """Results of this rank's sessions, by client; one that failed may succeed when resumed."""
+    tested = {moment: {report.client: report for report in t} for moment, t in tests.items()}
+    results = {}
+    for report in reports:
+        if report.error:
+            continue
+        client, row = report.client, fleet.row(report.client)
+        found = {name: kept.saved(client) for name, kept in fleet.kept.items()}
+        # Cloned: a view would be saved with the whole matrix behind it.
+        results[client] = Finished(
+            report,
+            {moment: t[client] for moment, t in tested.items() if client in t},
+            {"floats": row.floats.cpu().clone(), "integers": row.integers.cpu().clone()},
+            {name: x.cpu().clone() for name, x in found.items() if x is not None},
+        )
+    return results
 
 
 class Suspended(Exception):

@@ -1,0 +1,175 @@
+"""The clients of a federation: their groups and their ranks."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Required, TypedDict
+
+from lightfed.distributed.collectives import Ranks
+from lightfed.distributed.placement import Rates, place
+from lightfed.local.client_group import ClientGroup, GroupState, group_names
+from lightfed.local.hooks import Hooks
+from lightfed.local.local_work import ClientData, LocalWork
+from lightfed.state.client_state import Kept
+from lightfed.state.rows import ModelLayout
+from lightfed.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments of `PlacedClients`."""
+
+    ranks: Required[Ranks]
+    work: LocalWork | None
+    seed: int
+    host_rows: bool
+    rates: Rates | None
+
+
+class PlacedClients:
+    """The clients, numbered 0 .. N-1 in the order of the groups, and where they are.
+
+    Args:
+        groups: one architecture each.
+        algorithm: prepares the modules, and decides whether clients keep their rows.
+        data: the clients' samples.
+        ranks: of the run.
+        work: local work and sampling.
+        seed: of the whole run.
+        host_rows: keep client rows in host memory.
+        rates: session times that the run has measured before.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[ClientGroup],
+        algorithm: Hooks,
+        data: ClientData,
+        *,
+        ranks: Ranks,
+        work: LocalWork | None = None,
+        seed: int = 0,
+        host_rows: bool = False,
+        rates: Rates | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.rates = Rates() if rates is None else rates
+        self.host_rows = host_rows
+        self.data = data
+        data.reserve(algorithm.hold_out)
+        self.ranks = ranks
+        self.device = ranks.device
+        self.work = work or LocalWork()
+        self.seed = seed
+        self.clients = sum(group.count for group in groups)
+        self.kept: dict[str, Kept] = {}
+        self.masks: Kept | None = None
+        self.groups = [
+            GroupState.build(
+                group,
+                data,
+                name=name,
+                position=position,
+                seed=seed,
+                device=self.device,
+                host_rows=host_rows,
+                prepare=algorithm.prepare_module,
+            )
+            for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
+        ]
+        self._home_group = [i for i, group in enumerate(groups) for _ in range(group.count)]
+        self._assigned: dict[int, int] = {}
+        self._owner: dict[int, int] = {}
+        if algorithm.stateful:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Assign all stateful clients a home rank and open their rows, once."""
+        self._owner = self._placed(range(self.clients))
+        for index, state in enumerate(self.groups):
+            mine = [k for k in self.mine(range(self.clients)) if self._home_group[k] == index]
+            state.open(mine, keep=True)
+            for client in mine:
+                state.store.row(client).copy_(state.initial)
+
+    def warn(self, text: str | None) -> None:
+        """Log a warning on one rank; does nothing for None."""
+        if text is not None and self.ranks.rank == 0:
+            log.warning("%s", text)
+
+    def one_layout(self, fix: str) -> ModelLayout:
+        """The layout of all clients.
+
+        Args:
+            fix: advice for a user with several layouts.
+
+        Raises:
+            UserError: two groups have different architectures; names them.
+        """
+        first = self.groups[0]
+        for state in self.groups:
+            if state.layout != first.layout:
+                found = f"groups {first.name} and {state.name} have different architectures"
+                raise UserError("model.clients", found, fix)
+        return first.layout
+
+    def one_after_the_other(self, key: str, found: str, fix: str) -> None:
+        """Reject several ranks, which train clients in parallel.
+
+        Raises:
+            UserError: there are several ranks.
+        """
+        if self.ranks.world > 1:
+            raise UserError(key, f"{found}, on {self.ranks.world} ranks", fix)
+
+    def state(self, client: int) -> GroupState:
+        """The group of a client in this round."""
+        return self.groups[self.group_of(client)]
+
+    def group_of(self, client: int) -> int:
+        return self._assigned.get(client, self._home_group[client])
+
+    def mine(self, clients: Sequence[int]) -> list[int]:
+        """The given clients that are on this rank, in order."""
+        return [k for k in clients if self._owner[k] == self.ranks.rank]
+
+    def _placed(self, clients: Sequence[int]) -> dict[int, int]:
+        """The rank of each client in its next session."""
+        if self.ranks.world == 1:
+            return dict.fromkeys(clients, 0)
+        return place(self._costs(clients), ranks=self.ranks.world)
+
+    def home_group(self, client: int) -> int:
+        """The configured group of a client, ignoring the round's assignment."""
+        return self._home_group[client]
+
+    def home(self, client: int) -> int:
+        """The rank of a stateful client."""
+        return self._owner[client]
+
+    def _open(self, clients: Sequence[int]) -> None:
+        """Assign ranks and slots to a round's participants, if they are stateless."""
+        if self.algorithm.stateful or all(k in self._owner for k in clients):
+            return
+        self._owner = self._placed(clients)
+        mine = self.mine(clients)
+        for index, state in enumerate(self.groups):
+            state.open([k for k in mine if self.group_of(k) == index], keep=False)
+
+    def _costs(
+        self, clients: Iterable[int], steps: Mapping[int, int] | None = None
+    ) -> dict[int, float]:
+        """Costs of sessions: seconds if all the clients' groups have been timed, else FLOPs.
+
+        Args:
+            clients: clients of the sessions.
+            steps: batches per session by client; as configured by default.
+        """
+        groups = {k: self.group_of(k) for k in clients}
+        rates = self.rates.of(groups.values())
+        if rates is None:  # only samples if a module's FLOPs are unknown
+            rates = {c: max(self.groups[c].flops, 1.0) for c in groups.values()}
+        given = steps or {}
+        return {
+            k: rates[c] * self.work.samples(self.data, k, given.get(k)) for k, c in groups.items()
+        }

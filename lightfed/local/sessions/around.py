@@ -1,0 +1,199 @@
+"""What happens around the steps of a session: its start and end, and tests of its client."""
+
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
+
+import lightning.pytorch as L
+from lightfed_kernels import apply_mask_
+from torch import Tensor
+
+from lightfed.local.client_group import GroupState
+from lightfed.local.client_module import reported
+from lightfed.local.hooks import SESSION_HOOKS, Hooks, Moment, SessionContext, SessionFleet
+from lightfed.local.local_work import SessionPlans
+from lightfed.local.optimizer import Proximal
+from lightfed.local.packed.report import PackedReport
+from lightfed.local.session import Known, LocalSession, PendingReport, Report, Runtime, Work
+from lightfed.models.build import blank
+from lightfed.state.costs import MaskedFlops
+from lightfed.state.rows import Row
+from lightfed.utils.rng import derive_seed, seed_default_generators
+
+log = logging.getLogger(__name__)
+
+
+class AroundSessions:
+    """The start and end of sessions, side by side or not.
+
+    Attributes:
+        lr: learning rate of the round, for optimisers that use it.
+        plans: what sessions train on.
+        tested: clients to test in their sessions of this round: before training, with the
+            aggregated model, or after training.
+        tests: reports of those tests, of this rank's sessions.
+    """
+
+    def __init__(self, fleet: SessionFleet) -> None:
+        self._fleet = fleet
+        self._runtime = Runtime()
+        self._sessions: dict[int, LocalSession] = {}
+        self._masked: dict[str, MaskedFlops] = {}  # by group
+        method = type(fleet.algorithm)
+        self._has_gradient = method.local_gradient is not Hooks.local_gradient
+        self._has_end = method.session_end is not Hooks.session_end
+        self._hooked = any(getattr(method, n) is not getattr(Hooks, n) for n in SESSION_HOOKS)
+        self.plans = SessionPlans(fleet.data, fleet.work, seed=fleet.seed)
+        self.lr: float | None = None
+        self.tested: Mapping[Moment, Collection[int]] = {}
+        self.tests: dict[Moment, list[Report]] = {}
+        self._explained = False
+
+    def session_of(self, module: L.LightningModule) -> LocalSession:
+        """The session that evaluates a module: a group's, or one for an algorithm's own module."""
+        session = self._sessions.get(id(module))
+        if session is None:
+            session = self._sessions[id(module)] = LocalSession(module, self._runtime)
+        return session
+
+    def begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
+        """Start a session on a row, and test the client before its training."""
+        s = self._begin(client, state, row, t)
+        self._test("aggregated", s)
+        return s
+
+    def work(self, s: SessionContext) -> Work:
+        """The work of a session that has begun."""
+        s.proximal = self._fleet.algorithm.proximal(s)
+        return self._work(s, "", self._fleet.mask(s.client), s.proximal)
+
+    def end(self, s: SessionContext, work: Work, report: PendingReport | PackedReport) -> None:
+        """Finish a session on its trained row, and test the client after its training."""
+        s.step = report.steps
+        report.flops = s.group.flops
+        if work.mask is not None:
+            report.flops = self._masked_flops(s.group, work.mask)
+        if work.proximal is not None and work.proximal.gap is not None:
+            report.logged["stationarity"] = work.proximal.gap
+        if self._has_end:
+            self._fleet.algorithm.session_end(s)
+        self._test("trained", s)
+
+    def _begin(self, client: int, state: GroupState, row: Row, t: int) -> SessionContext:
+        """Start a session: bind the module to its row."""
+        state.live.bind(row)
+        s = SessionContext(self._fleet, client, t, state, row, lr=self.lr)
+        if self._has_gradient or self._has_end:
+            s.received = s.parameters.clone()
+        self._fleet.algorithm.session_start(s)
+        return s
+
+    def failed(self, client: int, error: Exception) -> Known:
+        """Report a session that raised; its row keeps the steps done, within the client's mask."""
+        fleet, state = self._fleet, self._fleet.state(client)
+        reason = self.abandon(client, state, error)
+        if state.staging is not None and state.staging.holds(client):
+            state.staging.put_back(client)
+        row = fleet.row(client).floats
+        mask = fleet.mask(client)
+        if mask is not None:
+            apply_mask_(row, mask.to(row.device))
+        return Known(Report(client, 0, norm=float(row.norm()), error=reason))
+
+    def abandon(self, client: int, state: GroupState, error: Exception) -> str:
+        """Clean a group's module after a session that raised; return the reason in one line."""
+        assert state.session is not None, "sessions are attached before the first round"
+        if not self._explained:
+            log.warning("the session of client %d failed", client, exc_info=error)
+            self._explained = True  # later failures get one line each
+        state.session.abandon()
+        return " ".join(f"{type(error).__name__}: {error}".split())
+
+    def forget_tests(self, clients: Collection[int]) -> None:
+        """Discard tests of sessions that are run again."""
+        for moment, reports in self.tests.items():
+            self.tests[moment] = [r for r in reports if r.client not in clients]
+
+    def finetune(self, client: int, row: Row) -> L.LightningModule:
+        """The client's module, bound to a copy of a row after an unreported session."""
+        fleet, state = self._fleet, self._fleet.groups[self._fleet.home_group(client)]
+        assert state.session is not None, "sessions are attached before the first round"
+        s = self._begin(client, state, state.borrow(row), -1)
+        # The same draws in every evaluation: metrics of two rounds differ only by their models.
+        state.session.train(s.row, self._work(s, "finetune-"))
+        return fleet.algorithm.tested(s)
+
+    def gradient(self, client: int, row: Row, t: int) -> Tensor:
+        """(P,) the gradient of one training batch at a row, in eval mode; 0 if there is none.
+
+        Drawn by (seed, "gradient", t, client).
+        """
+        state = self._fleet.state(client)
+        assert state.session is not None, "sessions are attached before the first round"
+        self._seed("gradient", t, client)
+        batch = next(self.plans.batches(client, t, 1, "gradient-"))
+        return state.session.gradient(row, batch)
+
+    def box(self, client: int) -> tuple[float, float] | None:
+        """Bounds of a client's parameters, if its optimiser projects onto them."""
+        session = self._fleet.state(client).session
+        assert session is not None, "sessions are attached before the first round"
+        return session.box
+
+    def _masked_flops(self, state: GroupState, mask: Tensor) -> float:
+        """Forward FLOPs of a sample under a client's mask; 0 for a module without a forward."""
+        if state.flops and state.name not in self._masked:
+            sample = blank(self._fleet.data, samples=2).to(self._fleet.device)
+            layout = state.layout.floats
+            self._masked[state.name] = MaskedFlops(state.module, sample, layout, state.flops)
+        return self._masked[state.name](mask) if state.flops else 0.0
+
+    def _work(
+        self,
+        s: SessionContext,
+        purpose: str,
+        mask: Tensor | None = None,
+        proximal: Proximal | None = None,
+    ) -> Work:
+        """A session's work; the names of its draws start with `purpose`."""
+        plans, client, t = self.plans, s.client, s.round
+        return Work(
+            client,
+            plans.batches(client, t, plans.steps_of(client, t, purpose), purpose),
+            epoch_batches=self._fleet.data.num_batches(client, t),
+            lr=self.lr if s.group.takes_lr else None,
+            seed=plans.seed(client, t, purpose),
+            hook=partial(self._gradient, s) if self._has_gradient else None,
+            mask=mask,
+            proximal=proximal,
+            phases={} if purpose else plans.phases_of(client, t, s.module),
+        )
+
+    @property
+    def watched(self) -> bool:
+        """Whether a hook, a mask or a test looks at single sessions of this round."""
+        return self._hooked or self._fleet.masks is not None or any(self.tested.values())
+
+    def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        """Pass a batch's gradient through the algorithm's hook before the optimiser."""
+        self._fleet.algorithm.local_gradient(s, gradient)
+        s.step += 1
+
+    def _test(self, moment: Moment, s: SessionContext) -> None:
+        """Test a client on its own test split, if this moment is to be tested."""
+        client = s.client
+        if client not in self.tested.get(moment, ()):
+            return
+        fleet = self._fleet
+        module = fleet.algorithm.tested(s)
+        if module.training:
+            module.eval()
+        self._seed(f"{moment}-evaluation", -1, client)
+        report = self.session_of(module).evaluate(fleet.data.test_batches(client), client=client)
+        report.metrics = reported(report.metrics)
+        report.stored = fleet.stored_bytes(client)
+        self.tests[moment].append(report)
+
+    def _seed(self, purpose: str, t: int, client: int) -> None:
+        seed = derive_seed(self._fleet.seed, purpose, t, client)
+        seed_default_generators(seed, self._fleet.device)
