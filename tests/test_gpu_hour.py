@@ -1,0 +1,61 @@
+"""The first hour on a card, with parts that take a moment."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lightfed.testing import gpu
+from lightfed.testing.gpu import Part, main
+
+SLEEPER = (
+    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+)
+PARTS = (
+    Part("good", ("-c", "import sys; print('on', sys.argv[1])", "DEVICE"), 0.2),
+    Part("slow", ("-c", SLEEPER), 0.01),
+    Part("bad", ("-c", "raise SystemExit(3)"), 0.2),
+    Part("card", ("-c", "raise SystemExit(0)"), 0.2, needs_card=True),
+    Part("last", ("-c", "open(r'OUT/result', 'w').close()"), 0.2),
+)
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "PARTS", PARTS)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def states(out: Path) -> dict[str, str]:
+    lines = (out / "summary.txt").read_text().splitlines()[1:]
+    return {line.split()[0]: line.split(" s  ")[1] for line in lines}
+
+
+def test_a_part_that_fails_or_takes_too_long_keeps_the_others_results(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--minutes", "1", "--parts", "good,slow,bad,card"]) == 1
+    found = states(tmp_path)
+    assert (found["good"], found["bad"]) == ("done", "exit status 3")
+    assert found["card"].startswith("not run")
+    assert found["slow"].startswith("cut off")
+    assert (tmp_path / "good.log").read_text().splitlines()[-1] == "on cpu"
+    assert not (tmp_path / "card.log").exists()
+
+
+def test_its_own_files_are_in_the_folder_and_all_well_is_status_0(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--parts", "card,last"]) == 0
+    assert (tmp_path / "result").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--parts", "good,other"], []])
+def test_wrong_arguments_are_refused(arguments: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([*(["--out", str(tmp_path)] if arguments else []), *arguments])
+    assert left.value.code == 2
+
+
+def test_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(["--out", "results"])
+    assert left.value.code == 2
+    assert os.listdir(tmp_path) == []
