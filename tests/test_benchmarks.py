@@ -149,3 +149,15 @@ def test_a_population_is_evaluated_and_saved(capsys: pytest.CaptureFixture[str])
 
     population.main(["--passes", "1", "--clients", "200"])
     assert "stateful round and checkpoint" in capsys.readouterr().out
+
+
+def test_a_pack_takes_fewer_operators_and_waits_for_no_value(tmp_path: Path) -> None:
+    import operators
+    from workloads import WORKLOADS
+
+    tiny = WORKLOADS["W5"].tiny()
+    alone = operators.count(tiny, side_by_side="off", device="cpu")
+    packed = operators.count(tiny, side_by_side="5", device="cpu", trace=tmp_path / "trace.json.gz")
+    assert 0 < packed.operators < alone.operators
+    assert packed.reads == 0
+    assert (tmp_path / "trace.json.gz").stat().st_size > 0

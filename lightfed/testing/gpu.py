@@ -42,7 +42,7 @@ class Part:
 _BENCHMARKS = "tests/benchmarks"
 _PYTEST = ("-m", "pytest", "-n", "0", "-m", "gpu", "-rf", "tests")
 _KERNELS = ("-m", "lightfed_kernels.bench", "--device", "cuda", "--gate", "--save", "OUT")
-_ROUNDS = (f"{_BENCHMARKS}/rounds.py", "--device", "DEVICE", "--json", "OUT/rounds.json")
+_ROUNDS = (f"{_BENCHMARKS}/rounds.py", "--device", "DEVICE", "--passes", "5")
 _OPERATORS = (f"{_BENCHMARKS}/operators.py", "--device", "DEVICE", "--out", "OUT")
 _QUICKSTART = (
     *("-m", "lightfed", "fit", "--config", "configs/quickstart.yaml"),

@@ -35,12 +35,16 @@ class Bare(ABC):
     Args:
         workload: what is trained.
         make: makes the sessions of a network.
+        device: cpu or cuda.
     """
 
-    def __init__(self, workload: Workload, make: Make) -> None:
-        self.workload = workload
-        self.x, self.y = workload.samples("train", workload.pool)
-        self.make = lambda rate=1.0: make(workload.build(rate).train(), self.x, self.y)
+    def __init__(self, workload: Workload, make: Make, device: str) -> None:
+        self.workload, self.device = workload, device
+        self.x, self.y = (part.to(device) for part in workload.samples("train", workload.pool))
+        self.make = lambda rate=1.0: make(self._model(rate).train(), self.x, self.y)
+
+    def _model(self, rate: float = 1.0) -> nn.Module:
+        return self.workload.build(rate).to(self.device)
 
     @abstractmethod
     def round(self, draws: Draws, t: int) -> None:
@@ -54,10 +58,10 @@ class Bare(ABC):
 class FedAvg(Bare):
     """All clients have as many samples: the server's model is the plain mean."""
 
-    def __init__(self, workload: Workload, make: Make) -> None:
-        super().__init__(workload, make)
+    def __init__(self, workload: Workload, make: Make, device: str) -> None:
+        super().__init__(workload, make, device)
         self._sessions = self.make()
-        self._state = [p.detach().clone() for p in workload.build().parameters()]
+        self._state = [p.detach().clone() for p in self._model().parameters()]
 
     @override
     def round(self, draws: Draws, t: int) -> None:
@@ -72,15 +76,15 @@ class FedAvg(Bare):
 class HeteroFL(Bare):
     """Slices of the widest model; every element is the mean over the clients that own it."""
 
-    def __init__(self, workload: Workload, make: Make) -> None:
-        super().__init__(workload, make)
-        self._state = [p.detach().clone() for p in workload.build().parameters()]
+    def __init__(self, workload: Workload, make: Make, device: str) -> None:
+        super().__init__(workload, make, device)
+        self._state = [p.detach().clone() for p in self._model().parameters()]
         self._sessions = [self.make(0.5**level) for level in range(len(LEVELS))]
         self._slices = [
             [tuple(slice(size) for size in p.shape) for p in sessions.model.parameters()]
             for sessions in self._sessions
         ]
-        self._held = torch.zeros(workload.clients, CLASSES, dtype=torch.bool)
+        self._held = torch.zeros(workload.clients, CLASSES, dtype=torch.bool, device=device)
         for client in range(workload.clients):
             self._held[client, self.y[workload.owned(client)]] = True
 
@@ -88,7 +92,7 @@ class HeteroFL(Bare):
     def round(self, draws: Draws, t: int) -> None:
         sums = [torch.zeros_like(value) for value in self._state]
         counts = [torch.zeros_like(value) for value in self._state]
-        levels = torch.tensor([self.workload.level(client) for client in draws.clients])
+        levels = torch.tensor([self.workload.level(k) for k in draws.clients], device=self.device)
         held = self._held[draws.clients]
         for level in levels.unique().tolist():
             here = levels == level
@@ -116,10 +120,10 @@ class HeteroFL(Bare):
 class DisPFL(Bare):
     """Sparse models in one matrix, averaged over neighbours by two products of matrices."""
 
-    def __init__(self, workload: Workload, make: Make) -> None:
-        super().__init__(workload, make)
+    def __init__(self, workload: Workload, make: Make, device: str) -> None:
+        super().__init__(workload, make, device)
         self._sessions = self.make()
-        model = workload.build()
+        model = self._model()
         self._shapes = [p.shape for p in model.parameters()]
         flat = torch.cat([p.detach().flatten() for p in model.parameters()])
         self._masks = torch.stack([self._first_mask(model, k) for k in range(workload.clients)])
@@ -131,7 +135,7 @@ class DisPFL(Bare):
         segments, seed = Segments.build(layout), derive_seed(SEED, "first-mask", client=client)
         words = random_mask(segments, DENSITY, erk=True, seed=seed, device=torch.device("cpu"))
         views = layout.views(unpack_mask(words).float()).values()
-        return torch.cat([view.flatten() for view in views])
+        return torch.cat([view.flatten() for view in views]).to(self.device)
 
     @override
     def round(self, draws: Draws, t: int) -> None:
@@ -170,17 +174,18 @@ class DisPFL(Bare):
 METHODS: dict[str, type[Bare]] = {"FedAvg": FedAvg, "HeteroFL": HeteroFL, "DisPFL": DisPFL}
 
 
-def bare(workload: Workload, way: Way) -> Bare:
+def bare(workload: Workload, way: Way, device: str = "cpu") -> Bare:
     """The rounds of a workload in plain PyTorch.
 
     Args:
         workload: what is trained.
         way: `loop`, one client after the other with torch.optim.SGD; `tuned`, the fastest known
             such loop; `batched`, all clients of one architecture at once.
+        device: cpu or cuda.
     """
     if way != "loop":
         keep_heap()
     if way == "batched":
-        return METHODS[workload.method](workload, Batched)
+        return METHODS[workload.method](workload, Batched, device)
     tuned = way == "tuned"
-    return METHODS[workload.method](workload, lambda *made: OneByOne(*made, tuned=tuned))
+    return METHODS[workload.method](workload, lambda *made: OneByOne(*made, tuned=tuned), device)

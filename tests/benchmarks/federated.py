@@ -102,7 +102,13 @@ class Pace(Callback):
 
 
 def build(
-    workload: Workload, folder: str, callback: Callback, *, ranks: int = 1
+    workload: Workload,
+    folder: str,
+    callback: Callback,
+    *,
+    ranks: int = 1,
+    device: str = "cpu",
+    **settings: Any,
 ) -> tuple[FederatedTrainer, Federation, FederatedDataModule]:
     """A run of the workload, ready to fit.
 
@@ -111,6 +117,8 @@ def build(
         folder: for the run folder.
         callback: ends the run.
         ranks: processes.
+        device: cpu or cuda.
+        **settings: of the Federation, beyond the workload's.
     """
     sampled = {} if workload.method == "DisPFL" else {"clients_per_round": workload.per_round}
     federation = Federation(
@@ -121,6 +129,7 @@ def build(
         export=(),
         seed=SEED,
         **sampled,
+        **settings,
     )
     data = FederatedDataModule(
         Pool(workload), Windows(workload), batch_size=BATCH_SIZE, channels_last=True
@@ -128,7 +137,7 @@ def build(
     trainer = FederatedTrainer(
         name=workload.name,
         max_epochs=ENDLESS,
-        accelerator="cpu",
+        accelerator="cpu" if device == "cpu" else "gpu",
         devices=ranks,
         callbacks=callback,
         limit_val_batches=0,

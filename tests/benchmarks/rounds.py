@@ -1,9 +1,10 @@
 """What a round of lightfed costs, against bare PyTorch loops that do the same work.
 
-    python tests/benchmarks/rounds.py [--workloads W1,W2,W3,W4,W5] [--passes 10] [--loaded]
+    python tests/benchmarks/rounds.py [--workloads W1,W5] [--passes 10] [--loaded] [--device cuda]
 
-CPU time of the process tree for a round, one torch thread. Each side has a process of its own; they
-take turns, and a ratio is taken within a pass, so that a busy machine slows both. The sides:
+CPU time of the process tree for a round, one torch thread; with `--device cuda` the time until the
+card is done. Each side has a process of its own; they take turns, and a ratio is taken within a
+pass, so that a busy machine slows both. The sides:
 
     loop      one client after the other, foreach copies, a new torch.optim.SGD a client
     tuned     the fastest such loop known: no optimiser, channels_last, memory kept
@@ -33,9 +34,9 @@ WARM_UP = 2
 TOLERANCE = 0.05  # DisPFL's sides choose differently among gradients that are all zero
 
 
-def compare(workload: Workload, *, passes: int) -> bool:
+def compare(workload: Workload, *, passes: int, device: str = "cpu") -> bool:
     """Let the sides take turns and print what they took; whether losses and goals are as wanted."""
-    workers = {side: Worker(side, workload) for side in SIDES}
+    workers = {side: Worker(side, workload, device) for side in SIDES}
     seconds: dict[Side, list[float]] = {side: [] for side in SIDES}
     try:
         start = workers["lightfed"].loss()
@@ -57,7 +58,7 @@ def compare(workload: Workload, *, passes: int) -> bool:
         print(f"    {side:9} {milliseconds:26} ms a round, loss {start:.4f} -> {losses[side]:.4f}")
     met = True
     for side in SIDES[:-1]:
-        goal = workload.goal if side == "loop" else None
+        goal = workload.goal if side == "loop" and device == "cpu" else None
         figure = Figure(seconds[side], seconds["lightfed"], goal)
         print(f"    lightfed / {side:9} {figure.text()}")
         met = met and figure.met
@@ -84,12 +85,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workloads", type=workloads, default=list(WORKLOADS.values()))
     parser.add_argument("--passes", type=int, default=10, help="measurements of every side")
     parser.add_argument("--loaded", action="store_true", help="keep every core busy meanwhile")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args(argv)
     if options.passes < 1:
         parser.error(f"--passes: {options.passes}; give at least 1")
     with busy(options.loaded):
         print(machine())
-        good = [compare(workload, passes=options.passes) for workload in options.workloads]
+        good = [
+            compare(workload, passes=options.passes, device=options.device)
+            for workload in options.workloads
+        ]
         print(f"\n{machine()}")
     return 0 if all(good) else 1
 

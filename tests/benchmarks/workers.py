@@ -1,9 +1,13 @@
-"""Processes that run rounds on command and say what they cost; the sides take turns."""
+"""Processes that run rounds on command and say what they cost; the sides take turns.
+
+On a CPU that is CPU time, on a card the time until all its work is done.
+"""
 
 import gc
 import multiprocessing
 import resource
 import tempfile
+import time
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,20 +26,21 @@ class Worker:
     Args:
         side: whose rounds.
         workload: what is trained.
+        device: cpu or cuda.
     """
 
-    def __init__(self, side: Side, workload: Workload) -> None:
+    def __init__(self, side: Side, workload: Workload, device: str = "cpu") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch"])
         self._pipe, theirs = context.Pipe()
         target = _lightfed if side == "lightfed" else _bare
-        self._process = context.Process(target=target, args=(theirs, workload, side))
+        self._process = context.Process(target=target, args=(theirs, workload, side, device))
         self._process.start()
         theirs.close()
         self._pipe.recv()  # ready
 
     def seconds(self, rounds: int) -> float:
-        """CPU seconds of the process and its children for one of so many rounds."""
+        """Seconds of one of so many rounds."""
         return self._ask(rounds) / rounds
 
     def loss(self) -> float:
@@ -43,7 +48,7 @@ class Worker:
         return self._ask(LOSS)
 
     def memory(self) -> float:
-        """Bytes resident, without files such as libraries, which processes share."""
+        """Bytes resident, without files such as libraries; or the most on the card."""
         return self._ask(MEMORY)
 
     def close(self) -> None:
@@ -61,26 +66,36 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _bare(pipe: Connection, workload: Workload, way: Any) -> None:
+def seconds_on(device: str) -> float:
+    """CPU time; on a card the time of day, when all work on it is done."""
+    if device == "cpu":
+        return cpu_seconds()
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _bare(pipe: Connection, workload: Workload, way: Any, device: str) -> None:
     import torch
     from bare import bare
 
     torch.set_num_threads(1)
-    rounds, t = bare(workload, way), 0
+    rounds, t = bare(workload, way, device), 0
     pipe.send(0.0)
     while (question := pipe.recv()) != STOP:
         if question in (LOSS, MEMORY):
-            pipe.send(_answer(question, workload, rounds))
+            pipe.send(_answer(question, workload, rounds, device))
             continue
-        draws = [workload.draws(t + ahead) for ahead in range(question)]
-        start = cpu_seconds()
+        draws = [workload.draws(t + ahead).to(device) for ahead in range(question)]
+        start = seconds_on(device)
         for drawn in draws:
             rounds.round(drawn, t)
             t += 1
-        pipe.send(cpu_seconds() - start)
+        pipe.send(seconds_on(device) - start)
 
 
-def _lightfed(pipe: Connection, workload: Workload, side: Side) -> None:
+def _lightfed(pipe: Connection, workload: Workload, side: Side, device: str) -> None:
     import logging
 
     from federated import Pace, Run, build
@@ -92,19 +107,25 @@ def _lightfed(pipe: Connection, workload: Workload, side: Side) -> None:
     def between() -> int | None:
         """End a measurement, answer what is asked of the state, and start the next measurement."""
         nonlocal start
-        pipe.send(0.0 if start is None else cpu_seconds() - start)
+        pipe.send(0.0 if start is None else seconds_on(device) - start)
         while (question := pipe.recv()) in (LOSS, MEMORY):
-            pipe.send(_answer(question, workload, Run(federation)))
-        start = cpu_seconds()
+            pipe.send(_answer(question, workload, Run(federation), device))
+        start = seconds_on(device)
         return None if question == STOP else question
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer, federation, data = build(workload, folder, Pace(between))
+        trainer, federation, data = build(workload, folder, Pace(between), device=device)
         trainer.fit(federation, datamodule=data)
 
 
-def _answer(question: str, workload: Workload, rounds: Any) -> float:
-    return loss(workload, rounds.models()) if question == LOSS else _resident_bytes()
+def _answer(question: str, workload: Workload, rounds: Any, device: str) -> float:
+    if question == LOSS:
+        return loss(workload, rounds.models())
+    if device == "cpu":
+        return _resident_bytes()
+    import torch
+
+    return float(torch.cuda.max_memory_allocated())
 
 
 def loss(workload: Workload, models: list[list[Any]]) -> float:

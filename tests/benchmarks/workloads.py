@@ -49,6 +49,11 @@ class Draws:
     batch: Tensor
     hears: Tensor
 
+    def to(self, device: str) -> "Draws":
+        """The same on a device."""
+        moved = (part.to(device) for part in (self.order, self.batch, self.hears))
+        return Draws(self.clients, *moved)
+
 
 @dataclass(frozen=True)
 class Workload:

@@ -1,0 +1,133 @@
+"""How many operators a round takes, one client after the other and side by side.
+
+    python tests/benchmarks/operators.py [--workloads W1,W2,W5] [--device cuda] [--out FOLDER]
+
+Counted by torch.profiler in one round, after two others: operators that Python or autograd calls
+(not those that operators call), launches on a card, and values that the host waits for (`item` and
+the like). A step is one client's. `--out` keeps a trace of each for chrome://tracing.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning.pytorch as L
+import torch
+from federated import build
+from figures import machine
+from lightning.pytorch.callbacks import Callback
+from rounds import WARM_UP, workloads
+from torch.profiler import ProfilerActivity, profile
+from typing_extensions import override
+from workloads import BATCH_SIZE, CLIENT_SAMPLES, WORKLOADS, Workload
+
+_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync")
+_READ = "aten::_local_scalar_dense"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one round.
+
+    Attributes:
+        operators: that no other operator calls.
+        launches: on a card.
+        reads: values that the host waits for.
+    """
+
+    operators: int
+    launches: int
+    reads: int
+
+    @classmethod
+    def of(cls, profiled: profile) -> "Counts":
+        events = profiled.events() or []
+        operators = [event for event in events if event.name.startswith("aten::")]
+        return cls(
+            sum(not _in_operator(event) for event in operators),
+            sum(event.name.startswith(_LAUNCHES) for event in events),
+            sum(event.name == _READ for event in events),
+        )
+
+
+def _in_operator(event: object) -> bool:
+    parent = getattr(event, "cpu_parent", None)
+    return parent is not None and parent.name.startswith("aten::")
+
+
+class OneRound(Callback):
+    """Profiles the round after the warm-up, and ends the run."""
+
+    def __init__(self, device: str) -> None:
+        cards = [ProfilerActivity.CUDA] if device == "cuda" else []
+        self.profile = profile(activities=[ProfilerActivity.CPU, *cards], acc_events=True)
+
+    @override
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == WARM_UP:
+            self.profile.start()
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == WARM_UP:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.profile.stop()
+            trainer.should_stop = True
+
+
+def count(
+    workload: Workload, *, side_by_side: str, device: str, trace: Path | None = None
+) -> Counts:
+    """Profile a round of a workload.
+
+    Args:
+        workload: what is trained.
+        side_by_side: of the Federation.
+        device: cpu or cuda.
+        trace: file for the trace.
+    """
+    once = OneRound(device)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, federation, data = build(
+            workload, folder, once, device=device, side_by_side=side_by_side
+        )
+        trainer.fit(federation, datamodule=data)
+    if trace is not None:
+        once.profile.export_chrome_trace(str(trace))
+    return Counts.of(once.profile)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print a line for each workload and way."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ("W1", "W2", "W5")
+    parser.add_argument("--workloads", type=workloads, default=[WORKLOADS[name] for name in names])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, help="folder for traces")
+    options = parser.parse_args(argv)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    print(machine())
+    for workload in options.workloads:
+        steps = workload.per_round * -(-CLIENT_SAMPLES // BATCH_SIZE)
+        print(f"\n{workload.name}  {workload.title}, {steps} steps of clients a round")
+        for way in ("off", "auto"):
+            file = f"{workload.name}-{way}.json.gz"
+            trace = None if options.out is None else options.out / file
+            found = count(workload, side_by_side=way, device=options.device, trace=trace)
+            print(
+                f"    side_by_side {way:4}  {found.operators:6} operators, "
+                f"{found.operators / steps:5.1f} a step; {found.launches} launches, "
+                f"{found.launches / steps:.1f} a step; {found.reads} values read",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
