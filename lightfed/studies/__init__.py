@@ -1,1 +1,1 @@
-"""What belongs to one paper's evaluation: its figures, tables and names of experiments."""
+"""The evaluations of single papers: their figures, tables and names of experiments."""

@@ -123,7 +123,7 @@ def test_many_clients_stand_in_groups_of_one_client_group_and_like_mean(tmp_path
     # of the two clients of the last group of a, one has no sample of the last class
     np.testing.assert_allclose(rows.weights[24], (means[2] / 2, NAN, means[2]), atol=1e-6)
     label = _figure(run).axes[0].get_ylabel()
-    assert label == "groups of clients of like mean, 100 in all"
+    assert label == "groups of similar clients, 100 in all"
 
 
 @pytest.mark.parametrize("clients", [1, MOST_ROWS, MOST_ROWS + 1, 1000])

@@ -1,4 +1,4 @@
-"""Masks: how near those of clients are, and their labels.
+"""Masks of clients: their distances, compared with those of the clients' labels.
 
 Imports `drawing`, `results` and `utils`.
 """

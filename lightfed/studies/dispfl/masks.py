@@ -1,8 +1,8 @@
-"""The masks of sparse clients: how many elements each two of them treat differently.
+"""The masks of sparse clients: in how many elements each pair differs.
 
-A run of sparse clients leaves masks/client<k>.safetensors, one tensor `mask` of packed words a
-file: bit i of word w is element 32 w + i of the client's row, 1 where the client keeps it. Tensors
-of a row begin at multiples of 32, and bits of the padding between them are 0 in every mask.
+A run of sparse clients writes masks/client<k>.safetensors, each with one tensor `mask` of packed
+words: bit i of word w is element 32 w + i of the client's row, 1 if the client keeps it. Tensors
+of a row begin at multiples of 32. Padding bits between them are 0 in every mask.
 """
 
 import re
@@ -18,7 +18,7 @@ from lightfed.results.csvrows import damaged
 from lightfed.results.runfiles import Floats, Integers, RunFiles, whole_number
 
 CLIENTS_READ = 100
-BLOCK = 1024  # bytes of every mask whose bits are unpacked at a time: they stay in cache
+BLOCK = 1024  # bytes of every mask to unpack at a time, small enough to stay in cache
 FILE = re.compile(r"client(\d+)\.safetensors")
 
 Bytes = npt.NDArray[np.uint8]
@@ -26,11 +26,11 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class MaskPairs:
-    """K clients whose masks have one length, and how far these are apart.
+    """K clients whose masks have the same length, and the distances between these.
 
     Attributes:
-        client: ids, ascending, (K,).
-        differing: elements that one of two clients keeps and the other does not, (K, K).
+        client: (K,) ids, ascending.
+        differing: (K, K) number of elements that only one of two clients keeps.
         sparse: elements that at least one of the K clients does not keep.
         total: clients of the run that have a mask.
     """
@@ -42,15 +42,15 @@ class MaskPairs:
 
     @property
     def distance(self) -> Floats:
-        """The Hamming distance as a share of the elements that may differ, (K, K)."""
+        """(K, K) the Hamming distance as a share of the elements that may differ."""
         return self.differing / max(1, self.sparse)
 
 
 def mask_pairs(run: RunFiles) -> MaskPairs | None:
-    """Reads the masks of a run; None where it has none.
+    """Read the masks of a run; None if it has none.
 
-    Of very many clients 100, evenly spaced by id, are read. Where models have several sizes, those
-    clients whose size is the most frequent are compared.
+    At most 100 clients, evenly spaced by id, are read. If models have several sizes, only clients
+    of the most frequent size are compared.
 
     Raises:
         UserError: a file of masks/ is damaged.
@@ -74,7 +74,7 @@ def mask_pairs(run: RunFiles) -> MaskPairs | None:
 
 
 def _read(path: Path) -> Bytes:
-    """The words of one mask as bytes, (4 W,); their order does not matter for counts of bits."""
+    """(4 W,) the words of one mask as bytes; their order does not matter for counting bits."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -90,7 +90,7 @@ def _read(path: Path) -> Bytes:
 
 
 def _differing(masks: Bytes) -> Integers:
-    """The Hamming distance of each two masks (K, B), (K, K), by |x xor y| = |x| + |y| - 2 |x y|."""
+    """(K, K) Hamming distances of masks (K, B), by |x xor y| = |x| + |y| - 2 |x y|."""
     both = np.zeros((len(masks), len(masks)), dtype=np.int64)
     for start in range(0, masks.shape[1], BLOCK):
         bits = np.unpackbits(masks[:, start : start + BLOCK], axis=1).astype(np.float32)
@@ -100,7 +100,7 @@ def _differing(masks: Bytes) -> Integers:
 
 
 def _sparse(masks: Bytes, *, elements: int | None) -> int:
-    """Elements that at least one mask (K, B) leaves out; bits beyond `elements` are padding."""
+    """Number of elements that at least one mask (K, B) leaves out; the rest is padding."""
     kept_by_all = _ones(np.bitwise_and.reduce(masks))
     kept_by_some = _ones(np.bitwise_or.reduce(masks))
     bits = 8 * masks.shape[1]
@@ -113,7 +113,7 @@ def _ones(mask: Bytes) -> int:
 
 
 def _parameters(run: RunFiles) -> int | None:
-    """Of one client's model; None unless the run states one number for all client groups."""
+    """Elements of a client's model; None unless they are the same for all client groups."""
     stated = run.environment.get("parameters")
     found = set(stated.values()) if isinstance(stated, dict) else set()
     return whole_number(found.pop()) if len(found) == 1 else None

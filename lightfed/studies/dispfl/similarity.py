@@ -1,4 +1,4 @@
-"""Do clients with like data learn like masks? Two heat maps over pairs, and their correlation.
+"""Do clients with similar data learn similar masks? Two heat maps and their correlation.
 
 After figure 5 of Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated
 Learning via Decentralized Sparse Training", ICML 2022, arXiv:2206.00187: on the left the cosine
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEWEST = 3  # clients: of two there is one pair, and nothing to correlate
+FEWEST = 3  # clients: two have a single pair, which cannot be correlated
 CLIENTS_NAMED = 24
 CLASSES_NAMED = 30
-SMALLEST_STD = 1e-9  # what does not vary but for rounding has no correlation
+SMALLEST_STD = 1e-9  # values that vary only by rounding have no correlation
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """K clients by their most frequent class, and within one by its share, the largest first.
+    """K clients sorted by their most frequent class, then by its share, largest first.
 
     Attributes:
-        client: ids, (K,).
-        dominant: the most frequent class of each, ascending, (K,).
-        labels: cosine similarity of the classes' shares, (K, K).
-        masks: Hamming distance as a share of the elements that at least one client leaves out.
+        client: (K,) ids.
+        dominant: (K,) the most frequent class of each, ascending.
+        labels: (K, K) cosine similarity of the class shares.
+        masks: (K, K) Hamming distance as a share of the elements that a client leaves out.
         total: clients of the run that have a mask.
     """
 
@@ -64,7 +64,7 @@ class Similarity:
 
     @property
     def correlation(self) -> float:
-        """Pearson's, over the pairs; NaN where labels or masks are all alike."""
+        """Pearson's correlation over the pairs; NaN if all labels or all masks are the same."""
         upper = np.triu_indices(len(self.client), k=1)
         labels, masks = self.labels[upper], self.masks[upper]
         if min(labels.std(), masks.std()) < SMALLEST_STD:
@@ -72,9 +72,9 @@ class Similarity:
         return float(np.corrcoef(labels, masks)[0, 1])
 
 
-@lru_cache(maxsize=1)  # two themes and the page ask for it; large masks take seconds
+@lru_cache(maxsize=1)  # called for two themes and the page; large masks take seconds
 def similarity_of(run: RunFiles) -> Similarity | None:
-    """None without a partition, with masks of fewer than three clients, or with full masks alone.
+    """The similarities; None without a partition, three clients with masks, or a sparse mask.
 
     Raises:
         UserError: a mask is damaged or of a client that the partition does not know.
@@ -99,7 +99,7 @@ def similarity_of(run: RunFiles) -> Similarity | None:
 
 
 def similarity_figure(run: RunFiles, theme: Theme) -> Figure | None:
-    """The two heat maps side by side; None for a run without what they show."""
+    """The two heat maps next to each other; None for a run without these data."""
     found = similarity_of(run)
     if found is None:
         return None
@@ -116,7 +116,7 @@ def similarity_figure(run: RunFiles, theme: Theme) -> Figure | None:
 
 
 def similarity_figures(run: RunFiles) -> list[KeyFigure]:
-    """The correlation for the key figures of a run, nothing where it has none."""
+    """The correlation for the key figures of a run; empty if there is none."""
     found = similarity_of(run)
     if found is None or math.isnan(found.correlation):
         return []
@@ -126,12 +126,12 @@ def similarity_figures(run: RunFiles) -> list[KeyFigure]:
 
 def _cosines(counts: Integers) -> Floats:
     norms = np.linalg.norm(counts, axis=1, keepdims=True)
-    rows = counts / np.maximum(1.0, norms)  # counts that are not all zero have a norm of 1 or more
+    rows = counts / np.maximum(1.0, norms)  # counts that are not all zero have a norm of at least 1
     return rows @ rows.T
 
 
 def _draw(axes: Axes, values: Floats, theme: Theme, *, title: str, near_low: bool) -> None:
-    """A square of (K, K) values; what is near is dark, a client and itself are left blank."""
+    """A square of (K, K) values, dark for close clients, blank on the diagonal."""
     dress(axes, theme, title=title, x_label="", y_label="")
     colours = theme.ramp[::-1] if near_low else theme.ramp
     pairs = np.where(np.eye(len(values), dtype=bool), np.nan, values)
@@ -148,9 +148,9 @@ def _draw(axes: Axes, values: Floats, theme: Theme, *, title: str, near_low: boo
 
 
 def _name_clients(axes: Axes, found: Similarity, run: RunFiles) -> None:
-    """Ids of a few clients; of many, the classes by which they are ordered, unless there are many.
+    """Label the axes: ids of few clients, or the classes of many, unless these are many as well.
 
-    White lines part the classes that have a name.
+    White lines separate labelled classes.
     """
     assert run.split is not None
     starts = np.flatnonzero(np.diff(found.dominant, prepend=-1))
@@ -173,7 +173,7 @@ def _name_clients(axes: Axes, found: Similarity, run: RunFiles) -> None:
 
 
 def _pairs_text(found: Similarity) -> str:
-    """How many pairs, and of which clients, where those are not all."""
+    """The number of pairs, and which clients they cover if not all."""
     shown = len(found.client)
     of = f" of {shown:,} of {found.total:,} clients" if shown < found.total else " of clients"
     return f"{found.pairs:,} pairs{of}"

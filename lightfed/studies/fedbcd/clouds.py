@@ -1,10 +1,10 @@
 """Clouds of servers: accuracy against rounds, virtual time and bytes, and the time to a target.
 
-The pictures of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and
-Personalized Models", AAAI 2021, arXiv:2012.13900: in figure 3 sync clouds of all methods against
-rounds, in figure 4 clouds that wait for B of N servers against virtual time. Runs that measured the
-virtual time of their rounds have them; what was set is read from config.yaml. Beside them, the same
-against bytes between the servers and their coordinator.
+The pictures are those of Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global
+and Personalized Models", AAAI 2021, arXiv:2012.13900. Figure 3 has sync clouds of all methods
+against rounds, figure 4 clouds that wait for B of N servers against virtual time. A third picture
+shows bytes between servers and coordinator. All need runs that measured virtual time; settings are
+read from config.yaml.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cloud(Experiment):
     """One experiment; its options are all settings.
 
     Attributes:
-        method: as the paper calls it.
+        method: its name in the paper.
         servers: N.
         wait: B, servers that the coordinator waits for.
     """
@@ -77,11 +77,11 @@ class Cloud(Experiment):
 
     @property
     def waits(self) -> bool:
-        """Whether B is a choice: not for one model for all, which is sync, and for none."""
+        """Whether the method can wait for B < N; those with one model or no model cannot."""
         return self.method in ("FedBCD", "FedBCD-I")
 
     def course(self, column: str, along: Along) -> tuple[Course, Floats]:
-        """A metric, and where its rounds stand, in the mean over the runs, (M,)."""
+        """(M,) a metric and the positions of its rounds, means over the runs."""
         course = self.group.course(column)
         places = [along(run)[np.isin(run.rounds, course.rounds)] for run in self.group.runs]
         return course, np.stack(places).mean(axis=0)
@@ -106,9 +106,9 @@ def timed(run: RunFiles) -> bool:
 
 
 def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
-    """The settings of all runs that have virtual time, in the order of the first run of each.
+    """The studies of all runs with virtual time, in the order of their first runs.
 
-    What shares a picture: data, its division, and how many devices are active.
+    Runs with the same data, partition and number of active devices share a picture.
     """
     groups = grouped([run for run in runs if timed(run)])
     found = studied((cloud for group in groups if (cloud := _cloud(group))), _setting)
@@ -118,7 +118,7 @@ def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
 
 
 def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
-    """Figure 3: methods with sync clouds against rounds; None unless two have two rounds."""
+    """Figure 3: sync clouds of all methods against rounds; None unless two have two rounds."""
     members, columns = _measured(found, [m for m in found.members if m.sync])
     lines = _lines(members, by_share=False)
     if len(lines) < 2:
@@ -132,13 +132,13 @@ def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
 
 
 def times_figure(found: Clouds, theme: Theme) -> Figure | None:
-    """Figure 4: the metric against virtual time; None unless there is something async."""
+    """Figure 4: the metric against virtual time; None without an async cloud."""
     along, label = (lambda run: run.series(TIME)), "virtual seconds"
     return _waiting_figure(found, found.members, theme, along, label)
 
 
 def traffic_figure(found: Clouds, theme: Theme) -> Figure | None:
-    """The same against bytes between servers, of those whose servers send some."""
+    """The same against bytes between servers, for clouds whose servers send any."""
     members = [m for m in found.members if all(_sent(run)[-1] > 0 for run in m.group.runs)]
     most = max((_sent(run)[-1] for run in runs_of(members)), default=0.0)
     factor, unit = unit_of(most, "B")
@@ -151,7 +151,7 @@ def _rounds(run: RunFiles) -> Floats:
 
 
 def _sent(run: RunFiles) -> Floats:
-    """Bytes between servers since the start, (R,)."""
+    """(R,) bytes between servers since the start."""
     return np.nancumsum(run.series(BYTES))
 
 
@@ -160,7 +160,7 @@ def _waiting_figure(
 ) -> Figure | None:
     """A column of panels for each method that waits for B servers, a colour for B/N.
 
-    The other methods, which are sync, stand in each column. None unless there is something async.
+    The other methods, which are sync, are in every column. None without an async cloud.
     """
     members, columns = _measured(found, of)
     lines = _lines(members, by_share=True)
@@ -181,22 +181,22 @@ def _waiting_figure(
 
 
 def common_target(rows: Sequence[Group], column: str) -> float:
-    """The best that all rows reached that have virtual time: the worst of their best values."""
+    """The value that all rows with virtual time reached: the worst of their best."""
     return reached_by_all(filter(timed, runs_of(rows)), column)
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
-    """Virtual seconds until a metric was first measured to be as good as a target.
+    """Virtual seconds until an evaluation in which a metric first reached a target.
 
     Returns:
-        Mean and sample deviation over the seeds; NaN unless all of them got there.
+        Mean and sample deviation over the seeds; NaN unless all of them reached it.
     """
     times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
     return mean_and_std(times) if all(map(math.isfinite, times)) else (math.nan, math.nan)
 
 
 def _cloud(group: Group) -> Cloud | None:
-    """None for another algorithm, or where the configuration does not name its servers."""
+    """The experiment of a group; None for other algorithms or without a setting of servers."""
     method = NAMES.get(group.runs[0].algorithm)
     if method is None:
         return None
@@ -218,7 +218,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _setting(member: Cloud) -> str:
-    """As `MNIST, diversity 3, |Q_n| = 3`."""
+    """The name of a study, such as `MNIST, diversity 3, |Q_n| = 3`."""
     settings, parts = member.options, [member.data]
     if settings.get("data.partition.class_path", "").endswith("Diversity"):
         parts.append(f"diversity {settings.get('data.partition.init_args.classes')}")
@@ -226,7 +226,7 @@ def _setting(member: Cloud) -> str:
 
 
 def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:
-    """Those of the members that measured the metric in two rounds, and in which columns."""
+    """The members that measured the metric in two rounds, and their columns."""
     by_column = {
         column: [m for m in members if len(m.group.course(column).rounds) > 1]
         for column in (f"{kind}/{found.metric}" for kind in KINDS)
@@ -236,7 +236,7 @@ def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], lis
 
 
 def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:
-    """A colour for the method, or for B/N; of two alike, also the name of the runs."""
+    """A colour for the method or for B/N; duplicates also get the name of their runs."""
     colours = _share_colours([member.share for member in members if member.waits])
     quiet = [member for member in members if by_share and not member.waits]
     found = []
@@ -256,7 +256,7 @@ def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:
 
 
 def _share_colours(shares: Sequence[float]) -> dict[float, str]:
-    """Those of the paper have colours of their own, others the next ones."""
+    """Fixed colours for the paper's values of B/N, the next ones for others."""
     places = {share: place for share, place in SHARE_PLACES.items() if share in shares}
     further = sorted({share for share in shares if share not in places})
     places |= {share: len(SHARE_PLACES) + i for i, share in enumerate(further)}
@@ -273,7 +273,7 @@ def _panels(
     along: Along,
     x_label: str,
 ) -> list[Axes]:
-    """Draws panels of title, column and lines, and a legend in which each label stands once."""
+    """Draw panels of title, column and lines, and a legend without repeated labels."""
     for axes, (title, column, own) in zip(grid.ravel(), panels, strict=True):
         title = f"{found.name}{found.note}\n{title}"
         dress(axes, theme, title=title, x_label=x_label, y_label=readable(found.metric))

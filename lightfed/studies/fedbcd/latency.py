@@ -2,13 +2,13 @@
 
 Wu et al., "Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models",
 AAAI 2021, arXiv:2012.13900, "latency analysis": the ratio r_{B,N} = E[tau_(B)] / E[tau_(N)] of the
-order statistics of the servers' delays tau_n, independent and alike (eq. (7)), and its limit for
-many servers (eq. (8)). The paper takes any law for tau_n; here tau_n is the largest of the delays
-of a server's active devices.
+order statistics of the servers' i.i.d. delays tau_n (eq. (7)), and its limit for many servers
+(eq. (8)). The paper allows any distribution of tau_n. Here tau_n is the largest delay of a server's
+active devices.
 
-Eq. (7) lets every server start again with every round. In a run the late ones go on: with delays
-that are nearly constant a round is shorter than (7) says, with heavy tails longer, as the cloud
-fills up with stragglers, and alike for exponential delays of one device. `in_a_run` measures it.
+In eq. (7) every server restarts in every round. In a run late servers continue. With nearly
+constant delays a round is then shorter than (7) predicts. With heavy tails it is longer, because
+stragglers accumulate. For exponential delays of one device it is the same. `in_a_run` measures it.
 """
 
 import math
@@ -36,7 +36,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Cloud:
-    """Servers that respond to as many devices each.
+    """Servers with the same number of devices each.
 
     Attributes:
         delay: of a device, in virtual seconds.
@@ -66,7 +66,7 @@ class Cloud:
     def simulated(
         self, waits: Sequence[int], *, samples: int, rng: np.random.Generator
     ) -> list[Estimate]:
-        """r_{B,N} for each B, from `samples` rounds in each of which all servers start again."""
+        """r_{B,N} for each B, from `samples` rounds in which all servers restart."""
         rows = max(1, _DRAWS_AT_ONCE // (self.servers * self.devices))
         columns = [wait - 1 for wait in (*waits, self.servers)]
         parts = []
@@ -78,10 +78,9 @@ class Cloud:
         return [_ratio(drawn[:, place], drawn[:, -1]) for place in range(len(waits))]
 
     def in_a_run(self, wait: int, *, rng: np.random.Generator) -> Estimate:
-        """Mean virtual seconds of a round on the virtual clock, where late servers go on.
+        """Mean virtual seconds of a round on the virtual clock, where late servers continue.
 
-        The rounds are consecutive; the error is from the means of batches of them, after one batch
-        that is left out.
+        The rounds are consecutive. The error is that of batch means, without the first batch.
         """
         clock = VirtualClock(self.servers, wait)
         ends = []
@@ -96,14 +95,14 @@ class Cloud:
 
 @dataclass(frozen=True)
 class Latency:
-    """What is known of waiting for B servers.
+    """The effect of waiting for B servers.
 
     Attributes:
         wait: B.
         expected: E[tau_(B)] in virtual seconds.
-        ratio: r_{B,N}.
-        simulated: r_{B,N} again.
-        asymptotic: eq. (8); NaN where it says nothing.
+        ratio: r_{B,N}, exact.
+        simulated: r_{B,N} by simulation.
+        asymptotic: eq. (8); NaN where it does not apply.
         in_a_run: mean duration of a round in a run, relative to E[tau_(N)].
     """
 
@@ -116,7 +115,7 @@ class Latency:
 
 
 def latencies(cloud: Cloud, waits: Sequence[int], *, samples: int, seed: int) -> list[Latency]:
-    """For each B, whose number names its draws."""
+    """The analysis for each B; B is part of the name of its draws."""
     full = cloud.expected(cloud.servers)
     simulated = cloud.simulated(
         waits, samples=samples, rng=numpy_generator(seed, "latency/independent")
@@ -132,7 +131,7 @@ def latencies(cloud: Cloud, waits: Sequence[int], *, samples: int, seed: int) ->
 
 
 def _ratio(top: np.ndarray, bottom: np.ndarray) -> Estimate:
-    """Ratio of the means of pairs (S,), its error to first order (the delta method)."""
+    """Ratio of the means of pairs (S,), with its first-order error (delta method)."""
     ratio = float(top.mean() / bottom.mean())
     error = (top - ratio * bottom).std(ddof=1) / (math.sqrt(len(top)) * bottom.mean())
     return Estimate(ratio, float(error))

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 def latency_figure(title: str, servers: int, found: Sequence[Latency], theme: Theme) -> Figure:
-    """Four curves over the share of servers that are waited for; bars of two standard errors.
+    """Four curves over the share of servers waited for; error bars are two standard errors.
 
     Args:
         title: what was analysed.
         servers: N.
-        found: what is known of several B.
+        found: the analysis for several B.
         theme: for the colours.
     """
     figure = new_figure(7.6, 5.0, theme, pad=0.13)
     axes = figure.subplots()
-    label = "servers that are waited for, B / N"
+    label = "servers waited for, B / N"
     title = f"Duration of a round\n{title}"
     dress(axes, theme, title=title, x_label=label, y_label="relative to waiting for all")
     ordered = sorted(found, key=lambda one: one.wait)
@@ -46,7 +46,7 @@ def latency_figure(title: str, servers: int, found: Sequence[Latency], theme: Th
     curve(axes, share, limit, colour=theme.muted, label="asymptotic (8)", line="--")
     looks: dict[str, dict[str, Any]] = {
         "simulated": {"fmt": "D", "color": theme.ink, "mfc": "none", "markersize": 7, "lw": 0.9},
-        "in a run: late ones go on": {
+        "in a run: late servers continue": {
             "fmt": "-s",
             "color": colour_of(1),
             "markersize": 3.5,

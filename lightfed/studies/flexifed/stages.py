@@ -1,8 +1,8 @@
 """A metric after aggregation and after local training, over rounds: two lines for each method.
 
-A run may measure its clients at both moments: `personal/` at one of them, and `aggregated/` or
-`trained/` at the other. Of a method whose clients keep nothing, `finetuned/`, where the run
-measured it, is the server's model after a session on the client's own data.
+A run may measure its clients at both stages: `personal/` at one of them, and `aggregated/` or
+`trained/` at the other. If clients keep nothing, `finetuned/` is the server's model after a session
+on the client's own data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AGGREGATED, TRAINED = "after aggregation", "after local training"
-MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as environment.json says it
+MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as in environment.json
 LINES = {AGGREGATED: ("--", ":"), TRAINED: ("-", "-.")}  # the second where colours begin again
 
 
@@ -44,7 +44,7 @@ class Stages(Study[Group]):
     """All methods with one data set.
 
     Attributes:
-        colours: of each, its place among all rows of the comparison.
+        colours: position of each among all rows of the comparison.
     """
 
     colours: Mapping[Group, int]
@@ -55,7 +55,7 @@ class Stages(Study[Group]):
 
 
 def stages(runs: Sequence[RunFiles]) -> list[Stages]:
-    """What can be drawn of stages: data sets with which some method measured both."""
+    """The studies of stages: data sets on which at least one method measured both."""
     groups = grouped(runs)
     colours = {group: place for place, group in enumerate(groups)}
     found = []
@@ -95,7 +95,7 @@ def stages_figure(found: Stages, theme: Theme) -> Figure | None:
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:
-    """Where the runs of a group hold each stage that they measured."""
+    """The column of each stage that the runs of a group measured."""
     kinds = {AGGREGATED: ["aggregated"], TRAINED: ["trained", "finetuned"]}
     kinds[_moment(group, metric)].insert(0, "personal")
     found = {

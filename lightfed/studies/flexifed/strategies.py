@@ -1,8 +1,8 @@
-"""FlexiFed's studies: strategies side by side in each setting, and how soon they got there.
+"""FlexiFed's studies: strategies compared in each setting, and how soon they reach a target.
 
-Experiments belong to one study if they have one data set and one family of models. Those that
-differ in nothing but the strategy are one setting: a row of the paper's Table 1, or the same with
-other clients, other versions, a limit of common layers, or whatever else was set.
+Experiments belong to one study if they have the same data set and family of models. Those that
+differ only in the strategy are one setting: a row of the paper's Table 1, or a variation of it with
+other clients, versions, a limit on common layers, or other options.
 """
 
 import math
@@ -28,10 +28,10 @@ class Topic:
     """What the experiments of a study have in common.
 
     Attributes:
-        data: as the runs name it.
+        data: its name in the runs.
         family: the class of the clients' models.
-        metric: what is shown, without `personal/`.
-        versions: of the family in all runs given, in natural order: V1, V2 and so on.
+        metric: the one shown, without `personal/`.
+        versions: of the family in all given runs, in natural order: V1, V2 and so on.
     """
 
     data: str
@@ -46,11 +46,11 @@ class Topic:
 
 @dataclass(frozen=True)
 class Pace:
-    """How soon a strategy reached a target, NaN where it did not.
+    """How soon a strategy reached a target; NaN if it did not.
 
     Attributes:
-        rounds: the first in which the mean over the seeds was as good as the target.
-        speed: the rounds of Clustered-FL over these.
+        rounds: the first round in which the mean over the seeds reached the target.
+        speed: rounds of Clustered-FL over `rounds`.
     """
 
     rounds: float
@@ -59,11 +59,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Setting:
-    """Experiments that differ in the strategy alone.
+    """Experiments that differ only in the strategy.
 
     Attributes:
         topic: of the study.
-        variant: in which options it differs from most of the study.
+        variant: options in which it differs from most of the study.
         trials: by strategy, in the paper's order.
         baseline: Clustered-FL with the same options, except those that only Max-Common has.
     """
@@ -79,12 +79,12 @@ class Setting:
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """Those that some strategy has."""
+        """The versions that at least one strategy has."""
         having = {version for trial in self.trials.values() for version in trial.client_groups}
         return tuple(version for version in self.topic.versions if version in having)
 
     def best(self, version: str | None) -> set[str]:
-        """The strategies with the best final value; none where fewer than two have one."""
+        """The strategies with the best final value; none if fewer than two have one."""
         scores = {n: trial.score(self.topic.metric, version)[0] for n, trial in self.trials.items()}
         known = {name: score for name, score in scores.items() if math.isfinite(score)}
         if len(known) < 2:
@@ -93,7 +93,7 @@ class Setting:
         return {name for name, score in known.items() if score == top}
 
     def target(self, asked: float | None) -> float:
-        """What was asked for, else what Clustered-FL reached in the end; NaN without it."""
+        """The target given, else the final value of Clustered-FL; NaN without it."""
         if asked is not None:
             return asked
         if self.baseline is None:
@@ -118,7 +118,7 @@ class Study:
 
     Attributes:
         topic: data set, family, metric and versions.
-        trials: in the order in which their runs were named.
+        trials: in the order of their runs.
         usual: the most frequent value of each option.
         settings: the one that has all of these first.
     """
@@ -130,7 +130,7 @@ class Study:
 
 
 def studies(runs: Sequence[RunFiles]) -> list[Study]:
-    """What can be said of strategies; a data set that only Standalone was run on is no study."""
+    """The studies of strategies; a data set with only Standalone is not a study."""
     once = (replace(group, runs=tuple(each_seed_once(group.runs))) for group in grouped(runs))
     trials = [trial for group in once if (trial := trial_of(group))]
     versions = {
@@ -151,22 +151,22 @@ def _study(topic: Topic, trials: Sequence[Trial]) -> Study:
 
 
 def _completed(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """With the options that a strategy has not got as most of the others set them.
+    """Fill in options that a strategy lacks, as most of the others set them.
 
-    Standalone, which has none, would share a setting with nobody otherwise.
+    Otherwise Standalone, which has none, would not share a setting with any strategy.
     """
     starts = Counter(t.options[START] for t in trials if START in t.options).most_common(1)
     lent = PLAIN | ({START: starts[0][0]} if starts else {})
-    # its own options first, and as they are
+    # its own options first, unchanged
     return tuple(replace(t, options={**t.options, **lent, **t.options}) for t in trials)
 
 
 def _settings(
     topic: Topic, trials: Sequence[Trial], most: Mapping[str, str]
 ) -> tuple[Setting, ...]:
-    """Trials of equal options together.
+    """Group trials with the same options.
 
-    Two of one strategy, which differ in what is no option, such as devices, are in two settings.
+    Two trials of one strategy that differ only in other settings, such as devices, are separated.
     """
     rows: dict[tuple[frozenset[tuple[str, str]], int], dict[str, Trial]] = {}
     for trial in trials:

@@ -1,4 +1,4 @@
-"""Pictures of FlexiFed's strategies: courses of one setting, and what the federation changes.
+"""Pictures of FlexiFed's strategies: curves of one setting, and the effect of its parameters.
 
 The second kind has up to three panels: the final metric against the number of versions (N), of
 clients (K) and of layers that may be common (L), as in the in-depth experiments of Wang et al.,
@@ -59,7 +59,7 @@ FACTORS: dict[str, tuple[str, Callable[[Trial], float]]] = {
 
 
 def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figure | None:
-    """The mean over all clients, and each version; None unless two strategies have two rounds."""
+    """Mean over all clients and per version; None unless two strategies have two rounds."""
     metric = setting.topic.metric
     shown = {n: t for n, t in setting.trials.items() if len(t.course(metric).rounds) > 1}
     if len(shown) < 2:
@@ -89,7 +89,7 @@ def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figur
 
 
 def factors_figure(study: Study, theme: Theme) -> Figure | None:
-    """A panel for each factor of which some strategy was run with two values; None without any."""
+    """A panel for each factor with two values for some strategy; None without any."""
     metric = study.topic.metric
     panels = {factor: own for factor in FACTORS if (own := _lines(study, factor))}
     if not panels:
@@ -110,7 +110,7 @@ def factors_figure(study: Study, theme: Theme) -> Figure | None:
 
 
 def _lines(study: Study, factor: str) -> dict[str, list[Trial]]:
-    """By label: one strategy at two values of a factor or more, all else alike."""
+    """By label: trials of one strategy that differ only in a factor, with at least two values."""
 
     def rest(options: Mapping[str, str]) -> dict[str, str]:
         return {name: value for name, value in options.items() if name != factor}

@@ -1,4 +1,4 @@
-"""The accuracy of each strategy and version: in the terminal, on the page, and as a csv file."""
+"""The accuracy of each strategy and version, for the terminal, the page and a csv file."""
 
 import math
 import textwrap
@@ -30,7 +30,7 @@ class StrategyTable:
 
     Attributes:
         studies: at least one.
-        asked: the target of the speed, None for what Clustered-FL reached.
+        asked: the target of the speed; None for what Clustered-FL reached.
     """
 
     studies: Sequence[Study]
@@ -50,7 +50,7 @@ class StrategyTable:
         """A row per setting and strategy, a star before the best of a setting and version.
 
         Args:
-            spread: whether deviations are shown, for which there must be room.
+            spread: whether to show deviations.
         """
         rows: list[tuple[str, ...]] = []
         for setting in self.settings:
@@ -63,7 +63,7 @@ class StrategyTable:
         return self._table(rows)
 
     def markup(self) -> list[str]:
-        """The paper's table, columns by strategy and version, and one of what has one strategy."""
+        """The paper's table by strategy and version, and one of settings with a single strategy."""
         part = parts()
         found = [part.heading("Strategies by version")]
         alike = [setting for setting in self.settings if len(setting.trials) > 1]
@@ -86,7 +86,7 @@ class StrategyTable:
         return [*found, *(part.paragraph(text, "small") for text in self.notes(best="in colour"))]
 
     def csv(self) -> str:
-        """A line per setting, strategy and version, and one for all clients; empty: not known."""
+        """A line per setting, strategy and version, and one for all clients; unknown is empty."""
         trials = [(setting, name) for setting in self.settings for name in setting.trials]
         lines = [line for setting, name in trials for line in self._csv_lines(setting, name)]
         return csv_text((*CSV_COLUMNS, *PACE, RESOLUTION), lines)
@@ -104,14 +104,14 @@ class StrategyTable:
         yield (*first, "mean", "", len(runs), *every)
 
     def notes(self, *, best: str) -> list[str]:
-        """How to read a table; `best` says how the best are marked."""
+        """How to read a table; `best` says how the best are marked, such as "with a star"."""
         metrics = dict.fromkeys(study.topic.metric for study in self.studies)
         names = " and ".join(readable(m) + (" in %" if is_share(m) else "") for m in metrics)
         families = {study.topic.family: study.topic.versions for study in self.studies}
         versions = "; ".join(f"{family} {', '.join(found)}" for family, found in families.items())
         target = f"what {BASELINE} reached in the end" if self.asked is None else f"{self.asked:g}"
         return [
-            f"Final {names}: what each client holds on its own test samples, mean over the clients "
+            f"Final {names}: each client's model on its own test samples, mean over the clients "
             "(+- sample standard deviation over seeds). The best strategy of a setting and version "
             f"is marked {best}.",
             f"V1 and so on: {versions}.",
@@ -121,7 +121,7 @@ class StrategyTable:
         ]
 
     def _resolutions(self) -> str:
-        """`personal accuracy (resolution 4 rounds)`, of each metric."""
+        """`personal accuracy (resolution 4 rounds)` for each metric."""
         studies = gathered(self.studies, lambda study: f"personal/{study.topic.metric}")
         runs = {c: runs_of(t for study in own for t in study.trials) for c, own in studies.items()}
         texts = (f"{readable(c)} (resolution {resolution_text(own, c)})" for c, own in runs.items())
@@ -163,7 +163,7 @@ class StrategyTable:
         return [*self._filled(cells, Cell(NOTHING)), Cell(speed)]
 
     def _filled(self, cells: Sequence[Item], nothing: Item) -> list[Item]:
-        """With empty cells for the versions that a family has not got."""
+        """With empty cells for versions that a family lacks."""
         return [*cells, *[nothing] * (len(self.versions) - len(cells))]
 
     def _speed(self, setting: Setting, name: str) -> str:
@@ -172,7 +172,7 @@ class StrategyTable:
 
 
 def print_strategies(console: Console, strategies: StrategyTable) -> None:
-    """The table, without deviations where the console is too narrow for them, and its notes."""
+    """Print the table, without deviations if the console is too narrow, and its notes."""
     content = strategies.text(spread=True)
     if not fits(console, content.without(SPARE)):
         content = strategies.text(spread=False)
@@ -182,7 +182,7 @@ def print_strategies(console: Console, strategies: StrategyTable) -> None:
 
 
 def _short(metric: str, mean: float, std: float) -> str:
-    """With one decimal, as in the paper: twenty columns have to stand side by side."""
+    """With one decimal, as in the paper: there may be twenty columns."""
     if not is_share(metric) or math.isnan(mean):
         return spread_text(metric, mean, std)
     return f"{100 * mean:.1f}" + ("" if math.isnan(std) else f" +- {100 * std:.1f}")

@@ -1,8 +1,8 @@
-"""Experiments with FlexiFed's strategies: which strategy, what was set, what each version came to.
+"""Experiments with FlexiFed's strategies: strategy, settings, and the result of each version.
 
 FlexiFed (Wang et al., WWW 2023) has clients with up to four versions of one family of models, such
-as VGG-11, -13, -16 and -19, a client group each. What was set is read from config.yaml, the groups
-from environment.json. All figures are of the clients' own models on their own test samples.
+as VGG-11, -13, -16 and -19, a client group each. Settings are read from config.yaml, groups from
+environment.json. All metrics are of the clients' own models on their own test samples.
 """
 
 import math
@@ -26,7 +26,7 @@ PLACES = {name: place for place, name in enumerate(STRATEGIES.values())}  # in t
 VERSIONS, CLIENTS, SHARES = "versions", "clients", "shares"
 VERSION_SETTINGS = ("depth", "layers", "variant")
 CLIENT = "model.clients.{}.model"
-# options that a trial has elsewhere: strategy, clients, data, and what its version sets
+# options that are stored elsewhere: strategy, clients, data, and settings of the version
 TOLD = re.compile(
     r"model\.clients\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
     r"|model\.clients\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
@@ -38,10 +38,10 @@ UNSPOKEN = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Trial(Experiment):
-    """One experiment; its options are what was set besides the strategy.
+    """One experiment; its options are all settings except the strategy.
 
     Attributes:
-        strategy: as the paper calls it.
+        strategy: its name in the paper.
         family: the class of the clients' models.
         client_groups: the client group of each version, in natural order of the versions.
     """
@@ -51,21 +51,21 @@ class Trial(Experiment):
     client_groups: Mapping[str, str]
 
     def score(self, metric: str, version: str | None = None) -> tuple[float, float]:
-        """The final value: mean and sample deviation over the seeds; None: over all clients."""
+        """The final value of a version (None: all clients): mean and deviation over the seeds."""
         return self.group.score(self._column(metric, version))
 
     def course(self, metric: str, version: str | None = None) -> Course:
         return self.group.course(self._column(metric, version))
 
     def _column(self, metric: str, version: str | None) -> str:
-        """Of metrics.csv; a run with a single client group has no column for it."""
+        """The column of metrics.csv; a single client group has no column of its own."""
         if version is None or [version] == list(self.client_groups):
             return f"personal/{metric}"
         return f"personal/{metric}/{self.client_groups.get(version, '')}"
 
 
 def trial_of(group: Group) -> Trial | None:
-    """None for another algorithm, or where the files do not name the client groups."""
+    """The trial of a group; None for other algorithms or if its client groups are unknown."""
     run = group.runs[0]
     strategy = STRATEGIES.get(run.algorithm)
     stated = run.environment.get("cohorts")
@@ -88,7 +88,7 @@ def trial_of(group: Group) -> Trial | None:
 
 
 def _versions(settings: Mapping[str, str], client_groups: list[str]) -> dict[str, str]:
-    """The group of each version; the groups' names are the versions where no setting does."""
+    """The group of each version; named by the group if no setting names the version."""
     names = []
     for place, client_group in enumerate(client_groups):
         keys = [f"{CLIENT.format(place)}.init_args.{name}" for name in VERSION_SETTINGS]
@@ -101,7 +101,7 @@ def _versions(settings: Mapping[str, str], client_groups: list[str]) -> dict[str
 
 def _federation(clients: Mapping[str, int]) -> dict[str, str]:
     counts = list(clients.values())
-    even = max(counts) - min(counts) <= 1  # as even as they can be divided
+    even = max(counts) - min(counts) <= 1  # as evenly as they can be divided
     shares = [str(count // math.gcd(*counts)) for count in counts]
     return {
         VERSIONS: " ".join(clients),

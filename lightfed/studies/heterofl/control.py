@@ -1,9 +1,9 @@
-"""HeteroFL's control strings: what one means, and the configuration that it stands for.
+"""HeteroFL's control strings: their meaning and their configuration.
 
 The released code of Diao et al. names an experiment by nine fields, such as
 `1_100_0.1_iid_fix_a2-b8_bn_1_1`: federated, users, fraction, split, assignment, modes, norm, scale,
-mask. `lightfed control STRING` explains one and prints the configuration; a configuration file may
-also be named as `control:CIFAR10:STRING`, wherever `--config` stands.
+mask. `lightfed control STRING` explains one and prints its configuration. `--config` accepts
+`control:CIFAR10:STRING` instead of a file.
 """
 
 import argparse
@@ -28,13 +28,13 @@ _NORMS = {
 
 
 def sentences(control: Control, data: str) -> list[str]:
-    """What a control string means, a line for each field."""
+    """The meaning of a control string, a line per field."""
     setting, word = setting_of(data), dict(zip(FIELDS, control.text.split("_"), strict=True))
     whole = "the whole test set" if setting.rows else "the whole test set and every client's own"
     said = {
         "federated": "a federation, evaluated on " + whole,
         "users": f"{control.users} clients",
-        "fraction": f"a round has {control.participants} of them, drawn anew",
+        "fraction": f"a round has {control.participants} of them, redrawn each time",
         "split": _split(control, setting),
         "assignment": _assignment(control),
         "modes": _levels(control),
@@ -43,14 +43,12 @@ def sentences(control: Control, data: str) -> list[str]:
         "mask": "in a client's loss, logits of labels that it does not hold are zero",
     }
     if setting.rows:
-        said["norm"] = "nothing: a Transformer has layer normalisation always"
-        said["scale"] = "nothing: a Transformer has its Scalers always"
+        said["norm"] = "no effect: a Transformer always has layer normalisation"
+        said["scale"] = "no effect: a Transformer always has Scalers"
     elif not control.scale:
-        said["scale"] = "no Scaler: activations of narrow models are left as they are"
+        said["scale"] = "no Scaler: activations of narrow models are not rescaled"
     if not control.mask:
-        said["mask"] = (
-            "no mask in the loss; the output rows of absent labels are not merged even so"
-        )
+        said["mask"] = "no mask in the loss; output rows of absent labels are still not merged"
     size = max(len(text) for text in word.values())
     return [f"{word[name]:<{size}}  {said[name]}" for name in FIELDS]
 
@@ -59,8 +57,8 @@ def _split(control: Control, setting: Setting) -> str:
     if setting.rows:
         return f"the text is folded to {control.users} rows, one a client"
     if control.classes is None:
-        return "every client has equally many samples, drawn at random"
-    return f"a client has samples of {control.classes} classes at most"
+        return "every client has the same number of samples, drawn at random"
+    return f"a client has samples of at most {control.classes} classes"
 
 
 def _assignment(control: Control) -> str:
@@ -68,7 +66,7 @@ def _assignment(control: Control) -> str:
     total = sum(weights)
     if not control.dynamic:
         over = control.users - control.unit * total
-        rest = f"; the remainder of {over} has the last level" if over else ""
+        rest = f"; the remaining {over} have the last level" if over else ""
         return f"a client keeps its level; a weight of 1 is {control.unit} clients{rest}"
     shares = ", ".join(f"{weight / total:g}" for weight in weights)
     return f"clients draw a level for every round, with probabilities {shares}"
@@ -87,7 +85,7 @@ def written_out(argv: Sequence[str]) -> list[str]:
     """The words of a command line with every `control:STRING` replaced by its configuration.
 
     Raises:
-        UserError: a control string that means nothing.
+        UserError: a control string is invalid.
     """
     words = list(argv)
     for position, word in enumerate(words):
@@ -108,10 +106,10 @@ def _inline(text: str) -> str:
 
 
 def _split_data(text: str, data: str | None) -> tuple[str, Control]:
-    """`CIFAR10:STRING`, or a data set beside a bare string."""
+    """Parse `CIFAR10:STRING`, or a plain string with a separate data set."""
     prefix, colon, rest = text.rpartition(":")
     if colon and data is not None:
-        raise UserError("--data", f"{data} beside {prefix}:", "name the data set once")
+        raise UserError("--data", f"{data} in addition to {prefix}:", "name the data set once")
     if not colon and data is None:
         fix = f"write DATA:{text} with one of {', '.join(SETTINGS)}"
         raise UserError("control.data", "no data set", fix)
@@ -119,7 +117,7 @@ def _split_data(text: str, data: str | None) -> tuple[str, Control]:
 
 
 def explained(text: str, data: str | None) -> str:
-    """A configuration file: what the string means as comments, then its keys."""
+    """A configuration file: the meaning of the string as comments, then the keys."""
     name, control = _split_data(text, data)
     config = configuration(control, name)
     dump = yaml.dump(config, Dumper=_Plain, sort_keys=False, width=200, default_flow_style=None)
@@ -131,24 +129,24 @@ def explained(text: str, data: str | None) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Repeats what occurs twice, in place of anchors."""
+    """Writes repeated values out instead of using anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, as every command does."""
+    """Reports errors in one line, as every command does."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError("control", message, "see lightfed control --help")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `lightfed control`; `argv` are the words after it.
+    """Run `lightfed control`; `argv` holds the words after it.
 
     Raises:
-        UserError: a control string that means nothing.
+        UserError: a control string is invalid.
     """
     parser = _Parser(
         prog="lightfed control",

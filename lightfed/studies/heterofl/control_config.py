@@ -1,4 +1,4 @@
-"""What a control string of HeteroFL stands for: a configuration, with the data set's settings."""
+"""The configuration of a control string of HeteroFL, with the data set's settings."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,19 +9,19 @@ from lightfed.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Setting:
-    """What the control string leaves to the data set: the released code's hyper-parameters.
+    """The released code's hyper-parameters of a data set, which control strings do not contain.
 
     Attributes:
         model: class of the clients' models.
-        fixed: its arguments that are not its defaults.
-        lr: first learning rate; a tenth after each of the milestones.
-        rounds: IID; twice as many otherwise.
-        milestones: rounds, IID; twice as late otherwise.
+        fixed: its non-default arguments.
+        lr: initial learning rate; divided by ten at each milestone.
+        rounds: for IID; twice as many otherwise.
+        milestones: rounds for IID; twice as late otherwise.
         local_epochs: of a session.
         batch: samples of a training batch, and of one in evaluation.
-        rows: a client is a row of a text, so that there is no other split.
+        rows: a client is a row of a text, so there is only one split.
         files: the data set is read from files below `root`.
-        dataset: class of the data set, where it is not the setting's name.
+        dataset: class of the data set, if it differs from the setting's name.
     """
 
     model: str
@@ -45,7 +45,7 @@ _RESNET = Setting(
     fixed=(("blocks", (1, 1, 1, 2)),),  # of the paper's table; the released code has 2, 2, 2, 2
 )
 _TEXT = Setting(
-    "lightfed.models.Transformer",  # torch.nn has one of that name, too
+    "lightfed.models.Transformer",  # torch.nn has a class of that name, too
     0.1,
     200,
     (50, 100),
@@ -68,7 +68,7 @@ SETTINGS = {
 
 
 def configuration(control: Control, data: str) -> dict[str, Any]:
-    """The configuration that a control string stands for, on one of the data sets.
+    """The configuration of a control string for one of the data sets.
 
     Raises:
         UserError: there is no such data set, or it has no such split.
@@ -108,7 +108,7 @@ def setting_of(data: str) -> Setting:
 
 
 def _client_groups(control: Control, setting: Setting) -> list[dict[str, Any]]:
-    """The clients of every level; that of the first is the global model's."""
+    """The client groups, one per level; the first has the level of the global model."""
     arguments: dict[str, Any] = {
         n: list(v) if isinstance(v, tuple) else v for n, v in setting.fixed
     }

@@ -8,7 +8,7 @@ from lightfed.utils.errors import UserError
 
 LEVELS = "abcde"
 NORMS = ("bn", "in", "ln", "gn", "none")
-# By field: what it may be, as a regular expression, and what to write.
+# By field: a regular expression of its values, and the fix for the error message.
 _ALLOWED = {
     "federated": ("1", "give 1: lightfed trains federations only"),
     "users": (r"0*[1-9]\d*", "give a number of clients, such as 100"),
@@ -37,11 +37,11 @@ class Control:
     """A control string, field by field.
 
     Attributes:
-        text: as it was written.
+        text: the whole string.
         users: number of clients.
-        fraction: of them that take part in a round.
-        classes: of a client in `non-iid-n`; None for iid.
-        dynamic: clients draw a level for every round, and do not keep one.
+        fraction: share of them that take part in a round.
+        classes: per client in `non-iid-n`; None for iid.
+        dynamic: clients draw a new level in every round.
         modes: level and weight, in order; the first is the level of the global model.
         norm: layer of the models.
         scale: Scaler in the models.
@@ -63,7 +63,7 @@ class Control:
         """Read a control string.
 
         Raises:
-            UserError: naming the first field that means nothing.
+            UserError: names the first invalid field.
         """
         words = text.split("_")
         if len(words) != len(FIELDS):
@@ -88,17 +88,17 @@ class Control:
 
     @property
     def participants(self) -> int:
-        """Clients of a round."""
+        """Number of clients in a round."""
         return rounded_up(self.fraction * self.users)
 
     @property
     def unit(self) -> int:
-        """Clients that a weight of 1 stands for."""
+        """Number of clients for a weight of 1."""
         return self.users // sum(weight for _, weight in self.modes)
 
     @property
     def counts(self) -> list[int]:
-        """Clients of every mode; what the division leaves over goes to the last."""
+        """Number of clients of every mode; the last one takes the remainder."""
         counts = [weight * self.unit for _, weight in self.modes]
         return [*counts[:-1], self.users - sum(counts[:-1])]
 

@@ -1,4 +1,4 @@
-"""A picture of a family of federations: levels that clients keep, and levels drawn every round."""
+"""A picture of a family of federations: fixed levels against levels redrawn every round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightfed.studies.heterofl.panels import Panel, new_panels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FEWEST = 4  # pairs of bars for which there is room
+FEWEST = 4  # largest number of pairs of bars
 BAR = 0.38  # width, where pairs of bars are 1 apart
 HEADROOM = 1.14  # for the numbers over the bars
 TURN_FROM = 6  # pairs of bars whose numbers stand upright
@@ -24,7 +24,7 @@ NUMBER |= {"ha": "center", "va": "bottom"}
 
 
 def dynamic_figure(family: Family, theme: Theme) -> Figure | None:
-    """Two bars for each pair of levels in equal shares that was run both ways; None without any."""
+    """Two bars for each equal pair of levels that was run both ways; None without any."""
     ways = {(_text(m, family), m.split, m.dynamic) for m in family.members}
     pairs = [
         m
@@ -69,6 +69,6 @@ def _draw(panel: Panel, theme: Theme) -> None:
 
 
 def _text(mixture: Mixture, family: Family) -> str:
-    """The pair, and what sets it apart from the same pair."""
+    """The pair of levels, and how it differs from the same pair elsewhere."""
     other = mixture.algorithm if mixture.algorithm != family.algorithm else ""
     return ", ".join(part for part in (mixture.combination, other, mixture.variant) if part)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 FONT_SIZE = 7.0
 LETTER = (0.58, 1.2)  # width and height of a letter, in font sizes
-MARK, THIN = 4.0, 0.8  # half the side of what a point, or a piece of a line, covers, in 1/72 inch
+MARK, THIN = (
+    4.0,
+    0.8,
+)  # half the size of a point or a piece of a line, in 1/72 inch
 PIECES = 40
 DISTANCES = (7.0, 15.0, 25.0, 37.0)
 LEADER_FROM = 12.0
@@ -32,17 +35,17 @@ def place_labels(
     marks: Floats,
     lines: Sequence[Floats],
 ) -> None:
-    """Writes each label at the free place nearest to its point, with a line where that is far.
+    """Write each label at the free place nearest to its point, with a line if that is far.
 
-    To be called when all else of the figure is drawn and its layout is settled.
+    Call it after everything else is drawn and the layout is final.
 
     Args:
         figure: of the axes.
         axes: to draw on.
-        labels: texts for points (x, y, text) of the data, taken from the top down.
+        labels: (x, y, text) in data coordinates, placed from top to bottom.
         theme: for the colours.
-        marks: all points that must stay visible, (M, 2), in data coordinates.
-        lines: corners of lines that should, (L, 2) each.
+        marks: (M, 2) points that must stay visible, in data coordinates.
+        lines: (L, 2) corners of each line that should stay visible.
     """
     points = 72.0 / figure.dpi
     frame = axes.get_window_extent()
@@ -78,7 +81,7 @@ def _around(centres: Floats, half: float) -> Floats:
 
 
 def _along(corners: Floats) -> Floats:
-    """Points on the straight lines between successive corners, (PIECES * (L - 1), 2)."""
+    """(PIECES * (L - 1), 2) points on the straight lines between successive corners."""
     steps = np.linspace(0.0, 1.0, PIECES)[:, None, None]
     return (corners[:-1] + steps * (corners[1:] - corners[:-1])).reshape(-1, 2)
 
@@ -86,9 +89,9 @@ def _along(corners: Floats) -> Floats:
 def _nearest_free(
     at: Floats, half: Floats, taken: Floats, *, low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """Offset (2,) of the text's centre from its point, and the box (4,) that it then takes.
+    """Offset (2,) of the text's centre from its point, and the box (4,) of the text there.
 
-    Of all places the one that covers least; of those that cover as little, the nearest.
+    Chooses the place that covers least, and among equals the nearest.
     """
     directions = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1)  # (A, 2)
     # the text touches a circle around the point with its nearest side

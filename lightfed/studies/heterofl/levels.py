@@ -1,10 +1,9 @@
-"""Federations of levels: whose clients have models of different widths, and what came out of them.
+"""Federations of levels, whose clients have models of different widths, and their results.
 
 A level is a width of the model; HeteroFL (Diao et al., ICLR 2021) calls the rates 1, 1/2, 1/4, 1/8
-and 1/16 a to e. A combination of levels is called a, a-e, a-b-c, or a2-b8 where the levels have
-unequal shares. The size of a federation is the number of parameters of its clients' models, on
-average over all clients: of a-b its share of a times the size of a, and so on. The counts are those
-of environment.json, widths and everything else that was set are read from config.yaml.
+and 1/16 a to e. A combination of levels is called a, a-e, a-b-c, or a2-b8 if the levels have
+unequal shares. The size of a federation is the mean number of parameters of its clients' models.
+Parameter counts are read from environment.json, widths and other settings from config.yaml.
 """
 
 import math
@@ -19,9 +18,9 @@ from lightfed.results.settings import options
 from lightfed.results.variants import variants
 
 LETTERS = "abcde"
-UNEVEN = 0.05  # of the clients: what a division without remainder may leave to one level
+UNEVEN = 0.05  # of the clients: rounding error of a level's share that still counts as equal
 UNSPOKEN = re.compile(r"^model\.((clients\.0\.model|algorithm)\.init_args\.)?")
-# what a combination and its data set; all other options of the model are a variant
+# options of the combination and its data set; all other options of the model form the variant
 NO_VARIANT = re.compile(
     r"trainer\.|data\.|model\.(clients\.(?!0\.model\.)"
     r"|clients\.0\.model\.(class_path$|init_args\.(rate$|num_classes$|input_shape))"
@@ -39,7 +38,7 @@ class Level:
 
     @property
     def name(self) -> str:
-        """The letter of the rate, or the rate where it has none."""
+        """The letter of the rate, or the rate itself."""
         place = -math.log2(self.rate)
         known = place.is_integer() and place < len(LETTERS)
         return LETTERS[int(place)] if known else f"{self.rate:g}"
@@ -52,9 +51,9 @@ class Mixture(Experiment):
     Attributes:
         levels: the widest first.
         model: the class of the clients' models.
-        split: how the data was divided.
-        dynamic: whether clients draw their level again for every round.
-        variant: in which options it differs from most others that it is drawn with, as `norm gn`.
+        split: how the data was partitioned.
+        dynamic: whether clients draw a new level in every round.
+        variant: options in which it differs from most others of its picture, such as `norm gn`.
     """
 
     levels: tuple[Level, ...]
@@ -69,7 +68,7 @@ class Mixture(Experiment):
 
     @property
     def size(self) -> float:
-        """Parameters of a client's model, on average over the clients."""
+        """Parameters of a client's model, mean over the clients."""
         return sum(level.clients * level.parameters for level in self.levels) / self.clients
 
     @property
@@ -78,7 +77,7 @@ class Mixture(Experiment):
 
     @property
     def even(self) -> bool:
-        """Whether the levels have equal shares, but for clients that cannot be divided."""
+        """Whether the levels have equal shares, up to rounding to whole clients."""
         counts = [level.clients for level in self.levels]
         spread = max(counts) - min(counts)
         return spread < len(counts) and spread <= UNEVEN * self.clients
@@ -95,12 +94,12 @@ class Mixture(Experiment):
         return "-".join(f"{name}{count / unit:.0f}" for name, count in shares)
 
     def score(self, column: str) -> tuple[float, float]:
-        """The final value of a column of metrics.csv: mean and sample deviation over the seeds."""
+        """The last value in a column of metrics.csv: mean and sample deviation over the seeds."""
         return self.group.score(column)
 
 
 class Family(Study[Mixture]):
-    """All experiments with one data set and one model, in the order in which they were named."""
+    """All experiments with one data set and one model, in the order of their runs."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -110,19 +109,19 @@ class Family(Study[Mixture]):
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """All levels that occur, the widest first."""
+        """All levels, the widest first."""
         found = {level.name: level.rate for mixture in self.members for level in mixture.levels}
         return tuple(sorted(found, key=lambda name: -found[name]))
 
     def place(self, level: str) -> int:
-        """The colour of a level: a letter has the same in all families, other rates follow."""
+        """The colour of a level: letters have the same in all families, other rates follow."""
         others = [name for name in self.levels if name not in tuple(LETTERS)]
         every = (*LETTERS, *others)
         return every.index(level)
 
     @property
     def algorithm(self) -> str:
-        """That of most federations of several levels, or of all if there are none; not named."""
+        """The most common algorithm, of mixtures if there are any; labels leave it out."""
         mixed = [m.algorithm for m in self.members if len(m.levels) > 1]
         every = mixed or [m.algorithm for m in self.members]
         return Counter(every).most_common(1)[0][0]
@@ -135,7 +134,7 @@ class Family(Study[Mixture]):
 
 
 def families(runs: Sequence[RunFiles]) -> list[Family]:
-    """What can be drawn of sizes: families in which there are models of two widths or more."""
+    """The families with models of at least two widths."""
     found = [mixture for group in grouped(runs) if (mixture := _mixture(group))]
     every = [
         Family(study.name, study.metric, _variants(study.members))
@@ -145,7 +144,7 @@ def families(runs: Sequence[RunFiles]) -> list[Family]:
 
 
 def _mixture(group: Group) -> Mixture | None:
-    """None for runs without widths or parameters, or whose clients' models differ."""
+    """The experiment of a group; None without widths or parameters, or with different models."""
     run = group.runs[0]
     settings = run.settings
     levels = _levels(run, settings)
@@ -171,7 +170,7 @@ def _client_group_keys(settings: Mapping[str, str]) -> list[str]:
 
 
 def _levels(run: RunFiles, settings: Mapping[str, str]) -> tuple[Level, ...]:
-    """The levels of a run, client groups of one width together; none where a file does not tell."""
+    """The levels of a run, combining client groups of one width; empty if unknown."""
     stated = run.environment.get("parameters")
     parameters = list(stated.values()) if isinstance(stated, Mapping) else []
     keys = _client_group_keys(settings)
@@ -190,7 +189,7 @@ def _levels(run: RunFiles, settings: Mapping[str, str]) -> tuple[Level, ...]:
 
 
 def _rate(settings: Mapping[str, str], client_group: str) -> float | None:
-    """The width of a group: its `rate` or `level`, 1 without both; None where that is none."""
+    """The width of a group: its `rate` or `level`, 1 without both; None if invalid."""
     rate, level = (settings.get(f"{client_group}.{key}", "null") for key in ("rate", "level"))
     if rate == "null":
         return 0.5 ** LETTERS.index(level) if level in tuple(LETTERS) else 1.0
@@ -201,14 +200,14 @@ def _rate(settings: Mapping[str, str], client_group: str) -> float | None:
 
 
 def _split(run: RunFiles, settings: Mapping[str, str]) -> str:
-    """`IID`, or the scheme that divided the data."""
+    """`IID`, or the partition scheme."""
     chosen = settings.get("data.partition.class_path", "").rsplit(".", 1)[-1]
     scheme = str(run.split.meta.get("scheme", chosen)) if run.split else chosen
-    return "IID" if scheme in ("Iid", "Iid()") else scheme or "division not known"
+    return "IID" if scheme in ("Iid", "Iid()") else scheme or "partition unknown"
 
 
 def _variants(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
-    """The same mixtures; each says how it differs from most of its algorithm and split."""
+    """The same mixtures, each with how it differs from most of its algorithm and split."""
     alike = [(mixture.algorithm, mixture.split) for mixture in mixtures]
     found = variants([mixture.options for mixture in mixtures], alike)
     return tuple(replace(m, variant=variant) for m, variant in zip(mixtures, found, strict=True))

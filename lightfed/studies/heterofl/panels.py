@@ -1,4 +1,4 @@
-"""The panels of a family's pictures: a row for global, one for personal, a column a partition."""
+"""The panels of a family's pictures: rows for global and personal, a column per partition."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KINDS = ("global", "personal")
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes and what belongs on it.
+    """One pair of axes and its content.
 
     Attributes:
-        axes: with title and labels, still empty.
+        axes: with title and labels, otherwise empty.
         column: of metrics.csv.
-        mixtures: those of one division of the data that measured the column.
+        mixtures: those of one partition that measured the column.
         family: of these.
     """
 
@@ -40,7 +40,7 @@ class Panel:
     family: Family
 
     def points(self, mixtures: Iterable[Mixture]) -> Floats:
-        """Relative size, mean and deviation of the metric, (M, 3), from small to large."""
+        """(M, 3) relative size, mean and deviation of the metric, by size."""
         full = self.family.largest.parameters
         ordered = sorted(mixtures, key=lambda mixture: mixture.size)
         rows = [(mixture.size / full, *mixture.score(self.column)) for mixture in ordered]
@@ -50,7 +50,7 @@ class Panel:
 def new_panels(
     family: Family, mixtures: Iterable[Mixture], theme: Theme, *, x_label: str, height: float
 ) -> tuple[Figure, list[Panel]] | None:
-    """A figure with the panels that `mixtures` fill; None where none measured the metric."""
+    """A figure with all non-empty panels; None if no mixture measured the metric."""
     having = [
         (column, mixture)
         for column in (f"{kind}/{family.metric}" for kind in KINDS)

@@ -1,7 +1,7 @@
-"""Pictures of a family of federations: the metric against the average size of a client's model.
+"""Pictures of a family of federations: the metric against the mean size of a client's model.
 
-One is of combinations of levels, a point each; one of two levels in all shares from one to the
-other, a line a pair.
+One has a point per combination of levels. The other has a line per pair of levels, with the share
+of one level growing from 0 to 1.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LINE_FROM = 3  # shares of a pair of levels, the two alone among them, that make a line
+LINE_FROM = 3  # shares of a pair of levels, including 0 and 1, that make a line
 SIDE, SMALL_SIDE = 6.0, 3.5  # of a mark, in points
 
 
 def combinations_figure(family: Family, theme: Theme) -> Figure | None:
     """A point for each combination of levels; None unless two of them differ in size.
 
-    Unequal shares of a pair are left to their line, where there is one.
+    Unequal shares of a pair are left out if a line shows them.
     """
     on_lines = [m for line in pair_lines(family) for m in line.mixtures if not m.even]
     drawn = [mixture for mixture in family.members if mixture not in on_lines]
@@ -48,7 +48,7 @@ def combinations_figure(family: Family, theme: Theme) -> Figure | None:
         _scale(panel, drawn)
     _explain(panels[0].axes, family, drawn, theme)
     legend_of_all(figure, panels[0].axes, theme)
-    figure.draw_without_rendering()  # settles the layout, on which the labels depend
+    figure.draw_without_rendering()  # fixes the layout, on which the labels depend
     for panel in panels:
         texts = {mixture: _text(mixture, family) for mixture in panel.mixtures}
         fixed = {text for mixture, text in texts.items() if not mixture.dynamic}
@@ -89,9 +89,9 @@ class PairLine:
     """Two levels in several shares.
 
     Attributes:
-        names: of the wide level and the narrow one.
-        label: the pair, and what sets it apart from the same pair.
-        mixtures: by size, from the narrow level alone to the wide one alone where they were run.
+        names: of the wide and the narrow level.
+        label: the pair, and how it differs from the same pair elsewhere.
+        mixtures: by size; the ends, with one level only, may be missing.
     """
 
     names: tuple[str, str]
@@ -103,7 +103,7 @@ class PairLine:
 
 
 def pair_lines(family: Family) -> list[PairLine]:
-    """The pairs of levels that were mixed in unequal shares, in every division of the data."""
+    """The pairs of levels that were mixed in unequal shares, for every partition."""
     pairs = gathered(
         (mixture for mixture in family.members if len(mixture.levels) == 2),
         lambda m: (m.names, (m.split, m.algorithm, m.variant), m.dynamic),
@@ -150,14 +150,14 @@ def _text(mixture: Mixture, family: Family) -> str:
 
 
 def _colour(mixture: Mixture, family: Family, theme: Theme) -> str:
-    """That of the widest level; the ink of the page for another algorithm."""
+    """The colour of the widest level; the ink of the page for another algorithm."""
     if mixture.algorithm != family.algorithm:
         return theme.ink
     return colour_of(family.place(mixture.names[0]))
 
 
 def _look(line: PairLine, family: Family) -> tuple[str, str]:
-    """The colour of the wide level, dashes for the distance to the narrow one."""
+    """Colour by the wide level, dashes by the distance to the narrow one."""
     wide, narrow = (family.place(name) for name in line.names)
     return colour_of(wide), LINES[(narrow - wide - 1) % len(LINES)]
 
@@ -168,7 +168,7 @@ def _line(panel: Panel, mixtures: Sequence[Mixture], *, colour: str, dashes: str
 
 
 def _mark(panel: Panel, mixture: Mixture, *, colour: str, side: float) -> None:
-    """Hollow where levels are drawn again; a diamond for another algorithm; a bar for the std."""
+    """Hollow for dynamic levels; a diamond for another algorithm; a bar for the std."""
     x, y, std = panel.points([mixture]).T
     panel.axes.errorbar(
         x,
@@ -190,7 +190,7 @@ def _scale(panel: Panel, drawn: Sequence[Mixture]) -> None:
 
 
 def _explain(axes: Axes, family: Family, drawn: Sequence[Mixture], theme: Theme) -> None:
-    """Entries of the legend, those that occur."""
+    """Entries of the legend that apply."""
     main = [mixture for mixture in drawn if mixture.algorithm == family.algorithm]
     widest = {mixture.names[0] for mixture in main}
     marks = {
@@ -216,7 +216,7 @@ def _name(
     lines: Sequence[Sequence[Mixture]],
     theme: Theme,
 ) -> None:
-    """Writes the texts of some mixtures next to their points, clear of other points and lines."""
+    """Label some mixtures next to their points without covering points and lines."""
     labels = [(*panel.points([mixture])[0, :2].tolist(), text) for mixture, text in texts.items()]
     marks = panel.points(panel.mixtures)[:, :2]
     drawn = [panel.points(line)[:, :2] for line in lines]

@@ -1,9 +1,9 @@
-"""The gates of a pFedMoE run as a picture: how far each client leans on its private expert.
+"""Picture of the gates of a pFedMoE run: how much each client relies on its private expert.
 
 In Yi et al., "pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous
 Personalized Federated Learning", 2024, arXiv:2402.01350, a gate weighs two experts for every
-sample: a shared one, for what is general, and the client's own. Of a client and class the run
-leaves the mean of both weights, whose sum is 1, over the client's test samples.
+sample: a shared one for general features and the client's own. The weights add up to 1. The run
+records their means over the test samples of each client and class.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 50
 ROWS_WITH_NUMBERS, CLASSES_WITH_NUMBERS = 24, 20
-STRONG = 0.33  # distance from 1/2 from which a cell is so dark, or bright, that its text turns
+STRONG = 0.33  # distance from 1/2 above which a cell needs the other text colour
 
 
 @dataclass(frozen=True)
 class GateRows:
-    """What stands in a row of the picture: a client or, of many, a group of them.
+    """The rows of the picture: a client each, or a group of clients if there are many.
 
     Attributes:
-        weights: mean of the private expert, (rows, classes); NaN where nobody has the class.
-        means: over the classes of each client, then over the clients of the row, (rows,).
-        client_groups: of each row, empty where it is not known.
+        weights: (rows, classes) mean of the private expert; NaN if no client has the class.
+        means: (rows,) over the classes of each client, then over the clients of the row.
+        client_groups: of each row; empty if unknown.
         names: of the rows.
-        clients: those that were evaluated.
+        clients: number of evaluated clients.
         grouped: whether rows are groups.
     """
 
@@ -61,8 +61,8 @@ class GateRows:
 def gate_rows(run: RunFiles, gates: Gates) -> GateRows:
     """A row per client in the order of the ids, up to 50 of them.
 
-    More are put together by client group and, within one, with those of like mean weight, the most
-    personal ones first: a group holds as good as the same number of clients in all client groups.
+    More clients are combined within their client group by similar mean weight, the most personal
+    first. All rows combine about the same number of clients.
     """
     client = np.flatnonzero(np.isfinite(gates.personal).any(axis=1))
     values = gates.personal[client]
@@ -92,7 +92,7 @@ def gate_rows(run: RunFiles, gates: Gates) -> GateRows:
 
 
 def gates_figure(run: RunFiles, theme: Theme) -> Figure | None:
-    """Rows x classes next to the mean of each row; None for a run without weights of gates."""
+    """Rows x classes next to the mean of each row; None for a run without gates."""
     if run.gates is None or not np.isfinite(run.gates.personal).any():
         return None
     rows = gate_rows(run, run.gates)
@@ -103,7 +103,7 @@ def gates_figure(run: RunFiles, theme: Theme) -> Figure | None:
     width = float(np.clip(4.4 + 0.42 * len(names), 7.0, 11.0))
     figure = new_figure(width, height, theme)
     heat, side = figure.subplots(1, 2, sharey=True, width_ratios=(width - 3.6, 1.5))
-    label = f"groups of clients of like mean, {rows.clients:,} in all" * rows.grouped or "client"
+    label = f"groups of similar clients, {rows.clients:,} in all" * rows.grouped or "client"
     title = _title(run, run.gates, len(names))
     dress(heat, theme, title=title, x_label="class", y_label=label)
     image = _draw_heat(heat, weights, theme)
@@ -126,13 +126,13 @@ def _client_groups(run: RunFiles, client: Integers) -> np.ndarray:
 
 
 def _groups(means: Floats, member: np.ndarray) -> list[Integers]:
-    """The members as groups of like mean, the highest first."""
+    """The members in groups of similar mean, the highest first."""
     ordered = np.flatnonzero(member)[np.argsort(-means[member], kind="stable")]
     return np.array_split(ordered, max(1, MOST_ROWS * len(ordered) // len(means)))
 
 
 def _mean_of_known(values: Floats, starts: Integers, *, axis: int) -> Floats:
-    """Means of runs of values that begin at `starts`, without the NaN; NaN where all are."""
+    """Means of the runs of values that begin at `starts`, ignoring NaN; NaN if all are."""
     known = np.isfinite(values)
     sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=axis)
     counts = np.add.reduceat(known, starts, axis=axis, dtype=np.int64)
@@ -154,7 +154,7 @@ def _title(run: RunFiles, gates: Gates, columns: int) -> str:
 def _draw_heat(axes: Axes, weights: Floats, theme: Theme) -> AxesImage:
     from matplotlib.colors import Normalize
 
-    # where there is no weight the hatched ground shows
+    # without a weight the hatched background shows
     axes.patch.set(hatch="/////", edgecolor=theme.grid)
     image = heat_map(axes, weights, theme.diverging, norm=Normalize(0.0, 1.0))
     rows, classes = weights.shape

@@ -66,7 +66,7 @@ def differences_figure(protocol: Protocol, theme: Theme) -> Figure | None:
 
 
 def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figure | None:
-    """Bytes and FLOPs to the target, a bar per method; None where nobody got there."""
+    """Bytes and FLOPs to the target, a bar per method; None if no method reached it."""
     target = protocol.target(asked)
     costs = {m.label: m.cost(protocol.metric, target) for m in protocol.members}
     if all(math.isnan(cost.rounds) for cost in costs.values()):
@@ -101,11 +101,11 @@ def costs_figure(protocol: Protocol, asked: float | None, theme: Theme) -> Figur
 
 @dataclass(frozen=True)
 class Robustness:
-    """Protocols that differ in one option alone.
+    """Protocols that differ in only one option.
 
     Attributes:
-        data: as the runs name it.
-        variant: in which other options they differ from most of the protocols with that data.
+        data: its name in the runs.
+        variant: other options in which they differ from most protocols with that data.
         factor: the option.
         protocols: by its value, ascending.
     """
@@ -126,7 +126,7 @@ class Robustness:
 
 
 def robustness(protocols: Sequence[Protocol]) -> list[Robustness]:
-    """What can be drawn of classes per client and of gamma."""
+    """The studies over classes per client and over gamma."""
     members: dict[Terms, tuple[dict[str, str], dict[float, Protocol]]] = {}
     for protocol in protocols:
         options = protocol.members[0].options

@@ -17,8 +17,8 @@ def method_table(protocol: Protocol, asked: float | None) -> TextTable:
     """A row per method, a star before the best.
 
     Args:
-        protocol: whose methods.
-        asked: the target of the costs, None for what all methods reached.
+        protocol: of the methods.
+        asked: the target of the costs; None for what all methods reached.
     """
     target = protocol.target(asked)
     return TextTable.of([_row(protocol, method, target) for method in protocol.members])
@@ -29,17 +29,17 @@ def notes(protocol: Protocol, asked: float | None) -> list[str]:
     points = "percentage points" if is_share(protocol.metric) else "the metric's own unit"
     source = "what all methods reached in every seed" if asked is None else "as asked"
     return [
-        f"Final {readable(protocol.metric)}: what each client holds on its own test samples, mean "
+        f"Final {readable(protocol.metric)}: each client's model on its own test samples, mean "
         "over the clients (+- sample standard deviation over seeds); the best has a star. Gains in "
-        f"{points}, seed by seed; in brackets their {INTERVAL}, which one seed has not. {CHOSEN}",
+        f"{points}, seed by seed; in brackets their {INTERVAL}, which needs two seeds. {CHOSEN}",
         "Kinds as in section 2.1 of the paper of pFedMoE. Rounds, bytes (up and down) and FLOPs of "
         f"all clients until the target, {source}, was first measured: mean over the seeds, a dash "
-        "unless all got there.",
+        "unless all reached it.",
     ]
 
 
 def verdict(protocol: Protocol) -> str:
-    """What pFedMoE gains, and over whom."""
+    """Sentences with pFedMoE's gains over the best baselines."""
     ours = protocol.ours
     best = protocol.best_other(ours)
     if best is None:

@@ -1,9 +1,9 @@
-"""Methods for clients with models of their own, side by side: who gains how much, and at what cost.
+"""Compares methods for clients with different models: their gains and costs.
 
 pFedMoE (Yi et al. 2024, https://arxiv.org/abs/2402.01350) is compared with seven methods in one
-protocol: equal data, division, models and work, at learning rates of their own. The paper divides
-them into three kinds, by how clients learn from each other, and gives a method's gain over the best
-of all and of its own kind.
+protocol: the same data, partition, models and work, with a learning rate for each method. The paper
+divides them into three kinds, by how clients learn from each other, and gives a method's gain over
+the best of all and over the best of its kind.
 """
 
 import math
@@ -24,8 +24,8 @@ from lightfed.results.variants import gathered, variants
 
 OURS = "pFedMoE"
 DISTILLATION, MIXING, MUTUAL = "distillation", "model mixing", "mutual learning"
-# by class: as the paper calls it and, of its section 2.1, the kind; that of pFedMoE is the one of
-# private models and a small shared one, with the last of which, FedAPEN, the section compares it
+# by class: name in the paper and kind in its section 2.1. The section compares it with FedAPEN,
+# so pFedMoE has the kind of methods with private models and a small shared one
 METHODS: dict[str, tuple[str, str]] = {
     "PFedMoE": (OURS, MUTUAL),
     "FML": ("FML", MUTUAL),
@@ -39,17 +39,17 @@ METHODS: dict[str, tuple[str, str]] = {
 PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
 # options of which a protocol may hold several; a learning rate is chosen for each method
 FREE = re.compile(r"model\.(algorithm(\.|$)|clients\.\d+\.name$|optimizer\.init_args\.lr$)")
-# arguments of pFedMoE that the paper does not have: a run with another value is a part of it
+# arguments of pFedMoE that the paper does not have: a run with another value is an ablation
 PARTS = {"gate": "paper", "federate": "true"}
 UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took until a metric was first measured to be as good as a target.
+    """The cost until a metric first reached a target in an evaluation.
 
     Attributes:
-        rounds: mean over the seeds; NaN unless all got there.
+        rounds: mean over the seeds; NaN unless all reached it.
         bytes: up and down, of all clients.
         flops: of all clients.
     """
@@ -64,8 +64,8 @@ class Method(Experiment):
     """One experiment; its options are the protocol.
 
     Attributes:
-        name: as the paper calls it.
-        label: the name, with that of its runs where a protocol has two of one method.
+        name: in the paper.
+        label: the name, with that of its runs if a protocol has two of one method.
         kind: distillation, model mixing, mutual learning, or none.
     """
 
@@ -74,19 +74,19 @@ class Method(Experiment):
     kind: str
 
     def score(self, metric: str) -> tuple[float, float]:
-        """The final value: mean and sample deviation over the seeds."""
+        """The last value of the metric: mean and sample deviation over the seeds."""
         return self.group.score(f"personal/{metric}")
 
     def cost(self, metric: str, target: float) -> Cost:
-        """Until the metric, mean over the clients, was as good as a target."""
+        """The costs until the metric, mean over the clients, reached a target."""
         found = np.array([_cost(run, f"personal/{metric}", target) for run in self.group.runs])
-        return Cost(*found.mean(axis=0).tolist())  # NaN where a seed did not get there
+        return Cost(*found.mean(axis=0).tolist())  # NaN if a seed did not reach it
 
 
 class Protocol(Study[Method]):
-    """Methods on equal terms, in the order of METHODS: pFedMoE and at least one other.
+    """Methods under the same conditions, in the order of METHODS: pFedMoE and at least one other.
 
-    Its name is that of the data, and in which options it differs from most protocols with that.
+    Its name is that of the data, with the options in which it differs from most others with it.
     """
 
     @property
@@ -95,7 +95,7 @@ class Protocol(Study[Method]):
 
     @property
     def column(self) -> str:
-        """Of metrics.csv."""
+        """The column of metrics.csv."""
         return f"personal/{self.metric}"
 
     @property
@@ -107,11 +107,11 @@ class Protocol(Study[Method]):
         return next(method for method in self.members if method.name == OURS)
 
     def best_other(self, method: Method, *, kind: str | None = None) -> Method | None:
-        """The experiment with the best final mean among those of other methods; None without any.
+        """The experiment with the best final mean among other methods; None without any.
 
         Args:
-            method: that is held against it.
-            kind: to which it belongs; None: any.
+            method: to compare with it.
+            kind: of the rival; None for any.
         """
         others = [
             other
@@ -124,7 +124,7 @@ class Protocol(Study[Method]):
         return max(others, key=lambda other: sign * other.score(self.metric)[0], default=None)
 
     def gain(self, method: Method, other: Method) -> Paired:
-        """What a method is better by than another, seed by seed."""
+        """By how much a method beats another, seed by seed."""
         return paired(method.group, other.group, self.metric, (self.column, self.column))
 
     def is_best(self, method: Method) -> bool:
@@ -136,14 +136,14 @@ class Protocol(Study[Method]):
         return direction(self.metric) * more >= 0
 
     def target(self, asked: float | None) -> float:
-        """What was asked for, else the best that all methods reached with every seed."""
+        """The target given, else the best value that all methods reached with every seed."""
         return reached_by_all(self.runs, self.column) if asked is None else asked
 
     def differences(self) -> dict[int, Floats]:
-        """By client: what pFedMoE's last evaluation is better by than the best baseline's, (S,).
+        """By client: (S,) how much pFedMoE's last evaluation beats that of the best baseline.
 
-        Of each seed that both were run with, since clients of different seeds hold different data.
-        Empty where clients were not evaluated one by one.
+        S seeds were run with both; clients of different seeds have different data. Empty if
+        clients were not evaluated individually.
         """
         baseline = self.best_other(self.ours)
         if baseline is None:
@@ -160,7 +160,7 @@ class Protocol(Study[Method]):
 
 
 def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
-    """Where pFedMoE was run and at least one other method on equal terms."""
+    """The protocols with pFedMoE and at least one other method."""
     methods = [method for group in grouped(runs) if (method := _method(group))]
     every = gathered(methods, lambda m: (m.data, frozenset(m.options.items()))).values()
     complete = [own for own in every if OURS in (names := {m.name for m in own}) and len(names) > 1]
@@ -173,7 +173,7 @@ def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
 
 
 def _method(group: Group) -> Method | None:
-    """None for another algorithm, or where there is no configuration."""
+    """The experiment of a group; None for other algorithms or without a configuration."""
     run = group.runs[0]
     name, kind = METHODS.get(run.algorithm, ("", ""))
     if not name or run.config is None:
@@ -183,9 +183,9 @@ def _method(group: Group) -> Method | None:
 
 
 def _told_apart(found: Sequence[Method]) -> list[Method]:
-    """In the order of METHODS, and a whole method before parts of it.
+    """In the order of METHODS, a complete method before its ablations.
 
-    Two of one method have the names of their runs.
+    If a method occurs twice, labels have the names of its runs.
     """
     times = Counter(method.name for method in found)
     ordered = sorted(found, key=lambda method: (PLACES[method.name], _is_part(method)))
