@@ -7,6 +7,8 @@ Algorithm 1 of the paper, with BatchNorm buffers averaged like weights. The pape
 such buffers; `buffers` offers two other readings.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import lightning.pytorch as L
@@ -15,6 +17,8 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.hooks import Tested
+from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
@@ -73,6 +77,20 @@ class FedAvg(Algorithm):
             return None  # the server has no statistics to evaluate with
         fed.load_parameters(self.model, client)
         return fed.bind(client)
+
+    @override
+    def tests_together(self, fed: Fleet, kind: Tested, group: int) -> Together | None:
+        state, own = fed.groups[0], self.statistics == "local"
+        if kind == "local" or (kind == "global" and own):
+            return None
+        if not own:
+            return Together(state.module, bind=partial(fed.bind_model, self.model))
+        return Together(state.module, layout=state.layout, rows=partial(self._rows, fed))
+
+    def _rows(self, fed: Fleet, clients: Sequence[int]) -> Row:
+        for client in clients:
+            fed.load_parameters(self.model, client)
+        return fed.block(clients)
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:

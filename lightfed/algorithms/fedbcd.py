@@ -45,8 +45,9 @@ from lightfed.algorithms.shared.clouds import (
     check_step,
 )
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import Moment, SessionContext
+from lightfed.local.hooks import Moment, SessionContext, Tested
 from lightfed.local.optimizer import Proximal
+from lightfed.local.packed.evaluation import Together
 from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.hierarchy import Phase
 from lightfed.state.server_model import ServerModel
@@ -260,6 +261,10 @@ class FedBCD(Hierarchical):
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         return self.evaluated_server(fed, 0) if client is None else fed.bind(client)
+
+    @override
+    def tests_together(self, fed: Fleet, kind: Tested, group: int) -> Together | None:
+        return super().tests_together(fed, kind, group)  # the devices' models
 
     @override
     def local(self, fed: Fleet, client: int) -> L.LightningModule | None:

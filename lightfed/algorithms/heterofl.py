@@ -25,7 +25,8 @@ from lightfed.algorithms.shared.logit_masks import LogitMasks
 from lightfed.algorithms.shared.slice_tests import SliceTests
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.hooks import SessionContext
+from lightfed.local.hooks import SessionContext, Tested
+from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
@@ -145,6 +146,11 @@ class HeteroFL(Algorithm):
     def local(self, fed: Fleet, client: int) -> L.LightningModule | None:
         """The released code's "local" metric: the global model, other labels' logits zero."""
         return self._tests.of_global(client)
+
+    @override
+    def tests_together(self, fed: Fleet, kind: Tested, group: int) -> Together | None:
+        first = sum(state.group.count for state in fed.groups[:group])
+        return self._tests.together(self.model, kind, group, first)
 
     @override
     def tested(self, s: SessionContext) -> L.LightningModule:

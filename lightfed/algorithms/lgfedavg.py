@@ -20,6 +20,7 @@ an ensemble of all clients' networks is left out, so there is no global accuracy
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +35,8 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_group import GroupState
+from lightfed.local.hooks import Tested
+from lightfed.local.packed.evaluation import Together
 from lightfed.runs import checkpoint as checkpoints
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
@@ -146,6 +149,18 @@ class LGFedAvg(Algorithm):
             return fed.bind_model(self.model) if whole else None
         fed.load(self.model, client, tensors=self._global)
         return fed.bind(client)
+
+    @override
+    def tests_together(self, fed: Fleet, kind: Tested, group: int) -> Together | None:
+        if kind != "personal":
+            return None
+        state = fed.groups[group]
+        return Together(state.module, layout=state.layout, rows=partial(self._rows, fed))
+
+    def _rows(self, fed: Fleet, clients: Sequence[int]) -> Row:
+        for client in clients:
+            fed.load(self.model, client, tensors=self._global)
+        return fed.block(clients)
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:

@@ -217,13 +217,13 @@ class FederatedDataModule(LightningDataModule):
         """The hold-out of a client in a fixed order, not augmented."""
         return self.train.epoch(self._portions.held_out(client), batch_size=self.batch_size)
 
-    def client_batches(self, client: int, batch_size: int) -> Iterator[Batch]:
+    def client_plan(self, client: int, batch_size: int) -> Plan:
         """A client's training samples, each once, in a fixed order, not augmented.
 
         A single last sample joins the batch before it, because batch statistics need two.
         """
         own = self.partition_.train(client)
-        return self.train.epoch(own, batch_size=batch_size, last_batch="join")
+        return self.train.plan(own, batch_size=batch_size, last_batch="join")
 
     def labels(self, client: int) -> Tensor:
         """The classes, or tokens, that a client trains on: int64, ascending, on the CPU."""
@@ -271,10 +271,22 @@ class FederatedDataModule(LightningDataModule):
         """The training batches of K sessions, of which each has plans of its own."""
         return PackBatches(self.train, sessions)
 
+    @property
+    def _tested(self) -> Resident:
+        """The split that the test samples of clients are in."""
+        return self.train if self.partition_.meta["test_source"] == "train" else self.test
+
     def test_batches(self, client: int) -> Iterator[Batch]:
         """The test samples of a client in a fixed order; no batch if it has none."""
-        source = self.train if self.partition_.meta["test_source"] == "train" else self.test
-        return source.epoch(self.partition_.test(client), batch_size=self.eval_batch_size)
+        return self._tested.epoch(self.partition_.test(client), batch_size=self.eval_batch_size)
+
+    def test_index(self, client: int) -> np.ndarray:
+        """The test samples of a client, or of the whole test set for -1; for `test_samples`."""
+        return np.arange(len(self.test)) if client < 0 else self.partition_.test(client)
+
+    def test_samples(self, client: int, index: Tensor) -> Batch:
+        """Test samples by their index, of clients or of the whole test set (-1), not augmented."""
+        return (self.test if client < 0 else self._tested).batch(index)
 
     def global_test_batches(self) -> int:
         """Number of batches of the whole test set."""

@@ -8,9 +8,10 @@ There are four kinds, each with its own name:
                 `evaluate_at`; at the other moment it is `trained` or `aggregated`
     finetuned   the server's model after a session, on the client's test split
 
-A job is one client's own test split, or a rank's share of the global test set. The global test set
-has the same batches on any number of ranks, and means are taken over them in order, so the metrics
-do not depend on the ranks. Models that no longer exist at the end of the round are tested in the
+A job is one client's own test split, a rank's share of the global test set, or a piece of what many
+clients are tested with at once (`lightfed.local.packed.evaluation`). The global test set has the
+same batches on any number of ranks, and means are taken over them in order, so the metrics do not
+depend on the ranks. Models that no longer exist at the end of the round are tested in the
 sessions (`Training.tested`); their reports are added here.
 """
 
@@ -21,12 +22,15 @@ from typing import Any, Literal, Protocol, get_args
 import lightning.pytorch as L
 import numpy as np
 import torch
+from torch import Tensor
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_module import reported
-from lightfed.local.hooks import Moment
+from lightfed.local.hooks import Hooks, Moment, Tested
 from lightfed.local.local_work import ClientData
+from lightfed.local.packed.evaluation import Tests
+from lightfed.local.packed.rules import Packed
 from lightfed.local.session import Report, weighted_means
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_generators
@@ -41,11 +45,15 @@ WORST = 0.1  # share of the clients in the "worst" metric
 class EvaluationData(ClientData, Protocol):
     """The part of a data module that evaluations use."""
 
+    eval_batch_size: int
+
     def global_test_batches(self) -> int: ...
     def global_test_batch(self, index: int) -> Any: ...
+    def test_index(self, client: int) -> np.ndarray: ...
+    def test_samples(self, client: int, index: Tensor) -> Any: ...
 
 
-# A job is a client, or one of these.
+# A job is a client, or one of these, or the number of clients plus the position of a piece.
 GLOBAL = -1
 IDLE = -2
 
@@ -59,6 +67,7 @@ class Evaluation:
         kinds: kinds of evaluation.
         at: the moment of the personal metric; by default the first of the algorithm's `moments`.
         clients: number of clients to evaluate, drawn once; None for all, or 1,000 of more.
+        packed: how clients are trained, and tested, at once.
 
     Attributes:
         at: the moment of the personal metric.
@@ -74,11 +83,14 @@ class Evaluation:
         kinds: Sequence[Kind],
         at: Moment | None = None,
         clients: int | None = None,
+        packed: Packed | None = None,
     ) -> None:
         self._fleet = fleet
         self._data = data
         self._reports: dict[Kind, list[Report]] = {}
         self._kinds = frozenset(kinds)
+        if type(fleet.algorithm).local is Hooks.local:
+            self._kinds -= {"local"}  # there is nothing to test
         if "finetuned" in kinds and fleet.algorithm.stateful:
             found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
             fix = "leave it out: it is for clients that start from the server's model"
@@ -88,8 +100,10 @@ class Evaluation:
         self._at_rest = {m: kind for m, kind in moments.items() if self._lasts(m)}
         self.in_sessions = {m: kind for m, kind in moments.items() if not self._lasts(m)}
         self.clients = self._choose(clients) if self._kinds - {"global"} else []
+        self._together = self._test_together(packed or Packed())
+        self._pieces: list[tuple[Tests, Any]] = []
         # Lightning would take a plain list for a collection of loaders.
-        self.jobs = UserList(self._spread(self.clients))
+        self.jobs = UserList(self._spread())
 
     def _moments(self) -> dict[Moment, Kind]:
         """The moments to test, and the kinds of their metrics."""
@@ -119,26 +133,73 @@ class Evaluation:
         rng = numpy_generator(self._fleet.seed, "evaluated-clients")
         return sorted(rng.choice(self._fleet.clients, count, replace=False, shuffle=False).tolist())
 
-    def _spread(self, clients: list[int]) -> list[int]:
+    def _test_together(self, packed: Packed) -> dict[tuple[Kind, int], tuple[Tests, int]]:
+        """What is tested at once, by kind and group, and clients of a pack."""
+        fleet, algorithm, found = self._fleet, self._fleet.algorithm, {}
+        asked: dict[Kind, Tested] = {
+            kind: "personal" for m, kind in self._at_rest.items() if m in algorithm.moments
+        }
+        if "local" in self._kinds:
+            asked["local"] = "local"
+        members: dict[int, list[int]] = {}
+        for client in self.clients:
+            members.setdefault(fleet.home_group(client), []).append(client)
+        cases = [(kind, group, members[group]) for kind in asked for group in members]
+        if "global" in self._kinds and algorithm.global_models == 1:
+            asked["global"] = "global"
+            cases.append(("global", 0, [GLOBAL]))
+        for kind, group, clients in cases:
+            given = packed.together(fleet, asked[kind], group)
+            if given is None:
+                continue
+            flops, context = fleet.groups[group].flops, fleet.training.context
+            tests = Tests(
+                given[0], clients, self._data, flops=flops, context=context, device=fleet.device
+            )
+            found[kind, group] = tests, given[1]
+        return found
+
+    def _alone(self, client: int) -> bool:
+        """Whether a client has a test that is not run with those of others."""
+        kinds = [*self._at_rest.values(), *(self._kinds & {"local", "finetuned"})]
+        group = self._fleet.home_group(client)
+        return any((kind, group) not in self._together for kind in kinds)
+
+    def _spread(self) -> list[int]:
         """This rank's jobs, padded to the same number on every rank.
 
         Lightning's loop steps must match, so ranks with fewer jobs idle at the end.
         """
-        world, rank = self._fleet.ranks.world, self._fleet.ranks.rank
-        if self._fleet.algorithm.stateful:
-            shares = [[k for k in clients if self._fleet.home(k) == r] for r in range(world)]
-        else:
-            shares = [clients[r::world] for r in range(world)]
-        jobs: list[int] = list(shares[rank])
-        has_global = "global" in self._kinds
-        if has_global:
+        alone = [client for client in self.clients if self._alone(client)]
+        ranks = self._fleet.ranks
+        shares = [self._share(rank, alone) for rank in range(ranks.world)]
+        jobs, self._pieces = shares[ranks.rank]
+        return jobs + [IDLE] * (max(1, *(len(theirs) for theirs, _ in shares)) - len(jobs))
+
+    def _share(self, rank: int, alone: Sequence[int]) -> tuple[list[int], list[tuple[Tests, Any]]]:
+        """The jobs of a rank, and its pieces.
+
+        Args:
+            rank: of the run.
+            alone: clients to test one after the other.
+        """
+        fleet, world = self._fleet, self._fleet.ranks.world
+        home = fleet.home if fleet.algorithm.stateful else None
+        jobs = list(alone[rank::world]) if home is None else [k for k in alone if home(k) == rank]
+        if "global" in self._kinds and ("global", 0) not in self._together:
             jobs.insert(0, GLOBAL)
-        length = max(1, max(len(share) for share in shares) + has_global)
-        return jobs + [IDLE] * (length - len(jobs))
+        pieces = [
+            (tests, piece)
+            for tests, most in self._together.values()
+            for piece in tests.pieces(rank, world, home, most)
+        ]
+        return jobs + [fleet.clients + position for position in range(len(pieces))], pieces
 
     def start(self) -> None:
         """Called before the first job, on every rank."""
         self._reports = {kind: [] for kind in KINDS}
+        for tests, _ in self._together.values():
+            tests.start()
         # `validate` and `test` run in inference mode; modules built in it cannot be trained later.
         with torch.inference_mode(False), torch.no_grad():
             self._fleet.algorithm.evaluation_start(self._fleet)
@@ -147,19 +208,25 @@ class Evaluation:
         """Run a job; its reports stay on this rank until `finish`."""
         if job == IDLE:
             return
+        if job >= self._fleet.clients:
+            tests, piece = self._pieces[job - self._fleet.clients]
+            tests.run(piece)
+            return
         if job == GLOBAL:
             for server in range(self._fleet.algorithm.global_models):
                 self._run_global(server)
             return
-        algorithm = self._fleet.algorithm
+        algorithm, group = self._fleet.algorithm, self._fleet.home_group(job)
         for moment, kind in self._at_rest.items():
+            if (kind, group) in self._together:
+                continue
             kept = moment in algorithm.moments
             module = (algorithm.evaluated if kept else algorithm.aggregated)(self._fleet, job)
             if module is not None:
                 report = self._run_client(module, job)
                 report.stored = self._fleet.stored_bytes(job)
                 self._reports[kind].append(report)
-        if "local" in self._kinds:
+        if "local" in self._kinds and ("local", group) not in self._together:
             module = algorithm.local(self._fleet, job)
             if module is not None:
                 self._reports["local"].append(self._run_client(module, job))
@@ -221,6 +288,7 @@ class Evaluation:
         Args:
             tests: reports of this round's sessions, on all ranks.
         """
+        self._report_together()
         gathered = self._fleet.ranks.gather([self._reports])
         every: dict[Kind, list[Report]] = {}
         for kind in KINDS:
@@ -242,6 +310,19 @@ class Evaluation:
                 group_of=[self._fleet.home_group(r.client) for r in reports],
             )
         return metrics, every
+
+    def _report_together(self) -> None:
+        """Add this rank's share of the reports of clients that were tested at once."""
+        fleet, rank = self._fleet, self._fleet.ranks.rank
+        for (kind, _), (tests, _) in self._together.items():
+            reports = tests.finish(fleet.ranks)
+            if not fleet.algorithm.stateful or kind == "global":
+                self._reports[kind] += reports[rank :: fleet.ranks.world]
+                continue
+            mine = [report for report in reports if fleet.home(report.client) == rank]
+            for report in mine if kind in self._at_rest.values() else ():
+                report.stored = fleet.stored_bytes(report.client)
+            self._reports[kind] += mine
 
     def warn_of_unmeasured(self) -> None:
         """Warn of models that exist only in a round's sessions, outside of rounds."""

@@ -129,11 +129,11 @@ class Federation(L.LightningModule):
             "max_failed": max_failed_clients,
         }
         self._kinds = tuple(evaluate)
+        self._packed = packed = Packed(side_by_side, pack_memory)
         self._evaluate = partial(
-            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients
+            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients, packed=packed
         )
         self._export = tuple(export)
-        self._packed = Packed(side_by_side, pack_memory)
         self._report = RoundReport()
         self.fleet: Fleet
         self.evaluation: Evaluation

@@ -1,7 +1,7 @@
 """Passes a round's metrics to callbacks, progress bars, loggers and the tables of the run."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import lightning.pytorch as L
 import torch
@@ -114,28 +114,29 @@ def _client_rows(
     """
     found: dict[int, Row] = {}
     for kind, tests in reports.items():
+        prefix = "" if kind == "personal" else f"{kind}/"
         for report in tests:
-            prefix = "" if kind == "personal" else f"{kind}/"
             row = found.setdefault(report.client, {})
-            row |= {f"{prefix}{name}": value for name, value in report.metrics.items()}
+            row |= {prefix + name: value for name, value in report.metrics.items()}
             if kind == "personal" or "samples" not in row:
-                row |= {"samples": report.samples, "stored_bytes": report.stored}
-    names = dict.fromkeys(name for row in found.values() for name in row if name not in _COSTS)
+                row["samples"], row["stored_bytes"] = report.samples, report.stored
+    clients = sorted(found)
+    names = [n for n in dict.fromkeys(n for row in found.values() for n in row) if n not in _COSTS]
+    groups = [state.name for state in fleet.groups]
     return [
-        {"round": rounds, **_client_row(fleet, client, found[client], names)}
-        for client in sorted(found)
+        {
+            "round": rounds,
+            "client": client,
+            "cohort": groups[fleet.home_group(client)],
+            "samples": row["samples"],
+            **{name: row.get(name, "") for name in names},
+            "bytes_up": up,
+            "bytes_down": down,
+            "flops": flops,
+            "stored_bytes": row["stored_bytes"],
+        }
+        for client, (up, down, flops) in zip(
+            clients, fleet.ledger.totals[clients].tolist(), strict=True
+        )
+        for row in (found[client],)
     ]
-
-
-def _client_row(fleet: Fleet, client: int, found: Row, names: Iterable[str]) -> Row:
-    up, down, flops = fleet.ledger.totals[client].tolist()
-    return {
-        "client": client,
-        "cohort": fleet.groups[fleet.home_group(client)].name,
-        "samples": found["samples"],
-        **{name: found.get(name, "") for name in names},
-        "bytes_up": up,
-        "bytes_down": down,
-        "flops": flops,
-        "stored_bytes": found["stored_bytes"],
-    }

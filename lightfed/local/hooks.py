@@ -14,12 +14,15 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import GroupState
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.local.optimizer import Proximal
+from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
 from lightfed.state.client_state import Kept
 from lightfed.state.rows import ModelLayout, Row
 
 # When a client is tested: after the last aggregation or after its last session.
 Moment = Literal["aggregated", "trained"]
+# What `tests_together` is asked for: `evaluated_server`, `local` or `evaluated`.
+Tested = Literal["global", "local", "personal"]
 
 SESSION_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
 
@@ -180,6 +183,19 @@ class Hooks(nn.Module, ABC):
         Returns None if there is none, or if it is the client's own model.
         """
         return None
+
+    def tests_together(self, fed: Any, kind: Tested, group: int) -> Together | None:
+        """How the clients of a group are tested at once, with the models of the hooks above.
+
+        A class that overrides one of those has to override this too, or its clients are tested one
+        after the other. The global model is that of group 0.
+
+        Returns None for one after the other.
+        """
+        if kind != "personal" or not self.stateful:
+            return None
+        state = fed.groups[group]
+        return Together(state.module, layout=state.layout, rows=fed.block)
 
     def tested(self, s: SessionContext) -> L.LightningModule:
         """The module to test a session's row with, before or after training."""

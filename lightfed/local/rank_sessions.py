@@ -12,6 +12,7 @@ from lightfed.local.packed.report import PackedReport
 from lightfed.local.packed.rules import Packing
 from lightfed.local.packed.runner import PackRunner
 from lightfed.local.session import (
+    Autocast,
     Known,
     LocalSession,
     PendingReport,
@@ -77,6 +78,11 @@ class Training(AroundSessions):
             state.takes_lr = takes_lr
             state.session = LocalSession(state.module, runtime, live=state.live, stepper=stepper)
             self._sessions[id(state.module)] = state.session
+
+    @property
+    def context(self) -> Autocast | None:
+        """Of the Trainer's precision."""
+        return self._runtime.forward_context
 
     def go_on(self, call: int, sessions: Mapping[int, Mapping[str, Any]]) -> None:
         """Use a journal's sessions for the given call of `sessions` in the next round."""

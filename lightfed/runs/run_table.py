@@ -27,9 +27,10 @@ class RunTable:
         self.columns = ["round"]
         self._written: list[str] = []  # columns of the file
 
-    def add_columns(self, row: Row) -> None:
-        """Add the columns of a row that are new."""
-        self.columns += [key for key in row if key not in self.columns]
+    def add_columns(self, *rows: Row) -> None:
+        """Add the columns of rows that are new."""
+        for keys in dict.fromkeys(tuple(row) for row in rows):
+            self.columns += [key for key in keys if key not in self.columns]
 
     def append(self, rows: Sequence[Row], before: Callable[[], Sequence[Row]]) -> None:
         """Append rows, or write the whole file if there are new columns.
@@ -38,24 +39,24 @@ class RunTable:
             rows: to append.
             before: returns the rows that the file should hold already.
         """
-        for row in rows:
-            self.add_columns(row)
+        self.add_columns(*rows)
         if self._written != self.columns:
             self.write([*before(), *rows])
             return
         with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self.columns, restval="").writerows(rows)
+            csv.writer(file).writerows(self._cells(rows))
 
     def write(self, rows: Sequence[Row]) -> None:
         """Replace the file."""
-        for row in rows:
-            self.add_columns(row)
+        self.add_columns(*rows)
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
+        csv.writer(text).writerows([self.columns, *self._cells(rows)])
         self._written = list(self.columns)
         write_atomically(self.path, lambda file: file.write(text.getvalue().encode()))
+
+    def _cells(self, rows: Sequence[Row]) -> list[list[float | int | str]]:
+        """The cells of rows; csv.DictWriter takes four times as long."""
+        return [[row.get(name, "") for name in self.columns] for row in rows]
 
     def rows(self) -> list[Row]:
         """The rows that this object has written; empty if it has not written the file."""

@@ -145,10 +145,12 @@ def test_all_layers_global_is_fedavg(model: Any, tmp_path: Path) -> None:
             algorithm, [ClientGroup(3, model)], optimizer=slow, clients_per_round=2, local_epochs=2
         )
         trainer = fit(federation, random_data(SIZES), tmp_path, rounds=3)
-        found.append((server_row(federation), trainer.callback_metrics))
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        found.append((server_row(federation), metrics))
     (ours, our_metrics), (theirs, their_metrics) = found
     assert torch.equal(ours, theirs)
-    assert our_metrics == their_metrics
+    # Models of one client each are tested by other operators than one model of all.
+    assert our_metrics == pytest.approx(their_metrics, rel=1e-6)
 
 
 @pytest.fixture

@@ -99,10 +99,10 @@ def test_the_global_model_on_a_clients_data_is_not_the_slice_that_it_holds() -> 
     _, reports = evaluation.finish()
     algorithm: Any = fed.algorithm
     server = state_dict(algorithm.model.layout, algorithm.model.row)
-    union = torch.cat([whole(source.client_batches(k, 50))[0] for k in range(3)])
+    union = torch.cat([whole(source.batches(source.client_plan(k, 50)))[0] for k in range(3)])
     for client in range(3):
         own = state_dict(*algorithm.client_row(fed, client))
-        seen, _ = whole(source.client_batches(client, 50))
+        seen, _ = whole(source.batches(source.client_plan(client, 50)))
         scale = (1.0, 0.25, 0.25)[client]
         held = by_hand(own, source, client, seen, scale)
         shared = by_hand(server, source, client, union, 1.0)

@@ -1,5 +1,6 @@
 """Logits of labels that a client does not hold, set to zero (HeteroFL, section 3.3)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as L
@@ -40,6 +41,14 @@ class LogitMasks:
             found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
             fix = "call it there, or set mask: false"
             raise UserError("model.algorithm.init_args.mask", found, fix)
+
+    @staticmethod
+    def absent(labels: Sequence[Tensor], num_classes: int) -> dict[str, Tensor]:
+        """The buffer of K clients, (K, C) by name, from the labels that each holds."""
+        absent = torch.ones(len(labels), num_classes, dtype=torch.bool)
+        for row, held in zip(absent, labels, strict=True):
+            row[held] = False
+        return {_BUFFER: absent}
 
     def hold(self, module: L.LightningModule, labels: Tensor | None) -> None:
         """Which labels the module's current client holds; None for all."""

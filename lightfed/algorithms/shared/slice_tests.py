@@ -4,20 +4,26 @@ HeteroFL (Diao, Ding, Tarokh, ICLR 2021, section 3.3). Separate modules take the
 global model, or of a client's slice, and estimate batch-norm statistics for the test.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.algorithms.shared.logit_masks import LogitMasks
 from lightfed.api.fleet import Fleet
+from lightfed.data.batches import PackBatches
+from lightfed.local.hooks import Tested
+from lightfed.local.packed.evaluation import Together
+from lightfed.local.packed.forward import Views, graph_of, stacked
 from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
-from lightfed.utils.rng import derive_seed, seed_default_generators
+from lightfed.utils.rng import derive_seed, seed_default_generators, torch_generator
 
 
 class StaticNorms:
@@ -33,6 +39,7 @@ class StaticNorms:
         self._norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
         self._scalers = [part for part in module.modules() if isinstance(part, Scaler)]
         self._device = next(module.parameters()).device
+        self.graph = graph_of(module)  # of several clients' passes that estimate statistics
         for norm in self._norms:
             # The statistics of one batch at a time: `estimate` averages them in float64.
             norm.momentum = 1.0
@@ -42,6 +49,12 @@ class StaticNorms:
                 norm.running_mean = torch.zeros(shape, device=self._device)
                 norm.running_var = torch.ones(shape, device=self._device)
                 norm.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._ready()
+
+    @property
+    def normalises(self) -> bool:
+        """Whether there are statistics to estimate."""
+        return bool(self._norms)
 
     def load(self, layout: ModelLayout, row: Row) -> None:
         """Take the parameters of a row, as views of it."""
@@ -74,9 +87,75 @@ class StaticNorms:
                 self._statistics(), sum_(total).float().split(sizes), strict=True
             ):
                 tensor.copy_(mean)
+        self._ready()
+
+    def _ready(self) -> None:
+        """Switch to evaluation."""
         self.module.eval()
         for scaler in self._scalers:
             scaler.train()  # a slice on its own is scaled as in its training
+
+    @torch.no_grad()
+    def estimate_many(
+        self, layout: ModelLayout, row: Row, batches: PackBatches, *, seeds: Sequence[int]
+    ) -> Views:
+        """The statistics of K clients with one model, as `estimate` has them for one.
+
+        Args:
+            layout: of the row.
+            row: the model.
+            batches: of each client.
+            seeds: of each client's draws.
+
+        Returns:
+            (K, C) buffers by name.
+        """
+        assert self.graph is not None, "only networks of known layers"
+        self.module.train()
+        clients, steps = batches.sizes.shape
+        buffers = {n: b for n, b in self.module.named_buffers() if "running_" in n}
+        total = {
+            name: torch.zeros(clients, *buffer.shape, dtype=torch.float64, device=self._device)
+            for name, buffer in buffers.items()
+        }
+        for step in range(steps):
+            sizes = batches.sizes[:, step]
+            for size in np.unique(sizes[sizes > 0]):
+                places = np.flatnonzero(sizes == size).tolist()
+                # One matrix has other bits than several.
+                found = self._pass(
+                    layout, row, batches, seeds, places * (1 + (len(places) == 1)), step
+                )
+                for name, values in total.items():
+                    values[places] += found[name][: len(places)]
+        self._ready()
+        counts = torch.from_numpy((batches.sizes > 0).sum(1)).to(self._device)[:, None]
+        return {name: (values / counts).float() for name, values in total.items()}
+
+    def _pass(
+        self,
+        layout: ModelLayout,
+        row: Row,
+        batches: PackBatches,
+        seeds: Sequence[int],
+        places: list[int],
+        step: int,
+    ) -> Views:
+        """The statistics of one batch of each of some clients, (k, C) by name."""
+        assert self.graph is not None
+        count = len(places)
+        rows = Row(row.floats.expand(count, -1), row.integers.expand(count, -1))
+        buffers = {
+            name: buffer.expand(count, *buffer.shape).clone()
+            for name, buffer in self.module.named_buffers()
+        }
+
+        def generators() -> list[torch.Generator]:
+            return [torch_generator(seeds[k], "statistics", client=step) for k in places]
+
+        x, _ = batches.batch(places, step)
+        self.graph(x, stacked(layout, rows) | buffers, generators)
+        return buffers
 
     def _statistics(self) -> list[Tensor]:
         """Mean and variance of all norms, in order."""
@@ -116,6 +195,7 @@ class SliceTests:
             _scale_to(widest, state.module)
         self._global = self._module(0, widest)
         self._slices = [self._module(c, widest) for c in range(len(fed.groups))]
+        self._own: dict[int, Views] = {}  # statistics of clients' data, in this evaluation
 
     def _module(self, group: int, widest: float) -> StaticNorms:
         """A group's model, scaled and masked as in training."""
@@ -126,8 +206,70 @@ class SliceTests:
             self._masks.attach(module, fed.data.num_classes)
         return StaticNorms(module)
 
+    def together(self, model: ServerModel, kind: Tested, group: int, first: int) -> Together | None:
+        """How the clients of a group are tested at once.
+
+        Args:
+            model: the global one.
+            kind: of the test.
+            group: of the clients.
+            first: client of the group.
+        """
+        fed, static = self._fed, self._slices[group]
+        absent = None if self._masks is None or kind == "global" else self._absent
+        if kind != "personal":
+            bind = partial(self.of_global, None)
+            return Together(self._global.module, bind=bind, buffers=absent)
+        layout = fed.groups[group].layout
+        if not static.normalises:
+            load = partial(self._load_slice, static, layout, model, first)
+            return Together(static.module, bind=load, buffers=absent)
+        if static.graph is None:
+            return None
+
+        def rows(clients: Sequence[int]) -> Row:
+            row, count = fed.covered_row(model, first), len(clients)
+            return Row(row.floats.expand(count, -1), row.integers.expand(count, -1))
+
+        def buffers(clients: Sequence[int]) -> Views:
+            own = self._own_statistics(static, layout, rows([first]), clients)
+            return own if absent is None else own | absent(clients)
+
+        return Together(static.module, layout=layout, rows=rows, buffers=buffers)
+
+    def _load_slice(
+        self, static: StaticNorms, layout: ModelLayout, model: ServerModel, first: int
+    ) -> None:
+        static.load(layout, self._fed.covered_row(model, first))
+
+    def _own_statistics(
+        self, static: StaticNorms, layout: ModelLayout, rows: Row, clients: Sequence[int]
+    ) -> Views:
+        """Statistics of the training data of each client, (K, C) by name."""
+        data, (row,) = self._fed.data, rows.each()
+        new = [k for k in dict.fromkeys(clients) if k not in self._own]
+        if new:
+            batches = data.pack_batches([[data.client_plan(k, self._batch_size)] for k in new])
+            seeds = [self._seed(k) for k in new]
+            found = static.estimate_many(layout, row, batches, seeds=seeds)
+            for place, client in enumerate(new):
+                self._own[client] = {name: values[place] for name, values in found.items()}
+        names = self._own[clients[0]]
+        return {name: torch.stack([self._own[k][name] for k in clients]) for name in names}
+
+    def _absent(self, clients: Sequence[int]) -> Views:
+        """The labels that each client does not hold, (K, C)."""
+        assert self._masks is not None
+        data, device = self._fed.data, self._fed.device
+        absent = self._masks.absent([data.labels(k) for k in clients], data.num_classes)
+        return {name: rows.to(device) for name, rows in absent.items()}
+
+    def _seed(self, client: int) -> int:
+        return derive_seed(self._fed.seed, "own-statistics", client=client)
+
     def estimate_global(self, model: ServerModel) -> None:
         """Take the global model's weights, and statistics of all training data; on every rank."""
+        self._own.clear()
         fed, size = self._fed, self._batch_size
         batches = fed.data.train_batches(size)
         own = range(fed.ranks.rank, batches, fed.ranks.world)
@@ -147,11 +289,12 @@ class SliceTests:
         """A row of a group's layout, with statistics of the client's training data."""
         static = self._slices[group]
         static.load(self._fed.groups[group].layout, row)
-        batches = [x for x, _ in self._fed.data.client_batches(client, self._batch_size)]
+        data = self._fed.data
+        batches = [x for x, _ in data.batches(data.client_plan(client, self._batch_size))]
         static.estimate(
             enumerate(batches),
             sum_=lambda total: total / len(batches),
-            seed=derive_seed(self._fed.seed, "own-statistics", client=client),
+            seed=self._seed(client),
         )
         return self.masked(static.module, client)
 

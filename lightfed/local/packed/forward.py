@@ -18,7 +18,7 @@ from lightfed.local.packed.graph import NetworkGraph, cross_entropy, gradients
 from lightfed.local.packed.operators import Generators, KeyedDropout
 from lightfed.local.packed.tracing import Unknown
 from lightfed.local.session import Autocast
-from lightfed.state.rows import ModelLayout
+from lightfed.state.rows import ModelLayout, Row
 
 log = logging.getLogger(__name__)
 
@@ -102,27 +102,21 @@ class PackedForward:
     ) -> None:
         self._context: Autocast = context or nullcontext
         self._step = _TrainingStep(module)
-        self._entries = [(e.name, e.offset, e.numel, e.shape) for e in layout.floats]
-        self._integers = [(e.name, e.offset, e.numel, e.shape) for e in layout.integers]
-        self._trainable = [name for name, *_ in self._entries if name in trainable]
+        self._layout = layout
+        self._trainable = [e.name for e in layout.floats if e.name in trainable]
         self._trained = self._trainable  # in this phase
         self._drops = any(isinstance(part, nn.Dropout) for part in module.modules())
         self._graph = graph_of(module)
         self._module = module
         self._network: Any = getattr(module, "net", module)
         self._network_hooks = [*self._network._forward_hooks.values()] if self._graph else []
-        in_row = {name for name, *_ in [*self._entries[layout.parameters :], *self._integers]}
+        in_row = {e.name for e in [*layout.floats.entries[layout.parameters :], *layout.integers]}
         self.buffers = {n: b.dtype for n, b in module.named_buffers() if n in in_row}
         self._own = {n for n, _ in module.named_buffers()} - in_row
 
     def views(self, floats: Tensor, integers: Tensor) -> Views:
         """The tensors of K rows as (K, *shape) views, by name."""
-        rows = ((floats, self._entries), (integers, self._integers))
-        return {
-            name: row[:, offset : offset + numel].unflatten(1, shape) if shape else row[:, offset]
-            for row, entries in rows
-            for name, offset, numel, shape in entries
-        }
+        return stacked(self._layout, Row(floats, integers))
 
     def trainable(self, views: Views) -> list[Tensor]:
         """The views of the parameters that are trained, in the order of the row."""
@@ -209,23 +203,40 @@ class PackedForward:
         assert self._graph is not None
         x, labels = batch
         logits = self._graph(x, views | shared, generators)
-        with _placed(self._module, {name: views[name] for name in self._own & views.keys()}):
+        with placed(self._module, {name: views[name] for name in self._own & views.keys()}):
             for hook in self._network_hooks:
                 logits = hook(self._network, (x,), logits)
         return cross_entropy(logits, labels)
 
 
-def graph_of(module: L.LightningModule) -> NetworkGraph | None:
-    """The graph of a `ClientModule` without losses of its own, if its layers are known."""
-    if type(module) is not ClientModule or hasattr(module.net, "losses"):
+def stacked(layout: ModelLayout, rows: Row) -> Views:
+    """The tensors of K rows as (K, *shape) views, by name."""
+    return {
+        e.name: row[:, e.offset : e.offset + e.numel].unflatten(1, e.shape)
+        if e.shape
+        else row[:, e.offset]
+        for row, entries in ((rows.floats, layout.floats), (rows.integers, layout.integers))
+        for e in entries
+    }
+
+
+def graph_of(module: L.LightningModule, *, training: bool = True) -> NetworkGraph | None:
+    """The graph of a `ClientModule` whose layers are known, and which does nothing of its own.
+
+    Args:
+        module: in the mode in which it is evaluated, unless it is for training.
+        training: for a training step, or for a validation step.
+    """
+    if type(module) is not ClientModule or hasattr(module.net, "losses" if training else "figures"):
         return None
     hooked = {part for part in module.modules() if part._forward_hooks or part._forward_pre_hooks}
     on_network = module.net._forward_hooks.values()
     if hooked - {module.net} or not all(getattr(hook, "stacked", False) for hook in on_network):
         return None
-    module.train()
+    if training:
+        module.train()
     try:
-        return NetworkGraph(module.net, "net.", _names(module))
+        return NetworkGraph(module.net, "net.", _names(module), training=training)
     except Unknown as found:
         log.debug("no graph: %s", found)
         return None
@@ -237,7 +248,7 @@ def _names(module: nn.Module) -> set[str]:
 
 
 @contextmanager
-def _placed(module: nn.Module, values: Views) -> Iterator[None]:
+def placed(module: nn.Module, values: Views) -> Iterator[None]:
     """Put values of K clients in the place of some buffers."""
     before = {name: module.get_buffer(name) for name in values}
     try:

@@ -47,19 +47,23 @@ class Stack:
 
 
 class NetworkGraph:
-    """The graph of a network in training.
+    """The graph of a network in training, or in evaluation.
 
     Args:
-        net: the network, in training mode.
+        net: the network, in that mode.
         prefix: of its parameters' names.
         names: of the tensors of a row.
+        training: which of the two.
 
     Raises:
         Unknown: it cannot be traced, or has a layer that is not known here.
     """
 
-    def __init__(self, net: nn.Module, prefix: str, names: Collection[str]) -> None:
+    def __init__(
+        self, net: nn.Module, prefix: str, names: Collection[str], *, training: bool = True
+    ) -> None:
         traced = traced_network(net)
+        self._training = training
         self._modules = dict(traced.named_modules())
         self._prefix = prefix
         self._nodes = [node for node in traced.graph.nodes if node.op != "output"]
@@ -83,8 +87,10 @@ class NetworkGraph:
             raise Unknown("it has grouped convolutions")
         if layer is None:
             return
-        if not layer.training:
-            raise Unknown(f"{node.target} is in evaluation mode")
+        if layer.training != self._training:
+            raise Unknown(f"{node.target} is in another mode")
+        if isinstance(layer, _BatchNorm) and not self._training and layer.running_mean is None:
+            raise Unknown(f"{node.target} normalises by the batch")
         tensors = [*layer.named_parameters(), *layer.named_buffers()]
         if any(f"{self._prefix}{node.target}.{name}" not in names for name, _ in tensors):
             raise Unknown(f"{node.target} shares a tensor with another layer")
@@ -167,20 +173,20 @@ def _pair(padding: Any) -> tuple[int, int]:
 
 def _batch_norm(layer: _BatchNorm, x: Stack, mine: _Mine) -> Stack:
     mean, var, count = mine("running_mean"), mine("running_var"), mine("num_batches_tracked")
-    if layer.track_running_stats and (layer.momentum is None or count is None):
+    trains, folded = layer.training, x.fold()
+    if trains and layer.track_running_stats and (layer.momentum is None or count is None):
         raise Unknown("batch normalisation with a cumulative mean")
-    if count is not None:
+    if trains and count is not None:
         count.add_(1)
-    folded = x.fold()
-    if folded.shape[2:].numel() == 1:
+    if trains and folded.shape[2:].numel() == 1:
         raise ValueError("batch normalisation needs more than one value a channel in training")
     out = F.batch_norm(
         folded.flatten(0, 1).flatten(1).unsqueeze(0),
-        None if mean is None else mean.view(-1),
-        None if var is None else var.view(-1),
+        None if mean is None else mean.view(-1) if trains else mean.flatten(),
+        None if var is None else var.view(-1) if trains else var.flatten(),
         mine.flat("weight"),
         mine.flat("bias"),
-        True,
+        trains,
         layer.momentum or 0.0,
         layer.eps,
     )
@@ -210,7 +216,7 @@ def _same(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
 
 
 def _drop(layer: nn.Dropout, x: Stack, mine: _Mine) -> Stack:
-    return Stack(dropout(x.unfold(), layer.p, mine.generators))
+    return Stack(dropout(x.unfold(), layer.p, mine.generators)) if layer.training else x
 
 
 def _flatten_layer(layer: nn.Flatten, x: Stack, mine: _Mine) -> Stack:

@@ -6,7 +6,7 @@ part of its bits.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -14,9 +14,10 @@ from torch.nn.modules.conv import _ConvNd
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import ClientModule, MaskedLanguageClient
-from lightfed.local.hooks import SESSION_HOOKS, Hooks
+from lightfed.local.hooks import SESSION_HOOKS, Hooks, Tested
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
+from lightfed.local.packed.evaluation import Together
 from lightfed.local.packed.forward import PackedForward, graph_of
 from lightfed.local.packed.steppers import PackedStepper, packed_stepper
 from lightfed.local.session import Autocast, Runtime
@@ -29,6 +30,7 @@ SideBySide = Literal["auto", "off"] | int
 # Under vmap fewer clients than this have other bits: torch then takes other algorithms.
 FLOOR = 3
 _PAIR = 2  # with several threads a product of one matrix has other bits than one of several
+_MODELS = ("evaluated", "evaluated_server", "local")  # hooks that bind what is tested
 # Fewer clients of a group in a round gain nothing.
 _FEW = 4
 _MEBI = 1 << 20
@@ -64,6 +66,7 @@ class Federated(Protocol):
 
     algorithm: Hooks
     clients: int
+    data: Any
     groups: list[GroupState]
     work: LocalWork
 
@@ -116,6 +119,26 @@ class Packed:
             self._packing(state, stepper, fleet.algorithm, data, share, runtime)
             for state, (stepper, _) in zip(fleet.groups, steppers, strict=True)
         ]
+
+    def together(self, fleet: Federated, kind: Tested, group: int) -> tuple[Together, int] | None:
+        """How the clients of a group are tested at once, and how many; None for one by one."""
+        method = type(fleet.algorithm).__mro__
+        declared = _first_with(method, "tests_together")
+        if self.side_by_side == "off" or any(_first_with(method, n) < declared for n in _MODELS):
+            return None
+        together = fleet.algorithm.tests_together(fleet, kind, group)
+        if together is None:
+            return None
+        if together.module.training:
+            together.module.eval()
+        state = fleet.groups[group]
+        own, auto = together.rows is not None, self.side_by_side == "auto"
+        if graph_of(together.module, training=False) is None:
+            return None
+        if own and auto and _busy(state, fleet.data.batch_size):
+            return None
+        fits = max(1, self.memory * _MEBI // (4 * state.layout.size * _ROWS))
+        return together, min(_MOST, fits) if self.side_by_side == "auto" else int(self.side_by_side)
 
     def _packing(
         self,
@@ -200,9 +223,13 @@ def _unprofitable(state: GroupState, batch_size: int, expected: float) -> str:
     flops = state.flops * batch_size
     if graph_of(state.module) is None and flops > _BUSY_VMAP:
         return "its layers are not all known, and a step of vmap costs more than it saves"
-    if flops > (_BUSY_CONVOLUTIONS if _has(state.module, (_ConvNd,)) else _BUSY):
-        return "one client keeps a CPU busy"
-    return ""
+    return "one client keeps a CPU busy" if _busy(state, batch_size) else ""
+
+
+def _busy(state: GroupState, batch_size: int) -> bool:
+    """Whether the batches of one client keep a CPU busy."""
+    limit = _BUSY_CONVOLUTIONS if _has(state.module, (_ConvNd,)) else _BUSY
+    return state.store.device.type == "cpu" and state.flops * batch_size > limit
 
 
 def _fails(state: GroupState, data: DataSpec, context: Autocast | None) -> str:
