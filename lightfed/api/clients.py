@@ -72,7 +72,7 @@ class Clients(PlacedClients):
     def _view(self, clients: Sequence[int]) -> Row | None:
         """`block`, if it is a view of rows of one group."""
         self.deliver(clients)
-        groups = {self.group_of(client) for client in clients}
+        groups = set(self.groups_of(clients))
         return self.groups[groups.pop()].store.view(clients) if len(groups) == 1 else None
 
     def deliver(self, clients: Collection[int]) -> bool:
@@ -81,11 +81,10 @@ class Clients(PlacedClients):
         Returns whether all of them have received the same whole row.
         """
         waiting: dict[tuple[int, int], tuple[Message, list[int]]] = {}
-        for client in clients:
-            message = self._inbox.pop(client, None)
-            if message is not None:
-                key = id(message), self.group_of(client)
-                waiting.setdefault(key, (message, []))[1].append(client)
+        receiving = [client for client in clients if client in self._inbox]
+        for client, group in zip(receiving, self.groups_of(receiving), strict=True):
+            message = self._inbox.pop(client)
+            waiting.setdefault((id(message), group), (message, []))[1].append(client)
         same = False
         for (_, group), (message, receivers) in waiting.items():
             model, parts, store = message.model, message.parts, self.groups[group].store

@@ -164,12 +164,10 @@ class Fleet(Messenger):
         training = self.training
         training.plans.steps, training.plans.phases = steps or {}, phases
         reports = training.sessions(clients, waves, t)
-        flops = [3 * report.flops * report.samples for report in reports]
-        self.ledger.computed([report.client for report in reports], flops)
-        for report in reports:
-            self.rates.add(
-                self.group_of(report.client), samples=report.samples, seconds=report.seconds
-            )
+        trained = [report.client for report in reports]
+        self.ledger.computed(trained, [3 * report.flops * report.samples for report in reports])
+        for report, group in zip(reports, self.groups_of(trained), strict=True):
+            self.rates.add(group, samples=report.samples, seconds=report.seconds)
         verdict = self._judge(reports, t)
         self._outcomes.add(reports, verdict)
         good = [r for r in reports if verdict.usable[r.client]]

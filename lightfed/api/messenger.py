@@ -131,7 +131,7 @@ class Messenger(Clients):
             self._coverages.merge_(
                 into,
                 parts,
-                [self.group_of(k) for k in valid],
+                self.groups_of(valid),
                 dict(zip(here, rows, strict=True)),
                 weights=self._weights(weights, valid),
                 labels=[self._labels(k, labels) for k in valid] if labels else None,
@@ -270,7 +270,7 @@ class Messenger(Clients):
 
     def _covered(self, model: ServerModel, clients: Iterable[int], parts: Parts) -> list[float]:
         """Bytes of the parts of a server model that each client covers."""
-        groups = [self.group_of(client) for client in clients]
+        groups = self.groups_of(clients)
         each = {g: self._coverages.bytes(model, g, parts) for g in dict.fromkeys(groups)}
         return [each[group] for group in groups]
 

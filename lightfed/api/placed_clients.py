@@ -129,6 +129,13 @@ class PlacedClients:
     def group_of(self, client: int) -> int:
         return self._assigned.get(client, self._home_group[client])
 
+    def groups_of(self, clients: Iterable[int]) -> list[int]:
+        """`group_of` each."""
+        home, assigned = self._home_group, self._assigned
+        return (
+            [assigned.get(k, home[k]) for k in clients] if assigned else [home[k] for k in clients]
+        )
+
     def mine(self, clients: Sequence[int]) -> list[int]:
         """The given clients that are on this rank, in order."""
         return [k for k in clients if self._owner[k] == self.ranks.rank]
@@ -153,8 +160,10 @@ class PlacedClients:
             return
         self._owner = self._placed(clients)
         mine = self.mine(clients)
+        groups = self.groups_of(mine)
         for index, state in enumerate(self.groups):
-            state.open([k for k in mine if self.group_of(k) == index], keep=False)
+            theirs = [k for k, group in zip(mine, groups, strict=True) if group == index]
+            state.open(theirs, keep=False)
 
     def _costs(
         self, clients: Iterable[int], steps: Mapping[int, int] | None = None

@@ -52,17 +52,17 @@ class How(TypedDict):
     limit: NotRequired[int | None]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Plan:
     """One pass over some samples.
 
     Attributes:
-        index: (n,) the samples in order, of an integer type.
+        index: (n,) the samples in order, of an integer type, on the CPU.
         sizes: of the batches; their sum is n.
         draw: of the augmentation, (..., n) on the CPU; None for none.
     """
 
-    index: Tensor
+    index: Tensor | np.ndarray
     sizes: Sequence[int]
     draw: Tensor | None
 
@@ -118,17 +118,15 @@ class Resident(ABC):
         on how many batches are gathered together.
 
         Args:
-            index: (n,) of an integer type, on the CPU or the device.
+            index: (n,) of an integer type, on the CPU.
             batch_size: samples in a batch.
             generator: draws the augmentation; None for none.
             order: draws the order; None leaves it as it is.
             last_batch: as in `batch_sizes`.
             limit: at most this many batches.
         """
-        index = torch.as_tensor(index)
         if order is not None:
-            shuffled = torch.randperm(len(index), generator=order)
-            index = index.index_select(0, shuffled.to(index.device))
+            index = index[torch.randperm(len(index), generator=order).numpy()]
         sizes = batch_sizes(len(index), batch_size, last_batch)[:limit]
         count = sum(sizes)
         draw = self._draw(count, generator) if count else None
@@ -138,7 +136,8 @@ class Resident(ABC):
         """The batches of a plan as by `batch`; no two of them share memory."""
         if not plan.sizes:
             return iter(())
-        return self._gathers(plan.index.to(self.device), plan.draw, plan.sizes, plan.sizes[0])
+        index = torch.as_tensor(plan.index).to(self.device)
+        return self._gathers(index, plan.draw, plan.sizes, plan.sizes[0])
 
     def epoch(self, index: Tensor | np.ndarray, **how: Unpack[How]) -> Iterator[Batch]:
         """One pass over the samples of an index, in batches; the arguments are those of `plan`."""
@@ -185,7 +184,7 @@ class PackBatches:
         # Where every batch begins among the samples of all sessions.
         self._starts = self.sizes.cumsum().reshape(self.sizes.shape) - self.sizes
         self._source = source
-        self._index = torch.cat([plan.index for plan in plans])
+        self._index = np.concatenate([plan.index for plan in plans])
         draws = [plan.draw for plan in plans if plan.draw is not None]
         self._draw = torch.cat(draws, -1) if draws else None
 
@@ -198,9 +197,10 @@ class PackBatches:
         """
         size = int(self.sizes[places[0], step])
         span = self._starts[places, step][:, None] + np.arange(size)
-        where = torch.from_numpy(span.ravel()).to(self._index.device)
-        draw = None if self._draw is None else self._draw[..., where.to(self._draw.device)]
-        x, y = self._source.take(self._index[where].to(self._source.device), draw)
+        where = span.ravel()
+        index = torch.from_numpy(self._index[where]).to(self._source.device)
+        draw = None if self._draw is None else self._draw[..., torch.from_numpy(where)]
+        x, y = self._source.take(index, draw)
         return x.unflatten(0, span.shape), y.unflatten(0, span.shape)
 
 

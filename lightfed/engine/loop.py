@@ -134,31 +134,36 @@ class RoundLoop(_TrainingEpochLoop):
     def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
         self.batch_progress.reset_on_run()
         self.trainer.fit_loop.max_batches = max(1, waves)  # with 0 Lightning would end the run
-        hooked = any(any(self._hooks(name)) for name in _WAVE_HOOKS)
+        if not any(any(self._hooks(name)) for name in _WAVE_HOOKS):
+            self._count(waves)
+            return [report for client in mine if (report := run(client)) is not None]
         reports = []
         for wave in range(waves):
             client = mine[wave] if wave < len(mine) else None
             self.batch_progress.is_last_batch = wave == waves - 1
-            report = self._wave(wave, client, run, hooked=hooked)
+            report = self._wave(wave, client, run)
             if report is not None:
                 reports.append(report)
         return reports
 
-    def _wave(
-        self, wave: int, client: int | None, run: RunClient, *, hooked: bool
-    ) -> Pending | None:
+    def _count(self, waves: int) -> None:
+        """Count all waves at once; at a thousand sessions per second single ones add up."""
+        self.batch_progress.is_last_batch = True
+        for tracker in (self.batch_progress.total, self.batch_progress.current):
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(tracker, name, getattr(tracker, name) + waves)
+
+    def _wave(self, wave: int, client: int | None, run: RunClient) -> Pending | None:
         """Run at most one session on this rank, between the stock batch hooks."""
         progress, connector = self.batch_progress, self.trainer._logger_connector
         progress.increment_ready()
-        if hooked:
-            connector.on_batch_start(client)
-            self._call("on_train_batch_start", client, wave)
+        connector.on_batch_start(client)
+        self._call("on_train_batch_start", client, wave)
         progress.increment_started()
         report = None if client is None else run(client)
         progress.increment_processed()
-        if hooked:
-            self._call("on_train_batch_end", report, client, wave)
-            connector.on_batch_end()
+        self._call("on_train_batch_end", report, client, wave)
+        connector.on_batch_end()
         progress.increment_completed()
         return report
 

@@ -165,6 +165,7 @@ class SessionPlans:
 
     def __init__(self, data: ClientData, work: LocalWork, *, seed: int) -> None:
         self._data, self._work, self._seed = data, work, seed
+        self._augments = data.augments
         self.steps: Mapping[int, int] = {}
         self.phases: Sequence[Phase] = ()
 
@@ -205,7 +206,7 @@ class SessionPlans:
         data = self._data
         order = torch_generator(self._seed, f"{purpose}order", t, client)
         augment = None
-        if data.augments:
+        if self._augments:
             augment = torch_generator(self._seed, f"{purpose}augment", t, client)
         while left > 0:
             plan = data.train_plan(client, order=order, augment=augment, limit=left, t=t)
@@ -213,7 +214,6 @@ class SessionPlans:
             left -= len(plan.sizes)
             yield plan
 
-    def side_by_side(self, clients: Sequence[int], t: int) -> PackBatches:
-        """The training batches of several sessions."""
-        steps = {client: self.steps_of(client, t) for client in clients}
+    def side_by_side(self, steps: Mapping[int, int], t: int) -> PackBatches:
+        """The training batches of several sessions, whose numbers of batches are given."""
         return self._data.pack_batches([[*self.epochs(k, t, left)] for k, left in steps.items()])

@@ -94,6 +94,10 @@ class Row:
     def clone(self) -> "Row":
         return Row(self.floats.clone(), self.integers.clone())
 
+    def first(self, count: int) -> "Row":
+        """The first rows of a block, as a block."""
+        return Row(self.floats[:count], self.integers[:count])
+
     def each(self) -> list["Row"]:
         """The rows of a block of K rows."""
         return [Row(f, i) for f, i in zip(self.floats, self.integers, strict=True)]

@@ -1,6 +1,6 @@
 """The sessions of some clients of one group, and the values that modules keep outside of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -23,7 +23,7 @@ class Pack:
     """The sessions of some clients of one group.
 
     Args:
-        clients: of the group; those with the most batches first.
+        steps: batches of each client; those with the most first.
         state: the group.
         session: of the group's packs.
         sessions: what happens around the steps.
@@ -32,13 +32,13 @@ class Pack:
 
     def __init__(
         self,
-        clients: Sequence[int],
+        steps: Mapping[int, int],
         state: GroupState,
         session: PackedSession,
         sessions: AroundSessions,
         t: int,
     ) -> None:
-        self.clients = list(clients)
+        self.clients, self._steps = [*steps], steps
         self._state, self._session, self._sessions = state, session, sessions
         self._t = t
 
@@ -56,7 +56,7 @@ class Pack:
         block = store.block(self.clients)
         if store.host:
             block = block.to(store.device)
-        before = (block.each()[0] if same else block).clone() if is_view else None
+        before = (block.first(1) if same else block).clone() if is_view else None
         try:
             contexts, works, reports = self._train(block)
         except Exception:
@@ -96,7 +96,7 @@ class Pack:
         works = [sessions.work(s) for s in contexts]
         members = Members(
             self.clients,
-            sessions.plans.side_by_side(self.clients, t),
+            sessions.plans.side_by_side(self._steps, t),
             seed=lambda client: sessions.plans.seed(client, t),
             hooks=[work.hook for work in works] or none,
             masks=[work.mask for work in works] or none,

@@ -1,7 +1,7 @@
 """Forms packs of a rank's clients and runs their sessions side by side."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from lightfed.local.client_group import GroupState
@@ -22,6 +22,7 @@ class Fleet(Protocol):
     groups: list[GroupState]
 
     def group_of(self, client: int) -> int: ...
+    def groups_of(self, clients: Iterable[int]) -> list[int]: ...
     def row(self, client: int) -> Row: ...
     def deliver(self, clients: Collection[int]) -> bool: ...
 
@@ -40,6 +41,7 @@ class PackRunner:
         self._trainers: dict[int, PackedSession] = {}
         self._packs: dict[int, list[int]] = {}  # by client
         self._results: dict[int, AnyReport] = {}
+        self._steps: dict[int, int] = {}  # of a session, by client
         self._same = False  # whether the clients of the pack have started from the same row
 
     def attach(self, packings: Sequence[Packing], context: Autocast | None) -> None:
@@ -61,8 +63,9 @@ class PackRunner:
         self._packs, self._results = {}, {}
         if not self._most:
             return
-        groups = {client: self._fleet.group_of(client) for client in clients}
+        groups = dict(zip(clients, self._fleet.groups_of(clients), strict=True))
         lengths = {client: self._sessions.plans.lengths(client, t) for client in clients}
+        self._steps = {client: sum(parts) for client, parts in lengths.items()}
         for pack in form(clients, groups, lengths, self._most):
             self._packs.update(dict.fromkeys(pack, pack))
 
@@ -101,7 +104,8 @@ class PackRunner:
     def _pack(self, clients: Sequence[int], t: int) -> Pack:
         group = self._fleet.group_of(clients[0])
         state, trainer = self._fleet.groups[group], self._trainers[group]
-        return Pack(clients, state, trainer, self._sessions, t)
+        steps = {client: self._steps[client] for client in clients}
+        return Pack(steps, state, trainer, self._sessions, t)
 
     def _after(self, error: Exception, clients: Sequence[int], t: int) -> dict[int, AnyReport]:
         """Results of a pack that has raised."""
