@@ -1,6 +1,7 @@
 """For all tests: one thread, and no network but the loopback device."""
 
 import atexit
+import base64
 import ipaddress
 import os
 import shutil
@@ -10,6 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# Hypothesis: the same examples in every run, however slow the machine is.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    max_examples=30,
+    # A fixture such as `device` is the same for all examples of a test.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("steady")
 
 torch.set_num_threads(1)
 
@@ -56,6 +69,17 @@ def _guarded_connect_ex(sock: socket.socket, address: Any) -> int:
 
 socket.socket.connect = _guarded_connect  # type: ignore[assignment, method-assign]
 socket.socket.connect_ex = _guarded_connect_ex  # type: ignore[assignment, method-assign]
+
+
+_PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
+)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures have one pixel: to draw those of a page takes longer than a small run."""
+    monkeypatch.setattr("lightfed.drawing.style.png_bytes", lambda figure: _PIXEL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -104,7 +104,38 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
     return [str(changed), "--trainer.max_epochs=1", "--trainer.limit_train_batches=1"]
 
 
+def classes(config: Path) -> set[str]:
+    """Names of all classes that it uses."""
+    named = re.findall(
+        r"(?:class_path|algorithm|dataset|partition|model): (\S+)", config.read_text()
+    )
+    return {name for name in named if name not in "{|>"}
+
+
+def trained() -> list[Any]:
+    """All of them; those without a class that none before them has are for the matrix."""
+    seen: set[str] = set()
+    found = []
+    # The quickstart first, then those of digits: they take least.
+    for config in sorted(CONFIGS, key=lambda path: ("digits" not in path.name, path)):
+        new = classes(config) - seen
+        seen |= new
+        marks = () if new or config.stem == "quickstart" else pytest.mark.matrix
+        found.append(pytest.param(config, marks=marks, id=str(config.relative_to(ROOT))))
+    return found
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_configuration_parses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["fit", "--config", str(config), "--print_config"])
+    assert left.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert set(printed) >= {"trainer", "model", "data"}
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("config", trained())
 def test_every_configuration_trains_a_round(
     config: Path,
     files: Path,

@@ -91,7 +91,6 @@ def test_costs_may_be_what_a_run_has_measured(plan: Plan, tmp_path: Path) -> Non
         ("", "world_size: "),
         ("--world-size=0", "world_size: 0 ranks"),
         ("--world-size=21", "world_size: 21 ranks"),
-        ("--world-size=four", "world_size: four"),
         ("--world-size=4 --rounds=0", "rounds: 0"),
         ("--world-size=4 --ckpt_path=none.ckpt", "ckpt_path: "),
         ("--world-size=4 --ckpt_path=old.ckpt", "ckpt_path: old.ckpt"),

@@ -52,7 +52,7 @@ LOCALS = [Local(), Local(zeta=0.0), Local(zeta=0.9, box=(-0.75, 1.25)), Local(0.
 @example((FedBCD(3, 2, wait=1, gamma=[0.3, 0.7], server_step="sum", server_lr=0.2), 12), Local(), 0)
 @example((FedBCD(3, 1, wait=1, gamma=[0.3, 0.0, 0.7]), 3), Local(), 0)
 @example((FedBCDI(3, 1, 4, wait=2, gamma=[0.5, 0.2, 0.9], patience=2), 12), LOCALS[2], 1)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_equations_of_the_paper(cloud: tuple[FedBCD, int], local: Local, seed: int) -> None:
     algorithm, devices = cloud
     oracle = Oracle(algorithm, devices, local, seed)

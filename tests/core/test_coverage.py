@@ -17,7 +17,7 @@ from tests.core.oracle import Case, Part, cases, coverage_of, merge, merged
 EPSILON = 2.0**-24  # half a unit in the last place of float32, relative
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(cases())
 def test_take_copies_the_leading_slices_and_nothing_else(case: Case) -> None:
     coverage = coverage_of(case)
@@ -31,7 +31,7 @@ def test_take_copies_the_leading_slices_and_nothing_else(case: Case) -> None:
         assert coverage.elements[k] == part.layout.numel
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(cases())
 def test_a_float64_merge_is_the_loop_over_elements(case: Case) -> None:
     expected, _ = merged(case)
@@ -46,7 +46,7 @@ def test_a_float64_merge_is_the_loop_over_elements(case: Case) -> None:
         assert ((found.double() - expected).abs() <= bound).all()
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(cases())
 def test_a_fixed_merge_is_within_its_resolution_of_the_loop_over_elements(case: Case) -> None:
     expected, weights = merged(case)
@@ -58,7 +58,7 @@ def test_a_fixed_merge_is_within_its_resolution_of_the_loop_over_elements(case: 
     assert ((found.double() - expected).abs() <= bound).all()
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(cases(), st.sampled_from(["float64", "fixed"]))
 def test_elements_that_nobody_covers_keep_their_bits(case: Case, accumulate: Accumulate) -> None:
     _, weights = merged(case)
@@ -89,7 +89,7 @@ def on_ranks(
     ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(
     cases(whole_weights=True),
     st.sampled_from(["float64", "fixed"]),
@@ -105,7 +105,7 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
         assert torch.equal(found, expected)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(cases(), st.integers(2, 4), st.randoms(use_true_random=False))
 def test_fixed_sums_are_exact_for_any_weights_and_values(
     case: Case, ranks: int, rng: random.Random

@@ -33,7 +33,7 @@ def test_more_ranks_than_clients_leave_ranks_idle() -> None:
 _costs = st.dictionaries(st.integers(0, 20), st.integers(1, 50).map(float), min_size=1, max_size=7)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(_costs, st.integers(1, 3), st.randoms(use_true_random=False))
 def test_the_answer_depends_on_the_costs_alone(
     costs: dict[int, float], ranks: int, rng: object
@@ -43,7 +43,7 @@ def test_the_answer_depends_on_the_costs_alone(
     assert place(dict(items), ranks=ranks) == place(costs, ranks=ranks)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(_costs, st.integers(1, 3))
 def test_no_placement_is_much_better(costs: dict[int, float], ranks: int) -> None:
     owner = place(costs, ranks=ranks)

@@ -126,7 +126,7 @@ def same(one: Mapping[int, Row], other: Mapping[int, Row]) -> bool:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(cases())
 def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
     rows = case.copies(sorted(case.rows))
@@ -134,7 +134,7 @@ def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
     assert same(rows, expected_of(case))  # float64 sums of a few normal numbers are exact
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(cases())
 def test_fixed_point_is_within_its_resolution(case: Case) -> None:
     rows, expected = case.copies(sorted(case.rows)), expected_of(case)
@@ -155,7 +155,7 @@ def on_several(case: Case, accumulate: Accumulate, owners: Sequence[int]) -> dic
     return {k: row for part in on_ranks(max(owners) + 1, run) for k, row in part.items()}
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(cases(), st.sampled_from(["float64", "fixed"]), st.randoms(use_true_random=False))
 def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
     case: Case, accumulate: Accumulate, rng: random.Random

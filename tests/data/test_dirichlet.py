@@ -20,7 +20,7 @@ from tests.data.rules import (
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(label_sets(), st.integers(1, 12), concentrations, st.integers(1, 9))
 def test_quantity(drawn: tuple[np.ndarray, int], clients: int, beta: float, min_size: int) -> None:
     labels, num_classes = drawn
@@ -32,7 +32,7 @@ def test_quantity(drawn: tuple[np.ndarray, int], clients: int, beta: float, min_
         assert sizes(parts).min() >= min_size
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(label_sets(), st.integers(1, 12), concentrations, st.integers(1, 9), st.booleans())
 def test_dirichlet(
     drawn: tuple[np.ndarray, int], clients: int, alpha: float, min_size: int, balance: bool
@@ -46,7 +46,7 @@ def test_dirichlet(
         assert sizes(parts).min() >= min_size
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(label_sets(), st.integers(1, 12), concentrations)
 def test_dirichlet_client(drawn: tuple[np.ndarray, int], clients: int, alpha: float) -> None:
     labels, num_classes = drawn
@@ -101,7 +101,7 @@ def test_exhausted_classes_are_masked() -> None:
     assert np.ptp(sizes(parts)) <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(label_sets(), st.integers(1, 12), st.sampled_from([0.1, 1.0, 10.0]))
 def test_the_largest_possible_min_size_is_met(
     drawn: tuple[np.ndarray, int], clients: int, alpha: float

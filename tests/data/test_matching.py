@@ -18,7 +18,7 @@ counts = st.integers(1, 5).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(counts, st.integers(0, 60), st.integers(0, 99))
 def test_dealt_counts_are_rounded_and_exhaustive(
     held: list[list[int]], size: int, seed: int
@@ -36,7 +36,7 @@ def test_dealt_counts_are_rounded_and_exhaustive(
     assert len(np.unique(tested)) == len(tested) == offsets[-1]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.floats(0.1, 0.9))
 def test_hold_out_keeps_something_on_both_sides(sizes: list[int], fraction: float) -> None:
     labels = np.random.default_rng(sum(sizes)).integers(4, size=sum(sizes))

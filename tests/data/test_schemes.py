@@ -24,7 +24,7 @@ from tests.data.rules import (
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(label_sets(), st.integers(1, 12))
 def test_iid(drawn: tuple[np.ndarray, int], clients: int) -> None:
     labels, num_classes = drawn
@@ -34,7 +34,7 @@ def test_iid(drawn: tuple[np.ndarray, int], clients: int) -> None:
         assert np.ptp(sizes(parts)) <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 4))
 def test_shards(drawn: tuple[np.ndarray, int], clients: int, per_client: int) -> None:
     labels, num_classes = drawn
@@ -48,7 +48,7 @@ def test_shards(drawn: tuple[np.ndarray, int], clients: int, per_client: int) ->
         assert borders <= clients * (per_client - 1) + len(np.unique(labels)) - 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(label_sets(), st.integers(1, 12), st.integers(0, 8), st.integers(1, 3))
 def test_parts_of_missing_clients(
     drawn: tuple[np.ndarray, int], clients: int, absent: int, per_client: int
@@ -68,7 +68,7 @@ def test_parts_of_missing_clients(
             assert all(map(np.array_equal, found, everyone))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 4), st.none() | concentrations)
 def test_classes(
     drawn: tuple[np.ndarray, int], clients: int, per_client: int, alpha: float | None
@@ -96,7 +96,7 @@ def test_classes(
                 assert np.ptp([count for count in counts if count]) <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10_000), st.integers(2, 5), st.floats(0.1, 1.0), st.floats(1.0, 3.0))
 def test_uniform_shares_lie_within_their_bounds(
     seed: int, holders: int, low: float, times: float
@@ -132,7 +132,7 @@ def test_uniform_shares_are_spread_as_drawn() -> None:
     assert shares.std() == pytest.approx(0.1 / 6**0.5, rel=0.1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 3))
 def test_heterofl_exactly(drawn: tuple[np.ndarray, int], clients: int, per_client: int) -> None:
     labels, num_classes = drawn
@@ -159,7 +159,7 @@ def test_heterofl_exactly(drawn: tuple[np.ndarray, int], clients: int, per_clien
         assert len(everything) == len(labels)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(label_sets(), st.integers(1, 12), st.integers(1, 4), st.integers(1, 40))
 def test_diversity(drawn: tuple[np.ndarray, int], clients: int, classes: int, samples: int) -> None:
     labels, num_classes = drawn
@@ -175,7 +175,7 @@ def test_diversity(drawn: tuple[np.ndarray, int], clients: int, classes: int, sa
         assert max(len(held) for held in classes_of(parts, labels)) <= classes
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(1, 15), st.integers(1, 15), st.integers(0, 99))
 def test_natural(owners: int, clients: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -1,16 +1,17 @@
-"""The backend under test, and hypothesis: the same examples in every run, however slow."""
+"""The backend under test; what takes seconds in the interpreter is left to the matrix."""
 
-from hypothesis import HealthCheck, settings
+import pytest
 
 from tests.kernels.backends import device
 
 __all__ = ["device"]
 
-settings.register_profile(
-    "steady",
-    deadline=None,
-    derandomize=True,
-    # `device` is the same for all examples of a test.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-settings.load_profile("steady")
+# The other backends take them in the default tier, and the interpreter the smaller ones.
+_LONG_INTERPRETED = ("transformer_abcde", "resnet18_iid_aeec", "test_golden_dispfl_fire", "-16]")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "[interpreter" in item.nodeid and any(part in item.nodeid for part in _LONG_INTERPRETED):
+            item.add_marker(pytest.mark.matrix)

@@ -20,7 +20,7 @@ from tests.kernels.backends import INTERPRETED
 from tests.kernels.mean_cases import BOUNDS, LISTS, WEIGHTS, bits, run, values
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @example(31, [[0, 1], [1, 1, 2]], 0.5, True, True, True, "covered", torch.float32)
 @example(32, [[0, 1], [1, 1, 2]], 0.5, True, True, True, "neighbours", torch.float32)
 @example(33, [[0, 1, 2]], 0.5, True, True, False, "covered", torch.float64)

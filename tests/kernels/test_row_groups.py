@@ -75,7 +75,7 @@ def plans(draw: st.DrawFn) -> list[tuple[list[int], int, int]]:
     return draw(st.permutations(jobs))
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(jobs=plans(), seed=st.integers(0, 9))
 def test_groups_however_they_are_cut_and_lie_on_ranks(
     device: torch.device, jobs: list[tuple[list[int], int, int]], seed: int

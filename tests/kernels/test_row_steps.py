@@ -46,7 +46,7 @@ def mask_of(size: int, seed: int = 3) -> Tensor:
     return torch.rand(size, generator=generator) < 0.5
 
 
-@settings(max_examples=16)
+@settings(max_examples=8)
 @given(
     dtype=st.sampled_from(DTYPES),
     size=st.sampled_from([32, 1024, 1056]),
@@ -190,7 +190,7 @@ def test_what_is_off_is_not_touched(device: torch.device) -> None:
     assert row[0] == INF
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     dtype=st.sampled_from(DTYPES),
     size=st.sampled_from([32, 1024, 1056]),

@@ -67,7 +67,7 @@ def as_given(rows: Tensor, form: str) -> Tensor | list[Tensor]:
     return [rows[0].clone(), rows[1:]]
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     dtype=st.sampled_from(DTYPES),
     form=st.sampled_from(["matrix", "rows", "both"]),

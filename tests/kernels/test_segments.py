@@ -68,7 +68,7 @@ def test_tables_are_copied_to_a_device_once(device: torch.device) -> None:
     assert torch.equal(segments.live_on(words.device).cpu(), segments.live)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(shapes, st.sampled_from([0.0, 0.3, 1.0]))
 @example([], 0.5)
 @example([(0,)], 0.5)

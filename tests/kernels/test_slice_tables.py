@@ -35,7 +35,7 @@ def elements(table: SliceTable, tile: list[int]) -> set[int]:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(slice_cases())
 def test_every_covered_element_is_in_one_tile_that_its_level_reaches(case: SliceCase) -> None:
     table = case.table(CPU)
@@ -55,7 +55,7 @@ def test_every_covered_element_is_in_one_tile_that_its_level_reaches(case: Slice
                 assert reach[0] > rank
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(slice_cases())
 def test_flat_tiles_keep_what_the_compiler_is_told(case: SliceCase) -> None:
     table = case.table(CPU)

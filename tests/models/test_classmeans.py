@@ -13,7 +13,7 @@ from tests.small import GOLDEN
 CPU = torch.device("cpu")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(y=st.lists(st.integers(0, 4), max_size=20), batch=st.integers(1, 7))
 def test_sums_over_batches_give_the_mean_of_all_samples(y: list[int], batch: int) -> None:
     labels, values = torch.tensor(y, dtype=torch.int64), random(len(y), 3)

@@ -61,7 +61,7 @@ def test_a_vector_of_three_is_no_factors() -> None:
         assert torch.equal(packages[name].tensor(), tensors[name])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     shape=st.lists(st.integers(2, 7), min_size=2, max_size=4),
     energy=st.floats(0, 0.999),

@@ -248,7 +248,7 @@ def is_legal(embedding: int, heads: int, rate: float) -> bool:
 rates = st.floats(0.03, 1.0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(embedding=st.integers(1, 40), heads=st.integers(1, 8), rate=rates)
 def test_a_width_without_whole_heads_is_refused(embedding: int, heads: int, rate: float) -> None:
     if is_legal(embedding, heads, rate):
@@ -262,7 +262,7 @@ def test_a_width_without_whole_heads_is_refused(embedding: int, heads: int, rate
     assert str(error.value).endswith(f"is {width}")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(given=st.lists(rates, min_size=2, max_size=4), heads=st.sampled_from([1, 2, 4]))
 def test_narrower_models_have_leading_parts_of_every_head(given: list[float], heads: int) -> None:
     legal = sorted(rate for rate in (1.0, 0.5, *given) if is_legal(8, heads, rate))

@@ -43,7 +43,7 @@ def _pairs(root: Path, written: dict[int, np.ndarray], parameters: object = None
     density=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
     block=st.sampled_from([1, 7, 1024]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_distances_are_those_counted_element_by_element(
     seed: int, clients: int, words: int, density: float, block: int
 ) -> None:

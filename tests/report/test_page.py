@@ -125,6 +125,7 @@ def test_the_pictures_lie_beside_the_page(known: Path) -> None:
     assert not list(known.glob(".*"))
 
 
+@pytest.mark.usefixtures("drawn")
 def test_everything_a_user_names_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>\"&amp;"
     metrics = {"personal/accuracy": (0.5, 0.6), f"personal/{evil}": (0.5, 0.6)}
@@ -226,6 +227,7 @@ def test_another_metric_than_accuracy_is_shown_as_a_number(tmp_path: Path) -> No
     assert page.cards["personal f1"] == ("0.25", "mean over clients")
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_same_run_gives_the_same_page(known: Path, tmp_path: Path) -> None:
     again = build(write_run(tmp_path / "run"))
     assert again.read_bytes() == (known / "index.html").read_bytes()

@@ -67,6 +67,7 @@ def test_each_strategy_has_a_line_for_all_clients_and_for_each_version(row: list
     assert [text.get_text() for text in legend.get_texts()] == [*every, "target"]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_target_that_is_asked_for_is_drawn(tmp_path: Path) -> None:
     runs = [strategy_run(tmp_path, n, COURSES[n], versions=(16,)) for n in COURSES]
     setting = _setting([runs[0], runs[2]])

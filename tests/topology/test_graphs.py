@@ -36,7 +36,7 @@ def gap(topology: Topology, clients: int) -> float:
     return spectral_gap(graph(topology, 0, clients=clients, seed=0))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 24), st.data(), seeds)
 def test_random_regular_is_regular_and_simple(clients: int, data: st.DataObject, seed: int) -> None:
     even = [degree for degree in range(clients) if clients * degree % 2 == 0]
@@ -76,7 +76,7 @@ def test_random_regular_keeps_little_of_a_ring(degree: int) -> None:
     assert ((twice * twice).sum() - back_and_forth) / 8 < 30
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(3, 24), st.data(), st.floats(0, 1), seeds)
 def test_small_world_keeps_its_edges_in_number(
     clients: int, data: st.DataObject, rewire: float, seed: int
@@ -170,7 +170,7 @@ def test_one_client_is_in_agreement() -> None:
     assert gap(Full(), 1) == 1.0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(2, 20), st.data(), seeds)
 def test_gap_is_the_rate_of_agreement(clients: int, data: st.DataObject, seed: int) -> None:
     """Means over and over: the distance from agreement shrinks no slower than the gap says."""

@@ -61,7 +61,7 @@ def matrix(topology: Topology, clients: int, *, t: int = 0, seed: int = 0) -> np
     return graph(topology, t, clients=clients, seed=seed)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(topologies(), rounds, seeds)
 def test_every_list_ascends_without_its_owner(
     drawn: tuple[Topology, int], t: int, seed: int
@@ -76,7 +76,7 @@ def test_every_list_ascends_without_its_owner(
         assert all(type(other) is int for other in others)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(topologies(), seeds)
 def test_all_but_the_drawn_ones_are_both_ways(drawn: tuple[Topology, int], seed: int) -> None:
     topology, clients = drawn
@@ -85,7 +85,7 @@ def test_all_but_the_drawn_ones_are_both_ways(drawn: tuple[Topology, int], seed:
         assert (links == links.T).all()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(topologies(), rounds, rounds, seeds)
 def test_only_the_time_varying_graph_varies(
     drawn: tuple[Topology, int], t: int, other: int, seed: int
@@ -133,7 +133,7 @@ def test_a_torus_is_as_square_as_can_be() -> None:
         assert lists(Torus(), clients) == lists(Torus(rows), clients)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(2, 30), st.data(), rounds, seeds)
 def test_time_varying_draws_that_many(clients: int, data: st.DataObject, t: int, seed: int) -> None:
     neighbours = data.draw(st.integers(1, clients - 1))
