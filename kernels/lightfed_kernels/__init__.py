@@ -1,6 +1,6 @@
 """Rows and offsets: kernels for the aggregation of heterogeneous models.
 
-Knows torch and Triton, nothing of lightfed.
+Depends on torch and Triton, not on lightfed.
 """
 
 from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum

@@ -1,4 +1,4 @@
-"""Bits of rows and packed masks as numpy sees them on the CPU, where it is faster than torch."""
+"""Bits of rows and packed masks in numpy, which is faster than torch on the CPU."""
 
 from functools import cache
 

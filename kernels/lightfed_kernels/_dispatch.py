@@ -18,7 +18,7 @@ def backend(*tensors: Tensor) -> Backend:
     before Triton is imported).
 
     Raises:
-        ValueError: an unknown value, or `triton` where the kernels can not run.
+        ValueError: an unknown value, or `triton` if the kernels cannot run.
     """
     choice = os.environ.get("LIGHTFED_KERNELS", "auto")
     cuda = all(tensor.is_cuda for tensor in tensors)
@@ -39,7 +39,7 @@ def backend(*tensors: Tensor) -> Backend:
 
 
 def checking() -> bool:
-    """Whether inputs are checked on the device too, which waits for it."""
+    """Whether inputs are also checked on the device, which synchronises with it."""
     return os.environ.get("LIGHTFED_KERNELS_CHECK") == "1"
 
 

@@ -15,7 +15,7 @@ from lightfed_kernels.layout import ALIGNMENT
 # more calls.
 CHUNK = 65536
 
-# At most so many elements are kept for receivers to come, however many the senders are.
+# Most elements to keep for later receivers, regardless of the number of senders.
 KEPT = 2**23
 
 
@@ -30,7 +30,7 @@ def by_chunks(
     weights: Tensor | None,
     over_neighbours: bool,
 ) -> None:
-    """Arguments as the operator takes them; neighbours are added in their order, as in a kernel."""
+    """Takes the operator's arguments; neighbours are added in order, as in a kernel."""
     bounds = first.tolist()
     lists = [index[a:b].tolist() for a, b in pairwise(bounds)]
     shares: list[list[float] | None] = [None] * len(lists)
@@ -48,7 +48,7 @@ def by_chunks(
         end = min(begin + chunk, size)
         senders.move(begin, end)
         for r, chosen in enumerate(lists):
-            # A sum in float32 or float64 grows where it belongs; only bfloat16 has to be rounded.
+            # Sums in float32 or float64 accumulate in place; only bfloat16 must be rounded.
             part = out[r, begin:end].detach()
             rounded = part.dtype == torch.bfloat16
             total = sums[: end - begin] if rounded else part.numpy()
@@ -62,10 +62,10 @@ def by_chunks(
 
 
 class _Senders:
-    """The senders' values and masks in one chunk of columns, unpacked when they are asked for.
+    """The senders' values and masks in one chunk of columns, unpacked on demand.
 
     Args:
-        again: per sender, whether more than one receiver asks: those are kept until `move`.
+        again: per sender, whether several receivers need it: then it is kept until `move`.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class _Means:
             if self._counted:
                 np.add(count, self._senders.bits(sender), out=count)
         if self._counted:
-            # Nobody covers an element whose count is 0: its sum is 0, and 0 / 1 is too.
+            # An element with count 0 is not covered: its sum is 0, and so is 0 / 1.
             np.add(count, (count == 0).view(np.uint8), out=count)
             np.divide(total, count, out=total, dtype=total.dtype)
         elif chosen:
@@ -172,7 +172,7 @@ class _Means:
             np.divide(total, whole, out=total)
 
     def _shares(self, sender: int, share: np.float32 | np.float64) -> np.ndarray:
-        """The weight where the sender covers, 0 elsewhere, from a table of its own."""
+        """The sender's weight where it covers, 0 elsewhere, from a lookup table."""
         words = self._senders.words(sender)
         table = (self._senders.table & share.view(self._senders.table.dtype)).view(share.dtype)
         found = self._share[: len(words)]

@@ -96,7 +96,7 @@ def _sums(
 
 
 def _add(total: Tensor, values: Tensor, share: Share) -> None:
-    """Add share * values, in float64; what has weight 0 takes no part, be it NaN."""
+    """Add share * values in float64; rows of weight 0 are skipped, even if they are NaN."""
     if isinstance(share, Tensor):
         total.addcmul_(torch.where(share != 0, values, 0).to(torch.float64), share)
     elif share:
@@ -125,7 +125,7 @@ def _move(z: Tensor, total: Tensor, weight: Share, lr: float, normalise: bool) -
 
 
 def _shares(weights: Tensor) -> list[float] | list[Tensor]:
-    """Numbers where the host has them; it does not wait for a device."""
+    """The numbers if they are on the host; never waits for a device."""
     return list(weights.unbind()) if weights.is_cuda else weights.tolist()
 
 
@@ -136,5 +136,5 @@ def _chunks(start: int, stop: int, like: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _step(like: Tensor) -> int:
-    """Columns at a time: on a CPU what the cores' caches hold, on a GPU all."""
+    """Columns to process at a time: what fits in the caches of a CPU, or all on a GPU."""
     return sys.maxsize if like.is_cuda else CHUNK * torch.get_num_threads()

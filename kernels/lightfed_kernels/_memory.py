@@ -1,4 +1,4 @@
-"""What a call writes is touched by no other argument of it: half-updated values would be read."""
+"""Checks that what a call writes does not overlap its other arguments."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from lightfed_kernels._rows import addresses
 def check_apart(
     written: tuple[str, Sequence[Tensor]], *others: tuple[str, Sequence[Tensor]]
 ) -> None:
-    """Rows that are written share no memory with each other, nor with rows that are read.
+    """Check that written rows share no memory with each other or with rows that are read.
 
     Raises:
         ValueError: two rows overlap, or a row does not start at a multiple of 16 bytes.
@@ -27,14 +27,14 @@ def check_apart(
         raise ValueError(f"{name}: rows {rows[0]} and {rows[1]} share memory; one is written twice")
     for other, given in others:
         lows, highs = _spans(other, given)
-        # What is written lies apart, so the last that begins before an end is the one to reach it.
+        # Written rows do not overlap, so the last one that begins before an end reaches furthest.
         nearest = np.searchsorted(begins, highs, side="left") - 1
         if ((nearest >= 0) & (ends[nearest] > lows)).any() if len(begins) else False:
             raise ValueError(f"{other}: shares memory with {name}, which is written")
 
 
 def _spans(name: str, tensors: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """The first byte of every row and the one behind its last; empty rows have none."""
+    """The first byte of every non-empty row, and the first byte after it."""
     kept = [tensor for tensor in tensors if tensor.numel()]
     begins = addresses(name, kept)
     lengths = [

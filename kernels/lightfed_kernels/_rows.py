@@ -1,7 +1,7 @@
-"""Rows as every operation takes them: checked once, and as a table of addresses for a kernel.
+"""The rows argument of all operations: checks, and a table of addresses for kernels.
 
-`rows` is a matrix (clients, P), or a sequence of rows (P,), or of both; in memory the elements of a
-row are adjacent and start at a multiple of 16 bytes, which is what lets a kernel move 16 at a time.
+`rows` is a matrix (clients, P), a sequence of rows (P,), or both. The elements of a row are
+contiguous and start at a multiple of 16 bytes, so that a kernel can move 16 bytes at a time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ MAX_PROGRAMS = 2**31 - 1
 
 
 def as_list(rows: Rows) -> list[Tensor]:
-    """Matrices and rows, as an operator takes them."""
+    """Matrices and rows, the form that operators take."""
     return [rows] if isinstance(rows, Tensor) else list(rows)
 
 
@@ -38,7 +38,7 @@ def count_rows(tensors: Sequence[Tensor]) -> int:
 
 
 def check_row(name: str, row: Tensor, *, size: int | None = None) -> None:
-    """A row (P,) or matrix of rows (clients, P), and P where it is known.
+    """Check a row (P,) or matrix of rows (clients, P), and P if it is known.
 
     Raises:
         ValueError: names the argument, what was found and what is allowed.
@@ -66,7 +66,7 @@ def check_single(name: str, tensor: Tensor) -> None:
 def check_vector(
     name: str, row: Tensor, *, size: int | None = None, dtype: torch.dtype | None = None
 ) -> None:
-    """One row (P,), of this length and dtype where they are known."""
+    """Check one row (P,), and its length and dtype if they are known."""
     check_single(name, row)
     check_row(name, row, size=size)
     if dtype is not None and row.dtype != dtype:
@@ -74,7 +74,7 @@ def check_vector(
 
 
 def check_elements(name: str, tensor: Tensor) -> None:
-    """One or two dimensions, the elements of a row adjacent."""
+    """Check for one or two dimensions and contiguous rows."""
     if tensor.dim() not in (1, 2):
         raise ValueError(f"{name}: {tensor.dim()} dimensions; a row has 1, a matrix of rows 2")
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
@@ -84,12 +84,12 @@ def check_elements(name: str, tensor: Tensor) -> None:
 
 
 def check_rows(name: str, tensors: Sequence[Tensor], *, size: int | None = None) -> None:
-    """`check_row` of each, and one dtype for all."""
+    """`check_row` for each, and check that all have one dtype."""
     for position, tensor in enumerate(tensors):
         check_row(name if len(tensors) == 1 else f"{name}[{position}]", tensor, size=size)
         if tensor.dtype != tensors[0].dtype:
             raise TypeError(
-                f"{name}[{position}]: {short(tensor.dtype)} beside {short(tensors[0].dtype)}; "
+                f"{name}[{position}]: {short(tensor.dtype)} after {short(tensors[0].dtype)}; "
                 "the rows of a call have one dtype"
             )
 
@@ -106,7 +106,7 @@ def check_words(name: str, words: Tensor, *, size: int) -> None:
 
 
 def check_one_device(**tensors: Tensor | Sequence[Tensor] | None) -> torch.device:
-    """All arguments lie on one device, which is returned."""
+    """Check that all arguments are on one device, and return it."""
     first: tuple[str, torch.device] | None = None
     for name, given in tensors.items():
         several = () if given is None else (given,) if isinstance(given, Tensor) else given
@@ -145,7 +145,7 @@ def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np
 
 
 def to_device(table: np.ndarray, device: torch.device) -> Tensor:
-    """A small table, on the device; the host does not wait for it."""
+    """A small table on the device; the host does not wait for the copy."""
     return torch.from_numpy(np.ascontiguousarray(table)).to(device, non_blocking=True)
 
 

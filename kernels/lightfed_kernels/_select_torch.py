@@ -1,7 +1,7 @@
 """The torch path of selection: on the host, tensor by tensor in numpy.
 
 The rule is that of the kernels: a key is an unsigned number, the smallest keys win, and ties go to
-the lowest index; what is no candidate has the largest key.
+the lowest index. Elements that are not candidates have the largest key.
 """
 
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ from torch import Tensor
 from lightfed_kernels._bits import as_integers, select_table
 from lightfed_kernels.layout import ALIGNMENT, word_bounds
 
-# Elements whose keys are computed at a time, so that they stay in cache.
+# Number of keys to compute at a time, so that they stay in cache.
 CHUNK = 32768
 
 # Values of a digit; tensors with fewer elements are not worth a histogram.
 BINS = 65536
 
-# Keys of |score|, of all NaN alike: one step above inf.
+# Key of |score| for all NaN: one step above inf.
 _NAN = {
     torch.bfloat16: 0x7F81,
     torch.float32: 0x7F800001,
@@ -46,7 +46,7 @@ def select(
     toggle: `out` is `words` with the chosen bits inverted, else the chosen bits.
     """
     device = words.device
-    # A GPU without Triton sends what it has to the host.
+    # Without Triton, a GPU's tensors are copied to the host.
     words, counts = words.cpu(), counts.cpu()
     order = order if order.row is None else replace(order, row=order.row.cpu())
     taken = torch.empty_like(counts)
@@ -66,7 +66,7 @@ def select(
 def _by_partition(
     candidates: Tensor, count: Tensor, begin: int, order: Order
 ) -> tuple[Tensor, int]:
-    """Words of the chosen, and how many; one tensor, which begins at that element of the row."""
+    """Words of the chosen elements of one tensor, and their number."""
     packed = candidates.view(torch.uint8).numpy()
     allowed = np.unpackbits(packed, bitorder="little").view(np.bool_)
     number = min(int(count), int(np.count_nonzero(allowed)))
@@ -85,7 +85,7 @@ def _by_partition(
 
 
 def _kth(keys: np.ndarray, number: int) -> np.unsignedinteger:
-    """The number-th smallest key: its upper 16 bits by counting, the rest among those with them."""
+    """The number-th smallest key: first its upper 16 bits by counting, then the lower ones."""
     if len(keys) < BINS:
         return np.partition(keys, number - 1)[number - 1]
     top = keys >> (8 * keys.itemsize - 16)
@@ -100,7 +100,7 @@ def _kth(keys: np.ndarray, number: int) -> np.unsignedinteger:
 
 
 def _magnitude_keys(packed: np.ndarray, begin: int, row: Tensor, largest: bool) -> np.ndarray:
-    """Bits of |score|, which are ordered like it; turned round for the largest."""
+    """Bits of |score|, which have the same order; inverted to select the largest."""
     width = row.element_size()
     size, dtype = len(packed) * 8, np.dtype(f"u{width}").type
     bits = as_integers(row[begin : begin + size]).view(dtype)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Elements of a piece: a MiB of float64 sums, so that the interpreter costs little of it.
+# Elements of a piece: 1 MiB of float64 sums, so that Python's overhead is small.
 CHUNK = 131072
 
 
@@ -38,7 +38,7 @@ class _Piece:
         return view[self.a0 : self.a1, :, self.c0 : self.c1]
 
     def covered(self, source: list[int]) -> tuple[slice, ...] | None:
-        """What a level covers, in the piece's own places; None if nothing, () if all."""
+        """The part that a level covers, relative to the piece; None for nothing, () for all."""
         _, a, b, c = source
         if a >= self.a1 and b == self.axes[1] and c >= self.c1:
             return ()
@@ -46,7 +46,7 @@ class _Piece:
         return (slice(0, a), slice(0, b), slice(0, c)) if a > 0 and b > 0 and c > 0 else None
 
     def source(self, row: Tensor, source: list[int]) -> Tensor:
-        """What a client's row has of this part."""
+        """The elements of a client's row in this part."""
         offset, a, b, c = source
         if a * b == 1 and self.axes[0] * self.axes[1] == 1:
             return row[offset + self.c0 : offset + min(self.c1, c)].view(1, 1, -1)
@@ -69,7 +69,7 @@ def _pieces(tensors: Tensor, levels: Tensor, chunk: int) -> Iterator[_Piece]:
 
 
 def _chunk(device: torch.device) -> int:
-    """On an accelerator pieces would only be launches."""
+    """On an accelerator, pieces would only add launches."""
     return CHUNK if device.type == "cpu" else 2**62
 
 
@@ -81,7 +81,7 @@ def merge_torch(
     *,
     fixed: bool,
 ) -> None:
-    """Arguments as the operator takes them, here and below."""
+    """Takes the operator's arguments, as do the functions below."""
     tensors, levels, first, totals, label_words, label_totals = tables
     local = _Local(rows, first, weights, label_words)
     counts = _Counts(totals, label_totals)
@@ -119,7 +119,7 @@ def take_torch(
 ) -> None:
     starts = first.tolist()
     present = [level for level in range(len(starts) - 1) if starts[level] < starts[level + 1]]
-    # One client: whole tensors, as every element is read once.
+    # With one client every element is read once, so whole tensors are copied.
     chunk = _chunk(row.device) if len(outs) > 1 else 2**62
     used = levels[present]
     for piece in _pieces(tensors, used, chunk):
@@ -132,7 +132,7 @@ def take_torch(
 
 
 class _Local:
-    """The clients whose rows are at hand, by level."""
+    """The local clients, by level."""
 
     def __init__(
         self, rows: Sequence[Tensor], first: Tensor, weights: Tensor, label_words: Tensor
@@ -167,7 +167,7 @@ def _scaled(values: Tensor, scale: float, like: Tensor) -> Tensor:
 
 
 def _label_index(words: Tensor, rows: int) -> Tensor:
-    """The labels of a client among the first so many, ascending."""
+    """The labels of a client below a bound, ascending."""
     bits = words[:, None] >> torch.arange(32, dtype=torch.int32, device=words.device) & 1
     return bits.flatten()[:rows].nonzero().flatten()
 
@@ -186,7 +186,7 @@ class _Counts:
         )
 
     def finish(self, piece: _Piece, sums: Tensor, out: Tensor) -> None:
-        """Out = sums / weight where somebody covers."""
+        """Out = sums / weight where at least one client covers."""
         mean = sums.double() * self.unit if sums.dtype == torch.int64 else sums
         weight = self._uniform(piece)
         if weight is not None:
@@ -201,7 +201,7 @@ class _Counts:
         out.copy_(torch.where(covered, mean.to(out.dtype), out))
 
     def _uniform(self, piece: _Piece) -> float | None:
-        """The weight of all elements of a piece, where it is one."""
+        """The weight of a piece, if it is the same for all its elements."""
         if piece.labelled:
             return None
         weight = 0.0

@@ -1,8 +1,8 @@
 """Means over groups of clients per range of columns, written back to the clients (FlexiFed).
 
-In rows of the same order of layers a common prefix is the same range of columns in every client,
-whatever follows: a group of FlexiFed (a node of Max-Common's trie) is a list of members and a
-range, a job. All jobs are one launch.
+If rows have their layers in the same order, a common prefix is the same range of columns in every
+client. So a group of FlexiFed (a node of Max-Common's trie) is a job: a list of members and a
+range of columns. All jobs take one launch.
 """
 
 from collections.abc import Sequence
@@ -93,8 +93,8 @@ def grouped_mean_(rows: _rows.Rows, groups: Groups, weights: Weights | None = No
 
         x_k[start:stop] <- sum_m w_m x_m[start:stop] / sum_m w_m      k, m in members
 
-    A member of weight 0 takes no part in a mean, and receives it; a job of total weight 0 keeps
-    its rows. Sums are held in float64: see `means`. Columns of no job keep their bits.
+    A member of weight 0 does not contribute to a mean but receives it; a job of total weight 0
+    keeps its rows. Sums are held in float64, see `means`. Columns outside all jobs keep their bits.
 
     Args:
         rows: x, (clients, P), or a sequence of rows whose lengths may differ.
@@ -181,7 +181,7 @@ def _check_job(
 
 
 def _check_disjoint(jobs: Sequence[Job]) -> None:
-    """No column of a row is in two jobs: the order of the jobs would matter."""
+    """Check that no column of a row is in two jobs, because their order would matter."""
     ranges: dict[int, list[tuple[int, int, int]]] = {}
     for job, (members, start, stop) in enumerate(jobs):
         for member in members:

@@ -98,7 +98,7 @@ class Layout:
         return self.entries[count].offset if count < len(self.entries) else self.size
 
     def only(self, names: Collection[str]) -> "Layout":
-        """The layout of the same row with only these entries; the rest of it is nobody's."""
+        """The layout of the same row with only these entries; other columns are unused."""
         return Layout(tuple(entry for entry in self.entries if entry.name in names), self.size)
 
 

@@ -32,24 +32,23 @@ def masked_mean(
     over: Over = "covered",
     out: Tensor | None = None,
 ) -> Tensor:
-    """The mean of every receiver's neighbours, (R, P); 0 where nobody covers.
+    """The mean of every receiver's neighbours, (R, P); 0 where none of them covers.
 
         out[r, e] = c_r[e] ? sum_k w_k m_k[e] x_k[e] / d : 0
         d = sum_k w_k m_k[e]  (over="covered")   or   sum_k w_k  (over="neighbours")
 
-    What a row holds where its mask is 0 has no influence, be it NaN; a NaN that is covered shows.
-    float32 and bfloat16 rows are summed in float32, float64 rows in float64, in the order of the
-    lists, by one owner per element: the result does not depend on the backend but for the rounding
-    of weighted products.
+    Values where a mask is 0 have no influence, even NaN; a covered NaN propagates. float32 and
+    bfloat16 rows are summed in float32, float64 rows in float64, in the order of the lists. The
+    result is the same on all backends, except for the rounding of weighted products.
 
     Args:
         rows: x, (senders, P) or a sequence of rows; columns may be cut at multiples of 32.
         neighbours: those of every receiver, and their weights w.
         masks: m, packed words of 32 bits, (senders, P / 32) or a sequence; None covers everything.
         receivers: c, packed words (R, P / 32): what a receiver keeps; None keeps everything.
-        over: whether the sum is divided by the weights that cover an element, or by all.
-        out: (R, P), where to put the result; it may be a block of columns of a larger matrix and
-            must not share memory with `rows`.
+        over: whether to divide the sum by the weights that cover an element, or by all.
+        out: (R, P) for the result; it may be a block of columns of a larger matrix and must not
+            share memory with `rows`.
 
     Raises:
         ValueError: shapes, devices or alignments that do not fit.
@@ -113,7 +112,7 @@ def masked_mean_expression(
             value = torch.where(bit != 0, value, 0.0)
         total = total + (value if weights is None else value * share)
         weight = weight + (bit * share if words is not None and over == "covered" else share)
-    # Nobody covers an element whose weight is 0: its sum is 0, and 0 / 1 is too.
+    # An element of weight 0 is not covered: its sum is 0, and so is 0 / 1.
     mean = total / torch.where(weight > 0, weight, 1.0)
     if receiver is not None:
         mean = torch.where(((receiver[:, None] >> lanes) & 1) != 0, mean, 0.0)
@@ -161,7 +160,7 @@ def _by_expression(
     weights: Tensor | None,
     over_neighbours: bool,
 ) -> None:
-    """Whole rows at a time: few launches, which is what counts on a GPU."""
+    """Whole rows at a time, because launches are what costs on a GPU."""
     every_row, every_mask = _rows.each_row(rows), _rows.each_row(masks)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     shares = None if weights is None else weights.to(out.device, wide, non_blocking=True)

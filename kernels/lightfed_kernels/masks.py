@@ -1,8 +1,7 @@
 """Masks of one bit per element: packed words, and the values that they cover.
 
 Bit i of word w is element 32 w + i of a row, so a mask is 32 times smaller than float32 values.
-Without Triton, a GPU packs, counts, compresses and expands through the host: `cpu()` copies there,
-and gives a tensor of the host itself.
+Without Triton, tensors on a GPU are packed, counted, compressed and expanded on the host.
 """
 
 import numpy as np
@@ -55,7 +54,7 @@ def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
     Args:
         row: (P,), at a multiple of 16 bytes.
         words: (P / 32,) packed mask.
-        nnz: how many bits are 1, which the caller knows: a GPU need not be waited for. It is
+        nnz: number of bits that are 1; given by the caller, so that nothing waits for a GPU. It is
             checked on the CPU, and on a GPU under LIGHTFED_KERNELS_CHECK=1.
     """
     _rows.check_vector("row", row)
@@ -95,7 +94,7 @@ def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tenso
 
 
 def apply_mask_(rows: Tensor, words: Tensor) -> Tensor:
-    """Zero, in place, what a mask does not cover, be it NaN; returns `rows`.
+    """Set what a mask does not cover to zero in place, including NaN; returns `rows`.
 
     Args:
         rows: (P,) or (clients, P).

@@ -1,9 +1,9 @@
 """Weighted means of rows, and the server's step of FedBCD; whole, or as sums that ranks add up.
 
 Sums over clients are held in float64 and rounded to the rows' type once. For whole-number weights
-the products are exact, and so are the sums unless the magnitudes that meet in an element differ by
-more than about 2^18: the bits of a result then depend neither on the order of the clients, nor on
-how they lie on ranks, nor on the backend.
+the products are exact. So are the sums, unless the magnitudes of addends differ by more
+than about 2^18. The bits of a result then depend neither on the order of the clients, nor on their
+placement on ranks, nor on the backend.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ def weighted_mean(rows: _rows.Rows, weights: Weights, *, out: Tensor | None = No
 
     Args:
         rows: x, (clients, P) or a sequence of rows.
-        weights: w, (clients,), 0 or more; what weighs 0 takes no part, whatever its row holds.
-        out: (P,), where to put the mean; it shares no memory with `rows`.
+        weights: w, (clients,), 0 or more; rows of weight 0 are not read.
+        out: (P,) for the mean; it must not share memory with `rows`.
 
     Raises:
         ValueError: shapes, devices or weights that do not fit; a total weight of 0.
@@ -67,10 +67,10 @@ def server_step_(
     Args:
         z: (P,), of the server.
         rows: x, (clients, P) or a sequence of rows; none of them shares memory with `z`.
-        gamma: (clients,), 0 or more; what weighs 0 takes no part.
+        gamma: (clients,), 0 or more; clients of weight 0 are skipped.
         lr: the server's step size.
-        normalise: divide by the sum of gamma, where z keeps its bits if that is 0; else the sum
-            as it stands in the paper.
+        normalise: divide by the sum of gamma (z keeps its bits if that is 0); else use the sum as
+            in the paper.
 
     Raises:
         ValueError, TypeError: as `weighted_mean`.
@@ -120,7 +120,7 @@ def as_weights(name: str, weights: Weights | float, count: int, device: torch.de
 
 
 def check_weights(name: str, weights: Tensor) -> None:
-    """0 or more, and finite; looked at where no device has to be waited for."""
+    """Check that weights are finite and 0 or more, unless that would wait for a device."""
     if weights.is_cuda and not checking():
         return
     for position, weight in enumerate(weights.tolist()):

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightfed_kernels._rows import to_device
 from lightfed_kernels.slices import SliceTable
 
-# Fixed point: a weighted mean in units of 2^-40, that is |values| below 2^22 with a resolution of
+# Fixed point: a weighted mean in units of 2^-40, so |values| are below 2^22 with a resolution of
 # 9e-13.
 FIXED_SCALE = 2.0**40
 FIXED_LIMIT = 2.0**22
@@ -18,17 +18,17 @@ FIXED_LIMIT = 2.0**22
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """All clients of a merge, of whatever process, and those among them whose rows are at hand.
+    """All clients of a merge on all processes, and those whose rows are local.
 
     The tables list the local clients by level, wide levels first, and within a level as given. A
     client of weight 0 is not in them: a NaN times 0 is a NaN.
 
     Attributes:
         table: what the levels cover.
-        clients: how many there are.
-        sizes: of every local client, as given, the length of its row.
-        order: of every line of the tables, the local client it is about.
-        first: (L + 1,) int32: of every level, where its local clients begin.
+        clients: number of all clients.
+        sizes: row length of every local client, in the order given.
+        order: local client of every line of the tables.
+        first: (L + 1,) int32: where the local clients of every level begin.
         weights: (lines,) float64.
         shares: (lines,) float64: the weights in units of fixed-point sums.
         totals: (L + 1,) float64: the weights of all clients of a level; last, the unit of a
@@ -60,15 +60,15 @@ class Members:
         labels: Sequence[Sequence[int] | None] | None = None,
         local: Sequence[int] | None = None,
     ) -> "Members":
-        """Say who takes part; everything is checked here, on the host.
+        """Define the clients of a merge; everything is checked here, on the host.
 
         Args:
             table: of the levels.
-            levels: of every client, its position in the table's `sources`.
-            weights: a_k >= 0; 1 for all by default. What weighs 0 takes no part, whatever its row
-                holds.
-            labels: the labels a client holds; None, for a client or for all: every label.
-            local: positions of the clients whose rows are at hand; all by default.
+            levels: position of every client's level in the table's `sources`.
+            weights: a_k >= 0; 1 for all by default. Rows of weight 0 are not read.
+            labels: the labels that each client holds; None (for one client or all) means every
+                label.
+            local: positions of the clients whose rows are local; all by default.
 
         Raises:
             ValueError: names the client.

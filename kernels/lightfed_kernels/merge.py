@@ -1,14 +1,14 @@
 """Merge slices of many widths into one row, and take them out of it (HeteroFL, section 3.2).
 
-    merge   out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e];  where nobody covers, out[e] stays
+    merge   out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e];  uncovered, out[e] stays
     take    x_m[s] = row[e], s being the place of e in the client's row
 
 c_m is 1 where client m's level covers the element and, in tensors whose rows are labels, where it
-holds the label. The count below the line follows from positions and metadata alone, so of a merge
-that is split over processes only the sums above the line travel: `slice_sum`, an all-reduce,
-`slice_finish_`. Sums are float64, or exact 64-bit integers in units of 2^-40 of the total weight
-("fixed"): the same bits whatever process holds which client. With float64 that needs addends of
-one element that span less than about 2^18 in magnitude and whole weights; fixed needs nothing.
+holds the label. The denominator follows from positions and metadata, so a merge that is split over
+processes only sends the numerators: `slice_sum`, an all-reduce, `slice_finish_`. Sums are float64,
+or exact 64-bit integers in units of 2^-40 of the total weight ("fixed"). The bits do not depend on
+which process holds which client. With float64 that requires whole weights, and addends of one
+element that span less than about 2^18 in magnitude.
 """
 
 from collections.abc import Sequence
@@ -34,13 +34,13 @@ from lightfed_kernels.slices import SliceTable
 
 
 def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
-    """The weighted mean of the clients' rows, in one launch; the rows of all clients are at hand.
+    """The weighted mean of the clients' rows, in one launch; the rows of all clients are local.
 
     Args:
-        out: (P,) of the target; an element that nobody covers keeps its bits.
-        rows: of all clients, in the order in which `members` names them.
-        members: who takes part; a client of weight 0 does not, whatever its row holds.
-        fixed: sum exact integers; |values| have to be below `FIXED_LIMIT`.
+        out: (P,) of the target; uncovered elements keep their bits.
+        rows: of all clients, in the order of `members`.
+        members: the clients; those of weight 0 are skipped.
+        fixed: sum exact integers; |values| must be below `FIXED_LIMIT`.
 
     Raises:
         ValueError, TypeError: a row that does not fit; names the argument.
@@ -62,7 +62,7 @@ def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = Fal
 
 
 def slice_sum(rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
-    """The local clients' share of the sum of a merge: (P,) float64, or int64 where `fixed`."""
+    """The local clients' share of the sum of a merge: (P,) float64, or int64 if `fixed`."""
     sources = _sources(rows, members.sizes, members.order, fixed=fixed)
     table = members.table
     check_one_device(rows=sources, members=table.tensors)
@@ -76,10 +76,10 @@ def slice_sum(rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
 
 
 def slice_finish_(out: Tensor, partial: Tensor, members: Members) -> Tensor:
-    """Put the mean into `out` (P,), given the sum over all clients, of every process.
+    """Write the mean into `out` (P,), given the sum over the clients of all processes.
 
     Args:
-        out: of the target; an element that nobody covers keeps its bits.
+        out: of the target; uncovered elements keep their bits.
         partial: (P,) of `slice_sum`, added up over the processes.
         members: the same clients on every process.
     """
@@ -96,13 +96,13 @@ def slice_finish_(out: Tensor, partial: Tensor, members: Members) -> Tensor:
 
 
 def slice_take_(row: Tensor, outs: Rows, table: SliceTable, levels: Sequence[int]) -> None:
-    """Copy what the clients' levels cover of `row` (P,) into their rows, in one launch.
+    """Copy the parts of `row` (P,) that clients' levels cover into their rows, in one launch.
 
     Args:
         row: of the target.
-        outs: a row a client; elements that stand for none of the target keep their bits.
+        outs: one row per client; elements without a counterpart in the target keep their bits.
         table: of the levels.
-        levels: of every client, its position in the table's `sources`.
+        levels: position of every client's level in the table's `sources`.
 
     Raises:
         ValueError, TypeError: a row that does not fit; names the argument.
@@ -130,7 +130,7 @@ def _sources(
     fixed: bool = False,
     name: str = "rows",
 ) -> list[Tensor]:
-    """The rows of those that take part, in the order of the tables; all are checked."""
+    """The rows of participating clients, in the order of the tables; all rows are checked."""
     given = each_row(as_list(rows))
     if len(given) != len(sizes):
         raise ValueError(f"{name}: {len(given)} rows; {len(sizes)} clients are local")
@@ -150,14 +150,14 @@ def _sources(
 
 
 def _tiles(name: str, table: SliceTable, row: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The programs of both launches."""
+    """The number of programs of both launches."""
     flat, rest = table.tiles(row.dtype, rank)
     check_grid(name, max(len(flat), len(rest)))
     return flat, rest
 
 
 def _tables(members: Members) -> list[Tensor]:
-    """What every operator of a merge takes after its rows and tiles, in this order."""
+    """The arguments of every merge operator after rows and tiles, in order."""
     table = members.table
     return [
         table.tensors,

@@ -1,4 +1,4 @@
-"""Who hears whom: the senders of every receiver, as kernels walk through them."""
+"""The senders of every receiver, in the form that kernels read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Neighbours:
     Attributes:
         first: (R + 1,) int64; receiver r owns `index[first[r] : first[r + 1]]`.
         index: (E,) int64, rows of the senders.
-        weights: (E,) float64, or None where all weigh the same.
-        senders: how many rows there are to choose from.
+        weights: (E,) float64, or None if all are equal.
+        senders: total number of rows.
     """
 
     first: Tensor
@@ -39,10 +39,10 @@ class Neighbours:
         senders: int,
         weights: Sequence[Sequence[float]] | None = None,
     ) -> "Neighbours":
-        """One list per receiver; a neighbour of weight 0 takes no part, whatever its row holds.
+        """Build from one list per receiver; neighbours of weight 0 are skipped.
 
         Raises:
-            ValueError: a neighbour that is no sender, or a weight that is not usable.
+            ValueError: a neighbour is not a sender, or a weight cannot be used.
         """
         if weights is not None and len(weights) != len(lists):
             raise ValueError(f"weights: of {len(weights)} receivers; there are {len(lists)}")

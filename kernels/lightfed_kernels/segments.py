@@ -1,4 +1,4 @@
-"""Where the tensors of a row lie, as the operations that treat every tensor for itself need it.
+"""The positions of a row's tensors, for operations that treat each tensor separately.
 
 One launch covers all tensors: the work is cut into tiles of at most TILE elements, none of which
 straddles two tensors.
@@ -20,7 +20,7 @@ class Segments:
     """The tensors of a layout as tables.
 
     Attributes:
-        layout: whose tensors.
+        layout: of the tensors.
         bounds: (T, 2) int64 on the CPU: offset and elements of every tensor.
         tiles: (N, 4) int64 on the CPU, in the order of the elements: the tensor, its first word of
             the row, its elements, and the first tile of the same tensor.
@@ -113,9 +113,9 @@ def check_mask(name: str, words: Tensor, segments: Segments) -> None:
 
 
 def check_padding(name: str, words: Tensor, bounds: Tensor) -> None:
-    """No bit in padding is 1, which only the last word of a tensor can break.
+    """Check that no padding bit is 1; only the last word of a tensor has any.
 
-    A CUDA tensor is looked at, and so waited for, under LIGHTFED_KERNELS_CHECK=1.
+    CUDA tensors are checked only under LIGHTFED_KERNELS_CHECK=1, because that waits for the device.
     """
     if words.is_cuda and not _dispatch.checking():
         return

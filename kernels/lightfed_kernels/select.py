@@ -1,7 +1,7 @@
-"""Which elements of every tensor a mask keeps, drops or grows: exact counts, and ties decided.
+"""Which elements of every tensor a mask keeps, drops or grows: exact counts, deterministic ties.
 
 Of every tensor t exactly counts[t] candidates are chosen (all, if there are fewer). Ties go to the
-lowest index, so the result is one and the same on every device.
+lowest index, so the result is the same on every device.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,13 @@ def select_by_magnitude(
     Args:
         scores: (P,).
         candidates: (W,) packed mask.
-        counts: one number a tensor, on the host, or (T,) int64 on the device, which is not waited
-            for.
+        counts: one number per tensor on the host, or (T,) int64 on the device, without waiting.
         segments: of the row.
         largest: the largest, not the smallest.
 
     Raises:
-        ValueError: names the argument. Bits in padding and negative counts that lie on a GPU are
-            found under LIGHTFED_KERNELS_CHECK=1 only.
+        ValueError: names the argument. Bits in padding and negative counts on a GPU are found only
+            under LIGHTFED_KERNELS_CHECK=1.
     """
     _rows.check_vector("scores", scores, size=segments.size)
     check_mask("candidates", candidates, segments)
@@ -216,7 +215,7 @@ def _check_seed(name: str, seed: int) -> None:
 
 
 def _check_values(name: str, words: Tensor, counts: Tensor, bounds: Tensor) -> None:
-    """What the numbers say; a GPU is asked, and waited for, under LIGHTFED_KERNELS_CHECK=1."""
+    """Check the numbers; on a GPU only under LIGHTFED_KERNELS_CHECK=1, because that waits."""
     check_padding(name, words, bounds)
     if words.is_cuda and not _dispatch.checking():
         return

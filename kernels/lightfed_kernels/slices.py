@@ -1,13 +1,13 @@
 """Slices: which elements of a wide model's row a narrower model's row covers, as small tables.
 
-A narrower model ("level") owns a prefix of every dimension of every tensor; of a dimension that is
-made of groups (attention heads), a prefix of every group. Dimensions that no level narrows are
+A narrower model ("level") owns a prefix of every dimension of every tensor. If a dimension consists
+of groups (attention heads), it owns a prefix of every group. Dimensions that no level narrows are
 folded into their neighbour, after which a tensor has at most three axes,
 
     target (A, B, C)  >=  source (a, b, c),     source[i, j, k] is target[i, j, k]
 
-so one line of integers describes a tensor of a level, and no index tensor exists. Consecutive
-tensors that all levels hold in full become one.
+so one line of integers describes a tensor of a level, without index tensors. Consecutive tensors
+that all levels hold in full are joined.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ from lightfed_kernels.layout import Entry, Layout, padded
 # Elements of a tile, the piece of a tensor that one program owns.
 TILE = 512
 
-# Elements that have to lie, and to be covered, together to move 16 bytes at a time; float64 needs
-# 2, but has the work list of float32.
+# Elements that must be adjacent and covered together to move 16 bytes at a time. float64 needs only
+# 2, but shares the work list of float32.
 VECTORS = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 4}
 
-# So many elements a tile may span at most, columns that it skips included: they are addressed
-# within the tile in 32 bits.
+# Most elements that a tile may span, including skipped columns: positions within a tile have 32
+# bits.
 _WIDE = 2**20
 
 Shape = tuple[int, ...]
@@ -76,7 +76,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class SliceTable:
-    """What each of several levels covers of a target layout, as tables on a device.
+    """The parts of a target layout that several levels cover, as tables on a device.
 
     Attributes:
         target: the layout that is merged into and taken from.
@@ -114,14 +114,14 @@ class SliceTable:
         Args:
             target: the wide layout.
             sources: one layout a level, in any order.
-            groups: name -> the groups of every dimension, where not all are 1: (8, 1) for the query
-                weights of 8 heads, (1, 8) for the weights that follow them.
+            groups: name -> number of groups per dimension, if not all are 1: (8, 1) for the query
+                weights of 8 heads, (1, 8) for the weights after them.
             label_rows: names of tensors whose first dimension is a label, which a client may hold
                 or not.
             device: of the rows.
 
         Raises:
-            ValueError: a source is no slice of the target; names the tensor.
+            ValueError: a source is not a slice of the target; names the tensor.
         """
         groups = groups or {}
         named = [{entry.name: entry for entry in source} for source in sources]
@@ -279,7 +279,7 @@ def _flat(block: _Block, size: int) -> _Block:
 
 
 def _adjacent(one: _Block, other: _Block) -> bool:
-    """Both whole in the same levels, and as far apart there as in the target."""
+    """Whether both are whole in the same levels, at the same distance as in the target."""
     return (
         one.full
         and one.end == other.offset

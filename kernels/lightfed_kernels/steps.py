@@ -29,12 +29,12 @@ def sgd_step_(
     scale: Tensor | None = None,
     words: Tensor | None = None,
 ) -> Tensor:
-    """One step of SGD in place, as torch.optim.SGD takes it where `prox`, `scale`, `words` are off.
+    """One step of SGD in place; that of torch.optim.SGD without `prox`, `scale` and `words`.
 
         d = scale * gradient + weight_decay * row + prox * (row - anchor)
         buffer <- momentum * buffer + d
         row <- row - lr * (buffer,  or d + momentum * buffer (nesterov),  or d without momentum)
-        row <- 0 where a bit of `words` is 0, whatever gradient and row hold there
+        row <- 0 where a bit of `words` is 0, even if gradient or row are NaN there
 
     Args:
         row: w, (P,).

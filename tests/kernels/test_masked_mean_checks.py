@@ -84,7 +84,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     message(ValueError, "multiple of 32", torch.zeros(2, 33))
     message(ValueError, r"rows\[1\]: rows of 32 elements; 64", [torch.zeros(64), torch.zeros(32)])
     message(TypeError, "float16", x.half())
-    message(TypeError, "beside float32", [x[0], x[1].double()])
+    message(TypeError, "after float32", [x[0], x[1].double()])
     message(ValueError, "masks: 1 rows", masks=words[:1])
     message(ValueError, "masks: 1 words; 2 are needed", masks=words[:, :1])
     message(TypeError, "masks: int64", masks=words.long())

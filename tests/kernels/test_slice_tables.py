@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_refused_by_name(build: Callable[[], object], messa
             lambda: slice_merge_(
                 WIDE.new_row(dtype=torch.float64), [WIDE.new_row()], Members.build(TABLE, [0])
             ),
-            "float32 beside float64; the rows of a call have one dtype",
+            "float32 after float64; the rows of a call have one dtype",
         ),
         (
             lambda: slice_finish_(WIDE.new_row(), WIDE.new_row(), MEMBERS),

@@ -43,7 +43,7 @@ def canary(row: Tensor, device: torch.device) -> Tensor:
 
 
 def assert_bands_whole(row: Tensor) -> None:
-    """Nobody has written beside the row."""
+    """Nothing was written outside the row."""
     assert row._base is not None
     assert row._base[:64].isnan().all()
     assert row._base[-64:].isnan().all()

@@ -92,7 +92,7 @@ def means_kernel(
             if WEIGHTED:
                 share = tl.load(weights_ptr + m)
                 weight += share
-                # What weighs 0 is not read: a NaN times 0 is a NaN.
+                # Rows of weight 0 are not read: a NaN times 0 is a NaN.
                 there = lane < tl.multiple_of(tl.where(share > 0, left, 0), 32)
                 value = tl.load(row + lane, mask=there, other=0)
                 total += value.to(ROUND).to(tl.float64) * share
@@ -112,7 +112,7 @@ def means_kernel(
         old = tl.load(out_ptr + base + lane, mask=here, other=0).to(ROUND).to(tl.float64)
         if NORMALISE:
             new = old - rate * (old - total / weight)
-            # Nobody took part: the old bits stay.
+            # No client took part: the old bits stay.
             here = lane < tl.multiple_of(tl.where(weight > 0, left, 0), 32)
         else:
             new = old - rate * (weight * old - total)

@@ -1,1 +1,1 @@
-"""What the operations compute, in float64 and the plainest torch: for tests and benchmarks."""
+"""The operations in float64 and the simplest possible torch, for tests and benchmarks."""
