@@ -1,20 +1,20 @@
-# What differs from cluster to cluster. Copy it to slurm/site.sh and keep the lines that are yours;
-# the scripts read that file on the first node of a job, before they start anything. Without it they
-# use .venv where there is one. The file is yours alone: git ignores it. No passwords or tokens here.
+# Settings of your cluster. Copy this file to slurm/site.sh and keep the lines that you need. The
+# scripts read that file on the first node of a job, before they start anything. Without it they use
+# .venv if it exists. git ignores slurm/site.sh. Put no passwords or tokens here.
 
 # The environment that lightfed is installed in: one of these.
 # module purge && module load python/3.12 cuda/12.8
 # source .venv/bin/activate
 # source ~/miniforge3/bin/activate lightfed
 
-# Flags of every sbatch on this cluster (partition, account) do not belong here but into your shell:
+# Flags of every sbatch on this cluster (partition, account) belong in your shell instead:
 #   export SBATCH_PARTITION=gpu SBATCH_ACCOUNT=my-project
 
-# Data sets and caches that all nodes see, where the home directory is small.
+# Data sets and caches that all nodes see, if the home directory is small.
 # export XDG_CACHE_HOME=$SCRATCH/cache
 
 # The network between nodes. Only when a run hangs or crawls at its start: NCCL finds most itself.
-# export NCCL_DEBUG=INFO                    # says which devices it took
+# export NCCL_DEBUG=INFO                    # logs which devices it uses
 # export NCCL_SOCKET_IFNAME=ib0             # ip -brief address lists the names
 # export GLOO_SOCKET_IFNAME=ib0             # the same for gloo (ranks on CPUs, small messages)
 # export NCCL_IB_HCA=mlx5_0,mlx5_1

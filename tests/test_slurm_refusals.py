@@ -124,7 +124,7 @@ def test_a_command_without_srun_is_one_line(
     with warnings.catch_warnings(), pytest.raises(SystemExit) as left:
         main([command, "--config", "a.yaml"])
     assert left.value.code == 2
-    said = "lightfed: error: srun: the job has 4 tasks, and this is none of them; "
+    said = "lightfed: error: srun: the job has 4 tasks, and this process is not one of them; "
     assert capsys.readouterr().err == f"{said}write srun before the command\n"
     assert [path.name for path in job.iterdir()] == ["a.yaml"]
 

@@ -62,7 +62,7 @@ class Ranks:
         self.wire_bytes = 0.0
         nccl = self.world > 1 and dist.get_backend() == "nccl"
         self.side = _side_group(timeout) if nccl else None
-        self.staged = device.type == "cuda" and not nccl  # gloo knows host memory
+        self.staged = device.type == "cuda" and not nccl  # gloo can only use host memory
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:

@@ -32,7 +32,7 @@ GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed c
 _FLUSH = 5.0  # seconds for printed output to be read
 _LONGEST = 500  # characters of an error message to forward
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-_ENDS = "the run ends, and --ckpt_path last goes on from its last checkpoint"
+_ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
 
 
 class Watch:
@@ -170,7 +170,7 @@ class Watch:
         if not reports:
             time.sleep(2 * GRACE)  # a rank that ends may end the job before it is requeued
             self._end(None)
-        self._end(f"{peer} is gone with its node (no answer)", self.node_lost)
+        self._end(f"{peer} is lost with its node (no answer)", self.node_lost)
 
     def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
         """End this process, regardless of its other threads.

@@ -68,13 +68,13 @@ class Peers:
         silent = [peer for peer in self._peers if peer.state == "running"]
         if late:
             who = f"{_names(silent)} did" if silent else "ranks waited for each other, and did"
-            return f"{who} not come to {late[0].said}"
+            return f"{who} not reach {late[0].said}"
         return f"{self._order[0]}: {self._order[0].said}"
 
     def silence_of_rank_0(self, what: str) -> str:
         """Why rank 0 does not answer after a collective `what` has failed."""
         ended = self._peers[0].state != "running"
-        end = "ended before the others" if ended else f"did not come to {what}"
+        end = "ended before the others" if ended else f"did not reach {what}"
         return f"{self._peers[0]} {end}"
 
 

@@ -25,8 +25,8 @@ _ENDING_REASONS = ("TimeLimit", "NodeFail", "NodeDown", "Preempted", "Preemption
 _WAITING = ("PENDING", "REQUEUED")
 _RESTARTS = 5  # without progress
 _TOO_SHORT = "so its time is too short; submit with a longer --time, or an earlier --signal"
-_UNSOUND = "for its nodes fail sooner; submit with --exclude, or see what ends them"
-_GO_ON = "the same command with --ckpt_path last goes on from there"
+_UNSOUND = "because its nodes fail first; submit with --exclude, or find out what ends them"
+_GO_ON = "the same command with --ckpt_path last continues from there"
 _PATIENCE = 60  # seconds for scontrol: the controller may be busy or restarting
 # Seconds to wait to be killed, by signal. SIGTERM is followed by SIGKILL anyway, perhaps soon.
 _SECONDS = {Signals.SIGUSR1: 120.0, Signals.SIGTERM: 10.0}
@@ -81,14 +81,14 @@ def _unless_refused(job: Job, *, progressed: bool, why_not: str, run: Run) -> Ou
     fields = dict(reversed(re.findall(r"(\w+)=(\S*)", shown.stdout)))  # the first of a name counts
     state = fields.get("JobState", "")
     if int(fields.get("Restarts", 0)) > job.restarts or state in _WAITING:
-        return Outcome(True, f"{name} is in the queue again")
+        return Outcome(True, f"{name} is back in the queue")
     if fields.get("BatchFlag") == "0":
-        return Outcome(False, f"{name} is no batch job and cannot be requeued")
+        return Outcome(False, f"{name} is not a batch job and cannot be requeued")
     ending = state in _ENDING or fields.get("Reason") in _ENDING_REASONS
     if state != "RUNNING" and not ending:
         return Outcome(False, f"{name} is being cancelled")
     if not progressed and job.restarts >= _RESTARTS:
-        found = f"not a session was finished since restart {job.restarts}"
+        found = f"no session has finished since restart {job.restarts}"
         raise _Refused(f"{found}, {why_not}")
     done = _scontrol(run, "requeue", job.name)
     if done.returncode and "pending" not in _words(done):
@@ -148,7 +148,7 @@ def _outcome(interrupted: Interrupted, job: Job | None) -> Outcome:
     if job is None:
         return Outcome(False, _GO_ON)
     outcome = requeue(job, progressed=interrupted.progressed)
-    ends = " and goes on from there" if outcome.requeued else f"; {_GO_ON}"
+    ends = " and continues from there" if outcome.requeued else f"; {_GO_ON}"
     return replace(outcome, said=outcome.said + ends)
 
 
@@ -166,5 +166,5 @@ def after_node_loss(*, progressed: bool, environ: Mapping[str, str] = os.environ
     if job is None:
         return ""
     outcome = requeue(job, progressed=progressed, why_not=_UNSOUND)
-    ends = " and goes on from its last checkpoint" if outcome.requeued else f"; {_GO_ON}"
+    ends = " and continues from its last checkpoint" if outcome.requeued else f"; {_GO_ON}"
     return outcome.said + ends

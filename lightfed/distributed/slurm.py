@@ -73,7 +73,7 @@ def check_tasks(
     tasks, per_node = int(environ["SLURM_NTASKS"]), environ.get("SLURM_NTASKS_PER_NODE")
     if per_node is None and tasks > 1:
         nodes = int(environ.get("SLURM_NNODES", 1))
-        fix = f"submit with --nodes={nodes} --ntasks-per-node={-(-tasks // nodes)} in its place"
+        fix = f"submit with --nodes={nodes} --ntasks-per-node={-(-tasks // nodes)} instead"
         raise UserError("--ntasks", f"{tasks} tasks without --ntasks-per-node", fix)
     wanted = -(-int(per_node or 1) // ranks_per_device)
     if accelerator != "cpu" and "SLURM_STEP_ID" in environ and 0 < gpus < wanted:
@@ -105,7 +105,7 @@ def check_launch(
     names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES")
     tasks, per_node, allotted = (int(environ.get(name, 1)) for name in names)
     if tasks > 1 and "SLURM_STEP_ID" not in environ:
-        found = f"the job has {tasks} tasks, and this is none of them"
+        found = f"the job has {tasks} tasks, and this process is not one of them"
         raise UserError("srun", found, "write srun before the command")
     if nodes != allotted:
         fix = f"set it to {allotted}, or submit with --nodes={nodes}"

@@ -12,8 +12,8 @@ import pytest
 from lightfed.distributed import liveness as watch
 from lightfed.distributed.connections import _TOKEN
 
-GONE = "is gone with its node (no answer)"
-OVER = "the run ends, and --ckpt_path last goes on from its last checkpoint"
+GONE = "is lost with its node (no answer)"
+OVER = "the run ends, and --ckpt_path last continues from its last checkpoint"
 
 
 class Rank(NamedTuple):

@@ -17,7 +17,7 @@ from lightfed.distributed.connections import _TOKEN, _caller
 from lightfed.distributed.liveness import Watch
 from lightfed.distributed.peers import Peer
 
-ENDS = "; the run ends, and --ckpt_path last goes on from its last checkpoint\n"
+ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
 KILLED, STOPPED = -signal.SIGKILL, None
 
 
@@ -145,20 +145,20 @@ def test_a_rank_that_left_is_named_where_the_others_wait_for_it(tmp_path: Path) 
                                    "session", "stop"), ("broken", "late", "stop")])  # fmt: skip
 def test_ranks_that_hang_are_named(deeds: tuple[str, ...], tmp_path: Path) -> None:
     ends = together(tmp_path, *deeds)
-    said = "rank 2 on a did not come to the end of the sessions"
+    said = "rank 2 on a did not reach the end of the sessions"
     assert lines(ends) == [f"lightfed: error: {said}{ENDS}", "", ""]
     assert [end.status for end in ends] == [1, 1, STOPPED]
 
 
 def test_a_rank_0_amid_its_sessions_is_named_as_the_one_that_did_not_come(tmp_path: Path) -> None:
     ends = together(tmp_path, "session", "late", "late")
-    said = "rank 0 on a did not come to the end of the sessions"
+    said = "rank 0 on a did not reach the end of the sessions"
     assert lines(ends) == [f"lightfed: error: {said}{ENDS}", "", ""]
 
 
 @pytest.mark.parametrize(
     ("way", "said"),
-    [("stop", "did not come to the end of the sessions"), ("leave", "ended before the others")],
+    [("stop", "did not reach the end of the sessions"), ("leave", "ended before the others")],
 )
 def test_a_rank_0_that_does_not_answer_is_named_by_another(
     way: str, said: str, tmp_path: Path
@@ -170,7 +170,7 @@ def test_a_rank_0_that_does_not_answer_is_named_by_another(
 
 def test_where_all_were_late_nobody_is_blamed(tmp_path: Path) -> None:
     ends = together(tmp_path, "late", "late")
-    said = "ranks waited for each other, and did not come to the end of the sessions"
+    said = "ranks waited for each other, and did not reach the end of the sessions"
     assert lines(ends) == [f"lightfed: error: {said}{ENDS}", ""]
 
 

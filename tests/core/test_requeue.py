@@ -91,7 +91,7 @@ def test_a_requeue_does_not_hide_a_later_cancellation() -> None:
 
 def test_what_salloc_has_begun_cannot_be_requeued() -> None:
     scontrol = Scontrol(state("RUNNING", batch=0))
-    assert "no batch job" in requeue.requeue(JOB, run=scontrol).said
+    assert "is not a batch job" in requeue.requeue(JOB, run=scontrol).said
     assert len(scontrol.asked) == 1
 
 
@@ -192,7 +192,7 @@ def test_rank_0_requeues_and_waits_to_be_killed(
     assert left(signal.SIGUSR1, ALONE) == 128 + signal.SIGUSR1
     assert scontrol.read_text() == "show job -o 12\nrequeue 12\n"
     assert sum(clock) == pytest.approx(120, abs=1)
-    said = "lightfed: stopped by SIGUSR1 after 4 of 9 rounds; job 12 is requeued and goes on"
+    said = "lightfed: stopped by SIGUSR1 after 4 of 9 rounds; job 12 is requeued and continues"
     assert capsys.readouterr().err == f"{said} from there\n"
 
 
@@ -210,7 +210,7 @@ def test_who_is_being_killed_already_does_not_hold_the_node(
     script.write_text(script.read_text().replace(state("RUNNING"), state("PENDING", restarts=1)))
     assert left(signal.SIGTERM, ALONE) == 128 + signal.SIGTERM
     assert not clock
-    assert "job 12 is in the queue again" in capsys.readouterr().err
+    assert "job 12 is back in the queue" in capsys.readouterr().err
 
 
 def test_other_ranks_wait_in_silence(
@@ -264,7 +264,7 @@ def test_a_run_without_checkpoints_is_not_requeued(scontrol: Path, clock: list[f
 
 def test_a_job_that_has_lost_a_node_is_requeued(scontrol: Path) -> None:
     said = after_node_loss(progressed=True, environ=ALONE)
-    assert said == "job 12 is requeued and goes on from its last checkpoint"
+    assert said == "job 12 is requeued and continues from its last checkpoint"
     assert scontrol.read_text() == "show job -o 12\nrequeue 12\n"
 
 
@@ -278,7 +278,7 @@ def test_nodes_that_are_lost_before_a_round_is_saved_end_the_job(
     said = after_node_loss(progressed=progressed, environ=environ)
     assert len(scontrol.read_text().splitlines()) == asked
     assert ("--exclude" in said) != progressed
-    assert ("--ckpt_path last goes on from there" in said) != progressed
+    assert ("--ckpt_path last continues from there" in said) != progressed
 
 
 @pytest.mark.parametrize("job", [{}, {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "interactive"}])

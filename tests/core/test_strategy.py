@@ -30,7 +30,7 @@ from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.testing.processes import run_module
 from lightfed.utils.errors import UserError
 
-ENDS = "; the run ends, and --ckpt_path last goes on from its last checkpoint\n"
+ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
 Faults = dict[str, dict[str, Any]]
 
 
@@ -58,7 +58,7 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(faults: Faults) -> None:
     """At the barrier after the sessions."""
     assert faults["hangs"]["statuses"] == [1]
     said = faults["hangs"]["said"]
-    what = "did not come to the end of the sessions of round 1 within 0.0666667 minutes"
+    what = "did not reach the end of the sessions of round 1 within 0.0666667 minutes"
     assert line(said[0]) == f"lightfed: error: rank 1 on n1 {what}{ENDS}"
     assert "Traceback" not in said[0]
 

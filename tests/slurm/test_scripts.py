@@ -197,7 +197,7 @@ def test_a_line_without_a_command_is_told(number: str, repository: Path) -> None
     [
         ([], "1", "no list given; "),
         (["nowhere"], "1", "no list nowhere; "),
-        (["list"], None, "this is no array task; submit with sbatch --array=1-2"),
+        (["list"], None, "this is not an array task; submit with sbatch --array=1-2"),
         (["list"], "0", "list has no line 0; give --array numbers from 1 to 2"),
         (["list"], "3", "list has no line 3; give --array numbers from 1 to 2"),
         (["list"], "2", "line 2 of list cannot be split into words; close its quotes"),
