@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from lightfed.algorithms.shared.personal_shared import Beside, NetworkFactory
+from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_module import ClientModule
 from lightfed.models.build import DataSpec
@@ -35,7 +35,7 @@ _KEY = "model.algorithm.init_args"
 _SHARE = "net.share"
 
 
-class FedAPEN(Beside):
+class FedAPEN(PersonalShared):
     """e = lambda p + (1 - lambda) s;  L_p = CE(p) + KL(s || p) + CE(e), and likewise L_s."""
 
     holds = "the ensemble of its private network and the shared one"

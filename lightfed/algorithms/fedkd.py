@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.algorithms.shared.personal_shared import PREFIX, Beside, NetworkFactory
+from lightfed.algorithms.shared.personal_shared import PREFIX, NetworkFactory, PersonalShared
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec, blank
@@ -42,7 +42,7 @@ from lightfed.utils.errors import UserError
 _KEY = "model.algorithm.init_args"
 
 
-class FedKD(Beside):
+class FedKD(PersonalShared):
     """L_F = CE(F) + (KL(G || F) + MSE(z_F, W z_G)) / (CE(F) + CE(G)), and likewise L_G."""
 
     moments = ("trained", "aggregated")  # the same model: the private network is never averaged

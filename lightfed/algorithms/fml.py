@@ -12,7 +12,7 @@ evaluated.
 from torch import nn
 from typing_extensions import override
 
-from lightfed.algorithms.shared.personal_shared import Beside, NetworkFactory
+from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
 from lightfed.api.fleet import Weights
 from lightfed.models.build import DataSpec
 from lightfed.models.composites import mutual
@@ -21,7 +21,7 @@ from lightfed.utils.errors import UserError
 _KEY = "model.algorithm.init_args"
 
 
-class FML(Beside):
+class FML(PersonalShared):
     """L_F = alpha CE(F) + (1 - alpha) KL(G || F), and likewise L_G with beta."""
 
     moments = ("trained", "aggregated")  # the same model: the private network is never averaged

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.algorithms.shared.personal_shared import Beside, NetworkFactory
+from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_module import ClientModule
 from lightfed.models.build import DataSpec, blank
@@ -39,7 +39,7 @@ from lightfed.utils.errors import UserError
 _KEY = "model.algorithm.init_args"
 
 
-class PFedMoE(Beside):
+class PFedMoE(PersonalShared):
     """(a_G, a_F) = H(x),  z = a_G G(x) + a_F F_ex(x),  logits = F_hd(z)."""
 
     holds = "its mixture of the private and the shared expert"

@@ -9,14 +9,14 @@ from lightfed.topology.topology import Topology, hearing
 LARGEST = 1000  # clients; the spectral gap of more takes over half a second
 
 
-def graph_facts(topology: Topology, *, clients: int, seed: int) -> dict[str, str | int | float]:
+def summarise(topology: Topology, *, clients: int, seed: int) -> dict[str, str | int | float]:
     """Class, in-degrees and spectral gap of the graph of round 0."""
     heard = [len(h) for h in hearing(topology, 0, clients=clients, seed=seed).values()]
-    facts: dict[str, str | int | float] = {"class": type(topology).__name__}
+    summary: dict[str, str | int | float] = {"class": type(topology).__name__}
     if clients <= LARGEST:
-        facts["spectral_gap"] = spectral_gap(graph(topology, 0, clients=clients, seed=seed))
+        summary["spectral_gap"] = spectral_gap(graph(topology, 0, clients=clients, seed=seed))
     mean = sum(heard) / clients
-    return facts | {"least_heard": min(heard), "mean_heard": mean, "most_heard": max(heard)}
+    return summary | {"least_heard": min(heard), "mean_heard": mean, "most_heard": max(heard)}
 
 
 def graph(

@@ -8,7 +8,7 @@ import numpy as np
 
 from lightfed.utils.errors import UserError, require
 
-_OFF = 1e-6  # from 1, of a sum of weights
+_OFF = 1e-6  # largest deviation of a sum of weights from 1
 
 
 def read_adjacency(matrix: Sequence[Sequence[int]] | str, *, key: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.pfedmoe import PFedMoE
-from lightfed.algorithms.shared.personal_shared import Beside
+from lightfed.algorithms.shared.personal_shared import PersonalShared
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
@@ -155,7 +155,7 @@ def test_a_gate_without_its_last_normalisation_has_two_tensors_less() -> None:
     assert not names[1] - names[0]
 
 
-class Uncompressed(Beside):
+class Uncompressed(PersonalShared):
     """FedKD's clients, whose student travels as it is."""
 
     @override
@@ -175,7 +175,7 @@ def test_fedkd_with_all_its_energy_is_not_compressed(
     for t in range(3):
         run_round(squeezed, t)
         run_round(plain, t)
-    assert isinstance(plain.algorithm, Beside)
+    assert isinstance(plain.algorithm, PersonalShared)
     gaps = [float((algorithm.model.floats - plain.algorithm.model.floats).abs().max())]
     for k in range(len(SIZES)):
         ours, theirs = (

@@ -3,7 +3,7 @@
 import pytest
 
 from lightfed.topology import graph_summary
-from lightfed.topology.graph_summary import graph_facts
+from lightfed.topology.graph_summary import summarise
 from lightfed.topology.topology import Full, Ring, Star
 
 
@@ -14,7 +14,7 @@ from lightfed.topology.topology import Full, Ring, Star
 def test_degrees_and_gap_of_five_clients(
     topology: object, heard: tuple[int, float, int], gap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = graph_facts(topology, clients=5, seed=0)  # type: ignore[arg-type]
+    found = summarise(topology, clients=5, seed=0)  # type: ignore[arg-type]
     named = dict(zip(("least_heard", "mean_heard", "most_heard"), heard, strict=True))
     assert found == {
         "class": type(topology).__name__,
@@ -22,5 +22,5 @@ def test_degrees_and_gap_of_five_clients(
         **named,
     }
     monkeypatch.setattr(graph_summary, "LARGEST", 4)
-    many = graph_facts(topology, clients=5, seed=0)  # type: ignore[arg-type]
+    many = summarise(topology, clients=5, seed=0)  # type: ignore[arg-type]
     assert many == {"class": type(topology).__name__, **named}

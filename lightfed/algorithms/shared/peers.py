@@ -8,7 +8,7 @@ from typing_extensions import override
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment
-from lightfed.topology.graph_summary import graph_facts
+from lightfed.topology.graph_summary import summarise
 from lightfed.topology.topology import TimeVarying, Topology, hearing, warning_of_lonely
 
 
@@ -41,4 +41,4 @@ class Peers(Algorithm):
 
     @override
     def facts(self, fed: Fleet) -> dict[str, Any]:
-        return {"topology": graph_facts(self.topology, clients=fed.clients, seed=fed.seed)}
+        return {"topology": summarise(self.topology, clients=fed.clients, seed=fed.seed)}

@@ -25,7 +25,7 @@ _KEY = "model.algorithm.init_args"
 NetworkFactory = Callable[[], nn.Module]
 
 
-class Beside(Algorithm):
+class PersonalShared(Algorithm):
     """A private and a shared network; `composite` defines how they train together."""
 
     stateful = True
