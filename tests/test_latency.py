@@ -138,7 +138,7 @@ def test_in_a_run_a_server_waits_for_its_slowest_device() -> None:
 
 
 def test_in_a_run_of_equal_servers_half_the_servers_take_half_the_time() -> None:
-    """While the analysis, where all start anew, sees no gain."""
+    """While the analysis, where all restart, sees no gain."""
     cloud = Cloud(Constant(2.0), 10, 3)
     assert cloud.expected(5) == cloud.expected(10) == 2.0
     assert cloud.in_a_run(5, rng=numpy_generator(0, "test")).value == 1.0

@@ -40,8 +40,8 @@ class Coverage:
         table: of the sources that fit.
         levels: position of a source -> its level in the table.
         elements: position of a source -> number of elements that it covers, without padding.
-        copies: sources that are a whole leading part of the target -> its length: "send" on such
-            rows is a plain copy.
+        copies: sources that are a leading part of the target's row -> its length. For them "send"
+            is a plain copy.
         unfit: position of a source -> why its rows are not slices of the target's.
     """
 
@@ -192,7 +192,7 @@ class Coverage:
 
 
 def _unlike_names(target: Layout, source: Layout, kept: Collection[str] | None) -> str | None:
-    """Why the tensors of a layout are not those of the target, or some of them; None if they are.
+    """Why the tensors of a layout are not (some of) the target's; None if they are.
 
     Args:
         target: the layout to merge into.

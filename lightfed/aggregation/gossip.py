@@ -27,9 +27,9 @@ from lightfed.state.rows import ModelLayout, Row
 Over = Literal["covered", "neighbours"]
 
 # Bytes per column for every row in transit: a value and a bit, twice. An incoming row is held as
-# received and as merged, an outgoing one in its package and next to the others'.
+# received and as merged, an outgoing one in its package and in the send buffer.
 _ROW = 8.25
-# Blocks end at a word, and are wide enough that calls do not cost more than columns.
+# Blocks end at a mask word, and are wide enough that the cost of calls does not dominate.
 _LEAST = 128 * ALIGNMENT
 
 
@@ -86,7 +86,7 @@ class Exchange:
             self._integer_maxima(rows, lists, senders)
         mine = [k for k in lists if self._owner[k] == self._ranks.rank]
         blocks = self._blocks(traffic, shipment)
-        # Shared by all blocks: on a CPU, fresh memory costs as much as the sums.
+        # Reused by all blocks: on a CPU, new memory costs as much as the sums.
         means = torch.empty(len(mine), blocks[0][1], device=self._ranks.device)
         for begin, end in blocks:
             here = {k: self._part(rows[k].floats, begin, end) for k in traffic.local(self._ranks)}

@@ -2,7 +2,7 @@
 
     x_k[T] <- sum_u a_u x_u[T] / sum_u a_u        k, u in U, the clients that have the tensors T
 
-Shared tensors are in different columns in each client group's rows, and in a row buffers follow
+Shared tensors are in different columns of each client group's rows, and buffers come after all
 parameters. So they are cut into runs: ranges of columns that are contiguous in every group. All
 runs take one launch, and on several ranks one packed all-reduce.
 """
@@ -101,7 +101,7 @@ class Sharing:
     ) -> None:
         """Replace tensors by their means, and integers (counts of batches) by the maximum.
 
-        The sums do not depend on order (see `client_slices`). The bits are the same on any ranks.
+        Sums do not depend on order (see `client_slices`), so any number of ranks gives equal bits.
 
         Args:
             rows: of this rank's participants, all on the device or all in host memory.

@@ -38,7 +38,7 @@ _NOT_WORDS = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; never returns a traceback for what a user can cause.
+    """Run the command line; errors that a user can cause print one line, not a traceback.
 
     Args:
         argv: the words of a call from Python; None for the command itself, which ends the process.
@@ -180,7 +180,7 @@ def _command_line(arguments: list[str] | None) -> None:
         def before_instantiate_classes(self) -> None:
             options = self.config[self.subcommand]
             if not isinstance(options.trainer, Namespace):
-                found = f"{options.trainer} in place of keys"
+                found = f"{options.trainer} instead of keys"
                 raise UserError("trainer", found, "write keys below it, or leave it out")
             if self.subcommand == "plan":  # of a run on any cluster, planned on any machine
                 here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}

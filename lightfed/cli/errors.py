@@ -1,7 +1,7 @@
 """Turns errors of the parser, of Lightning and of classes into one line for the user.
 
-The sentences are jsonargparse's and Lightning's own. Added are the whole key, which jsonargparse
-(read in 4.53) spreads over nested messages, and the name that was probably meant.
+The wording is jsonargparse's and Lightning's. This file adds the whole key, which jsonargparse (as
+of 4.53) spreads over nested messages, and the name that was probably meant.
 """
 
 import re
@@ -26,19 +26,19 @@ _HELP = "see --help"
 # Keys that users of Lightning will try: why they do not exist, and what to do instead.
 ABSENT: dict[str, tuple[str, str]] = {
     "trainer.accumulate_grad_batches": ("a batch is a step", "set a larger data.batch_size"),
-    "trainer.barebones": ("a session is bare already", "set trainer.logger to false"),
-    "trainer.enable_autolog_hparams": ("the run folder has them all", "read its config.yaml"),
+    "trainer.barebones": ("sessions have no overhead to remove", "set trainer.logger to false"),
+    "trainer.enable_autolog_hparams": ("the run folder has all of them", "read its config.yaml"),
     "trainer.inference_mode": ("evaluation never keeps gradients", "leave it out"),
     "trainer.limit_predict_batches": ("there is no `predict`", "use trainer.limit_test_batches"),
     "trainer.log_every_n_steps": ("metrics are written once a round", "leave it out"),
-    "trainer.min_steps": ("a step of the server is a round", "use trainer.min_epochs"),
+    "trainer.min_steps": ("a server step is a round", "use trainer.min_epochs"),
     "trainer.model_registry": ("checkpoints are files of a run", "name one by ckpt_path"),
-    "trainer.num_sanity_val_steps": ("rounds come first", "run `lightfed validate` before"),
-    "trainer.overfit_batches": ("test samples stay apart", "use trainer.limit_train_batches"),
+    "trainer.num_sanity_val_steps": ("there is no sanity check", "run `lightfed validate` first"),
+    "trainer.overfit_batches": ("test data are kept apart", "use trainer.limit_train_batches"),
     "trainer.reload_dataloaders_every_n_epochs": ("clients keep their samples", "leave it out"),
     "trainer.sync_batchnorm": ("clients share no batch", "see `buffers` of model.algorithm"),
     "trainer.use_distributed_sampler": ("a client has its own samples", "use data.partition"),
-    "trainer.val_check_interval": ("a round is whole", "use trainer.check_val_every_n_epoch"),
+    "trainer.val_check_interval": ("rounds are not divided", "use trainer.check_val_every_n_epoch"),
     "seed_everything": ("nothing is drawn from global random state", "use model.seed"),
     "optimizer": ("optimisers belong to the clients", "use model.optimizer"),
     "lr_scheduler": ("the schedule is over rounds", "use model.lr_schedule"),
@@ -134,7 +134,7 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     with suppress(ImportError, AttributeError, TypeError, ValueError):
         owner = resolve_name(path)
         takes = accepted(owner)
-    # Arguments of a client group stand right below its key.
+    # Arguments of a client group are directly below its key.
     below = key if is_dataclass(owner) and owner is base else f"{key}.init_args"
     if found := _KEY.match(text):
         return _of_value(f"{below}.{found[1]}", found[2], takes.get(found[1]))

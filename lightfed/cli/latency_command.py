@@ -79,8 +79,8 @@ def _print(cloud: "Cloud", found: Sequence["Latency"]) -> None:
     console = new_console()
     print_line(console, _title(cloud))
     print_table(console, TextTable(headers, rows), spare=("round lasts", "asymptotic (8)"))
-    print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers start anew")
-    print_line(console, "in a run: late servers go on; mean round / E[tau_(N)]; +- standard error")
+    print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
+    print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
 
 
 def _draw(cloud: "Cloud", found: Sequence["Latency"], path: Path) -> None:

@@ -7,7 +7,7 @@ COMMANDS = {
     "validate": "evaluate the server's and the clients' models of a checkpoint",
     "test": "as validate, with Lightning's test hooks",
     "partition": "print the split of the data over the clients",
-    "groups": "print which layers which groups have in common (FlexiFed's trie)",
+    "groups": "print the layers that groups have in common (FlexiFed's trie)",
     "plan": "print balance, bytes and memory of a run on many ranks",
     "report": "make the page of a run folder, or compare several",
     "control": "explain a control string of HeteroFL",
@@ -21,7 +21,7 @@ def help_text() -> str:
         "lightfed",
         description="Train federations of heterogeneous clients.",
         epilog="`lightfed COMMAND --help` lists the arguments of a command. "
-        "`--config control:DATA:STRING` stands for the configuration of a control string.",
+        "`--config control:DATA:STRING` uses the configuration of a control string.",
     )
     parser.add_argument("-c", "--config", help="a YAML file with a section for each command")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

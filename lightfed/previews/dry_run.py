@@ -1,7 +1,7 @@
 """Dry runs of rounds: which clients would train where, and what would be sent.
 
-The algorithm's `round` runs on a `Fleet` of which this process holds no client. No rows are
-created, sessions are only recorded, and the ledger counts the bytes up and down.
+The algorithm's `round` runs on a `Fleet` whose clients are all on other ranks. No rows are created,
+sessions are only recorded, and the ledger counts the bytes up and down.
 """
 
 from collections import defaultdict

@@ -26,7 +26,7 @@ class PreviewTrainer(FederatedTrainer):
         print(datamodule.partition_.table())
 
     def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
-        """Print which layers which groups have in common (FlexiFed's trie), without training.
+        """Print the layers that groups have in common (FlexiFed's trie), without training.
 
         Args:
             model: the Federation.

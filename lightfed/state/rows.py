@@ -281,7 +281,7 @@ class RowStore:
         return Row(self._floats.index_select(0, index), self._integers.index_select(0, index))
 
     def put_block(self, clients: Sequence[int], block: Row) -> None:
-        """Write a block of rows that is no view into the store."""
+        """Write a block of rows that is not a view of the store."""
         index = torch.tensor([self.slots[client] for client in clients], device=self._place)
         self._floats.index_copy_(0, index, block.floats.to(self._place))
         self._integers.index_copy_(0, index, block.integers.to(self._place))

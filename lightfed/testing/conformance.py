@@ -38,10 +38,10 @@ def conformance(
 
     Args:
         algorithm: a class, or a `functools.partial` of one: it is pickled.
-        model: makes a client's network, likewise; it accepts `rate` if there are levels.
+        model: makes a client's network; pickled, too. It accepts `rate` if there are levels.
         levels: of the groups' widths, such as "abd"; empty for one group.
         clients: number of clients.
-        data: makes the data module, likewise.
+        data: makes the data module; pickled, too.
         trainer: arguments of the FederatedTrainer.
         ranks: numbers of ranks; the others are compared with the first.
         **federation: arguments of the Federation.
@@ -86,5 +86,5 @@ def _check(kind: str, plan: Plan, name: str, ranks: int, digests: Digests) -> No
     expected = digests[f"straight-0-of-{plan.worlds[0]}"][name]
     for run in [f"{kind}-{rank}-of-{ranks}" for rank in range(ranks)]:
         found = digests[run][name]
-        unlike = [part for part in expected if found[part] != expected[part]]
-        assert not unlike, f"{name}, {run}: {', '.join(unlike)} have other bits"
+        different = [part for part in expected if found[part] != expected[part]]
+        assert not different, f"{name}, {run}: {', '.join(different)} have different bits"

@@ -42,7 +42,7 @@ class Plan:
     moves: tuple[tuple[int, int], ...]
 
     def move(self, name: str) -> tuple[int, int]:
-        """Of a case."""
+        """Numbers of ranks before and after the stop of a case."""
         return self.moves[list(self.cases).index(name) % len(self.moves)]
 
 

@@ -42,7 +42,7 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
             temporary.unlink(missing_ok=True)
         cause = error.__context__
         if isinstance(error, RuntimeError) and isinstance(cause, OSError):
-            # torch's writer continues after a failed write, and only complains about its position.
+            # torch's writer carries on after a failed write, and raises about its position instead.
             raise OSError(*cause.args) from error
         raise
     flush_folder(path.parent)

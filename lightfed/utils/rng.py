@@ -13,7 +13,7 @@ import torch
 def derive_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> int:
     """A 63-bit seed that is a pure function of its name.
 
-    -1 stands for "not bound to a round (client)".
+    -1 means "not bound to a round (client)".
     """
     name = f"{seed}/{purpose}/{round}/{client}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
