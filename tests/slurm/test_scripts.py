@@ -219,16 +219,17 @@ def test_scripts_say_where_to_submit_from(repository: Path) -> None:
     done = run(repository, "sweep", "list", SLURM_ARRAY_TASK_ID="1")
     assert done.returncode == 2
     assert "submit from the repository" in done.stderr
-    done = run(repository, "kernels")
-    assert done.returncode == 2
-    assert "submit from the root of the repository" in done.stderr
+    for name in ("kernels", "gpu"):
+        done = run(repository, name)
+        assert done.returncode == 2
+        assert "submit from the root of the repository" in done.stderr
 
 
 def test_jobs_can_be_put_back_and_their_logs_have_a_folder() -> None:
-    for name in ("train", "sweep", "kernels"):
+    for name in ("train", "sweep", "kernels", "gpu"):
         text = (ROOT / "slurm" / f"{name}.sbatch").read_text()
         assert "#SBATCH --output=slurm/logs/" in text
-        if name != "kernels":
+        if name in ("train", "sweep"):
             for flag in ("--requeue", "--open-mode=append", "--signal=SIGUSR1@300"):
                 assert f"#SBATCH {flag}\n" in text
     assert (ROOT / "slurm" / "logs" / ".gitignore").is_file()  # git keeps no empty folder
