@@ -83,12 +83,13 @@ def data_of(
     test: tuple[Tensor, Tensor] | None = None,
     batch_size: int = 1000,
     eval_batch_size: int = 1000,
+    **settings: Any,
 ) -> FederatedDataModule:
     """A data module over given tensors; without a test split, the training split is that too."""
     number = int(y.max()) + 1 if classes is None else classes
     dataset = Tensors(x, y, classes=number, test=test or (x, y))
     return FederatedDataModule(
-        dataset, Given(*parts), batch_size=batch_size, eval_batch_size=eval_batch_size
+        dataset, Given(*parts), batch_size=batch_size, eval_batch_size=eval_batch_size, **settings
     )
 
 

@@ -26,6 +26,8 @@ from lightfed.topology.topology import Topology
 class My1(DisPFL):
     """DisPFL, grown by the gradient at the dense consensus."""
 
+    side_by_side = True
+
     def __init__(
         self,
         topology: Topology | None = None,
@@ -44,7 +46,7 @@ class My1(DisPFL):
         super().__init__(topology, regrow="random", static=False, **dispfl)
         self.regrow_signal = regrow_signal
         self.next: Kept  # m_{k,t+1}: its growth is known only during the round
-        self._signal: Tensor  # of the current session
+        self._signals: dict[int, Tensor] = {}  # of the sessions under way
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -64,7 +66,7 @@ class My1(DisPFL):
             signal = s.fed.training.gradient(s.client, s.row, s.round)
         else:
             signal = consensus.clone()
-        self._signal = self._weights(signal)
+        self._signals[s.client] = self._weights(signal)
         apply_mask_(consensus, self.masks[s.client])  # w_{k,t+1/2}
         super().session_start(s)
 
@@ -74,5 +76,6 @@ class My1(DisPFL):
         mask = self._words(self.masks[s.client])
         counts = self.drops(s.fed, mask, s.round)
         weights = self._weights(s.row.floats)
-        grown = prune_regrow(weights, mask, counts, self._segments, regrow=self._signal)
+        signal = self._signals.pop(s.client)
+        grown = prune_regrow(weights, mask, counts, self._segments, regrow=signal)
         self.next[s.client] = self._whole(grown)

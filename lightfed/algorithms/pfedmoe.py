@@ -129,7 +129,7 @@ class PFedMoE(PersonalShared):
         """The client's mixture, set to sum its gate's weights in this evaluation."""
         assert isinstance(module, ClientModule)
         assert isinstance(module.net, MixtureClient)
-        self._gates[client] = ClassSums(fed.data.num_classes, 2, device=fed.device)
+        self._gates[client] = ClassSums.none(fed.data.num_classes, 2, device=fed.device)
         module.net.gate_sums = self._gates[client]
         return module
 

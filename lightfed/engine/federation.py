@@ -44,6 +44,7 @@ class Federation(L.LightningModule):
 
     Attributes:
         optimizer: of local training, as configured.
+        packed: how clients train side by side, as configured.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Federation(L.LightningModule):
             "max_failed": max_failed_clients,
         }
         self._kinds = tuple(evaluate)
-        self._packed = packed = Packed(side_by_side, pack_memory)
+        self.packed = packed = Packed(side_by_side, pack_memory)
         self._evaluate = partial(
             Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients, packed=packed
         )
@@ -152,9 +153,8 @@ class Federation(L.LightningModule):
         options = self.fleet_options(trainer)
         self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, rates=rates, **options)
         setup.check_built(self._kinds, self.fleet, data)
-        evaluated = bool(self._kinds)
         setup.attach_sessions(
-            self.fleet, data, trainer, self.optimizer, self._packed, evaluated=evaluated
+            self.fleet, data, trainer, self.optimizer, self.packed, evaluated=bool(self._kinds)
         )
         self.evaluation = self._evaluate(self.fleet, data)
 

@@ -1,6 +1,7 @@
 """Plans a run on many ranks (`lightfed plan`): placement, bytes, memory."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -91,6 +92,7 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
         f"{type(fleet.algorithm).__name__}, {fleet.clients:,} clients on {fleet.ranks.world:,} "
         f"ranks: {over}, {sessions.sum():,g} sessions in each",
         _groups(fleet),
+        *packs_text(fleet.training.side_by_side),
         _ranks(fleet, np.stack([sessions, loads, rank_rows(fleet)])),
         f"balance  {balance(fleet):.3f}: the busiest rank over the minimum possible, which\n"
         "         is the mean of the ranks, or the longest session",
@@ -110,6 +112,18 @@ def _groups(fleet: DryFleet) -> str:
         flops = _scaled(state.flops) if state.flops else "not known"
         lines.append((state.name, count, parameters, flops, _scaled(row, "B")))
     return aligned(lines)
+
+
+def packs_text(side_by_side: Mapping[str, int | str]) -> list[str]:
+    """How many clients of each group train at once, or why they do not; nothing without groups."""
+    names: dict[int | str, list[str]] = {}
+    for name, how in side_by_side.items():
+        names.setdefault(how, []).append(name)
+    lines = [
+        f"{', '.join(theirs)}: {f'packs of {how}' if isinstance(how, int) else f'no packs, {how}'}"
+        for how, theirs in names.items()
+    ]
+    return ["packs    " + "\n         ".join(lines)] if lines else []
 
 
 def _ranks(fleet: DryFleet, numbers: np.ndarray) -> str:

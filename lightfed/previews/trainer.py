@@ -6,6 +6,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates
 from lightfed.engine.federation import Federation
+from lightfed.engine.setup import attach_sessions
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.checkpoint import main_file
 from lightfed.utils.errors import UserError
@@ -46,7 +47,7 @@ class PreviewTrainer(FederatedTrainer):
         rounds: int = 5,
         ckpt_path: str | None = None,
     ) -> None:
-        """Print a plan for many ranks: balance, bytes, memory; starts no ranks.
+        """Print a plan for many ranks: packs, balance, bytes, memory; starts no ranks.
 
         Args:
             model: the Federation.
@@ -71,6 +72,7 @@ class PreviewTrainer(FederatedTrainer):
         fleet = DryFleet(
             model.groups, model.algorithm, datamodule, ranks=ranks, rates=rates, **options
         )
+        attach_sessions(fleet, datamodule, self, model.optimizer, model.packed, evaluated=False)
         fleet.run(rounds)
         parts = memory(fleet, model.optimizer)
         print(plan_text(fleet, parts, rounds=rounds, chunks=datamodule.chunks))

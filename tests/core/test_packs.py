@@ -13,11 +13,19 @@ from torch.optim import SGD, Adam, AdamW
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.fd import FD
+from lightfed.algorithms.fedapen import FedAPEN
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedkd import FedKD
+from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.fml import FML
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
@@ -226,8 +234,8 @@ def images(sizes: list[int]) -> Any:
     return data_of(x, y, parts, classes=3, batch_size=4)
 
 
-def vectors(sizes: list[int]) -> Any:
-    return random_data(sizes, batch_size=4)
+def vectors(sizes: list[int], **settings: Any) -> Any:
+    return random_data(sizes, batch_size=4, **settings)
 
 
 conv = partial(Conv, hidden=(8, 12))
@@ -255,6 +263,15 @@ CASES: dict[str, dict[str, Any]] = {
     "late": {"model": Late},
     "standalone": {"algorithm": Standalone},
     "dispfl": {"algorithm": partial(DisPFL, Ring(), density=0.5, rounds=4)},
+    "my1": {"algorithm": partial(My1, Ring(), density=0.5, rounds=4)},
+    "my2": {"algorithm": partial(My2, Ring(), density=0.5, rounds=4)},
+    "fd": {"algorithm": FD},
+    "fedproto": {"algorithm": FedProto},
+    "fedkd": {"algorithm": partial(FedKD, mlp, rounds=4)},
+    "fml": {"algorithm": partial(FML, mlp)},
+    "fedapen": {"algorithm": partial(FedAPEN, mlp)},
+    "pfedmoe": {"algorithm": partial(PFedMoE, mlp, gate_units=8), "joined": True},
+    "lgfedavg": {"algorithm": partial(LGFedAvg, 1)},
     "aspg": {
         "algorithm": partial(FedBCD, 1, CLIENTS, gamma=0.1, steps=(1, 3)),
         "optimizer": partial(ASPG, lr=0.05),
@@ -287,6 +304,8 @@ def fleet(name: str, side_by_side: Any, sizes: list[int] = SIZES, **more: Any) -
     } | CASES[name] | more  # fmt: skip
     group = ClientGroup(len(sizes), case.pop("model"))
     data, algorithm = case.pop("data"), case.pop("algorithm")
+    if case.pop("joined", False):  # a batch of one sample has no statistics
+        data = partial(data, last_batch="join")
     return fleet_of([group], algorithm(), data(sizes), side_by_side=side_by_side, **case)
 
 
@@ -309,10 +328,10 @@ def test_a_clients_bits_are_those_of_any_pack(name: str) -> None:
     whole = fleet(name, CLIENTS)
     rows, metrics = after(whole)
     assert most(whole) == [CLIENTS]
-    for size in (3, 5):
-        some = fleet(name, size)
+    for size in (1, 3, 5):
+        some = fleet(name, max(size, 2))
+        some.training._packs._most = {0: size}  # of 1: padded
         found = after(some)
-        assert most(some) == [size]
         assert torch.equal(found[0], rows)
         assert found[1] == metrics
     alone, its = after(fleet(name, "off"))
@@ -358,6 +377,44 @@ def test_a_pack_below_the_floor_is_padded(name: str) -> None:
     assert torch.equal(found[1], found[2])
 
 
+class Curved(nn.Module):
+    """Odd widths, and functions whose last elements have other instructions."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        sizes = [(input_shape[0], 31), (31, 33), (33, 25), (25, num_classes)]
+        self.parts = nn.ModuleList(nn.Linear(a, b, bias=a != 31) for a, b in sizes)
+        self.last = nn.SiLU()
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        one, two, three, four = self.parts
+        x = torch.sigmoid(one(x))
+        return four(self.last(three(nn.functional.gelu(two(x), approximate="tanh"))))
+
+
+class CurvedStep(Smooth):
+    """The same, which only `vmap` runs."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.net = Curved(num_classes, input_shape)
+
+
+@pytest.mark.parametrize("model", [Curved, CurvedStep])
+@pytest.mark.parametrize("size", [50, 51, 53])
+def test_neither_odd_widths_nor_the_ends_of_tensors_show_the_other_clients(
+    model: type[nn.Module], size: int
+) -> None:
+    rows = []
+    for most_clients in (CLIENTS, 4, 1):
+        made = fleet("mlp", CLIENTS, [size] * CLIENTS, model=model, epochs=3)
+        made.training._packs._most = {0: most_clients}
+        rows.append(after(made)[0])
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])
+
+
 @pytest.mark.parametrize("name", ["mlp", "bn", "standalone", "dispfl", "phases"])
 def test_rows_on_the_host_train_in_packs_to_the_same_bits(name: str) -> None:
     here, there = fleet(name, 3), fleet(name, 3, host_rows=True)
@@ -397,7 +454,6 @@ def test_a_client_that_fails_is_left_out_and_the_others_keep_their_bits(
     ("settings", "reason"),
     [
         ({"model": Reads}, "item"),
-        ({"algorithm": partial(My1, Ring(), rounds=4)}, "My1"),
         ({"optimizer": partial(torch.optim.ASGD, lr=0.1)}, "ASGD"),
         ({"model": Listened}, "hooks"),
         ({"algorithm": Bent}, "Bent"),

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 @given(y=st.lists(st.integers(0, 4), max_size=20), batch=st.integers(1, 7))
 def test_sums_over_batches_give_the_mean_of_all_samples(y: list[int], batch: int) -> None:
     labels, values = torch.tensor(y, dtype=torch.int64), random(len(y), 3)
-    sums = ClassSums(5, 3, device=CPU)
+    sums = ClassSums.none(5, 3, device=CPU)
     for some, of in zip(labels.split(batch), values.split(batch), strict=True):
         sums.add(some, of)
     means = sums.means()
@@ -33,7 +33,7 @@ def test_sums_over_batches_give_the_mean_of_all_samples(y: list[int], batch: int
 
 def test_sums_are_exact_under_autocast() -> None:
     values, y = 1 + 1e-3 * random(64, 3), torch.zeros(64, dtype=torch.int64)
-    sums = ClassSums(1, 3, device=CPU)
+    sums = ClassSums.none(1, 3, device=CPU)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         sums.add(y, values)
     torch.testing.assert_close(sums.means().values[0], values.mean(0), rtol=1e-6, atol=0)
@@ -41,7 +41,7 @@ def test_sums_are_exact_under_autocast() -> None:
 
 def test_gathering_keeps_no_graph() -> None:
     values = random(4, 3).requires_grad_()
-    sums = ClassSums(2, 3, device=CPU)
+    sums = ClassSums.none(2, 3, device=CPU)
     sums.add(torch.tensor([0, 1, 1, 0]), values)
     assert not sums.means().values.requires_grad
 

@@ -24,6 +24,7 @@ class ByClass(Algorithm):
     """The server's vector of a class is the plain mean over the participants that hold it."""
 
     stateful = True
+    side_by_side = True
     values: Tensor  # (C, D)
     seen: Tensor  # (C,)
 
@@ -91,7 +92,7 @@ class ByClass(Algorithm):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        self._client_of(s.module).receive(self.common.to(s.row.floats.device))
+        self._client_of(s.module).receive(self.common)
 
     @override
     def session_end(self, s: SessionContext) -> None:
@@ -103,7 +104,7 @@ class ByClass(Algorithm):
         if client is None:
             return None
         module = fed.bind(client)
-        self._client_of(module).receive(self.common.to(fed.device))
+        self._client_of(module).receive(self.common)
         return module
 
     @staticmethod

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightfed.local.client_module import ClientModule
 from lightfed.local.packed.graph import NetworkGraph, cross_entropy, gradients
-from lightfed.local.packed.operators import Generators, KeyedDropout
+from lightfed.local.packed.operators import Generators, PackedFunctions
 from lightfed.local.packed.tracing import Unknown
 from lightfed.local.session import Autocast
 from lightfed.state.rows import ModelLayout, Row
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 Views = dict[str, Tensor]
 _STEP = "module."
+OWN = 1 << 16  # elements of a buffer outside of rows that each client may have its own values of
 
 
 class _TrainingStep(nn.Module):
@@ -105,7 +106,6 @@ class PackedForward:
         self._layout = layout
         self._trainable = [e.name for e in layout.floats if e.name in trainable]
         self._trained = self._trainable  # in this phase
-        self._drops = any(isinstance(part, nn.Dropout) for part in module.modules())
         self._graph = graph_of(module)
         self._module = module
         self._network: Any = getattr(module, "net", module)
@@ -187,7 +187,7 @@ class PackedForward:
                 raise NotImplementedError("a training_step that skips batches")
             return loss, logged, {n: value for n, value in after.items() if value is not before[n]}
 
-        with KeyedDropout(generators) if self._drops else nullcontext():
+        with PackedFunctions(generators):
             values, logged, replaced = vmap(step, randomness="error")(given, tuple(batch))
         for name, value in replaced.items():
             name = name.removeprefix(_STEP)

@@ -6,6 +6,7 @@ Known layers are run here, and a network with any other is left to `forward.Pack
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightfed.local.packed.operators import Generators, dropout, linear, linear_of_columns
+from lightfed.local.packed.operators import (
+    INEXACT,
+    Generators,
+    dropout,
+    each_in_whole_vectors,
+    linear,
+    linear_of_columns,
+)
 from lightfed.local.packed.tracing import Unknown, traced_network
 
 Values = Mapping[str, Tensor]
@@ -211,6 +219,13 @@ def _elementwise(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
     return x.map(layer)
 
 
+def _inexact(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
+    found = x.map(lambda tensor: each_in_whole_vectors(layer, tensor))
+    if getattr(layer, "inplace", False):
+        x.tensor.copy_(found.tensor)
+    return found
+
+
 def _same(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
     return x
 
@@ -229,6 +244,8 @@ def _apply(function: Callable[..., Tensor]) -> Callable[..., Stack]:
     def applied(x: Stack, *others: Any, **options: Any) -> Stack:
         if not isinstance(x, Stack):
             raise Unknown("a number comes before an activation")
+        if function in INEXACT:
+            return x.map(lambda own: each_in_whole_vectors(partial(function, **options), own))
         return x.map(lambda *tensors: function(*tensors, **options), *others)
 
     return applied
@@ -246,10 +263,8 @@ _LAYERS: dict[type[nn.Module], Callable[..., Stack]] = {
     nn.Flatten: _flatten_layer,
     nn.Dropout: _drop,
     nn.Identity: _same,
-    **dict.fromkeys(
-        (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
-        _elementwise,
-    ),
+    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU), _elementwise),
+    **dict.fromkeys((nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid), _inexact),
 }
 _FUNCTIONS: dict[Any, Callable[..., Stack]] = {
     function: _apply(function)

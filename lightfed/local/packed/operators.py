@@ -12,48 +12,112 @@ from typing_extensions import override
 Generators = Callable[[], Sequence[torch.Generator]]
 
 
-class _Baddbmm(torch.autograd.Function):
-    """K linear layers; every product in the order of `F.linear` and of its derivative."""
+_ALIGNED = 32  # elements: 64 bytes in half precision
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Each client's part of (K, ...) at an aligned address, as that of a client alone.
+
+    The bits of a product of matrices depend on the alignment of its operands.
+    """
+    count = x[0].numel()
+    if x.device.type != "cpu" or count % _ALIGNED == 0:
+        return x.contiguous()
+    padded = x.new_empty(len(x), count + -count % _ALIGNED)[:, :count]
+    return padded.unflatten(1, x.shape[1:]).copy_(x)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """K products of matrices, each at an aligned address too."""
+    shape = len(left), left.shape[1], right.shape[2]
+    count = shape[1] * shape[2]
+    if left.device.type != "cpu" or count % _ALIGNED == 0:
+        return torch.bmm(left, right)
+    out = left.new_empty(len(left), count + -count % _ALIGNED)[:, :count].unflatten(1, shape[1:])
+    return torch.bmm(left, right, out=out)
+
+
+class _Product(torch.autograd.Function):
+    """K products of matrices; every one in the order of `F.linear` and of its derivative."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """(K, N, I), (K, O, I), (K, O) -> (K, N, O)."""
-        ctx.save_for_backward(x, weight)
-        if bias is None:
-            return torch.bmm(x, weight.transpose(1, 2))
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+    def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+        """(K, N, I), (K, I, O), and a bias that broadcasts to (K, N, O) -> (K, N, O)."""
+        ctx.save_for_backward(left, right)
+        ctx.bias = None if bias is None else bias.shape
+        return _product(left, right) if bias is None else torch.baddbmm(bias, left, right)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        grad, (for_x, for_weight, for_bias) = grads[0], ctx.needs_input_grad
+        left, right = ctx.saved_tensors
+        grad, (for_left, for_right, for_bias) = aligned(grads[0]), ctx.needs_input_grad
         return (
-            torch.bmm(grad, weight) if for_x else None,
-            torch.bmm(grad.transpose(1, 2), x) if for_weight else None,
-            grad.sum(1) if for_bias else None,
+            _product(grad, right.transpose(1, 2)) if for_left else None,
+            _transposed_product(grad, left, right) if for_right else None,
+            grad.sum([i for i in (1, 2) if ctx.bias[i] == 1], keepdim=True) if for_bias else None,
         )
+
+
+def _transposed_product(grad: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """The derivative of `right`, computed in its memory order."""
+    if right.transpose(1, 2).is_contiguous() or right.stride(1) == 1:
+        return _product(grad.transpose(1, 2), left).transpose(1, 2)
+    return _product(left.transpose(1, 2), grad)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """K linear layers, (K, B, ..., I) -> (K, B, ..., O), with the bits of `F.linear` for each."""
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    flat = x.reshape(len(x), -1, x.shape[-1])
-    out: Tensor = _Baddbmm.apply(flat, weight, bias)
+    x, weight, bias = _cast(x, weight, bias)
+    flat = aligned(x.reshape(len(x), -1, x.shape[-1]))
+    row = None if bias is None else bias.unsqueeze(1)
+    out: Tensor = _Product.apply(flat, weight.transpose(1, 2), row)
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
 def linear_of_columns(weight: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
     """(K, O, I) of (K, I, N) -> (K, O, N), with a bias (K, O)."""
-    if torch.is_autocast_enabled(columns.device.type):
-        dtype = torch.get_autocast_dtype(columns.device.type)
-        weight, columns = weight.to(dtype), columns.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    if bias is None:
-        return torch.bmm(weight, columns)
-    return torch.baddbmm(bias.unsqueeze(2), weight, columns)
+    columns, weight, bias = _cast(columns, weight, bias)
+    column = None if bias is None else bias.unsqueeze(2)
+    out: Tensor = _Product.apply(weight, aligned(columns), column)
+    return out
+
+
+def _cast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The operands of a product in the type of autocast."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+class _Linear(torch.autograd.Function):
+    """`linear` below a vmap over clients."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError("only below a vmap over clients")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing: the derivative is that of `linear`."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, int]:
+        stacked = [
+            None
+            if part is None
+            else part.expand(info.batch_size, *part.shape)
+            if dim is None
+            else part.movedim(dim, 0)
+            for part, dim in zip((x, weight, bias), in_dims, strict=True)
+        ]
+        assert stacked[0] is not None
+        assert stacked[1] is not None
+        single = stacked[0].dim() == 2  # no batch
+        out = linear(stacked[0].unsqueeze(1) if single else stacked[0], stacked[1], stacked[2])
+        return out.squeeze(1) if single else out, 0
 
 
 def dropout(x: Tensor, p: float, generators: Generators) -> Tensor:
@@ -89,8 +153,46 @@ class _Dropout(torch.autograd.Function):
         return dropout(stacked, p, generators), 0
 
 
-class KeyedDropout(TorchFunctionMode):
-    """Makes `F.dropout` below a vmap over clients draw from each client's generator.
+# Functions with other bits for the last elements of a tensor on a CPU: what does not fill two
+# vectors is left to another implementation. Arithmetic and roots are exact in both.
+INEXACT = (
+    torch.exp, torch.exp2, torch.expm1, torch.log, torch.log1p, torch.log2, torch.log10,
+    torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.tan, torch.atan, torch.erf, torch.pow,
+    F.sigmoid, F.tanh, F.gelu, F.silu, F.mish, F.elu, F.selu, F.celu, F.softplus, F.logsigmoid,
+)  # fmt: skip
+_BY_NAME = {function.__name__.lstrip("_"): function for function in INEXACT}
+_VECTORS = 32  # elements of two vectors, of any CPU
+_SERIAL = 1 << 15  # torch splits larger tensors over threads
+
+
+def in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """An element-wise function of one client's tensor, with bits that depend on that alone."""
+    if x.device.type != "cpu":
+        return function(x)
+    padded = F.pad(x.flatten(), (0, -x.numel() % _VECTORS))
+    return function(padded)[: x.numel()].view(x.shape)
+
+
+def each_in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """An element-wise function of K clients' tensors, (K, ...)."""
+    if x.device.type != "cpu":
+        return function(x)
+    flat = x.flatten(1)
+    padded = F.pad(flat, (0, -flat.shape[1] % _VECTORS))
+    parts = padded.split(max(1, _SERIAL // padded.shape[1]))
+    found = torch.cat([function(part) for part in parts]) if len(parts) > 1 else function(padded)
+    return found[:, : flat.shape[1]].view(x.shape)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = _Linear.apply(input, weight, bias)
+    return out
+
+
+class PackedFunctions(TorchFunctionMode):
+    """Functions below a vmap over clients, with the bits of any number of clients.
+
+    `F.dropout` draws from each client's generator.
 
     Args:
         generators: gives one for each client.
@@ -109,7 +211,27 @@ class KeyedDropout(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        return self._drop(*args, **given) if func is F.dropout else func(*args, **given)
+        if func is F.dropout:
+            return self._drop(*args, **given)
+        if func is F.linear:
+            return _linear(*args, **given)
+        inexact = _BY_NAME.get(getattr(func, "__name__", "").lstrip("_"))
+        if inexact is None or func.__name__.endswith("_") or not isinstance(args[0], Tensor):
+            return func(*args, **given)
+        if len(args) > 1 and any(isinstance(arg, Tensor) for arg in args[1:]):
+            return func(*args, **given)
+        return self._inexact(func, *args, **given)
+
+    def _inexact(
+        self,
+        func: Callable[..., Tensor],
+        x: Tensor,
+        *args: Any,
+        inplace: bool = False,
+        **given: Any,
+    ) -> Tensor:
+        found = in_whole_vectors(lambda part: func(part, *args, **given), x)
+        return x.copy_(found) if inplace else found
 
     def _drop(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False

@@ -6,15 +6,13 @@ import torch
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SessionContext
-from lightfed.local.packed.forward import Views
+from lightfed.local.packed.forward import OWN, Views
 from lightfed.local.packed.report import PackedReport
 from lightfed.local.packed.session import Members, PackedSession
 from lightfed.local.session import Known, PendingReport, Work
 from lightfed.local.sessions.around import AroundSessions
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
-
-_OWN = 1 << 16  # elements of a buffer that each client may have its own values of
 
 AnyReport = PackedReport | PendingReport | Known
 
@@ -58,7 +56,7 @@ class Pack:
             block = block.to(store.device)
         before = (block.first(1) if same else block).clone() if is_view else None
         try:
-            contexts, works, reports = self._train(block)
+            contexts, works, reports, own = self._train(block)
         except Exception:
             if before is not None:
                 block.copy_(before)
@@ -70,8 +68,8 @@ class Pack:
             for s in contexts:
                 s.move(store.row(s.client))
         ended: list[AnyReport] = [
-            self._end(s, work, report)
-            for s, work, report in zip(contexts, works, reports, strict=False)
+            self._end(s, work, report, {name: values[i] for name, values in own.items()})
+            for i, (s, work, report) in enumerate(zip(contexts, works, reports, strict=False))
         ]
         if store.host and ended:  # the sessions ended on rows of the device
             good = [i for i, report in enumerate(ended) if not isinstance(report, Known)]
@@ -79,7 +77,11 @@ class Pack:
             store.put_block([self.clients[i] for i in good], trained)
         return dict(zip(self.clients, ended or reports, strict=True))
 
-    def _end(self, s: SessionContext, work: Work, report: PackedReport) -> PackedReport | Known:
+    def _end(
+        self, s: SessionContext, work: Work, report: PackedReport, own: Views
+    ) -> PackedReport | Known:
+        for name, value in own.items():
+            s.module.get_buffer(name).copy_(value)
         try:
             self._sessions.end(s, work, report)
         except UserError:
@@ -88,8 +90,13 @@ class Pack:
             return self._sessions.failed(s.client, error)
         return report
 
-    def _train(self, block: Row) -> tuple[list[SessionContext], list[Work], list[PackedReport]]:
-        """What the sessions are told and asked, if something looks at single ones; the reports."""
+    def _train(
+        self, block: Row
+    ) -> tuple[list[SessionContext], list[Work], list[PackedReport], Views]:
+        """What the sessions are told and asked, if something looks at single ones.
+
+        And the reports, and the values (K, ...) of buffers that are a client's own.
+        """
         sessions, t, none = self._sessions, self._t, [None] * len(self.clients)
         buffers, rows = ModuleBuffers(self._state), block.each() if sessions.watched else []
         contexts = [self._begin(*each, buffers) for each in zip(self.clients, rows, strict=False)]
@@ -106,7 +113,7 @@ class Pack:
         )
         lr = sessions.lr if self._state.takes_lr else None
         result = self._session.train(block, members, lr=lr, shared=buffers.shared())
-        return contexts, works, result.reports(flops=self._state.flops)
+        return contexts, works, result.reports(flops=self._state.flops), members.buffers
 
     def _begin(self, client: int, row: Row, buffers: "ModuleBuffers") -> SessionContext:
         s = self._sessions.begin(client, self._state, row, self._t)
@@ -120,7 +127,8 @@ class ModuleBuffers:
     """Buffers of a module that lie in no row: a client's own, or the same for all.
 
     An algorithm's `session_start` may write into small ones, as HeteroFL's does with the classes
-    that a client lacks, or put others in their place. Such values belong to the client.
+    that a client lacks, or put others in their place. Such values belong to the client. The
+    module has them again when the client's session ends.
     """
 
     def __init__(self, state: GroupState) -> None:
@@ -142,7 +150,7 @@ class ModuleBuffers:
             first, version = self._before.get(name, (None, 0))
             if buffer is not first or buffer._version != version:
                 self._own.add(name)
-        small = {name: buffer for name, buffer in found.items() if buffer.numel() <= _OWN}
+        small = {name: buffer for name, buffer in found.items() if buffer.numel() <= OWN}
         self._values.append({name: buffer.clone() for name, buffer in small.items()})
 
     def stacked(self) -> Views:

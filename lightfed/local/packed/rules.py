@@ -18,7 +18,7 @@ from lightfed.local.hooks import SESSION_HOOKS, Hooks, Tested
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.evaluation import Together
-from lightfed.local.packed.forward import PackedForward, graph_of
+from lightfed.local.packed.forward import OWN, PackedForward, graph_of
 from lightfed.local.packed.steppers import PackedStepper, packed_stepper
 from lightfed.local.session import Autocast, Runtime
 from lightfed.models.build import DataSpec, blank
@@ -154,7 +154,8 @@ class Packed:
         reason = _unfit(state, algorithm, scaled=runtime.scaler is not None)
         if not reason and self.side_by_side == "auto":
             reason = _unprofitable(state, data.batch_size, share * state.group.count)
-        reason = reason or _fails(state, data, runtime.forward_context)
+        starts = type(algorithm).session_start is not Hooks.session_start
+        reason = reason or _fails(state, data, runtime.forward_context, starts=starts)
         if reason:
             return Packing(reason=reason)
         pulls = type(algorithm).proximal is not Hooks.proximal
@@ -232,8 +233,11 @@ def _busy(state: GroupState, batch_size: int) -> bool:
     return state.store.device.type == "cpu" and state.flops * batch_size > limit
 
 
-def _fails(state: GroupState, data: DataSpec, context: Autocast | None) -> str:
-    """Why the training step of several clients raises; empty if it does not."""
+def _fails(state: GroupState, data: DataSpec, context: Autocast | None, *, starts: bool) -> str:
+    """Why the training step of several clients raises; empty if it does not.
+
+    `starts` says that a session's start may give each client its own buffers.
+    """
     module, count = state.module, 2
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
     forward = PackedForward(module, state.layout, trained, context=context)
@@ -245,13 +249,17 @@ def _fails(state: GroupState, data: DataSpec, context: Autocast | None) -> str:
     x = blank(data, samples=2).to(state.store.device)
     y = x if data.task == "masked_lm" else torch.zeros(2, dtype=torch.int64, device=x.device)
     batch = [part.expand(count, *part.shape).clone() for part in (x, y)]
+    others = {n: b.clone() for n, b in module.named_buffers() if n not in forward.buffers}
+    small = {n: b for n, b in others.items() if starts and b.numel() <= OWN}
+    views = forward.views(block.floats, block.integers)
+    views |= {name: torch.stack([buffer] * count) for name, buffer in small.items()}
     try:
         module.train()
         forward.losses(
-            {n: v.clone() for n, v in forward.views(block.floats, block.integers).items()},
+            {name: value.clone() for name, value in views.items()},
             batch,
             0,
-            shared={n: b.clone() for n, b in module.named_buffers() if n not in forward.buffers},
+            shared={name: b for name, b in others.items() if name not in small},
             generators=lambda: [torch.Generator() for _ in range(count)],
         )
     except UserError:

@@ -36,7 +36,8 @@ class Members:
         hooks: the algorithm's change to the gradients of each.
         masks: of each, packed words (P / 32,); uncovered elements are 0 after every step.
         proximals: pull of each towards another model.
-        buffers: (K, ...) the clients' values of buffers that are not in a row, by name.
+        buffers: (K, ...) the clients' values of buffers that are not in a row, by name; those after
+            the session in the end.
         phases: the parameters trained from a batch on, by its index.
     """
 
@@ -206,8 +207,8 @@ class _Pack:
 
     def _keep_buffers(self, taken: Views, index: Tensor) -> None:
         """Copy the buffers of some clients back after their step, without the padding's."""
-        for name, (_, buffer) in self._buffers.items():
-            buffer.index_copy_(0, index, taken[name][: len(index)])
+        for name in [*self._buffers, *self._members.buffers]:
+            self.views[name].index_copy_(0, index, taken[name][: len(index)])
 
     def _note(self, places: Tensor | slice, found: Losses, step: int, size: int) -> None:
         """Add the numbers of a step."""

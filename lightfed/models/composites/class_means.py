@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -45,14 +44,20 @@ class ClassSums:
     The sums are float64, which neither autocast nor reduced-precision products affect.
 
     Args:
-        classes: C.
-        size: D.
-        device: of the vectors.
+        sums: (C, D) float64 so far; changed in place.
+        counts: (C,) float64, numbers of vectors.
     """
 
-    def __init__(self, classes: int, size: int, *, device: torch.device) -> None:
-        self._sums = torch.zeros(classes, size, dtype=torch.float64, device=device)
-        self._counts = torch.zeros(classes, dtype=torch.float64, device=device)
+    def __init__(self, sums: Tensor, counts: Tensor) -> None:
+        self._sums, self._counts = sums, counts
+
+    @classmethod
+    def none(cls, classes: int, size: int, *, device: torch.device) -> "ClassSums":
+        """Without any vector."""
+        return cls(
+            torch.zeros(classes, size, dtype=torch.float64, device=device),
+            torch.zeros(classes, dtype=torch.float64, device=device),
+        )
 
     @torch.no_grad()
     def add(self, y: Tensor, values: Tensor) -> None:
@@ -63,9 +68,9 @@ class ClassSums:
             values: (B, D).
         """
         # A matrix product, because adding by index has no fixed order on a GPU.
-        member = F.one_hot(y, len(self._counts)).double()
-        self._sums += member.T @ values.double()
-        self._counts += member.sum(0)
+        member = (y[:, None] == torch.arange(len(self._counts), device=y.device)).double()
+        self._sums.add_(member.T @ values.double())
+        self._counts.add_(member.sum(0))
 
     def means(self) -> ClassMeans:
         """Over all samples so far."""

@@ -31,11 +31,22 @@ class ClassClient(nn.Module):
         size: D, of a vector.
     """
 
+    sums: Tensor
+    counts: Tensor
+    common: Tensor
+    common_seen: Tensor
+
     def __init__(self, num_classes: int, size: int) -> None:
         super().__init__()
         self._shape = num_classes, size
-        self._sums: ClassSums | None = None
-        self.receive(ClassMeans.none(num_classes, size))
+        self._has_common = False
+        # Buffers that belong to no row: clients that train side by side have each its own.
+        sums, counts = torch.zeros(num_classes, size).double(), torch.zeros(num_classes).double()
+        self.register_buffer("sums", sums, persistent=False)
+        self.register_buffer("counts", counts, persistent=False)
+        self.register_buffer("common", torch.zeros(num_classes, size), persistent=False)
+        seen = torch.zeros(num_classes, dtype=torch.bool)
+        self.register_buffer("common_seen", seen, persistent=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -43,26 +54,26 @@ class ClassClient(nn.Module):
         return self._shape
 
     def receive(self, common: ClassMeans) -> None:
-        """Take the server's vectors, on the device of the network, and forget all gathered ones.
+        """Take the server's vectors, and forget all gathered ones.
 
         Called at the start of a session, and before an evaluation that uses them.
         """
         assert common.values.shape == self._shape, f"{tuple(common.values.shape)}"
-        self._common = common
+        self.common.copy_(common.values)
+        self.common_seen.copy_(common.seen)
         self._has_common = bool(common.seen.any())
-        self._sums = None
+        self.sums.zero_()
+        self.counts.zero_()
 
     def upload(self) -> ClassMeans:
         """The means by class of the session's gathered outputs.
 
         On the device of the network.
         """
-        return ClassMeans.none(*self._shape) if self._sums is None else self._sums.means()
+        return ClassSums(self.sums, self.counts).means()
 
     def _gather(self, y: Tensor, values: Tensor) -> None:
-        if self._sums is None:
-            self._sums = ClassSums(*self._shape, device=values.device)
-        self._sums.add(y, values.detach())
+        ClassSums(self.sums, self.counts).add(y, values.detach())
 
 
 class FDClient(ClassClient):
@@ -109,7 +120,7 @@ class FDClient(ClassClient):
 
     def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
         """(B, C) targets for the logits of every sample."""
-        common, seen = self._common.values[y], self._common.seen[y, None]
+        common, seen = self.common[y], self.common_seen[y, None]
         if self.target == "raw":
             return torch.where(seen, common, logits.detach().float())
         return torch.where(seen, common.softmax(1), 0)  # of zeros the loss is 0
@@ -168,8 +179,8 @@ class FedProtoClient(ClassClient):
             return self.private.head(features)
         # Not by a matrix product, which loses precision for small distances.
         mode = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(features.float(), self._common.values, compute_mode=mode)
-        return torch.where(self._common.seen, -distances.square() / features.shape[1], -torch.inf)
+        distances = torch.cdist(features.float(), self.common, compute_mode=mode)
+        return torch.where(self.common_seen, -distances.square() / features.shape[1], -torch.inf)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Of a batch, which is gathered: "hard", by the labels, and "prototypes", weighted.
@@ -183,6 +194,6 @@ class FedProtoClient(ClassClient):
         losses = {"hard": F.cross_entropy(self.private.head(features), y)}
         if self._has_common:
             own = features.detach().float()
-            wanted = torch.where(self._common.seen[y, None], self._common.values[y], own)
+            wanted = torch.where(self.common_seen[y, None], self.common[y], own)
             losses["prototypes"] = self.weight * F.mse_loss(features, wanted)
         return losses
