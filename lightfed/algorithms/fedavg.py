@@ -7,7 +7,6 @@ Algorithm 1 of the paper, with BatchNorm buffers averaged like weights. The pape
 such buffers; `buffers` offers two other readings.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -85,12 +84,11 @@ class FedAvg(Algorithm):
             return None
         if not own:
             return Together(state.module, bind=partial(fed.bind_model, self.model))
-        return Together(state.module, layout=state.layout, rows=partial(self._rows, fed))
-
-    def _rows(self, fed: Fleet, clients: Sequence[int]) -> Row:
-        for client in clients:
-            fed.load_parameters(self.model, client)
-        return fed.block(clients)
+        return Together(
+            state.module,
+            layout=state.layout,
+            rows=partial(fed.block_with, self.model, buffers=False),
+        )
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:

@@ -155,12 +155,8 @@ class LGFedAvg(Algorithm):
         if kind != "personal":
             return None
         state = fed.groups[group]
-        return Together(state.module, layout=state.layout, rows=partial(self._rows, fed))
-
-    def _rows(self, fed: Fleet, clients: Sequence[int]) -> Row:
-        for client in clients:
-            fed.load(self.model, client, tensors=self._global)
-        return fed.block(clients)
+        rows = partial(fed.block_with, self.model, tensors=self._global)
+        return Together(state.module, layout=state.layout, rows=rows)
 
     @override
     def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:

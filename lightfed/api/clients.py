@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 import lightning.pytorch as L
+import torch
 from lightfed_kernels import popcount
 from torch import Tensor
 
@@ -97,6 +98,31 @@ class Clients(PlacedClients):
             everyone = len(receivers) == len(clients)
             same = everyone and self._coverages.is_whole(model, group, parts)
         return same
+
+    def block_with(
+        self,
+        model: ServerModel,
+        clients: Sequence[int],
+        *,
+        buffers: bool = True,
+        tensors: Collection[str] | None = None,
+    ) -> Row:
+        """A copy of `block` with what `load` would copy from a server model into each row."""
+        rows, parts = self.block(clients), Parts.of(buffers=buffers, tensors=tensors)
+        zeros, ones = (
+            Row(torch.full_like(rows.floats[0], x), torch.full_like(rows.integers[0], x))
+            for x in (0, 1)
+        )
+        for row in (zeros, ones):  # what differs between them afterwards is not the server's
+            self._coverages.take(model, self.group_of(clients[0]), parts, row)
+
+        def mixed(own: Tensor, zero: Tensor, one: Tensor) -> Tensor:
+            return torch.where((zero == 0) & (one == 1), own, zero)
+
+        return Row(
+            mixed(rows.floats, zeros.floats, ones.floats),
+            mixed(rows.integers, zeros.integers, ones.integers),
+        )
 
     def mask(self, client: int) -> Tensor | None:
         """(P / 32,) packed, on the device: the mask of a client of this rank; None for none."""

@@ -9,6 +9,7 @@ import json
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -98,7 +99,7 @@ class Partition:
     def _arrays(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "meta"}
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Identifies the split: equal if and only if every client owns the same samples."""
         state = hashlib.blake2b(digest_size=16)
