@@ -48,6 +48,12 @@ def test_a_tenth_of_them_is_balanced_in_every_round(plan: Plan) -> None:
     assert number(r"balance  (\S+):", text) <= 1.05
 
 
+@pytest.mark.parametrize("config", ["quickstart", "flexifed/digits-vgg"])
+def test_one_rank_is_planned_as_well(config: str, plan: Plan) -> None:
+    text = plan(CONFIGS / f"{config}.yaml", "--world-size=1", "--rounds=1")
+    assert number(r"balance  (\S+):", text) == 1.0
+
+
 @pytest.mark.parametrize(
     "config",
     [

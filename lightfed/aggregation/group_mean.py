@@ -139,7 +139,7 @@ class Sharing:
             first += len(part)
         groups = Groups.build(jobs, [len(piece) for piece in pieces], device=place)
         shares = [weights.get(k, 0.0) for part in parts for k in part]
-        if ranks.world == 1:
+        if ranks.alone:
             grouped_mean_(pieces, groups, shares)
             return
         sums = grouped_sum(pieces, groups, shares)

@@ -186,7 +186,7 @@ class Coverages:
             labels=labels,
             block=None if block is None else block.floats,
             accumulate=accumulate,
-            sum_over_ranks=ranks.sum_ if ranks.world > 1 else None,
+            sum_over_ranks=None if ranks.alone else ranks.sum_,
         )
         if parts.integers and into.integers.numel():
             largest = torch.full_like(into.integers, NOTHING)

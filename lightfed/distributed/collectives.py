@@ -64,6 +64,11 @@ class Ranks:
         self.side = _side_group(timeout) if nccl else None
         self.staged = device.type == "cuda" and not nccl  # gloo can only use host memory
 
+    @property
+    def alone(self) -> bool:
+        """Whether this rank has all clients."""
+        return self.world == 1
+
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
         """Run collectives and report the rank at fault if one fails."""

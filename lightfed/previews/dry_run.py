@@ -29,6 +29,11 @@ class PlannedRanks(Ranks):
         super().__init__(torch.device("cpu"))
         self.rank, self.world = -1, world
 
+    @property
+    @override
+    def alone(self) -> bool:
+        return False
+
     @override
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         return tensor

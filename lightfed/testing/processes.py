@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _IMPORTED = "lightfed.testing.worker"
+_SERVER = "from lightfed.testing.processes import main; main()"
 _SECONDS = 900
 _ended: dict[int, int] = {}
 
@@ -99,7 +100,7 @@ def _server() -> Connection:
     here, there = Pipe()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-m", "lightfed.testing.processes", str(there.fileno())]
+    command = [sys.executable, "-c", _SERVER, str(there.fileno())]
     process = subprocess.Popen(
         command, env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -143,7 +144,3 @@ def main() -> None:
                 connection.send((ended[0], os.waitstatus_to_exitcode(ended[1])))
     for pid in running:
         os.killpg(pid, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
