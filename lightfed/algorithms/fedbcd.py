@@ -45,9 +45,8 @@ from lightfed.algorithms.shared.clouds import (
     check_step,
 )
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import Moment, SessionContext, Tested
+from lightfed.local.hooks import Moment, SessionContext
 from lightfed.local.optimizer import Proximal
-from lightfed.local.packed.evaluation import Together
 from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.hierarchy import Phase
 from lightfed.state.server_model import ServerModel
@@ -65,6 +64,7 @@ class FedBCD(Hierarchical):
 
     stateful = True
     side_by_side = True
+    tests_together = Hierarchical.tests_together  # of the devices' models, as `evaluated`
     # Servers step towards the devices; these keep their models.
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     holds = "the device's own model, x_i"
@@ -94,8 +94,7 @@ class FedBCD(Hierarchical):
                 entry i mod length. A device with 0 trains alone and sends nothing; if all do, there
                 is no global model.
             server_lr: eta_z.
-            server_step: Divide the server's step by the sum of gamma (mean), or not (sum), as in
-                eq. (5) and (6).
+            server_step: A server's step divided by the sum of gamma (mean), or not (sum: (5), (6)).
             mixing: (N, N) doubly stochastic weights of the servers' models, eq. (6a), as a list of
                 rows or a .npy or .csv file; then all servers take part in every round.
             momentum: Where a session's momentum starts: from the device's last session (device);
@@ -261,10 +260,6 @@ class FedBCD(Hierarchical):
     @override
     def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
         return self.evaluated_server(fed, 0) if client is None else fed.bind(client)
-
-    @override
-    def tests_together(self, fed: Fleet, kind: Tested, group: int) -> Together | None:
-        return super().tests_together(fed, kind, group)  # the devices' models
 
     @override
     def local(self, fed: Fleet, client: int) -> L.LightningModule | None:

@@ -19,10 +19,11 @@ from lightfed.api.failures import Outcomes, Verdict, judge
 from lightfed.api.messenger import Messenger, MessengerSettings, Weights
 from lightfed.api.participants import participants
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.client_metrics import weighted_means
 from lightfed.local.hooks import Hooks, Moment
 from lightfed.local.local_work import ClientData, Phase
 from lightfed.local.rank_sessions import Training
-from lightfed.local.session import Report, weighted_means
+from lightfed.local.session import Report
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import part_of, with_prefix
 from lightfed.state.rows import Row

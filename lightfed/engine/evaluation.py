@@ -26,12 +26,13 @@ from torch import Tensor
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.local.client_metrics import client_metrics, weighted_means
 from lightfed.local.client_module import reported
 from lightfed.local.hooks import Hooks, Moment, Tested
 from lightfed.local.local_work import ClientData
 from lightfed.local.packed.evaluation import Tests
 from lightfed.local.packed.rules import Packed
-from lightfed.local.session import Report, weighted_means
+from lightfed.local.session import Report
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_generators
 
@@ -39,7 +40,6 @@ Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetune
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 MOST = 1_000  # clients to evaluate by default; their number costs more than a round beyond that
-WORST = 0.1  # share of the clients in the "worst" metric
 
 
 class EvaluationData(ClientData, Protocol):
@@ -330,41 +330,3 @@ class Evaluation:
             if moment not in self._fleet.tests:
                 found = f"models that are {moment} exist only during a round"
                 self._fleet.warn(f"model.evaluate_at: {found}; there are no {kind} metrics now")
-
-
-def client_metrics(
-    reports: Sequence[Report],
-    kind: str,
-    *,
-    groups: Sequence[str] = (),
-    group_of: Sequence[int] = (),
-) -> dict[str, float]:
-    """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
-
-    All clients have equal weight.
-
-    Args:
-        reports: one per client.
-        kind: what was tested.
-        groups: their names; metrics by group if there are several.
-        group_of: the group of every report.
-    """
-    metrics: dict[str, float] = {}
-    names = sorted({name for report in reports for name in report.metrics})
-    for name in names:
-        having = [i for i, report in enumerate(reports) if name in report.metrics]
-        values = np.array([reports[i].metrics[name] for i in having])
-        metrics[f"{kind}/{name}"] = float(values.mean())
-        if name.endswith("loss") or name.startswith("perplexity"):
-            continue  # the worst values are the largest, and a few would dominate the deviation
-        worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
-        metrics[f"{kind}/{name}_std"] = float(values.std())
-        metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
-        if len(groups) > 1:
-            of = np.array([group_of[i] for i in having])
-            metrics |= {
-                f"{kind}/{name}/{group}": float(values[of == position].mean())
-                for position, group in enumerate(groups)
-                if (of == position).any()
-            }
-    return metrics

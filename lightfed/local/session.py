@@ -284,14 +284,3 @@ def _loss(output: Any) -> Tensor | None:
     if isinstance(output, dict):
         return output["loss"]
     return output
-
-
-def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
-    """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for report in reports:
-        for name, value in report.metrics.items():
-            sums[name] = sums.get(name, 0.0) + value * report.samples
-            counts[name] = counts.get(name, 0) + report.samples
-    return {name: total / counts[name] for name, total in sums.items() if counts[name]}

@@ -22,7 +22,8 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import GLOBAL, Evaluation
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.session import Report, weighted_means
+from lightfed.local.client_metrics import weighted_means
+from lightfed.local.session import Report
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Ring
 from tests.core.noisy import Noisy

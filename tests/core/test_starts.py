@@ -19,8 +19,8 @@ from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.engine.evaluation import client_metrics
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.client_metrics import client_metrics
 from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
 from lightfed.topology.topology import Full, Ring, TimeVarying

@@ -1,0 +1,58 @@
+"""Metrics of a round from the reports of its clients."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lightfed.local.session import Report
+
+WORST = 0.1  # share of the clients in the "worst" metric
+
+
+def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
+    """Sample-weighted means of the reports' metrics, in the order given (which fixes the bits)."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            sums[name] = sums.get(name, 0.0) + value * report.samples
+            counts[name] = counts.get(name, 0) + report.samples
+    return {name: total / counts[name] for name, total in sums.items() if counts[name]}
+
+
+def client_metrics(
+    reports: Sequence[Report],
+    kind: str,
+    *,
+    groups: Sequence[str] = (),
+    group_of: Sequence[int] = (),
+) -> dict[str, float]:
+    """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
+
+    All clients have equal weight.
+
+    Args:
+        reports: one per client.
+        kind: what was tested.
+        groups: their names; metrics by group if there are several.
+        group_of: the group of every report.
+    """
+    metrics: dict[str, float] = {}
+    names = sorted({name for report in reports for name in report.metrics})
+    for name in names:
+        having = [i for i, report in enumerate(reports) if name in report.metrics]
+        values = np.array([reports[i].metrics[name] for i in having])
+        metrics[f"{kind}/{name}"] = float(values.mean())
+        if name.endswith("loss") or name.startswith("perplexity"):
+            continue  # the worst values are the largest, and a few would dominate the deviation
+        worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
+        metrics[f"{kind}/{name}_std"] = float(values.std())
+        metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
+        if len(groups) > 1:
+            of = np.array([group_of[i] for i in having])
+            metrics |= {
+                f"{kind}/{name}/{group}": float(values[of == position].mean())
+                for position, group in enumerate(groups)
+                if (of == position).any()
+            }
+    return metrics
