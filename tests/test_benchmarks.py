@@ -104,6 +104,7 @@ def test_a_ratio_is_taken_within_a_pass() -> None:
     assert Figure(figure.baseline, figure.measured, goal=1.0).met
 
 
+@pytest.mark.matrix
 def test_rounds_take_turns_in_processes(capsys: pytest.CaptureFixture[str]) -> None:
     from rounds import compare
     from workloads import WORKLOADS
@@ -114,6 +115,7 @@ def test_rounds_take_turns_in_processes(capsys: pytest.CaptureFixture[str]) -> N
     assert "lightfed / batched" in output
 
 
+@pytest.mark.matrix
 def test_jobs_of_one_and_of_two_ranks_are_timed() -> None:
     options = ["--workloads", "W5", "--passes", "1", "--rounds", "1"]
     command = [sys.executable, str(FOLDER / "ranks.py"), *options]
@@ -122,6 +124,7 @@ def test_jobs_of_one_and_of_two_ranks_are_timed() -> None:
     assert "CPU, busier" in done.stdout
 
 
+@pytest.mark.matrix
 def test_help_and_the_first_session_end(tmp_path: Path) -> None:
     from commands import commands, cpu_of
 
@@ -144,6 +147,7 @@ def test_an_exchange_agrees_with_the_loop() -> None:
     assert exchange.main(few) == 0
 
 
+@pytest.mark.matrix
 def test_a_population_is_evaluated_and_saved(capsys: pytest.CaptureFixture[str]) -> None:
     import population
 
