@@ -84,7 +84,7 @@ def test_a_gpu_that_is_not_there_is_named(folder: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("callback", ["EarlyStopping", "ModelCheckpoint"])
-def test_a_monitor_that_nobody_measures_is_told_with_those_that_are(
+def test_a_monitor_that_nobody_measures_is_reported_with_those_that_are(
     callback: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = edit("trainer.callbacks", [of_class(callback, monitor="accuracy")], "")
@@ -93,7 +93,7 @@ def test_a_monitor_that_nobody_measures_is_told_with_those_that_are(
     assert "global/accuracy" in error
 
 
-def test_a_schedule_that_ends_before_the_run_is_told(
+def test_a_schedule_that_ends_before_the_run_is_reported(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     schedule = of_class("OneCycleLR", max_lr=0.1, total_steps=1)

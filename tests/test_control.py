@@ -115,12 +115,12 @@ def test_the_global_model_may_be_of_a_narrower_level() -> None:
     ]
 
 
-def test_it_is_told_in_sentences() -> None:
-    told = sentences(Control.parse("1_100_0.1_iid_fix_a2-b5_bn_1_1"), "CIFAR10")
-    assert "_".join(line.split()[0] for line in told) == "1_100_0.1_iid_fix_a2-b5_bn_1_1"
-    assert "a weight of 1 is 14 clients; the remaining 2 have the last level" in told[4]
-    assert "a (width 1: clients 0 to 27), b (width 0.5: clients 28 to 99)" in told[5]
-    assert "the global model is of level a" in told[5]
+def test_it_is_reported_in_sentences() -> None:
+    stated = sentences(Control.parse("1_100_0.1_iid_fix_a2-b5_bn_1_1"), "CIFAR10")
+    assert "_".join(line.split()[0] for line in stated) == "1_100_0.1_iid_fix_a2-b5_bn_1_1"
+    assert "a weight of 1 is 14 clients; the remaining 2 have the last level" in stated[4]
+    assert "a (width 1: clients 0 to 27), b (width 0.5: clients 28 to 99)" in stated[5]
+    assert "the global model is of level a" in stated[5]
     drawn = sentences(Control.parse("1_10_0.1_iid_dynamic_a1-b1-c1_bn_0_0"), "MNIST")
     assert "probabilities 0.333333, 0.333333, 0.333333" in drawn[4]
     assert "no Scaler" in drawn[7]

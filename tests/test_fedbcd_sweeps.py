@@ -88,11 +88,11 @@ def test_figure_3_has_every_method_at_every_diversity_and_number_of_active_devic
     ]
     found = lines("figure3")
     usual = {"mnist": "3", "cifar10": "5"}
-    told = [
+    stated = [
         (c, g.get("lr", "0.005"), g.get("classes", usual[c.split("-")[0]]), g.get("active", "3"))
         for c, g in found
     ]
-    assert told == expected
+    assert stated == expected
     names = [
         f"{c}{'' if rate == '0.005' else f'-lr{rate}'}-diversity-{classes}-active-{active}"
         for c, rate, classes, active in expected

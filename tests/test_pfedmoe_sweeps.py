@@ -188,12 +188,12 @@ def test_a_configuration_says_which_settings_of_the_authors_code_it_has(
     """And the ones that it has not, as arguments that parse."""
     text = (FOLDER / f"{config}.yaml").read_text()
     fit = ["fit", "--config", str(FOLDER / f"{config}.yaml")]
-    told = [
+    stated = [
         shlex.split(line.removeprefix("#   ").partition("    ")[0])
         for line in text.splitlines()
         if line.startswith("#   --")
     ]
-    parsed = parser.parse_args(fit + [word for words in told for word in words]).fit
+    parsed = parser.parse_args(fit + [word for words in stated for word in words]).fit
     assert parsed.data.pool == "union"
     if config != "cifar10-practical":  # which divides no class among two clients
         assert parsed.data.partition.init_args.uniform == (0.4, 0.6)

@@ -45,7 +45,7 @@ def test_enough_gpus_are_accepted() -> None:
         check_tasks(wide, accelerator="gpu", gpus=2, ranks_per_device=2)
 
 
-def test_tasks_have_to_be_told_by_node() -> None:
+def test_tasks_have_to_be_given_by_node() -> None:
     environ = without(STEP, "SLURM_NTASKS_PER_NODE")
     with pytest.raises(UserError) as refused:
         check_tasks(environ, accelerator="cpu", gpus=0)

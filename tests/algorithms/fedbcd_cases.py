@@ -67,16 +67,16 @@ def events(name: str, t: int) -> Events:
     return iter(RUNS[name]["log"][t]["events"])
 
 
-def recorded_phase(told: Events, server: int, *, offline: bool) -> Phase:
+def recorded_phase(stated: Events, server: int, *, offline: bool) -> Phase:
     """A server's phase as it was drawn: who wakes up when, K and the time of a step in turn."""
     first = server * DEVICES // SERVERS
-    awake = next(told)[1]
-    parts = [next(told) for _ in range(2 if offline else 1)]
+    awake = next(stated)[1]
+    parts = [next(stated) for _ in range(2 if offline else 1)]
     chosen = [[first + place for place in part[3][: part[2]]] for part in parts]
     available, active = sorted(chosen[0]), sorted(chosen[-1])
     units, ends = {}, []
     for device in available:
-        units[device] = next(told)[1]
+        units[device] = next(stated)[1]
         if device in active:
-            ends.append(awake[device - first] + units[device] * next(told)[1])
+            ends.append(awake[device - first] + units[device] * next(stated)[1])
     return Phase(active, available, units, max(ends))

@@ -50,7 +50,7 @@ class Scripted(CloudFedAvg):
 
 
 def test_two_rounds_by_hand() -> None:
-    """Line at x = (1, 0), y = 2, lr 1/2: a step goes half of the way to 2, whoever takes it."""
+    """Line at x = (1, 0), y = 2, lr 1/2: any client goes half of the way to 2 in a step."""
     data = data_of(
         torch.tensor([[1.0, 0.0]]).repeat(4, 1), torch.full((4,), 2), [[0], [1], [2], [3]]
     )
@@ -122,6 +122,6 @@ def test_k_counts_steps_or_epochs_within_the_limit(unit: Any, limit: Any, steps:
     ],
 )
 def test_what_is_refused(make: Any, settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as stated:
         fleet(make(), model=mlp, **settings)
-    assert str(told.value).startswith(line)
+    assert str(stated.value).startswith(line)

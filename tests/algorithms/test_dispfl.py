@@ -241,7 +241,7 @@ def test_statistics_are_averaged_over_those_that_are_heard_if_asked() -> None:
     assert fed.row(0).integers.tolist()[0] == 4
 
 
-def test_a_client_that_diverges_starts_anew_under_its_mask(
+def test_a_client_that_diverges_starts_again_under_its_mask(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     algorithm = DisPFL(Ring(), 0.5, static=True)

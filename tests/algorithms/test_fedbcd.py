@@ -382,7 +382,7 @@ def test_models_that_are_tested_and_deployed() -> None:
 
 @pytest.mark.parametrize("step", ["mean", "sum"])
 def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) -> None:
-    """Device 1 has a feature that is no number; it starts anew, without momentum."""
+    """Device 1 has a feature that is no number; it starts again, without momentum."""
     x = torch.tensor([[0.0, 0.0], [float("nan"), 0.0], [0.0, 0.0]])
     data = data_of(x, torch.zeros(3, dtype=torch.long), [[0], [1], [2]])
     algorithm = FedBCD(1, 3, gamma=[1.0, 0.5, 2.0], server_lr=0.25, server_step=step)

@@ -123,9 +123,9 @@ def test_the_steps_of_the_released_loop(momentum: Any) -> None:
     start = [vectors[f"init/{name}"] for name in names]
     z, x = [v.clone() for v in start], [[v.clone() for v in start] for _ in range(DEVICES)]
     for t in range(RUNS[SHARED]["rounds"]):
-        told = events(SHARED, t)
+        stated = events(SHARED, t)
         for server in range(SERVERS):
-            phase = recorded_phase(told, server, offline=False)
+            phase = recorded_phase(stated, server, offline=False)
             for device in phase.active:
                 place = device % len(nets)
                 net, optimizer = nets[place], optimizers[place]
@@ -141,7 +141,7 @@ def test_the_steps_of_the_released_loop(momentum: Any) -> None:
                 x[device] = [p.detach().clone() for p in net.parameters()]
         mean = [torch.stack(parts).mean(0) for parts in zip(*x, strict=True)]
         z = [a - DECAY**t * (a - b) for a, b in zip(z, mean, strict=True)]
-        algorithm.told = events(SHARED, t)
+        algorithm.stated = events(SHARED, t)
         run_round(fed, t)
         for device in range(DEVICES):
             expected = row_of(

@@ -58,8 +58,8 @@ def test_the_equations_of_the_paper(cloud: tuple[FedBCD, int], local: Local, see
     oracle = Oracle(algorithm, devices, local, seed)
     fleet = federation(algorithm, devices, local, seed=seed)
     for t in range(6):
-        told, found = oracle.round(t), run_round(fleet, t)
-        for name, value in told.items():
+        stated, found = oracle.round(t), run_round(fleet, t)
+        for name, value in stated.items():
             assert found.get(name, 0.0) == pytest.approx(value, rel=1e-5, abs=2e-5), (t, name)
         rows = np.stack([fleet.row(k).floats[:2].numpy() for k in range(devices)])
         np.testing.assert_allclose(rows, oracle.x, rtol=0, atol=1e-5)

@@ -21,10 +21,10 @@ KEY = "model.algorithm.init_args"
 
 
 def refusal(make: Any) -> str:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as stated:
         make()
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert "\n" not in str(stated.value)
+    return str(stated.value)
 
 
 @pytest.mark.parametrize(

@@ -215,9 +215,9 @@ def test_frozen_parameters_are_not_projected_by_the_pull() -> None:
     ],
 )
 def test_arguments_that_are_refused(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as stated:
         FedBCDI(**settings)
-    assert str(told.value) == f"{KEY}.{line}"
+    assert str(stated.value) == f"{KEY}.{line}"
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_arguments_that_are_refused(settings: dict[str, Any], line: str) -> None
 def test_federations_that_are_refused(settings: dict[str, Any], line: str) -> None:
     """The active devices alone are in a step: at most the two of the largest gamma."""
     algorithm = FedBCDI(2, **({"active": 2, "available": 3} | settings))
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as stated:
         fleet(algorithm)
-    assert str(told.value).startswith(f"{KEY}.{line}")
+    assert str(stated.value).startswith(f"{KEY}.{line}")
 
 
 def test_a_sum_over_the_active_devices_that_converges() -> None:

@@ -298,7 +298,7 @@ def test_or_from_those_of_its_group() -> None:
 
 
 @pytest.mark.parametrize("initial", ["own", "cohort"])
-def test_a_client_that_diverges_starts_anew_and_spoils_no_mean(initial: Any) -> None:
+def test_a_client_that_diverges_starts_again_and_spoils_no_mean(initial: Any) -> None:
     fleet = flexi_fleet(MaxCommon(initial=initial))
     start = tensors_of(fleet, 4)
     fleet.row(4).floats[0] = torch.inf
@@ -310,7 +310,7 @@ def test_a_client_that_diverges_starts_anew_and_spoils_no_mean(initial: Any) -> 
     assert torch.equal(after[4]["layers.0.weight"], after[0]["layers.0.weight"])  # it is sent all
 
 
-# What is told, and refused.
+# What is stated, and refused.
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, strategy: FlexiFed, **counts: int) -> list[str]:

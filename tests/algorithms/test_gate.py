@@ -102,8 +102,8 @@ def test_such_a_batch_is_skipped_and_counted(
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         trainer = fit(federation(moe()), ending_on_one(last_batch="drop"), tmp_path)
     assert "data.last_batch: drop skips 1 of 25 training samples a pass" in caplog.messages
-    told = json.loads((tmp_path / "run/environment.json").read_text())
-    assert told["skipped_samples"] == 1
+    stated = json.loads((tmp_path / "run/environment.json").read_text())
+    assert stated["skipped_samples"] == 1
     assert trainer.callback_metrics["participants"] == 3
 
 

@@ -27,11 +27,11 @@ from tests.small import run_round
 class Recorded:
     """A mix-in whose phases are those of a recorded run."""
 
-    told: Events
+    stated: Events
     with_offline = False
 
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
-        return recorded_phase(self.told, server, offline=self.with_offline)
+        return recorded_phase(self.stated, server, offline=self.with_offline)
 
 
 class RecordedBCD(Recorded, FedBCD):
@@ -61,7 +61,7 @@ def test_golden_run(name: str) -> None:
     fleet, vectors = federation(algorithm, name)
     layout = fleet.groups[0].layout
     for t, logged in enumerate(RUNS[name]["log"]):
-        algorithm.told = events(name, t)
+        algorithm.stated = events(name, t)
         metrics = run_round(fleet, t)
         assert metrics["virtual_time"] == pytest.approx(logged["runtime"], rel=1e-12)
         for device in range(DEVICES):
@@ -74,12 +74,12 @@ def test_golden_run(name: str) -> None:
 
 
 class RecordedProx(CloudFedAvg):
-    told: list[Any]
+    stated: list[Any]
 
     @override
     def phase(self, fed: Fleet, server: int, t: int) -> Phase:
-        samples = [e[1] for e in self.told if e[0] == "sample"]
-        steps = [e[1] for e in self.told if e[0] == "K"][2 * server : 2 * server + 2]
+        samples = [e[1] for e in self.stated if e[0] == "sample"]
+        steps = [e[1] for e in self.stated if e[0] == "K"][2 * server : 2 * server + 2]
         active = samples[server]
         return Phase(
             sorted(active), sorted(active), dict(zip(sorted(active), steps, strict=True)), 0.0
@@ -92,7 +92,7 @@ def test_golden_prox() -> None:
     fleet, vectors = federation(algorithm, "prox_m0")
     layout = fleet.groups[0].layout
     for t, logged in enumerate(RUNS["prox_m0"]["log"]):
-        algorithm.told = logged["events"]
+        algorithm.stated = logged["events"]
         run_round(fleet, t)
         for device in range(DEVICES):
             expected = row_of(vectors, f"r{t}/para_set/{device}", layout)

@@ -213,7 +213,7 @@ def test_weights_that_no_level_is_drawn_with_are_refused(
         fleet_of(groups, HeteroFL(assignment, level_weights=weights), images([3] * 10))
 
 
-def test_levels_are_drawn_anew_for_every_round_by_the_seed() -> None:
+def test_levels_are_drawn_again_for_every_round_by_the_seed() -> None:
     fleet, again, other = dynamic_fleet(), dynamic_fleet(), dynamic_fleet(seed=1)
     draws = []
     for fed in (fleet, again, other):

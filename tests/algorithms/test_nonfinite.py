@@ -124,7 +124,7 @@ def test_a_run_of_one_session_a_round_ends_at_the_third_that_breaks_in_a_row() -
 
 
 class Kill(Callback):
-    """Ends the run amid its third round."""
+    """Ends the run during its third round."""
 
     @override
     def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:

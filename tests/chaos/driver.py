@@ -170,10 +170,10 @@ def hit(kind: str, case: str, folder: Path, draw: random.Random, sessions: int) 
     full.unlink(missing_ok=True)
     finished = (folder / "digest.json").is_file()
     # A run that was quicker than its hit, or whose last round it met, is no trial.
-    told = {"kind": kind, "ranks": ranks, "statuses": statuses, "counts": alive and not finished}
+    stated = {"kind": kind, "ranks": ranks, "statuses": statuses, "counts": alive and not finished}
     if kind == "a truncated checkpoint":
-        told["counts"] = told["counts"] and truncate(folder, draw)
-    return told | {"finished": finished}
+        stated["counts"] = stated["counts"] and truncate(folder, draw)
+    return stated | {"finished": finished}
 
 
 def main() -> None:
@@ -198,8 +198,8 @@ def main() -> None:
         counted[kind] += hits[-1]["counts"]
     if not (folders[-1] / "digest.json").is_file():
         assert set(Job(case, folders[-1], 2, root / "never").wait()) == {0}
-    told = {"hits": hits, "counted": counted, "folders": [str(folder) for folder in folders]}
-    (root / "chaos.json").write_text(json.dumps(told))
+    stated = {"hits": hits, "counted": counted, "folders": [str(folder) for folder in folders]}
+    (root / "chaos.json").write_text(json.dumps(stated))
 
 
 if __name__ == "__main__":

@@ -29,19 +29,19 @@ def test_a_run_that_is_hit_again_and_again_has_the_bits_of_one_that_is_not(
     command = [sys.executable, "-m", "tests.chaos.driver", str(tmp_path), case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads((tmp_path / "chaos.json").read_text())
-    counted = told["counted"]
+    stated: dict[str, Any] = json.loads((tmp_path / "chaos.json").read_text())
+    counted = stated["counted"]
     with capsys.disabled():
-        print(f"\n{case}: {len(told['folders']) - 1} runs of {ROUNDS} rounds")
+        print(f"\n{case}: {len(stated['folders']) - 1} runs of {ROUNDS} rounds")
         for kind in KINDS:
             print(f"  {counted.get(kind, 0):3d} x {kind}")
     assert sum(counted.values()) >= HITS
     assert min(counted[kind] for kind in KINDS) >= HITS // len(KINDS)
-    for hit in told["hits"]:
+    for hit in stated["hits"]:
         assert hit["finished"] == (0 in hit["statuses"]), hit
         if not hit["finished"]:
             assert all(hit["statuses"]), f"a rank of a run that is not finished ended with 0: {hit}"
-    straight, *others = [Path(folder) for folder in told["folders"]]
+    straight, *others = [Path(folder) for folder in stated["folders"]]
     for folder in others:
         for name in ("digest.json", "run/clients.csv"):
             assert (folder / name).read_text() == (straight / name).read_text(), (folder, name)

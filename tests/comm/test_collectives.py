@@ -98,7 +98,7 @@ def test_who_is_missing_is_read_from_what_torch_says(said: str, missing: list[in
 
 def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(watch, "lost", lambda *told: handed.append(told))
+    monkeypatch.setattr(watch, "lost", lambda *stated: handed.append(stated))
     error = RuntimeError("Ranks 1 failed to pass monitoredBarrier")
     ranks = Ranks(torch.device("cpu"))
     with pytest.raises(RuntimeError, match="monitored"), ranks.together("a merge"):

@@ -49,7 +49,7 @@ def resolves(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     ("name", "addresses", "nodes", "expected"),
     [
         ("127.0.0.1", ["127.0.0.1"], 1, "127.0.0.1"),
-        ("127.0.0.1", ["127.0.0.1"], 2, "127.0.0.1"),  # as it is told
+        ("127.0.0.1", ["127.0.0.1"], 2, "127.0.0.1"),  # as it is stated
         ("n1", ["127.0.1.1"], 1, "127.0.1.1"),
         ("n1", ["127.0.1.1"], 2, ""),  # a word for itself: other nodes know another
         ("n1", ["192.0.2.77", "127.0.0.2"], 1, "127.0.0.2"),  # the first is of no interface here

@@ -36,7 +36,7 @@ def ends(rank: Rank, error: int, outcome: str = "") -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("error", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH])
-def test_a_node_without_an_answer_is_told_of_when_the_job_is_requeued(error: int) -> None:
+def test_a_node_without_an_answer_is_reported_of_when_the_job_is_requeued(error: int) -> None:
     done, said = ends(Rank(0, 3, "aabb"), error, "job 12 is requeued")
     assert done == ["asked", "kills"]
     assert said == f"lightfed: error: rank 3 on b (pid 103) {GONE}; job 12 is requeued\n"

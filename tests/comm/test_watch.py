@@ -70,7 +70,7 @@ def lines(ends: list[End]) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["die", "fork and die", "run and die", "exit without a word"])
-def test_a_rank_that_dies_ends_all_amid_their_sessions(way: str, tmp_path: Path) -> None:
+def test_a_rank_that_dies_ends_all_during_their_sessions(way: str, tmp_path: Path) -> None:
     ends = together(tmp_path, "session", "session", way, nodes="aab")
     assert lines(ends) == [f"lightfed: error: rank 2 on b died{ENDS}", "", ""]
     assert [end.status for end in ends] == [1, 1, 0 if "exit" in way else KILLED]
@@ -89,7 +89,7 @@ def test_the_first_rank_of_another_node_tells_of_rank_0(
     assert [end.status for end in ends] == [KILLED, 1, 1]
 
 
-def test_the_death_is_told_and_not_the_collective_that_it_broke(tmp_path: Path) -> None:
+def test_the_death_is_reported_and_not_the_collective_that_it_broke(tmp_path: Path) -> None:
     ends = together(tmp_path, "broken", "broken", "die")
     assert lines(ends) == [f"lightfed: error: rank 2 on a died{ENDS}", "", ""]
 
@@ -102,7 +102,7 @@ def test_an_error_of_one_rank_is_seen_there_and_ends_the_others(tmp_path: Path) 
     assert [end.status for end in ends] == [1, 1, 1]
 
 
-def test_the_error_is_told_and_not_the_collective_that_it_broke(tmp_path: Path) -> None:
+def test_the_error_is_reported_and_not_the_collective_that_it_broke(tmp_path: Path) -> None:
     ends = together(tmp_path, "broken", "refuse", "broken")
     said = "rank 1 on a ended with an error (data.root: no folder; make one)"
     assert lines(ends)[::2] == [f"lightfed: error: {said}{ENDS}", ""]
@@ -114,7 +114,7 @@ def test_an_error_of_rank_0_ends_the_others_without_a_word(tmp_path: Path) -> No
     assert [(end.status, end.errors) for end in ends[1:]] == [(1, ""), (1, "")]
 
 
-def test_an_error_of_all_ranks_is_told_by_each_in_its_own_way(tmp_path: Path) -> None:
+def test_an_error_of_all_ranks_is_reported_by_each_in_its_own_way(tmp_path: Path) -> None:
     """A rank that ends by itself is left to it, however long it takes."""
     ends = together(tmp_path, "fail slowly", "raise", "fail slowly")
     assert [end.status for end in ends] == [7, 1, 7]
@@ -150,7 +150,7 @@ def test_ranks_that_hang_are_named(deeds: tuple[str, ...], tmp_path: Path) -> No
     assert [end.status for end in ends] == [1, 1, STOPPED]
 
 
-def test_a_rank_0_amid_its_sessions_is_named_as_the_one_that_did_not_come(tmp_path: Path) -> None:
+def test_a_rank_0_during_its_sessions_is_named_as_the_one_that_did_not_come(tmp_path: Path) -> None:
     ends = together(tmp_path, "session", "late", "late")
     said = "rank 0 on a did not reach the end of the sessions"
     assert lines(ends) == [f"lightfed: error: {said}{ENDS}", "", ""]
@@ -174,7 +174,7 @@ def test_where_all_were_late_nobody_is_blamed(tmp_path: Path) -> None:
     assert lines(ends) == [f"lightfed: error: {said}{ENDS}", ""]
 
 
-def test_where_nobody_is_missing_the_collective_itself_is_told(tmp_path: Path) -> None:
+def test_where_nobody_is_missing_the_collective_itself_is_reported(tmp_path: Path) -> None:
     ends = together(tmp_path, "broken", "broken")
     said = "a gather failed (Connection closed by peer)"
     assert re.fullmatch(

@@ -86,7 +86,7 @@ def one_kill(
         delay /= 2
     ended = wait(start(name, folder, later))
     result = json.loads((folder / "digest.json").read_text()) if ended else {}
-    # A job that died before its first checkpoint is started anew, in a folder of its own.
+    # A job that died before its first checkpoint is started again, in a folder of its own.
     newest = max(folder.glob("run*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
     rounds = newest.read_text().splitlines()
     return {"ranks": [ranks, later], "digest": result, "rounds": len(rounds) - 1}

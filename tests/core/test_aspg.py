@@ -375,9 +375,9 @@ def test_a_session_knows_the_box(box: tuple[float, float] | None) -> None:
     ],
 )
 def test_bad_settings_are_one_line(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as stated:
         ASPG(net_of().parameters(), **settings)
-    assert str(told.value) == f"model.optimizer.init_args.{message}"
+    assert str(stated.value) == f"model.optimizer.init_args.{message}"
 
 
 def test_loss_scaling_is_refused() -> None:

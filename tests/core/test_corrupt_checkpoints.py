@@ -48,7 +48,7 @@ def spoil(file: Path, how: str = "cut at 0.9") -> None:
 
 @pytest.mark.parametrize("how", SPOILS)
 @pytest.mark.parametrize("part", PARTS)
-def test_a_spoilt_file_is_refused_by_name_and_the_one_before_used(
+def test_a_corrupt_file_is_refused_by_name_and_the_one_before_used(
     part: str, how: str, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     victim = path.parent / part
@@ -65,7 +65,7 @@ def test_a_spoilt_file_is_refused_by_name_and_the_one_before_used(
     assert record.message == f"{caught.value.found}; resuming from {source} instead"
 
 
-def test_a_missing_shard_is_a_spoilt_checkpoint(path: Path) -> None:
+def test_a_missing_shard_is_a_corrupt_checkpoint(path: Path) -> None:
     (path.parent / PARTS[1]).unlink()
     with pytest.raises(UserError, match=r"rank1\.pt cannot be read"):
         load(path)
@@ -103,7 +103,7 @@ def test_a_flipped_bit_in_every_tensor_is_refused(path: Path) -> None:
         victim.write_bytes(whole)
 
 
-def test_without_one_before_a_spoilt_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_without_one_before_a_corrupt_checkpoint_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     write(path, 1.0)
     spoil(path)
@@ -111,7 +111,7 @@ def test_without_one_before_a_spoilt_checkpoint_is_an_error(tmp_path: Path) -> N
         load_newest(path, Ranks(CPU))
 
 
-def test_where_both_are_spoilt_the_error_names_both(path: Path) -> None:
+def test_where_both_are_corrupt_the_error_names_both(path: Path) -> None:
     spoil(path)
     spoil(previous_of(path), "empty")
     with pytest.raises(UserError, match=r"last\.ckpt cannot .*, and .*previous\.ckpt cannot") as e:
@@ -132,7 +132,7 @@ def test_a_whole_checkpoint_is_read_without_a_word(
 def test_ranks_come_to_the_same_checkpoint_and_say_so_once(
     rank: int, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever's share holds the spoilt file."""
+    """On every rank whose share may hold the corrupt file."""
     shard = next(shard_folder(path).glob(f"000000000002/rank{rank}.pt"))
     spoil(shard)
     for found in together(3, lambda ranks: load(path, ranks)):
@@ -205,7 +205,7 @@ def spoil_newest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [1, 2])
-def test_a_run_goes_on_from_the_checkpoint_before_a_spoilt_one(
+def test_a_run_goes_on_from_the_checkpoint_before_a_corrupt_one(
     more: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole, again = (federation(algorithm=Standalone()) for _ in range(2))
@@ -221,7 +221,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_spoilt_one(
             callbacks=[Stop(2 + more)],
         )  # fmt: skip
     assert "instead" in caplog.text
-    # The one that the run came from has not made way for the spoilt one, but for the next.
+    # The one that the run came from has not made way for the corrupt one, but for the next.
     assert (load(previous_of(last_of(tmp_path)))[checkpoint.SHARDS] == good) == (more == 1)
     fit(again, data(), tmp_path, rounds=5, ckpt_path="last")
     assert state_of(again) == state_of(whole)

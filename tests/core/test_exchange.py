@@ -98,7 +98,7 @@ def test_sums_run_over_the_clients_in_ascending_order() -> None:
     one = Exchange(LAYOUT, Ranks(torch.device("cpu")), owner=dict.fromkeys(values, 0), buffer=1)
     hears = {3: [2, 0, 1], 1: [3, 2, 0], 2: [1]}
     one.mean_(rows, hears, masks=None, keep=None, over="covered")
-    # Whoever receives: ((2^25 + 1) + 1) - 2^25, and ((2^25 + 1) + 1) + 2.
+    # At every receiver: ((2^25 + 1) + 1) - 2^25, and ((2^25 + 1) + 1) + 2.
     for receiver in (1, 3):
         assert rows[receiver].floats[:2].tolist() == [0.0, large / 4]
     assert rows[2].floats[:2].tolist() == [1.0, 1.0]

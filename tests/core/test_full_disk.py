@@ -102,7 +102,7 @@ def test_what_more_space_would_not_mend_is_not_called_full(
     assert error.fix == "repair the file system and run the same command again"
 
 
-def test_a_folder_that_cannot_be_made_is_told_by_all(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_by_all(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     errors = write_on(2, tmp_path / "run" / "last.ckpt")
     assert len({str(error) for error in errors}) == 1

@@ -70,7 +70,7 @@ def test_a_round_of_fedavg_by_hand() -> None:
         assert fed.ledger.totals[client].tolist() == (expected if client in chosen else [0.0] * 3)
 
 
-def test_totals_add_up_over_rounds_and_sums_start_anew() -> None:
+def test_totals_add_up_over_rounds_and_sums_start_again() -> None:
     data = random_data([6, 9, 3, 5], batch_size=4)
     fed = fleet_of([ClientGroup(4, mlp)], FedAvg(), data, fraction=0.5)
     sums = [run_round(fed, t) for t in range(5)]

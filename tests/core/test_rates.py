@@ -75,7 +75,7 @@ def test_a_checkpoint_gives_back_what_was_measured(tmp_path: Path) -> None:
     assert Rates.of_checkpoint(path, Ranks(CPU)).state_dict() == kept
 
 
-@pytest.mark.parametrize("content", [b"spoilt", None])
+@pytest.mark.parametrize("content", [b"corrupt", None])
 def test_a_checkpoint_that_says_nothing_of_it_is_no_hindrance(
     content: bytes | None, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ def state(name: str, *, reason: str = "None", restarts: int = 0, batch: int = 1)
 
 
 class Scontrol:
-    """A scontrol that answers as it is told, and keeps what it was asked."""
+    """A scontrol that answers as it is stated, and keeps what it was asked."""
 
     def __init__(self, shown: str, *, status: int = 0, error: str = "") -> None:
         self.shown, self.status, self.error = shown, status, error
@@ -95,7 +95,7 @@ def test_what_salloc_has_begun_cannot_be_requeued() -> None:
     assert len(scontrol.asked) == 1
 
 
-def test_pending_already_is_fine_and_other_refusals_are_told() -> None:
+def test_pending_already_is_fine_and_other_refusals_are_reported() -> None:
     late = Scontrol(state("RUNNING"), status=1, error="Job is pending execution for job 12\n")
     assert requeue.requeue(JOB, run=late).requeued
     disabled = "Requested operation is presently disabled for job 12\n"

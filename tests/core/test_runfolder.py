@@ -68,8 +68,8 @@ def test_a_job_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     job(monkeypatch, 12)
     logger = start(tmp_path)
     assert (logger.folder.name, logger.place.resumed) == ("run-12", False)
-    told = json.loads((logger.folder / "environment.json").read_text())
-    assert told == {"name": "run", "config": "c", "job": ":12"}
+    stated = json.loads((logger.folder / "environment.json").read_text())
+    assert stated == {"name": "run", "config": "c", "job": ":12"}
 
 
 def test_the_same_job_goes_on_and_another_one_begins(
@@ -136,7 +136,7 @@ def test_the_previous_checkpoint_is_enough(tmp_path: Path, monkeypatch: pytest.M
     assert start(tmp_path).place.resumed
 
 
-def test_runs_of_a_script_in_a_job_are_told_apart_by_their_order(
+def test_runs_of_a_script_in_a_job_are_distinguished_by_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for restarts in (0, 1):
@@ -202,7 +202,7 @@ def test_last_finds_the_folders_of_jobs(tmp_path: Path, monkeypatch: pytest.Monk
     assert place.resume_newest(trains=True) == tmp_path / "run-12" / "checkpoints" / "last.ckpt"
 
 
-def test_a_spoilt_environment_is_none(tmp_path: Path) -> None:
+def test_a_corrupt_environment_is_none(tmp_path: Path) -> None:
     for text in ("{", "[]"):
         (tmp_path / "environment.json").write_text(text)
         assert runfolder.read_environment(tmp_path) == {}

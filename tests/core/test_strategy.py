@@ -46,7 +46,7 @@ def line(said: str) -> str:
     return re.sub(r" \(pid \d+\)", "", said.splitlines(keepends=True)[-1])
 
 
-def test_a_rank_that_dies_ends_the_other_amid_a_long_session(faults: Faults) -> None:
+def test_a_rank_that_dies_ends_the_other_during_a_long_session(faults: Faults) -> None:
     assert faults["dies"]["statuses"] == [1, -signal.SIGKILL]
     said = faults["dies"]["said"]
     assert len(said[0].splitlines()) == 1
@@ -84,7 +84,7 @@ def test_runs_that_follow_each_other_in_a_process_end_well(faults: Faults) -> No
 
 
 @pytest.mark.parametrize(
-    ("stage", "keeps", "saved", "told"),
+    ("stage", "keeps", "saved", "stated"),
     [
         (TrainerFn.FITTING, True, 4, True),
         (TrainerFn.FITTING, True, 3, False),  # what the run came from, once more
@@ -96,7 +96,7 @@ def test_a_training_run_that_keeps_checkpoints_goes_on_after_a_lost_node(
     stage: TrainerFn,
     keeps: bool,
     saved: int | None,
-    told: bool | None,
+    stated: bool | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -114,8 +114,8 @@ def test_a_training_run_that_keeps_checkpoints_goes_on_after_a_lost_node(
     ranks.load_checkpoint(tmp_path / "old.ckpt")
     if saved is not None:
         ranks.save_checkpoint({"global_step": saved}, tmp_path / "new.ckpt")
-    assert ranks._node_lost() == ("" if told is None else "requeued")
-    assert asked == ([] if told is None else [told])
+    assert ranks._node_lost() == ("" if stated is None else "requeued")
+    assert asked == ([] if stated is None else [stated])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A signal amid a round: finished sessions are kept, the others are trained when it goes on."""
+"""A signal during a round: finished sessions are kept, the others are trained when it goes on."""
 
 import os
 import signal
@@ -161,9 +161,9 @@ def test_a_journal_of_another_round_or_learning_rate_is_not_read(tmp_path: Path)
 def test_a_journal_of_another_configuration_is_not_read(
     config: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def logger(told: str) -> RunLogger:
+    def logger(stated: str) -> RunLogger:
         made = RunLogger(str(tmp_path), "run")
-        made.place.config = told
+        made.place.config = stated
         return made
 
     stopped(tmp_path, 2, logger=logger("this"))
@@ -261,7 +261,7 @@ def test_a_signal_in_the_last_round_changes_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, callbacks=[SignalAt(last)])[1] == run(tmp_path / "whole")[1]
 
 
-@pytest.mark.parametrize("n", [len(SIZES) + 1, 2 * len(SIZES)])  # amid the last round, and after
+@pytest.mark.parametrize("n", [len(SIZES) + 1, 2 * len(SIZES)])  # during the last round, and after
 def test_a_run_that_stops_early_in_the_round_of_a_signal_has_come_to_its_end(
     n: int, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ def test_every_covered_element_is_in_one_tile_that_its_level_reaches(case: Slice
 
 @settings(max_examples=25)
 @given(slice_cases())
-def test_flat_tiles_keep_what_the_compiler_is_told(case: SliceCase) -> None:
+def test_flat_tiles_keep_what_the_compiler_is_reported(case: SliceCase) -> None:
     table = case.table(CPU)
     for dtype, vector in ((torch.float32, 4), (torch.bfloat16, 8), (torch.float64, 2)):
         for tensor, _, column, packed in table.tiles(dtype, 0)[0].tolist():

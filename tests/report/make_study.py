@@ -109,7 +109,7 @@ def strategy_run(
     }
     files = {
         "metrics": {key: values.tolist() for key, values in columns.items()},
-        "environment": environment | changes.pop("told", {}),
+        "environment": environment | changes.pop("stated", {}),
         "config": yaml.safe_dump(config, sort_keys=False),
         "evaluations": None,
         "counts": None,

@@ -291,7 +291,7 @@ def test_diversity_and_active_devices_have_pictures_of_their_own(tmp_path: Path)
     assert len(set(files)) == len(files) == 15
 
 
-def test_two_of_a_method_are_told_by_the_names_of_their_runs(tmp_path: Path) -> None:
+def test_two_of_a_method_are_reported_by_the_names_of_their_runs(tmp_path: Path) -> None:
     runs = [
         _run(tmp_path, "FedBCD", (0.1, 0.2), name="slow", wait=5, servers=10),
         _run(tmp_path, "FedBCD", (0.3, 0.4), name="fast", wait=10, servers=20),
@@ -324,7 +324,7 @@ def test_nothing_is_drawn_of_what_is_not_there(tmp_path: Path) -> None:
     assert clouds([load(bare)]) == []
 
 
-def test_synthetic_data_are_told(tmp_path: Path) -> None:
+def test_synthetic_data_are_reported(tmp_path: Path) -> None:
     run = _run(tmp_path, "FedBCD", wait=5)
     (run.folder / "environment.json").write_text(
         '{"algorithm": "FedBCD", "dataset": "Tones", "synthetic": true}'

@@ -27,10 +27,10 @@ def _write(root: Path, name: str, seed: int, **changes: Any) -> Path:
     costs = {"bytes_up": (500, 500), "flops": (1e6, 1e6)}
     metrics = changes.pop("metrics", {"global/accuracy": scores} | costs)
     rounds = changes.pop("rounds", len(next(iter(metrics.values()))))
-    told = {"name": f"{name}-seed{seed}", "seed": seed, "rounds": rounds}
+    stated = {"name": f"{name}-seed{seed}", "seed": seed, "rounds": rounds}
     files: dict[str, Any] = {
         "metrics": metrics,
-        "environment": ENVIRONMENT | told | changes.pop("told", {}),
+        "environment": ENVIRONMENT | stated | changes.pop("stated", {}),
         "config": config,
     }
     return write_run(root / f"{name}-seed{seed}", **{**files, **changes})
@@ -61,8 +61,8 @@ def test_what_clients_keep_is_a_column_where_some_run_tells_it(
     three: list[Path], tmp_path: Path
 ) -> None:
     rows = [(*row, kept) for row, kept in zip(EVALUATIONS[-2:], (1000, 3000), strict=True)]
-    told = {"evaluations": rows, "client_columns": f"{CLIENTS},stored_bytes"}
-    runs = [load(folder) for folder in (three[0], _write(tmp_path, "z", 1, **told))]
+    stated = {"evaluations": rows, "client_columns": f"{CLIENTS},stored_bytes"}
+    runs = [load(folder) for folder in (three[0], _write(tmp_path, "z", 1, **stated))]
     table = comparison_table(singles(runs), "global/accuracy")
     place = table.headers.index("stored / client")
     assert [row[place] for row in table.rows] == ["-", "2.00 kB"]
@@ -112,20 +112,20 @@ def test_a_mean_of_unfinished_runs_says_so(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
     ended = {"finished": {"rounds": 2, "limits": {}}}
-    runs = [load(_write(tmp_path, "x", seed, rounds=9, told=ended)) for seed in (1, 2)]
+    runs = [load(_write(tmp_path, "x", seed, rounds=9, stated=ended)) for seed in (1, 2)]
     (row,) = grouped(runs)
     assert (row.label, row.left_out) == ("x", ())
     assert unfinished(runs) == []
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("stated", "expected"),
     [({"rounds": 2}, True), ({"rounds": 3}, False), ({"rounds": -1}, False), ({}, True)],
 )
 def test_a_run_without_a_word_of_its_end_is_judged_by_its_rounds(
-    told: dict[str, int], expected: bool, tmp_path: Path
+    stated: dict[str, int], expected: bool, tmp_path: Path
 ) -> None:
-    run = load(write_run(tmp_path / "run", metrics={"train_loss": (1, 1)}, environment=told))
+    run = load(write_run(tmp_path / "run", metrics={"train_loss": (1, 1)}, environment=stated))
     assert run.finished is expected
 
 
@@ -194,7 +194,7 @@ def test_without_a_configuration_the_name_without_its_seed_decides(tmp_path: Pat
     ]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path: Path) -> None:
     runs = [load(write_run(tmp_path / where / "run")) for where in ("p", "q")]
     assert [row.label for row in singles(runs)] == ["p/run", "q/run"]
 

@@ -138,7 +138,7 @@ def test_any_number_of_clients_fits(tmp_path: Path, clients: int) -> None:
         np.testing.assert_allclose(cells.mean(axis=0), weights.mean(axis=0), rtol=1e-5)
 
 
-def test_client_groups_beyond_the_colours_are_not_told_apart(tmp_path: Path) -> None:
+def test_client_groups_beyond_the_colours_are_not_distinguished(tmp_path: Path) -> None:
     run = _run(tmp_path, np.full((55, 3), 0.5), client_groups=5 * "abcdefghijk")
     assert run.gates is not None
     rows = gate_rows(run, run.gates)

@@ -203,7 +203,7 @@ def test_seeds_are_one_point_with_a_bar(tmp_path: Path) -> None:
     assert charts(runs)[0].repeated
 
 
-def test_another_algorithm_and_another_option_are_told(tmp_path: Path) -> None:
+def test_another_algorithm_and_another_option_are_reported(tmp_path: Path) -> None:
     runs = [
         _run(tmp_path, "a", {"a": 10}, 0.9),
         _run(tmp_path, "ab", {"a": 5, "b": 5}, 0.9),
@@ -292,7 +292,7 @@ def test_a_comparison_shows_the_charts_and_removes_those_of_other_runs(
     assert mine.exists()
 
 
-def test_of_two_variants_that_are_as_frequent_both_are_told() -> None:
+def test_of_two_variants_that_are_as_frequent_both_are_reported() -> None:
     masks = [{"mask": "true"}, {"mask": "false"}]
     assert usual(masks) == {"mask": ""}
     assert usual([*masks, {}, {"mask": "true"}]) == {"mask": "true"}

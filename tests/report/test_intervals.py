@@ -29,9 +29,9 @@ T2 = 4.302652729911275  # the .975 quantile of Student's t with two degrees of f
 
 
 def _run(root: Path, name: str, seed: int, values: Any, *, column: str = COLUMN) -> RunFiles:
-    told = {**ENVIRONMENT, "name": name, "seed": seed, "rounds": 2}
+    stated = {**ENVIRONMENT, "name": name, "seed": seed, "rounds": 2}
     folder = root / f"{name}-{seed}-{len(list(root.glob('*')))}"
-    write_run(folder, metrics={column: values}, environment=told, evaluations=None, counts=None)
+    write_run(folder, metrics={column: values}, environment=stated, evaluations=None, counts=None)
     return load(folder)
 
 
@@ -83,8 +83,8 @@ def test_one_seed_shows_no_interval(tmp_path: Path) -> None:
     found = _paired(tmp_path, {0: 0.6}, {0: 0.5})
     assert math.isnan(found.low)
     assert found.interval == ""
-    told = "+10.00 points over FML, the next, 1 seed (0): one seed shows no interval"
-    assert found.sentence("own", "FML", role="the next") == told
+    stated = "+10.00 points over FML, the next, 1 seed (0): one seed shows no interval"
+    assert found.sentence("own", "FML", role="the next") == stated
 
 
 def test_seeds_that_one_lacks_are_named_and_count_for_neither(tmp_path: Path) -> None:

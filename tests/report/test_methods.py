@@ -82,11 +82,11 @@ def method_run(
         "flops": [10 * sent] * len(course),
     }
     rows = [(len(course), k, "c", 8, value) for k, value in enumerate(clients)]
-    told = {"name": stem, "algorithm": algorithm, "dataset": "CIFAR10", "seed": seed}
+    stated = {"name": stem, "algorithm": algorithm, "dataset": "CIFAR10", "seed": seed}
     write_run(
         root / stem,
         metrics=columns,
-        environment=told,
+        environment=stated,
         config=yaml.safe_dump(config, sort_keys=False),
         evaluations=rows or None,
         client_columns=f"round,client,cohort,samples,{metric}",
@@ -181,7 +181,7 @@ def test_seeds_are_one_method_and_all_must_reach_a_target(tmp_path: Path) -> Non
     assert _protocol(runs).target(None) == 0.3
 
 
-def test_protocols_are_apart_and_told_by_what_differs(tmp_path: Path) -> None:
+def test_protocols_are_apart_and_reported_by_what_differs(tmp_path: Path) -> None:
     runs = [
         method_run(tmp_path, name, (0.5, 0.6), classes=classes)
         for classes in (2, 2, 4)[1:]
@@ -205,7 +205,9 @@ def test_methods_meet_at_rates_of_their_own(runs: list[RunFiles], tmp_path: Path
     ]
 
 
-def test_two_experiments_of_one_method_are_told_apart(runs: list[RunFiles], tmp_path: Path) -> None:
+def test_two_experiments_of_one_method_are_distinguished(
+    runs: list[RunFiles], tmp_path: Path
+) -> None:
     runs.append(method_run(tmp_path, "PFedMoE", (0.5, 0.6, 0.89), name="gates"))
     found = _protocol(runs)
     labels = [method.label for method in found.members]
@@ -295,8 +297,8 @@ def test_gains_of_several_seeds_have_their_intervals(tmp_path: Path) -> None:
         for name, own in finals.items()
         for seed, final in enumerate(own)
     ]
-    told = "+2.00 (-0.48 to 4.48)"  # 4.3027 * .01 / sqrt(3) to both sides
-    assert method_table(_protocol(runs), None).rows[0][3:5] == (told, told)
+    stated = "+2.00 (-0.48 to 4.48)"  # 4.3027 * .01 / sqrt(3) to both sides
+    assert method_table(_protocol(runs), None).rows[0][3:5] == (stated, stated)
     assert verdict(_protocol(runs)).startswith(
         "pFedMoE, final personal accuracy: +2.00 points over FML, the best baseline, "
         "95 % paired t interval -0.48 to 4.48, 3 seeds (0-2): no difference shown; "
@@ -335,11 +337,11 @@ def test_a_comparison_shows_table_and_charts(
     page = compare([run.folder for run in made], output=tmp_path / "out", target=0.8).read_text()
     names = {path.name for path in (tmp_path / "out").glob("comparison-*.png")}
     assert names == {"comparison-differences-cifar10.png", "comparison-costs-cifar10.png"}
-    told = capsys.readouterr().out
-    assert "rounds to 80.00 % personal accuracy, resolution 1 round" in told
-    assert "over the best of its kind" in told
-    assert told.count("+2.50 points over FD, the best baseline") == 1
-    assert "the next best" not in told  # the verdict on the same figures would be told twice
+    stated = capsys.readouterr().out
+    assert "rounds to 80.00 % personal accuracy, resolution 1 round" in stated
+    assert "over the best of its kind" in stated
+    assert stated.count("+2.50 points over FD, the best baseline") == 1
+    assert "the next best" not in stated  # the verdict on the same figures would be stated twice
     assert "over FD, the best baseline" in page
     assert "CIFAR10: methods" in page
     panels = [len(drawn.axes) for c in charts(made) if (drawn := c.draw(LIGHT))]
@@ -347,13 +349,13 @@ def test_a_comparison_shows_table_and_charts(
     assert charts(made[:1]) == []
 
 
-def _with(run: RunFiles, **told: Any) -> RunFiles:
+def _with(run: RunFiles, **stated: Any) -> RunFiles:
     """A run of another configuration: of its algorithm, and `lr` of its optimiser."""
     path = run.folder / "config.yaml"
     config = yaml.safe_load(path.read_text())
-    if "lr" in told:
-        config["model"]["optimizer"] = {"class_path": "SGD", "init_args": {"lr": told.pop("lr")}}
-    config["model"]["algorithm"]["init_args"].update(told)
+    if "lr" in stated:
+        config["model"]["optimizer"] = {"class_path": "SGD", "init_args": {"lr": stated.pop("lr")}}
+    config["model"]["algorithm"]["init_args"].update(stated)
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     return load(run.folder)
 

@@ -92,7 +92,7 @@ def test_a_metric_that_falls_has_its_best_value_at_the_bottom(tmp_path: Path) ->
     assert (outcome.overall, outcome.best, outcome.best_round) == (30, 20, 2)
 
 
-def test_a_loss_that_is_not_finite_is_told_by_its_round(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_reported_by_its_round(tmp_path: Path) -> None:
     outcome = outcome_of(_load(tmp_path, {"train_loss": (2.0, 1.0, "nan")}))
     assert (outcome.run.last_round, outcome.train_loss) == (3, 1.0)
     assert outcome.train_loss_round == 2
@@ -111,8 +111,8 @@ def test_stored_bytes_are_a_cost_of_the_clients_and_no_metric(tmp_path: Path) ->
     assert [client_group.stored_bytes for client_group in outcome.client_groups] == [2000, 500]
     assert run.evaluation is not None
     assert run.evaluation.metrics == ("accuracy", "loss")
-    (told,) = [figure for figure in key_figures(outcome) if figure.label == "stored / client"]
-    assert (told.value, told.note) == ("1.25 kB", "mean over clients")
+    (stated,) = [figure for figure in key_figures(outcome) if figure.label == "stored / client"]
+    assert (stated.value, stated.note) == ("1.25 kB", "mean over clients")
     table = client_group_table(outcome)
     assert table.headers[-1] == "stored / client"
     assert [row[-1] for row in table.rows] == ["2.00 kB", "500 B"]

@@ -146,7 +146,7 @@ def test_everything_a_user_names_is_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_picture_that_cannot_be_drawn_is_left_out_and_told(tmp_path: Path, name: str) -> None:
+def test_a_picture_that_cannot_be_drawn_is_left_out_and_reported(tmp_path: Path, name: str) -> None:
     folder = write_run(tmp_path / "run")
     (folder / name).write_bytes(b"of an earlier state")
     if name == "curves.png":
@@ -197,19 +197,19 @@ def test_a_running_run_says_so_and_its_page_can_be_made_again(tmp_path: Path) ->
 
 
 def test_a_run_that_a_callback_stopped_is_finished(tmp_path: Path) -> None:
-    told = {"rounds": 99, "finished": {"rounds": 3, "limits": {}}}
-    page = ReadPage(build(write_run(tmp_path / "run", environment=ENVIRONMENT | told)))
+    stated = {"rounds": 99, "finished": {"rounds": 3, "limits": {}}}
+    page = ReadPage(build(write_run(tmp_path / "run", environment=ENVIRONMENT | stated)))
     assert page.cards["rounds"] == ("3", "")
     assert "Not finished" not in page.texts["p"]
 
 
-def test_a_loss_that_was_lost_is_told_by_its_round(tmp_path: Path) -> None:
+def test_a_loss_that_was_lost_is_reported_by_its_round(tmp_path: Path) -> None:
     metrics = {"train_loss": (2.0, 1.0, "nan")}
     folder = write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None)
     assert ReadPage(build(folder)).cards["train loss"] == ("1", "of round 2")
 
 
-def test_synthetic_data_is_told_first(tmp_path: Path) -> None:
+def test_synthetic_data_is_reported_first(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "synthetic": True}
     folder = write_run(
         tmp_path / "run", environment=environment, metrics={"train_loss": (1.0,)}, evaluations=None

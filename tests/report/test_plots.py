@@ -122,8 +122,8 @@ def test_any_number_of_clients_can_be_drawn(tmp_path: Path, clients: int) -> Non
     assert drawn.shape == (3, shown)
     np.testing.assert_array_equal(drawn[:, [0, -1]], counts[[0, -1]].T)
     assert (np.diff(drawn[0]) > 0).all()
-    told = f"200 of {clients:,} clients, evenly spaced by id" in bars.get_title(loc="left")
-    assert told == (clients > 200)
+    stated = f"200 of {clients:,} clients, evenly spaced by id" in bars.get_title(loc="left")
+    assert stated == (clients > 200)
     assert figure.get_size_inches().max() <= 12
 
 
@@ -259,7 +259,7 @@ def test_a_long_client_group_name_leaves_room_for_the_plot(tmp_path: Path) -> No
     assert figure.axes[0].get_position().width > 0.5
 
 
-def test_synthetic_data_is_told_on_the_picture(tmp_path: Path) -> None:
+def test_synthetic_data_is_reported_on_the_picture(tmp_path: Path) -> None:
     run = load(write_run(tmp_path / "run", environment={**ENVIRONMENT, "synthetic": True}))
     for draw in (partition_figure, clients_figure):
         title = _figure(draw, run).axes[0].get_title(loc="left")

@@ -34,7 +34,7 @@ def test_where_and_how_it_was_run_is_no_option(key: str) -> None:
         *("data.batch_size", "data.dataset.class_path", "data.partition.init_args.alpha"),
     ],
 )
-def test_what_was_set_is_an_option_unless_it_is_told_elsewhere(key: str) -> None:
+def test_what_was_set_is_an_option_unless_it_is_reported_elsewhere(key: str) -> None:
     assert list(options({key: "1"}, but=NONE, unspoken=NONE)) == [key.replace(".", " ")]
     assert options({key: "1"}, but=re.compile(re.escape(key)), unspoken=NONE) == {}
 

@@ -124,7 +124,7 @@ def test_more_classes_than_have_room_are_not_named(tmp_path: Path) -> None:
     assert figure.get_suptitle().endswith(": -")  # no two clients are less alike than others
 
 
-def test_clients_that_are_left_out_are_told(tmp_path: Path) -> None:
+def test_clients_that_are_left_out_are_reported(tmp_path: Path) -> None:
     masks: dict[int, np.ndarray] = {**TWIN_MASKS, 4: np.ones(32, bool)}
     figure = similarity_figure(_run(tmp_path, masks, np.vstack([TWINS, [[1, 1]]])), LIGHT)
     assert figure is not None
@@ -134,8 +134,8 @@ def test_clients_that_are_left_out_are_told(tmp_path: Path) -> None:
 def test_a_page_holds_the_picture_and_the_correlation(tmp_path: Path) -> None:
     run = _run(tmp_path, TWIN_MASKS, TWINS)
     page = ReadPage(build(run.folder))
-    told = page.cards["label similarity, mask distance"]
-    assert told == ("-1.000", "Pearson correlation, 6 pairs of clients")
+    stated = page.cards["label similarity, mask distance"]
+    assert stated == ("-1.000", "Pearson correlation, 6 pairs of clients")
     assert "Labels and masks" in page.texts["h2"]
     assert (run.folder / "similarity.png").is_file()
 

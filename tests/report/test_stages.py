@@ -24,11 +24,11 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def _write(root: Path, method: str, seed: int = 1, **changes: Any) -> RunFiles:
-    told = ENVIRONMENT | {"name": f"{method}-s{seed}", "algorithm": method, "seed": seed}
-    told["rounds"] = len(next(iter(METHODS.get(method, {"": (1,)}).values())))
+    stated = ENVIRONMENT | {"name": f"{method}-s{seed}", "algorithm": method, "seed": seed}
+    stated["rounds"] = len(next(iter(METHODS.get(method, {"": (1,)}).values())))
     files: dict[str, Any] = {
         "metrics": METHODS.get(method, {}),
-        "environment": {**told, **changes.pop("told", {})},
+        "environment": {**stated, **changes.pop("stated", {})},
         "config": f"seed_everything: {seed}\nmodel: {{algorithm: {method}}}\n",
         "evaluations": None,
         "counts": None,
@@ -74,8 +74,8 @@ def test_the_legend_tells_methods_and_dashes_once(tmp_path: Path) -> None:
     assert figure is not None
     (legend,) = figure.legends
     names = [f"{method}-s1" for method in METHODS]
-    told = [text.get_text() for text in legend.get_texts()]
-    assert told == [*names, "after aggregation", "after local training"]
+    stated = [text.get_text() for text in legend.get_texts()]
+    assert stated == [*names, "after aggregation", "after local training"]
     dashes = {line.get_label(): line.get_linestyle() for line in legend.get_lines()}
     assert (dashes["after aggregation"], dashes["after local training"]) == ("--", "-")
 
@@ -107,7 +107,7 @@ def test_without_both_stages_of_some_method_there_is_no_chart(tmp_path: Path) ->
 
 def test_data_sets_have_charts_of_their_own_and_methods_keep_their_colours(tmp_path: Path) -> None:
     mnist = {"dataset": "MNIST", "synthetic": True}
-    runs = [_write(tmp_path, "DisPFL"), _write(tmp_path, "FedAvg", told=mnist)]
+    runs = [_write(tmp_path, "DisPFL"), _write(tmp_path, "FedAvg", stated=mnist)]
     digits, other = stages(runs)
     assert [chart.file for chart in charts(runs)] == [
         "comparison-stages-digits.png",

@@ -115,7 +115,7 @@ def test_two_strategies_may_be_the_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "stated"),
     [
         ({"partition": "Shards"}, "partition Shards"),
         ({"counts": 6}, "clients 24"),
@@ -128,16 +128,16 @@ def test_two_strategies_may_be_the_best(tmp_path: Path) -> None:
         ({"course": (0.5, 0.5, 0.5)}, "rounds 3"),
     ],
 )
-def test_what_a_setting_differs_in_is_told(
-    tmp_path: Path, changes: dict[str, Any], told: str
+def test_what_a_setting_differs_in_is_reported(
+    tmp_path: Path, changes: dict[str, Any], stated: str
 ) -> None:
     usual = [strategy_run(tmp_path, name, FLAT) for name in ("Standalone", "MaxCommon")]
     other = strategy_run(tmp_path, "MaxCommon", **{"course": FLAT, "name": "other", **changes})
     found = _names(_study([other, *usual]))
-    assert list(found.items()) == [("", ["Standalone", "Max-Common"]), (told, ["Max-Common"])]
+    assert list(found.items()) == [("", ["Standalone", "Max-Common"]), (stated, ["Max-Common"])]
 
 
-def test_a_limit_is_told_even_where_all_have_it(tmp_path: Path) -> None:
+def test_a_limit_is_reported_even_where_all_have_it(tmp_path: Path) -> None:
     run = strategy_run(tmp_path, "MaxCommon", FLAT, options={"max_common_layers": 2})
     assert list(_names(_study([run]))) == ["max_common_layers 2"]
 
@@ -188,9 +188,9 @@ def test_where_a_run_was_made_is_no_setting(tmp_path: Path) -> None:
 def test_standalone_shares_the_setting_whatever_start_the_others_have(
     tmp_path: Path, start: str
 ) -> None:
-    told: dict[str, Any] = {"options": {"initial": start}}
+    stated: dict[str, Any] = {"options": {"initial": start}}
     runs = [strategy_run(tmp_path, "Standalone", FLAT)]
-    runs += [strategy_run(tmp_path, n, FLAT, **told) for n in ("BasicCommon", "MaxCommon")]
+    runs += [strategy_run(tmp_path, n, FLAT, **stated) for n in ("BasicCommon", "MaxCommon")]
     assert _names(_study(runs)) == {"": ["Standalone", "Basic-Common", "Max-Common"]}
 
 
@@ -232,8 +232,10 @@ def test_versions_stand_in_natural_order_whatever_the_client_groups(tmp_path: Pa
 def test_client_groups_are_the_versions_where_no_setting_tells_them_apart(
     tmp_path: Path, setting: str, versions: tuple[int, ...]
 ) -> None:
-    told = {"cohorts": {"big": 2, "a small one": 2}}
-    run = strategy_run(tmp_path, "MaxCommon", FLAT, versions=versions, setting=setting, told=told)
+    stated = {"cohorts": {"big": 2, "a small one": 2}}
+    run = strategy_run(
+        tmp_path, "MaxCommon", FLAT, versions=versions, setting=setting, stated=stated
+    )
     assert _study([run]).topic.versions == ("a small one", "big")
 
 
@@ -257,7 +259,7 @@ def test_a_single_client_group_has_the_mean_for_its_own(tmp_path: Path) -> None:
 def test_what_is_no_study(tmp_path: Path) -> None:
     alone = strategy_run(tmp_path, "Standalone", FLAT)
     fedavg = strategy_run(tmp_path, "FedAvg", FLAT)
-    silent = strategy_run(tmp_path, "MaxCommon", FLAT, name="silent", told={"cohorts": None})
+    silent = strategy_run(tmp_path, "MaxCommon", FLAT, name="silent", stated={"cohorts": None})
     other = strategy_run(tmp_path, "MaxCommon", FLAT, name="no config", config=None)
     assert studies([alone, fedavg, silent, other]) == []
     third = strategy_run(tmp_path, "ClusteredFL", FLAT, data="CINIC10")

@@ -111,7 +111,7 @@ def test_one_strategy_or_one_round_has_no_picture_of_courses(
 
 
 def test_one_version_has_the_panel_of_all_clients_alone(tmp_path: Path) -> None:
-    one: dict[str, Any] = {"versions": (16,), "counts": 8, "told": {"synthetic": True}}
+    one: dict[str, Any] = {"versions": (16,), "counts": 8, "stated": {"synthetic": True}}
     runs = [strategy_run(tmp_path, n, COURSES[n], **one) for n in ("ClusteredFL", "MaxCommon")]
     figure = _drawn(courses_figure(_setting(runs), None, LIGHT))
     assert len(figure.axes) == 1

@@ -74,7 +74,7 @@ def test_the_terminal_has_a_row_per_setting_and_strategy(runs: list[RunFiles]) -
 
 
 @pytest.mark.parametrize(("width", "there"), [(69, False), (75, True)])
-def test_deviations_are_told_where_there_is_room(
+def test_deviations_are_reported_where_there_is_room(
     runs: list[RunFiles], width: int, there: bool
 ) -> None:
     written = StringIO()
@@ -91,8 +91,8 @@ def test_the_page_has_the_papers_columns(runs: list[RunFiles], tmp_path: Path) -
     ]
     assert groups == ["data and family", *STRATEGIES]
     assert columns == ["V1", "V2", "speed"] * 2
-    told = [f"{value}.0\u00b1{100 * DEVIATION:.1f}" for value in (50, 60, 70, 80)]
-    assert rows == [["CIFAR10, VGG", *told[:2], "1.00", *told[2:], "2.00"]]
+    stated = [f"{value}.0\u00b1{100 * DEVIATION:.1f}" for value in (50, 60, 70, 80)]
+    assert rows == [["CIFAR10, VGG", *stated[:2], "1.00", *stated[2:], "2.00"]]
     assert page.source.count('<td class="start best">70.0') == 1
     assert page.source.count('<td class="best">80.0') == 1
     assert page.source.count('best">') == 2
@@ -115,8 +115,8 @@ def test_what_was_run_with_one_strategy_has_a_table_of_its_own(
 
 def test_the_notes_tell_the_target(runs: list[RunFiles]) -> None:
     measured = "in personal accuracy (resolution 1 round)."
-    told = _table(runs).notes(best="so")[-1]
-    assert told.endswith(f"Target: what Clustered-FL reached in the end, {measured}")
+    stated = _table(runs).notes(best="so")[-1]
+    assert stated.endswith(f"Target: what Clustered-FL reached in the end, {measured}")
     assert _table(runs, 0.6).notes(best="so")[-1].endswith(f"Target: 0.6, {measured}")
 
 

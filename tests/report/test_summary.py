@@ -40,8 +40,8 @@ def test_the_summary_holds_the_final_figures(
 def test_personal_figures_of_some_clients_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ENVIRONMENT | {"evaluated_clients": 3}
-    print_summary(write_run(tmp_path / "run", environment=told))
+    stated = ENVIRONMENT | {"evaluated_clients": 3}
+    print_summary(write_run(tmp_path / "run", environment=stated))
     assert "personal metrics of 3 of 4 clients" in " ".join(capsys.readouterr().out.split())
 
 

@@ -1,4 +1,4 @@
-"""Experiments against each other, seed by seed: who meets whom, in what, and what is told of it."""
+"""Experiments against each other, seed by seed: who meets whom, in what, and what is said of it."""
 
 import csv
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def _run(
     seed: int = 0,
     alpha: float = 0.3,
     data: str = "Digits",
-    **told: Any,
+    **stated: Any,
 ) -> RunFiles:
     config = (
         f"model:\n  algorithm: {name}\n  seed: {seed}\n"
@@ -41,7 +41,7 @@ def _run(
     folder = write_run(
         root / f"{name}-{alpha}-{data}-s{seed}",
         metrics=metrics,
-        environment={**environment, "rounds": 2, "dataset": data, **told},
+        environment={**environment, "rounds": 2, "dataset": data, **stated},
         config=config,
         evaluations=None,
         counts=None,
@@ -169,11 +169,11 @@ def test_a_comparison_tells_verdicts_and_writes_the_file(
     page = ReadPage(compare([run.folder for run in runs], group=True))
     written = (tmp_path / "comparison-verdicts.csv").read_text()
     assert written == verdicts_csv(contests(runs))
-    told = "fedavg +2.00 points over dispfl, the next best"
-    assert told in page.texts["p"]
+    stated = "fedavg +2.00 points over dispfl, the next best"
+    assert stated in page.texts["p"]
     assert "Digits: accuracy after local training, seed by seed" in page.texts["h2"]
     assert "paired t-test over the seeds that both have" in page.texts["p"]
-    assert told in capsys.readouterr().out
+    assert stated in capsys.readouterr().out
     final = page.table("run")
     moments = ("accuracy after aggregation", "accuracy after local training")
     assert [final["fedavg"][name][:5] for name in moments] == ["72.50", "82.50"]

@@ -132,7 +132,7 @@ class Cluster:
     def power_off(self, node: str, job: "Job") -> None:
         """End a node and the job on it at once, without a word to anybody.
 
-        The controller is told; it would find out after SlurmdTimeout.
+        The controller is stated; it would find out after SlurmdTimeout.
         """
         victims = [process for step in job.steps() for process in _family(step)]
         for pid in (self._daemons[node].pid, *victims):

@@ -1,4 +1,4 @@
-"""A callback that holds a run amid a round until something has happened to its job."""
+"""A callback that holds a run during a round until something has happened to its job."""
 
 import os
 import time

@@ -82,7 +82,7 @@ class Run:
         return self.workspace.root / "gate" / f"{self.job.number}-{what}"
 
     def reach_gate(self, ranks: int = 2) -> list[int]:
-        """Wait until all ranks wait amid a round; their process ids."""
+        """Wait until all ranks wait during a round; their process ids."""
 
         def reached() -> bool:
             assert self.job.state in ("PENDING", "CONFIGURING", "RUNNING"), self.log

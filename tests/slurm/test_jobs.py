@@ -23,14 +23,14 @@ def undisturbed(workspace: Workspace) -> Run:
 
 
 def held(workspace: Workspace, *flags: str) -> Run:
-    """A run that waits amid its third round."""
+    """A run that waits during its third round."""
     run = workspace.submit("train", flags, GATED)
     run.reach_gate()
     return run
 
 
 def assert_went_on(run: Run, undisturbed: Run, *, starts: int = 2) -> None:
-    """It ended well, began again amid the round it was in, and found what it would have found."""
+    """It ended well, began again during the round it was in, and found what it would have found."""
     run.complete()
     assert run.first_rounds() == [0] + [ROUND] * (starts - 1), run.log
     assert_same_bits(run, undisturbed)

@@ -183,7 +183,7 @@ def test_lines_of_a_list_are_words_and_no_programs(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["1", "2", "4"])
-def test_a_line_without_a_command_is_told(number: str, repository: Path) -> None:
+def test_a_line_without_a_command_is_reported(number: str, repository: Path) -> None:
     (repository / "list").write_text("# a comment\n\nfit\n  # indented\n")
     done = run(repository, "sweep", "list", SLURM_ARRAY_TASK_ID=number)
     assert done.returncode == 0

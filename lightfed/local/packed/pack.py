@@ -93,7 +93,7 @@ class Pack:
     def _train(
         self, block: Row
     ) -> tuple[list[SessionContext], list[Work], list[PackedReport], Views]:
-        """What the sessions are told and asked, if something looks at single ones.
+        """What the sessions are given and asked, if something looks at single ones.
 
         And the reports, and the values (K, ...) of buffers that are a client's own.
         """

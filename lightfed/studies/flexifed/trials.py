@@ -27,7 +27,7 @@ VERSIONS, CLIENTS, SHARES = "versions", "clients", "shares"
 VERSION_SETTINGS = ("depth", "layers", "variant")
 CLIENT = "model.clients.{}.model"
 # options that are stored elsewhere: strategy, clients, data, and settings of the version
-TOLD = re.compile(
+STATED = re.compile(
     r"model\.clients\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
     r"|model\.clients\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
 )
@@ -77,7 +77,7 @@ def trial_of(group: Group) -> Trial | None:
         return None
     versions = _versions(run.settings, list(counts))
     clients = {version: counts[client_group] or 0 for version, client_group in versions.items()}
-    found = options(run.settings, but=TOLD, unspoken=UNSPOKEN)
+    found = options(run.settings, but=STATED, unspoken=UNSPOKEN)
     return Trial(
         group=group,
         options=_federation(clients) | {k.replace("max_epochs", "rounds"): found[k] for k in found},

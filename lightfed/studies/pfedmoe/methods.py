@@ -164,7 +164,7 @@ def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
     methods = [method for group in grouped(runs) if (method := _method(group))]
     every = gathered(methods, lambda m: (m.data, frozenset(m.options.items()))).values()
     complete = [own for own in every if OURS in (names := {m.name for m in own}) and len(names) > 1]
-    ordered = [_told_apart(own) for own in complete]
+    ordered = [_distinguished(own) for own in complete]
     found = variants([own[0].options for own in ordered], [own[0].data for own in ordered])
     return [
         Protocol("; ".join(filter(None, (own[0].data, variant))), usual_metric(own), tuple(own))
@@ -182,7 +182,7 @@ def _method(group: Group) -> Method | None:
     return Method(group, found, name, name, kind)
 
 
-def _told_apart(found: Sequence[Method]) -> list[Method]:
+def _distinguished(found: Sequence[Method]) -> list[Method]:
     """In the order of METHODS, a complete method before its ablations.
 
     If a method occurs twice, labels have the names of its runs.
