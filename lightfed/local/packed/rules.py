@@ -181,10 +181,6 @@ def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
     dropout = _has(state.module, (nn.modules.dropout._DropoutNd,))
     if dropout and state.store.device.type != "cpu":
         return "dropout draws on the device"
-    if any(
-        isinstance(part, nn.Conv2d) and part.out_channels == 1 for part in state.module.modules()
-    ):
-        return "a convolution of one channel has other bits in packs of other sizes"
     return ""
 
 

@@ -18,6 +18,7 @@ from lightfed.data.batches import PackBatches
 from lightfed.local.logbook import reset_metrics
 from lightfed.local.optimizer import GradientHook, Proximal
 from lightfed.local.packed.forward import Losses, PackedForward, Views
+from lightfed.local.packed.operators import aligned
 from lightfed.local.packed.report import PackResult
 from lightfed.local.packed.steppers import PackedStepper
 from lightfed.local.session import Autocast
@@ -203,7 +204,10 @@ class _Pack:
         return {name: view[:clients] for name, view in self.views.items()}
 
     def _take(self, index: Tensor) -> Views:
-        return {name: view.index_select(0, index) for name, view in self.views.items()}
+        """Copies of some clients' values; parameters at aligned addresses, as in rows."""
+        taken = {name: view.index_select(0, index) for name, view in self.views.items()}
+        kept = {*self._buffers, *self._members.buffers}  # statistics have to be contiguous
+        return {name: part if name in kept else aligned(part) for name, part in taken.items()}
 
     def _keep_buffers(self, taken: Views, index: Tensor) -> None:
         """Copy the buffers of some clients back after their step, without the padding's."""

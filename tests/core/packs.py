@@ -1,0 +1,316 @@
+"""Federations whose clients train side by side: modules of many kinds, and how they are run."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+from typing_extensions import override
+
+from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.fd import FD
+from lightfed.algorithms.fedapen import FedAPEN
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.fedkd import FedKD
+from lightfed.algorithms.fedproto import FedProto
+from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.fml import FML
+from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.my1 import My1
+from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.shared.aspg import ASPG
+from lightfed.algorithms.standalone import Standalone
+from lightfed.api.fleet import Fleet
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.client_module import ClientModule
+from lightfed.local.hooks import SessionContext
+from lightfed.models import MLP, CIFARResNet, Conv
+from lightfed.topology.topology import Ring
+from tests.small import data_of, fleet_of, random_data, run_round
+from tests.strangers.fedrep import FedRep
+
+SIZES = [5, 9, 4, 16, 7, 7, 12]  # sessions of one to four batches, some with a small last one
+CLIENTS = len(SIZES)
+mlp = partial(MLP, hidden=(40, 30))
+
+
+class Residual(nn.Module):
+    """A network whose graph has a sum."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.inner = nn.Linear(input_shape[0], input_shape[0])
+        self.outer = nn.Linear(input_shape[0], num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(x + torch.relu(self.inner(x)))
+
+
+class Smooth(ClientModule):
+    """A training step of a user's, which logs; only `vmap` runs it for several clients."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(Residual(num_classes, input_shape), num_classes=num_classes)
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self.net(x)
+        self.log("top", logits.max())
+        return nn.functional.cross_entropy(logits, y, label_smoothing=0.1)
+
+
+class Reads(Smooth):
+    """Looks at the value of a tensor, which `vmap` cannot."""
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss.item() < 1e6 else 0 * loss
+
+
+class Listened(Residual):
+    """Something changes the gradient of a parameter."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.inner.weight.register_hook(lambda gradient: 0 * gradient)
+
+
+class Bent(FedAvg):
+    """Changes gradients without saying whether it may do so in packs."""
+
+    @override
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        gradient.mul_(0.5)
+
+
+class Frozen(nn.Module):
+    """Keeps its batch normalisation in evaluation mode."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(input_shape[0])
+        self.out = nn.Linear(input_shape[0], num_classes)
+
+    @override
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(x))
+
+
+class Optional(Residual):
+    """A forward that decides on an argument which sessions do not give."""
+
+    @override
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        return super().forward(x if extra is None else x + extra)
+
+
+class Tied(nn.Module):
+    """Two layers with one bias."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.one = nn.Linear(input_shape[0], num_classes)
+        self.other = nn.Linear(input_shape[0], num_classes)
+        self.other.bias = self.one.bias
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.one(x)) + self.other(x)
+
+
+class Island(Residual):
+    """Full precision, whatever the Trainer's."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x)
+
+
+class Half(Residual):
+    """A part of the network is not trained."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            inner = self.inner(x)
+        return self.outer(x + torch.relu(inner))
+
+
+class Averages(Smooth):
+    """Keeps a mean of its inputs in a buffer, and puts a new tensor there with every batch."""
+
+    mean: Tensor
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.register_buffer("mean", torch.zeros(input_shape))
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return super().training_step((x - self.mean, y), batch_idx)
+
+
+class Shifted(nn.Module):
+    """Adds a buffer that no row has to its inputs."""
+
+    shift: Tensor
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.out = nn.Linear(input_shape[0], num_classes)
+        self.register_buffer("shift", torch.zeros(input_shape), persistent=False)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x + self.shift)
+
+
+class Shifts(FedAvg):
+    """Puts a tensor of each client's in the place of that buffer."""
+
+    side_by_side = True
+
+    @override
+    def session_start(self, s: SessionContext) -> None:
+        s.module.net.shift = torch.full((4,), s.client / CLIENTS)  # type: ignore[union-attr]
+
+
+class Drops(nn.Module):
+    """Dropout of what a convolution gives."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (1, 8, 8)) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(input_shape[0], 4, 3), nn.ReLU(), nn.Dropout(0.0), nn.Dropout(0.4),
+            nn.Flatten(), nn.Linear(4 * 36, num_classes),
+        )  # fmt: skip
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Late(Smooth):
+    """Logs in batches that short sessions do not have."""
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 3:
+            self.log("late", loss)
+        return loss
+
+
+def images(sizes: list[int]) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(sum(sizes), 1, 8, 8, generator=generator)
+    y = torch.arange(sum(sizes)) % 3
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return data_of(x, y, parts, classes=3, batch_size=4)
+
+
+def vectors(sizes: list[int], **settings: Any) -> Any:
+    return random_data(sizes, batch_size=4, **settings)
+
+
+conv = partial(Conv, hidden=(8, 12))
+CASES: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "momentum": {"optimizer": partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True)},
+    "adam": {"optimizer": partial(Adam, lr=0.01)},
+    "adamw": {"optimizer": partial(AdamW, lr=0.01)},
+    "clipped": {"clip": 0.5},
+    "fedprox": {"algorithm": partial(FedProx, 0.3)},
+    "dropout": {"model": partial(MLP, hidden=(40, 30), dropout=0.3)},
+    "residual": {"model": Residual},
+    "vmap": {"model": Smooth},
+    "frozen bn": {"model": Frozen},
+    "optional argument": {"model": Optional},
+    "tied": {"model": Tied},
+    "island": {"model": Island},
+    "averages": {"model": Averages},
+    "shifts": {"model": Shifted, "algorithm": Shifts},
+    "no gradients": {"model": Half},
+    "dropout of convolutions": {
+        "model": Drops,
+        "data": images,
+    },
+    "late": {"model": Late},
+    "standalone": {"algorithm": Standalone},
+    "dispfl": {"algorithm": partial(DisPFL, Ring(), density=0.5, rounds=4)},
+    "my1": {"algorithm": partial(My1, Ring(), density=0.5, rounds=4)},
+    "my2": {"algorithm": partial(My2, Ring(), density=0.5, rounds=4)},
+    "fd": {"algorithm": FD},
+    "fedproto": {"algorithm": FedProto},
+    "fedkd": {"algorithm": partial(FedKD, mlp, rounds=4)},
+    "fml": {"algorithm": partial(FML, mlp)},
+    "fedapen": {"algorithm": partial(FedAPEN, mlp)},
+    "pfedmoe": {"algorithm": partial(PFedMoE, mlp, gate_units=8), "joined": True},
+    "lgfedavg": {"algorithm": partial(LGFedAvg, 1)},
+    "aspg": {
+        "algorithm": partial(FedBCD, 1, CLIENTS, gamma=0.1, steps=(1, 3)),
+        "optimizer": partial(ASPG, lr=0.05),
+        "epochs": 1,
+    },
+    "phases": {
+        "algorithm": partial(FedRep, "net.layers.5.", head_epochs=2, body_epochs=1),
+        "optimizer": partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-2),
+        "clip": 0.5,
+    },
+    "phases with adam": {
+        "algorithm": partial(FedRep, "net.layers.5.", head_epochs=1, body_epochs=2),
+        "optimizer": partial(Adam, lr=0.01),
+    },
+    "bn": {"model": conv, "data": images},
+    "one channel": {"model": partial(Conv, hidden=(1, 2)), "data": images},
+    "gn": {"model": partial(Conv, hidden=(8, 12), norm="gn"), "data": images},
+    "static bn": {"model": conv, "data": images, "algorithm": HeteroFL},
+    "resnet": {
+        "model": partial(CIFARResNet, depth=8),
+        "data": images,
+        "optimizer": partial(SGD, lr=1e-3),
+    },
+}
+
+
+def fleet(name: str, side_by_side: Any, sizes: list[int] = SIZES, **more: Any) -> Fleet:
+    case = {
+        "model": mlp, "data": vectors, "algorithm": FedAvg,
+        "optimizer": partial(SGD, lr=0.1), "epochs": 2,
+    } | CASES[name] | more  # fmt: skip
+    group = ClientGroup(len(sizes), case.pop("model"))
+    data, algorithm = case.pop("data"), case.pop("algorithm")
+    if case.pop("joined", False):  # a batch of one sample has no statistics
+        data = partial(data, last_batch="join")
+    return fleet_of([group], algorithm(), data(sizes), side_by_side=side_by_side, **case)
+
+
+def after(made: Fleet, rounds: int = 2) -> tuple[Tensor, dict[str, float]]:
+    """All rows and the metrics after some rounds."""
+    for t in range(rounds):
+        metrics = run_round(made, t)
+    rows = [made.row(k) for k in range(made.clients)]
+    states = [torch.cat((row.floats, row.integers.float())) for row in rows]
+    return torch.stack(states), {k: v for k, v in metrics.items() if k != "seconds"}
+
+
+def most(made: Fleet) -> list[int]:
+    """Clients of the largest pack of each group that is packed."""
+    return [*made.training._packs._most.values()]
