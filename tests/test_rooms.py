@@ -46,7 +46,7 @@ ROOMS = (
     "testing",
     "",
 )
-CATALOGUES = {"algorithms", "models.networks", "data.datasets"}
+CATALOGUES = {"algorithms", "models.networks", "data.datasets", "drawing"}
 PAGES = ("results", "drawing", "studies", "report")  # they read files of runs
 PARENTS = {
     ("fedprox", "fedavg"),

@@ -1,0 +1,119 @@
+"""Charts hold Vega-Lite's schema, with the colours of both themes, and become files."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import altair
+import numpy as np
+import pandas as pd
+import pytest
+
+from lightfed.drawing import marks
+from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
+from lightfed.drawing.files import TABLES, picture, records, static_spec, table_text
+from lightfed.drawing.theme import DARK, LIGHT, coloured, config
+
+METHODS = ("FedAvg", "<script>alert(1)</script>", "a.b[c] $x$ 50 %")
+TABLE = pd.DataFrame(
+    [
+        {"round": t, "method": method, "acc": mean, "low": mean - 0.02, "high": mean + 0.02}
+        for i, method in enumerate(METHODS)
+        for t in range(1, 6)
+        for mean in [0.5 + 0.02 * t + 0.1 * i]
+    ]
+)
+LAST = TABLE[TABLE["round"] == 5]
+BY = Series.of("method", METHODS)
+ROUND, ACC, METHOD = Axis("round"), Axis("acc", "accuracy", "%"), Axis("method")
+CELLS = pd.DataFrame([{"client": k, "label": c, "n": k * c} for k in range(12) for c in range(10)])
+CHARTS: Mapping[str, Callable[[], Chart]] = {
+    "lines": lambda: marks.lines(TABLE, ROUND, ACC, BY),
+    "points": lambda: marks.points(TABLE, ROUND, ACC, BY, connected=True),
+    "rows": lambda: marks.points(LAST, ACC, METHOD, BY, across=True),
+    "bars": lambda: marks.bars(LAST, ACC, METHOD, BY),
+    "spread": lambda: marks.spread(TABLE, ACC, METHOD, BY),
+    "heat": lambda: marks.heat(CELLS, Axis("client"), Axis("label"), Axis("n", "samples")),
+    "areas": lambda: marks.areas(TABLE, ROUND, ACC, BY),
+}
+FIGURE = Figure("all", "All marks", tuple(draw() for draw in CHARTS.values()))
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_every_chart_is_vega_lite(name: str) -> None:
+    chart = CHARTS[name]()
+    page = {"width": "container", "data": {"values": []}, "config": config()}
+    for theme in (LIGHT, DARK):
+        spec = coloured({**chart.spec, **page}, theme)
+        assert "theme:" not in str(spec)
+        altair.LayerChart.from_dict(spec)  # raises where the schema does not hold
+    assert len(chart.table.columns) == len(chart.headings) > 1
+
+
+def test_a_figure_is_drawn_with_the_names_as_texts() -> None:
+    svg = picture(FIGURE, "svg").decode()
+    assert svg.startswith("<svg")
+    assert "&lt;script&gt;" in svg
+    assert "<script" not in svg
+    assert "hidden" not in str(static_spec(FIGURE))
+    assert list(FIGURE.series) == list(METHODS)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_texts_and_series_have_the_contrast_of_aa(theme: Any) -> None:
+    for text in (theme.ink, theme.muted, theme.accent):
+        assert min(contrast(text, theme.face), contrast(text, theme.page)) >= 4.5
+    for colour in theme.series:
+        assert contrast(colour, theme.face) >= 3
+
+
+def test_a_name_has_one_colour_and_one_dash_in_every_chart() -> None:
+    few = Series("method", {name: place for name, place in BY.places.items() if place})
+    whole, part = (one.colour()["scale"] for one in (BY, few))
+    assert part["range"] == whole["range"][1:]
+    assert few.dash()["scale"]["range"] == BY.dash()["scale"]["range"][1:]
+
+
+def test_a_long_line_and_a_large_group_are_bounded() -> None:
+    n = 20_000
+    many = pd.DataFrame({"round": range(n), "acc": np.linspace(0, 1, n), "method": "FedAvg"})
+    line = marks.lines(many, ROUND, ACC, BY).data
+    assert len(line) <= marks.MOST_ROUNDS
+    assert line["x"].iloc[-1] == n - 1
+    spread = marks.spread(many, ACC, METHOD, BY).data
+    assert len(spread) <= marks.MOST_SHOWN + 1
+    assert spread["p50"].iloc[0] == pytest.approx(0.5)
+    assert spread["n"].iloc[0] == n
+
+
+def test_values_that_are_not_finite_are_no_marks() -> None:
+    table = TABLE.assign(acc=TABLE["acc"].where(TABLE["round"] != 2, np.inf))
+    chart = marks.lines(table, ROUND, ACC, BY)
+    assert 2 not in set(chart.data["x"])
+    assert all(row["y"] < 2 for row in records(chart.data))
+
+
+def test_a_loss_over_decades_has_a_log_axis_and_a_share_per_cent() -> None:
+    wide = pd.Series([100.0, 1.0, 0.1])
+    assert metric_axis("loss", "loss", wide).log
+    assert not metric_axis("loss", "loss", wide - 1).log
+    assert metric_axis("acc", "val/acc", wide).format == "%"
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_escape_names(kind: str) -> None:
+    text = table_text(pd.DataFrame({"run": ["a|b_1", "50 % & $x$"], "n": [1, 2]}), kind)
+    expected = {"csv": "a|b_1,1", "latex": r"50 \% \& \$x\$ & 2", "markdown": r"| a\|b_1 | 1 |"}
+    assert expected[kind] in text
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, by WCAG 2.2."""
+    dark, light = sorted(map(_luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = np.array([int(part, 16) for part in re.findall("[0-9a-f]{2}", colour)]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
