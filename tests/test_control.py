@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightfed.cli import command_line as cli
-from lightfed.studies.heterofl.control import explained, sentences, written_out
+from lightfed.studies.heterofl.control import explained, sentences, with_configurations
 from lightfed.studies.heterofl.control_config import SETTINGS, configuration
 from lightfed.studies.heterofl.control_string import FIELDS, LEVELS, NORMS, Control
 from lightfed.utils.errors import UserError
@@ -197,9 +197,9 @@ def test_what_is_printed_is_the_configuration(data: str, norm: str) -> None:
 def test_options_name_it_in_every_way() -> None:
     named = f"control:Digits:{STRING}"
     plain = ["fit", "--config", "a.yaml", "--trainer.name", named]
-    assert written_out(plain) == plain
+    assert with_configurations(plain) == plain
     for words in (["--config", named], [f"--config={named}"], ["-c", named]):
-        inline = written_out(["fit", *words])[-1].removeprefix("--config=")
+        inline = with_configurations(["fit", *words])[-1].removeprefix("--config=")
         config = json.loads(inline)
         assert config["trainer"].pop("name") == f"Digits-{STRING}"
         assert config == control_of(named.removeprefix("control:"))[1]

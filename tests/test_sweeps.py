@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
 from lightfed.cli import command_line as cli
-from lightfed.studies.heterofl.control import PREFIX, written_out
+from lightfed.studies.heterofl.control import PREFIX, with_configurations
 from lightfed.studies.heterofl.control_string import LEVELS, Control
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ PLAIN = {
 
 def shape(words: list[str]) -> list[str]:
     """A command without what a parser cannot get wrong: counts, names, levels beyond the first."""
-    reduced = written_out(words)
+    reduced = with_configurations(words)
     for place in range(1, len(reduced)):
         reduced[place] = PLAIN.get(reduced[place - 1], reduced[place])
     place = reduced.index("--config") + 1

@@ -55,7 +55,7 @@ class Exchange:
     def mean_(
         self,
         rows: Mapping[int, Row],
-        hears: Mapping[int, Sequence[int]],
+        senders: Mapping[int, Sequence[int]],
         *,
         masks: Mapping[int, Tensor] | None,
         keep: Mapping[int, Tensor] | None,
@@ -65,7 +65,7 @@ class Exchange:
 
         Args:
             rows: of this rank's clients; receivers' are written.
-            hears: receiver -> its senders; the same on every rank.
+            senders: receiver -> its senders; the same on every rank.
             masks: of this rank's clients, packed.
             keep: of this rank's receivers, packed.
             over: see `masked_mean`.
@@ -73,17 +73,17 @@ class Exchange:
         Returns:
             sender -> bytes of its package.
         """
-        if not hears:
+        if not senders:
             return {}
-        lists = {k: sorted({k, *hears[k]}) for k in sorted(hears)}
-        senders = sorted({sender for heard in lists.values() for sender in heard})
-        counts = self._counts(senders, masks)
+        lists = {k: sorted({k, *senders[k]}) for k in sorted(senders)}
+        sending = sorted({sender for own in lists.values() for sender in own})
+        counts = self._counts(sending, masks)
         traffic = Traffic.of(lists, self._owner, self._ranks.world)
         shipment = Shipment(
-            self._tensors, self._ranks, traffic, dict(zip(senders, counts, strict=True)), masks
+            self._tensors, self._ranks, traffic, dict(zip(sending, counts, strict=True)), masks
         )
         if self._integers.size:
-            self._integer_maxima(rows, lists, senders)
+            self._integer_maxima(rows, lists, sending)
         mine = [k for k in lists if self._owner[k] == self._ranks.rank]
         blocks = self._blocks(traffic, shipment)
         # Reused by all blocks: on a CPU, new memory costs as much as the sums.
@@ -97,7 +97,7 @@ class Exchange:
                 self._merge(rows, lists, mine, here, cover, keep, over, begin, end, out)
         whole = 8 * self._integers.numel
         sizes = [whole + self._tensors.package_bytes(n) for n in counts]
-        return dict(zip(senders, sizes, strict=True))
+        return dict(zip(sending, sizes, strict=True))
 
     def _merge(
         self,

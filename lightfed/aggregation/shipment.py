@@ -37,13 +37,13 @@ class Traffic:
     def of(
         cls, lists: Mapping[int, Sequence[int]], owner: Mapping[int, int], world: int
     ) -> "Traffic":
-        heard: list[set[int]] = [set() for _ in range(world)]
+        read: list[set[int]] = [set() for _ in range(world)]
         receivers = [0] * world
         for receiver, senders in lists.items():
-            heard[owner[receiver]].update(senders)
+            read[owner[receiver]].update(senders)
             receivers[owner[receiver]] += 1
-        needed = [sorted(j for j in heard[r] if owner[j] != r) for r in range(world)]
-        own = [{j for j in heard[r] if owner[j] == r} for r in range(world)]
+        needed = [sorted(j for j in read[r] if owner[j] != r) for r in range(world)]
+        own = [{j for j in read[r] if owner[j] == r} for r in range(world)]
         routes: dict[tuple[int, int], list[int]] = {}
         for receiver, clients in enumerate(needed):
             for client in clients:

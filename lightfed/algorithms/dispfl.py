@@ -156,7 +156,7 @@ class DisPFL(Peers):
     def round(self, fed: Fleet, t: int) -> None:
         masks = self.next_masks(fed, t)  # m_{k,t}: line 15 of the round before
         # w_{k,t+1/2} = (sum_j w_{j,t} / sum_j m_j) * m_{k,t},   j in S_{k,t} and k: line 7
-        fed.exchange(self.hears(fed, t), masks=self.masks, keep=masks)
+        fed.exchange(self.all_senders(fed, t), masks=self.masks, keep=masks)
         self.masks.update(masks)
         self.sessions(fed, t)  # lines 8-14
 
@@ -166,7 +166,7 @@ class DisPFL(Peers):
         # Counts weights that are not 0 before and after a session, as in the released code.
         fed.tally("counted_parameters", self._counted.values())
 
-    def hears(self, fed: Fleet, t: int) -> dict[int, list[int]]:
+    def all_senders(self, fed: Fleet, t: int) -> dict[int, list[int]]:
         """S_{k,t} of every client; empty for one that is not active."""
         draws = (numpy_generator(fed.seed, "active", t, k) for k in range(fed.clients))
         active = [k for k, draw in enumerate(draws) if draw.random() < self.active]

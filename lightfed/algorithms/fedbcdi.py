@@ -55,7 +55,7 @@ class FedBCDI(FedBCD):
         if patience < 1:
             raise UserError("model.algorithm.init_args.patience", str(patience), "give at least 1")
         self.patience = patience + self.compatibility
-        self._heard: dict[int, int] = {}  # active devices of this round -> K
+        self._connected: dict[int, int] = {}  # active devices of this round -> K
 
     @override
     def _stepped(self, fed: Fleet) -> int:
@@ -71,16 +71,16 @@ class FedBCDI(FedBCD):
         """Lines 2-6 of algorithm 2: train on g_i only, then pull the active devices."""
         phases = self._phases.values()
         units = {i: k for phase in phases for i, k in phase.units.items()}
-        self._heard = {i: units[i] for phase in phases for i in phase.active}
+        self._connected = {i: units[i] for phase in phases for i in phase.active}
         rounds = self.offline.tolist()
         training = [i for i in sorted(units) if rounds[i] < self.patience]
         fed.train(
             training, t, steps=self.hierarchy.batches({i: units[i] for i in training}, fed.data, t)
         )
         self.offline[training] += 1
-        self.offline[sorted(self._heard)] = 0
-        for client in fed.mine(sorted(self._heard)):
-            self._pull(fed, client, self._heard[client])
+        self.offline[sorted(self._connected)] = 0
+        for client in fed.mine(sorted(self._connected)):
+            self._pull(fed, client, self._connected[client])
 
     def _pull(self, fed: Fleet, client: int, times: int) -> None:
         """X <- clamp(x - gamma (x - z), box), repeatedly."""

@@ -55,7 +55,7 @@ class My1(DisPFL):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        fed.exchange(self.hears(fed, t), masks=self.masks)  # the consensus, dense
+        fed.exchange(self.all_senders(fed, t), masks=self.masks)  # the consensus, dense
         self.masks.update(self.next)
         self.sessions(fed, t)
 

@@ -44,7 +44,7 @@ class My2(DisPFL):
     def round(self, fed: Fleet, t: int) -> None:
         kept = {k: self._pruned(fed, k, t) for k in self.masks}
         own = {k: self._weights(fed.row(k).floats).clone() for k in kept} if self.keep_own else {}
-        fed.exchange(self.hears(fed, t), masks=self.masks, over="neighbours")  # 1/J sum_j w_j
+        fed.exchange(self.all_senders(fed, t), masks=self.masks, over="neighbours")  # 1/J sum_j w_j
         for client, mask in kept.items():
             self.masks[client] = self._grown(fed, client, mask, t)
             row = fed.row(client).floats

@@ -209,7 +209,7 @@ class Messenger(Clients):
 
     def exchange(
         self,
-        hears: Mapping[int, Sequence[int]],
+        senders: Mapping[int, Sequence[int]],
         *,
         masks: Mapping[int, Tensor] | None = None,
         keep: Mapping[int, Tensor] | None = None,
@@ -221,7 +221,7 @@ class Messenger(Clients):
         algorithms with one architecture.
 
         Args:
-            hears: receiver -> its senders, without itself; the same on every rank.
+            senders: receiver -> its senders, without itself; the same on every rank.
             masks: of this rank's clients: packed words (P / 32,) of a row's covered elements; None
                 for all.
             keep: of this rank's receivers: elements of the mean that they keep; None for all.
@@ -234,8 +234,8 @@ class Messenger(Clients):
             buffer = self._exchange_buffer
             self._exchange = Exchange(layout, self.ranks, owner=self._owner, buffer=buffer)
         rows = {k: self.row(k) for k in self.mine(range(self.clients))}
-        sizes = self._exchange.mean_(rows, hears, masks=masks, keep=keep, over=over)
-        pairs = [(receiver, sender) for receiver in sorted(hears) for sender in hears[receiver]]
+        sizes = self._exchange.mean_(rows, senders, masks=masks, keep=keep, over=over)
+        pairs = [(receiver, sender) for receiver in sorted(senders) for sender in senders[receiver]]
         spent = [sizes[sender] for _, sender in pairs]
         self.ledger.sent_up([sender for _, sender in pairs], spent)
         self.ledger.sent_down([receiver for receiver, _ in pairs], spent)

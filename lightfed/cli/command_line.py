@@ -81,10 +81,10 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
 def _run(arguments: list[str], *, from_python: bool) -> None:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    from lightfed.studies.heterofl.control import written_out
+    from lightfed.studies.heterofl.control import with_configurations
 
     try:
-        words = written_out(arguments)
+        words = with_configurations(arguments)
         if words[:1] == ["plan"]:
             words = [word.replace("--world-size", "--world_size", 1) for word in words]
         _command_line(words if from_python or words != arguments else None)

@@ -62,7 +62,7 @@ class Watch:
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
         self._deadline: float | None = None
         self._ending = threading.Lock()
-        self._heard = dict.fromkeys(links, b"")
+        self._unread = dict.fromkeys(links, b"")
         threading.Thread(target=self._wait, name="lightfed-watch", daemon=True).start()
 
     def goodbye(self, state: State, said: str) -> None:
@@ -143,7 +143,7 @@ class Watch:
             silent = error.errno in _NO_ANSWER
         if not data and peer.state not in ("left", "failed") and not self._gone:
             self._lose(peer, silent=silent)
-        *lines, self._heard[rank] = (self._heard[rank] + data).split(b"\n")
+        *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
             self._receive(peer, **json.loads(line))
         return bool(data)

@@ -127,7 +127,7 @@ class Hooks(nn.Module, ABC):
     def session_end(self, s: SessionContext) -> None:
         """Called after a client's session, on its trained row, if overridden."""
 
-    def facts(self, fed: Any) -> dict[str, Any]:
+    def environment(self, fed: Any) -> dict[str, Any]:
         """Entries about the algorithm for the run's environment.json, besides its name."""
         return {}
 

@@ -105,7 +105,7 @@ class DryFleet(Fleet):
     @override
     def exchange(
         self,
-        hears: Mapping[int, Sequence[int]],
+        senders: Mapping[int, Sequence[int]],
         *,
         masks: Mapping[int, Tensor] | None = None,
         **_: Any,
@@ -116,8 +116,8 @@ class DryFleet(Fleet):
         if self.ranks.world > 1:  # blocks in transit are no larger than all rows
             self.others = min(self._exchange_buffer, 6 * self.clients * 4 * layout.size)
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
-        for receiver, senders in hears.items():
-            for sender in senders:
+        for receiver, theirs in senders.items():
+            for sender in theirs:
                 self.ledger.sent_up(sender, size)
                 self.ledger.sent_down(receiver, size)
 

@@ -160,7 +160,7 @@ def client_group_table(outcome: Outcome) -> TextTable:
     metric = outcome.client_metric or ""
     rows = [
         {
-            "cohort": client_group.name,
+            "group": client_group.name,
             "clients": count_text(client_group.clients),
             readable(metric) or "metric": metric_text(metric, client_group.mean),
             "std": metric_text(metric, client_group.std),

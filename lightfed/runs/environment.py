@@ -62,7 +62,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "evaluated_clients": len(evaluation.clients),
             "side_by_side": dict(fleet.training.side_by_side),
         }
-        | fleet.algorithm.facts(fleet)
+        | fleet.algorithm.environment(fleet)
     )
 
 

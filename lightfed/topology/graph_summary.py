@@ -4,14 +4,14 @@ from collections.abc import Collection
 
 import numpy as np
 
-from lightfed.topology.topology import Topology, hearing
+from lightfed.topology.topology import Topology, round_senders
 
 LARGEST = 1000  # clients; the spectral gap of more takes over half a second
 
 
 def summarise(topology: Topology, *, clients: int, seed: int) -> dict[str, str | int | float]:
     """Class, in-degrees and spectral gap of the graph of round 0."""
-    heard = [len(h) for h in hearing(topology, 0, clients=clients, seed=seed).values()]
+    heard = [len(h) for h in round_senders(topology, 0, clients=clients, seed=seed).values()]
     summary: dict[str, str | int | float] = {"class": type(topology).__name__}
     if clients <= LARGEST:
         summary["spectral_gap"] = spectral_gap(graph(topology, 0, clients=clients, seed=seed))
@@ -27,9 +27,11 @@ def graph(
     seed: int,
     active: Collection[int] | None = None,
 ) -> np.ndarray:
-    """(K, K) bool; row k marks the senders to client k in round t, see `hearing`. K^2 bytes."""
+    """(K, K) bool; row k marks the senders to client k in round t (`round_senders`)."""
     matrix = np.zeros((clients, clients), dtype=np.bool_)
-    for client, heard in hearing(topology, t, clients=clients, seed=seed, active=active).items():
+    for client, heard in round_senders(
+        topology, t, clients=clients, seed=seed, active=active
+    ).items():
         matrix[client, heard] = True
     return matrix
 

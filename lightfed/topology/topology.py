@@ -1,6 +1,6 @@
 """Communication graphs of a federation without a server: DisPFL's three graphs and others.
 
-A topology is a class whose arguments are config keys. `hearing` lists the senders of one round.
+A topology is a class whose arguments are config keys. `round_senders` is the graph of a round.
 """
 
 import math
@@ -37,7 +37,7 @@ class Topology(ABC):
         """
 
     @abstractmethod
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         """The senders to a client in round t: ascending, without itself.
 
         Args:
@@ -48,7 +48,7 @@ class Topology(ABC):
         """
 
 
-def hearing(
+def round_senders(
     topology: Topology,
     t: int,
     *,
@@ -69,10 +69,10 @@ def hearing(
         active: None for all clients.
     """
     if active is None:
-        return {k: topology.hears(k, t, clients=clients, seed=seed) for k in range(clients)}
+        return {k: topology.senders(k, t, clients=clients, seed=seed) for k in range(clients)}
     present = frozenset(active)
     return {
-        k: [j for j in topology.hears(k, t, clients=clients, seed=seed) if j in present]
+        k: [j for j in topology.senders(k, t, clients=clients, seed=seed) if j in present]
         for k in sorted(present)
     }
 
@@ -81,7 +81,7 @@ def warning_of_lonely(topology: Topology, *, clients: int, seed: int) -> str | N
     """Warning that names the clients without senders in a fixed graph; None if there are none."""
     if topology.varies:
         return None
-    lists = hearing(topology, 0, clients=clients, seed=seed)
+    lists = round_senders(topology, 0, clients=clients, seed=seed)
     lonely = [client for client, heard in lists.items() if not heard]
     if not lonely:
         return None
@@ -95,7 +95,7 @@ class Ring(Topology):
     """Every client receives from the previous and the next one."""
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         return sorted({(client - 1) % clients, (client + 1) % clients} - {client})
 
 
@@ -104,7 +104,7 @@ class Full(Topology):
     """Every client receives from all others."""
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         return [*range(client), *range(client + 1, clients)]
 
 
@@ -128,7 +128,7 @@ class TimeVarying(Topology):
         _check_others("neighbours", self.neighbours, clients)
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         rng = numpy_generator(seed, "neighbours", t, client)
         drawn = np.sort(rng.choice(clients - 1, self.neighbours, replace=False, shuffle=False))
         return (drawn + (drawn >= client)).tolist()
@@ -161,7 +161,7 @@ class Torus(Topology):
         return next(rows for rows in range(math.isqrt(clients), 0, -1) if clients % rows == 0)
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         rows = self._rows(clients)
         columns = clients // rows
         row, column = divmod(client, columns)
@@ -187,7 +187,7 @@ class RandomRegular(Topology):
         _need(clients * self.degree % 2 == 0, "degree", found, "make one of them even")
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         return list(random_regular(clients, self.degree, seed=seed)[client])
 
 
@@ -211,7 +211,7 @@ class SmallWorld(Topology):
         _check_others("neighbours", self.neighbours, clients)
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         return list(small_world(clients, self.neighbours, self.rewire, seed=seed)[client])
 
 
@@ -231,10 +231,10 @@ class Star(Topology):
         _need(self.centre < clients, "centre", found, f"give 0 to {clients - 1}")
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         if client != self.centre:
             return [self.centre]
-        return Full().hears(client, t, clients=clients, seed=seed)
+        return Full().senders(client, t, clients=clients, seed=seed)
 
 
 class Adjacency(Topology):
@@ -256,7 +256,7 @@ class Adjacency(Topology):
         _need(size == clients, "matrix", found, "give a row and a column for each client")
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         assert len(self._heard) == clients, "check rejects this"
         return np.flatnonzero(self._heard[client]).tolist()
 

@@ -47,7 +47,7 @@ class Recorded(Topology):
         self.heard = {(c["round"], c["client"]): sorted(c["neighbours"]) for c in choices}
 
     @override
-    def hears(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
+    def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
         return self.heard[t, client]
 
 

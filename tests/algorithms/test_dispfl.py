@@ -145,10 +145,10 @@ def test_a_start_is_zero_outside_its_mask_and_where_nobody_covers(regrow: Any, o
     uncovered = 0
     for t in range(5):
         trained = {k: unpack_mask(mask) for k, mask in algorithm.masks.items()}
-        hears = algorithm.hears(fed, t)
+        senders = algorithm.all_senders(fed, t)
         run_round(fed, t)
         for client, start in algorithm.starts.items():
-            covered = torch.stack([trained[j] for j in [client, *hears[client]]]).any(0)
+            covered = torch.stack([trained[j] for j in [client, *senders[client]]]).any(0)
             mine = unpack_mask(algorithm.masks[client])
             assert torch.isfinite(start).all()
             assert not start[~mine].any()
@@ -197,15 +197,15 @@ def test_an_inactive_client_trains_from_its_own_model() -> None:
     fed = fleet(algorithm)
     idle = 0
     for t in range(6):
-        before, hears = rows(fed).clone(), algorithm.hears(fed, t)
+        before, senders = rows(fed).clone(), algorithm.all_senders(fed, t)
         metrics = run_round(fed, t)
         assert metrics["participants"] == len(SIZES)
         for client in range(len(SIZES)):
-            if hears[client]:
+            if senders[client]:
                 continue
             idle += 1
             assert torch.equal(algorithm.starts[client], before[client])
-            assert not any(client in heard for heard in hears.values())
+            assert not any(client in heard for heard in senders.values())
             assert not torch.equal(fed.row(client).floats, before[client])
     assert 0 < idle < 6 * len(SIZES)
 
@@ -213,7 +213,7 @@ def test_an_inactive_client_trains_from_its_own_model() -> None:
 def test_so_many_clients_are_active() -> None:
     algorithm = DisPFL(Full(), active=0.9, static=True)
     fed = fleet(algorithm)
-    active = sum(bool(heard) for t in range(40) for heard in algorithm.hears(fed, t).values())
+    active = sum(bool(heard) for t in range(40) for heard in algorithm.all_senders(fed, t).values())
     assert 160 < active < 195  # of 200, a standard deviation of 4.2 around 180
 
 

@@ -140,8 +140,8 @@ class DisPFL(Bare):
     @override
     def round(self, draws: Draws, t: int) -> None:
         masks = self._masks if t == 0 else self._searched(draws, t - 1)
-        counts = torch.mm(draws.hears, self._masks).clamp_(min=1.0)
-        self._rows = torch.mm(draws.hears, self._rows).div_(counts).mul_(masks)
+        counts = torch.mm(draws.senders, self._masks).clamp_(min=1.0)
+        self._rows = torch.mm(draws.senders, self._rows).div_(counts).mul_(masks)
         self._masks = masks
         self._sessions.train_(self._stacks(self._rows), draws.order, self._stacks(masks))
 

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/exchange.py [--clients 100] [--neighbours 10] [--receivers 10]
 
-ResNet-18 with GroupNorm, 11.17 M parameters, masks of density 0.5 (ERK), every client hearing 10
+ResNet-18 with GroupNorm, 11.17 M parameters, masks of density 0.5 (ERK), a client receives from 10
 others: CPU time of one rank with one torch thread. The loop is the released code's formulation: for
 every client and every tensor the sum of the neighbours' weights over the sum of their masks, which
 are float tensors, 0 where that is not a number, times the client's own mask. It is timed on a few
@@ -30,7 +30,7 @@ from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.distributed.collectives import Ranks
 from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.state.rows import ModelLayout, Row
-from lightfed.topology.topology import TimeVarying, hearing
+from lightfed.topology.topology import TimeVarying, round_senders
 from lightfed.utils.rng import derive_seed, torch_generator
 
 SEED = 0
@@ -47,13 +47,13 @@ class Clients:
         layout: of their rows.
         rows: 0 outside of the masks.
         masks: packed.
-        hears: whom each of them hears.
+        senders: to each of them.
     """
 
     layout: ModelLayout
     rows: dict[int, Row]
     masks: dict[int, Tensor]
-    hears: dict[int, list[int]]
+    senders: dict[int, list[int]]
 
     @classmethod
     def make(cls, count: int, neighbours: int) -> "Clients":
@@ -71,8 +71,8 @@ class Clients:
             floats = torch.empty(layout.size)
             floats.normal_(generator=torch_generator(SEED, "benchmark/row", client=client))
             rows[client] = Row(apply_mask_(floats, masks[client]), none)
-        hears = hearing(TimeVarying(neighbours), 0, clients=count, seed=SEED)
-        return cls(layout, rows, masks, hears)
+        senders = round_senders(TimeVarying(neighbours), 0, clients=count, seed=SEED)
+        return cls(layout, rows, masks, senders)
 
     def tensors(self, client: int) -> Tensors:
         """A client's weights, as a state dict has them."""
@@ -100,7 +100,7 @@ def loop(weights: Sequence[Tensors], masks: Sequence[Tensors], own: Tensors) -> 
 
 def time_loop(clients: Clients, receiver: int) -> tuple[float, Tensors]:
     """CPU seconds of one receiver, and its mean."""
-    heard = sorted({receiver, *clients.hears[receiver]})
+    heard = sorted({receiver, *clients.senders[receiver]})
     weights = [clients.tensors(k) for k in heard]
     masks = [clients.float_masks(k) for k in heard]
     own = masks[heard.index(receiver)]
@@ -115,7 +115,7 @@ def time_exchange(clients: Clients) -> float:
     start = time.process_time()
     exchange = Exchange(clients.layout, Ranks(torch.device("cpu")), owner=owner, buffer=BUFFER)
     exchange.mean_(
-        clients.rows, clients.hears, masks=clients.masks, keep=clients.masks, over="covered"
+        clients.rows, clients.senders, masks=clients.masks, keep=clients.masks, over="covered"
     )
     return time.process_time() - start
 
@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--neighbours", type=int, default=10, help="others that a client hears")
+    parser.add_argument("--neighbours", type=int, default=10, help="senders to a client")
     parser.add_argument("--receivers", type=int, default=10, help="that the loop is timed on")
     parser.add_argument("--passes", type=int, default=3, help="measurements of either side")
     options = parser.parse_args(argv)

@@ -15,7 +15,7 @@ from lightfed.local.local_work import LocalWork
 from lightfed.models.networks.cnn import Conv, SimpleCNN
 from lightfed.models.networks.lenet import LeNet
 from lightfed.models.networks.mlp import MLP
-from lightfed.topology.topology import TimeVarying, hearing
+from lightfed.topology.topology import TimeVarying, round_senders
 from lightfed.utils.rng import derive_seed, torch_generator
 
 SEED = 2024
@@ -41,17 +41,17 @@ class Draws:
         clients: who takes part, ascending.
         order: (K, n) the samples of each participant in the order of its epoch.
         batch: (K, B) the samples of its regrow gradient.
-        hears: (K, K) float, 1 where a participant (row) averages over another, or over itself.
+        senders: (K, K) float, 1 where a participant (row) averages over another, or over itself.
     """
 
     clients: list[int]
     order: Tensor
     batch: Tensor
-    hears: Tensor
+    senders: Tensor
 
     def to(self, device: str) -> "Draws":
         """The same on a device."""
-        moved = (part.to(device) for part in (self.order, self.batch, self.hears))
+        moved = (part.to(device) for part in (self.order, self.batch, self.senders))
         return Draws(self.clients, *moved)
 
 
@@ -137,13 +137,13 @@ class Workload:
         work = LocalWork(clients_per_round=self.per_round)
         chosen = participants(work, self.clients, seed=SEED, t=t)
         batch = [self._shuffled(k, t - 1, "gradient-order")[:BATCH_SIZE] for k in chosen]
-        hears = torch.eye(len(chosen))
+        senders = torch.eye(len(chosen))
         if self.method == "DisPFL":
-            senders = hearing(TimeVarying(NEIGHBOURS), t, clients=self.clients, seed=SEED)
-            for receiver, heard in senders.items():
-                hears[receiver, heard] = 1.0
+            of_round = round_senders(TimeVarying(NEIGHBOURS), t, clients=self.clients, seed=SEED)
+            for receiver, heard in of_round.items():
+                senders[receiver, heard] = 1.0
         order = torch.stack([self._shuffled(k, t, "order") for k in chosen])
-        return Draws(chosen, order, torch.stack(batch), hears)
+        return Draws(chosen, order, torch.stack(batch), senders)
 
     def _shuffled(self, client: int, t: int, purpose: str) -> Tensor:
         generator = torch_generator(SEED, purpose, t, client)

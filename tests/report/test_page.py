@@ -66,15 +66,15 @@ def test_what_clients_hold_is_not_the_global_model_on_their_data(tmp_path: Path)
         "the global model on a client's own test samples",
     )
     assert page.cards["as trained accuracy"][0] == "70.00 %"
-    assert page.table("cohort")["b"]["accuracy"] == "50.00 %"
-    assert page.table("cohort")["b"]["of the global model"] == "98.00 %"
+    assert page.table("group")["b"]["accuracy"] == "50.00 %"
+    assert page.table("group")["b"]["of the global model"] == "98.00 %"
     sentence = "Personal: its slice, after aggregation, on the client's own test samples."
     assert sentence in unescape(page.source)
 
 
 def test_the_tables_hold_client_groups_and_last_rounds(page: ReadPage) -> None:
-    assert page.table("cohort")["b"] == {
-        "cohort": "b",
+    assert page.table("group")["b"] == {
+        "group": "b",
         "clients": "2",
         "accuracy": "40.00 %",
         "std": "10.00 %",
@@ -141,7 +141,7 @@ def test_everything_a_user_names_is_escaped(tmp_path: Path) -> None:
     assert "script" not in page.tags
     assert page.texts["h1"] == page.texts["title"] == evil
     assert page.texts["pre"] == f"</pre>{evil}"
-    assert evil in page.table("cohort")
+    assert evil in page.table("group")
     assert [f"{evil}.{evil}", evil] in page.cells[-1]
 
 

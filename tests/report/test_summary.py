@@ -75,7 +75,7 @@ def test_a_run_without_clients_has_no_table_of_client_groups(
     print_summary(write_run(tmp_path / "run", metrics=metrics, evaluations=None, counts=None))
     rows = _cells(capsys.readouterr().out)
     assert rows["train loss"] == ["1"]
-    assert "cohort" not in rows
+    assert "group" not in rows
 
 
 def test_a_narrow_terminal_breaks_no_cell(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightfed.topology.graph_summary import graph
 from lightfed.topology.matrices import read_mixing
-from lightfed.topology.topology import Adjacency, hearing
+from lightfed.topology.topology import Adjacency, round_senders
 from lightfed.utils.errors import UserError
 
 GRAPH = "model.algorithm.init_args.topology.init_args.matrix"
@@ -23,7 +23,7 @@ RING = [[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]
 def lists(topology: Adjacency, clients: int) -> list[list[int]]:
     """Whom each client hears."""
     topology.check(clients)
-    return list(hearing(topology, 0, clients=clients, seed=0).values())
+    return list(round_senders(topology, 0, clients=clients, seed=0).values())
 
 
 def weights(mixing: Any, servers: int) -> np.ndarray:

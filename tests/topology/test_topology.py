@@ -21,7 +21,7 @@ from lightfed.topology.topology import (
     TimeVarying,
     Topology,
     Torus,
-    hearing,
+    round_senders,
 )
 from lightfed.utils.errors import UserError
 
@@ -53,7 +53,7 @@ def topologies(draw: st.DrawFn) -> tuple[Topology, int]:
 def lists(topology: Topology, clients: int, *, t: int = 0, seed: int = 0) -> list[list[int]]:
     """Whom each client hears."""
     topology.check(clients)
-    return list(hearing(topology, t, clients=clients, seed=seed).values())
+    return list(round_senders(topology, t, clients=clients, seed=seed).values())
 
 
 def matrix(topology: Topology, clients: int, *, t: int = 0, seed: int = 0) -> np.ndarray:
@@ -68,7 +68,7 @@ def test_every_list_ascends_without_its_owner(
 ) -> None:
     topology, clients = drawn
     topology.check(clients)
-    heard = hearing(topology, t, clients=clients, seed=seed)
+    heard = round_senders(topology, t, clients=clients, seed=seed)
     assert list(heard) == list(range(clients))
     for client, others in heard.items():
         assert others == sorted(set(others) - {client})
@@ -153,10 +153,10 @@ def test_time_varying_hears_all_equally_often() -> None:
 
 def test_a_draw_is_named_by_seed_round_and_client_alone() -> None:
     topology = TimeVarying(10)
-    alone = topology.hears(7, 3, clients=100, seed=5)
+    alone = topology.senders(7, 3, clients=100, seed=5)
     assert lists(topology, 100, t=3, seed=5)[7] == alone
     for t, seed in ((4, 5), (3, 6)):
-        assert topology.hears(7, t, clients=100, seed=seed) != alone
+        assert topology.senders(7, t, clients=100, seed=seed) != alone
     assert len({tuple(heard) for heard in lists(topology, 100)}) == 100
 
 
@@ -174,14 +174,14 @@ def test_a_graph_drawn_once_is_named_by_the_seed() -> None:
 
 def test_a_caller_may_change_its_list() -> None:
     for topology in (RandomRegular(2), SmallWorld(2, 0.5), Adjacency(CYCLE)):
-        topology.hears(0, 0, clients=3, seed=0).clear()
-        assert topology.hears(0, 0, clients=3, seed=0)
+        topology.senders(0, 0, clients=3, seed=0).clear()
+        assert topology.senders(0, 0, clients=3, seed=0)
 
 
 @pytest.mark.parametrize("topology", [Ring(), Full(), TimeVarying(4), Star(3), SmallWorld(4, 0.3)])
 def test_inactive_clients_drop_out_of_the_same_draw(topology: Topology) -> None:
-    everyone = hearing(topology, 2, clients=9, seed=1)
-    some = hearing(topology, 2, clients=9, seed=1, active=[8, 1, 3, 4])
+    everyone = round_senders(topology, 2, clients=9, seed=1)
+    some = round_senders(topology, 2, clients=9, seed=1, active=[8, 1, 3, 4])
     assert list(some) == [1, 3, 4, 8]
     for client, heard in some.items():
         assert heard == [other for other in everyone[client] if other in {1, 3, 4, 8}]
@@ -205,12 +205,12 @@ def test_graphs_drawn_before_are_drawn_again() -> None:
 
 
 def test_full_hears_the_active() -> None:
-    assert hearing(Full(), 0, clients=5, seed=0, active={0, 2, 4}) == {
+    assert round_senders(Full(), 0, clients=5, seed=0, active={0, 2, 4}) == {
         0: [2, 4],
         2: [0, 4],
         4: [0, 2],
     }
-    assert hearing(Ring(), 0, clients=5, seed=0, active=set()) == {}
+    assert round_senders(Ring(), 0, clients=5, seed=0, active=set()) == {}
 
 
 @pytest.mark.parametrize(

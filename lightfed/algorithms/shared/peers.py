@@ -9,7 +9,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment
 from lightfed.topology.graph_summary import summarise
-from lightfed.topology.topology import TimeVarying, Topology, hearing, warning_of_lonely
+from lightfed.topology.topology import TimeVarying, Topology, round_senders, warning_of_lonely
 
 
 class Peers(Algorithm):
@@ -37,8 +37,8 @@ class Peers(Algorithm):
 
     def senders(self, fed: Fleet, t: int, active: Sequence[int]) -> dict[int, list[int]]:
         """S_{k,t}: the active clients that each active client receives from, in round t."""
-        return hearing(self.topology, t, clients=fed.clients, seed=fed.seed, active=active)
+        return round_senders(self.topology, t, clients=fed.clients, seed=fed.seed, active=active)
 
     @override
-    def facts(self, fed: Fleet) -> dict[str, Any]:
+    def environment(self, fed: Fleet) -> dict[str, Any]:
         return {"topology": summarise(self.topology, clients=fed.clients, seed=fed.seed)}

@@ -81,7 +81,7 @@ def _levels(control: Control) -> str:
     return f"levels {', '.join(parts)}; the global model is of level {control.modes[0][0]}"
 
 
-def written_out(argv: Sequence[str]) -> list[str]:
+def with_configurations(argv: Sequence[str]) -> list[str]:
     """The words of a command line with every `control:STRING` replaced by its configuration.
 
     Raises:

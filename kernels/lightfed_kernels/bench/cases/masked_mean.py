@@ -29,7 +29,7 @@ CHECKED = 4
 
 @dataclass(frozen=True)
 class Inputs:
-    """Senders' rows (zero where their masks are) and masks, receivers' masks, who hears whom."""
+    """Senders' rows (zero where their masks are) and masks, receivers' masks, who sends to whom."""
 
     layout: Layout
     rows: Tensor
@@ -85,7 +85,7 @@ def _case(
 
 
 def draw(receivers: int, senders: int) -> list[list[int]]:
-    """Every receiver hears itself and DEGREE others."""
+    """Every receiver averages itself and DEGREE others."""
     generator = torch.Generator().manual_seed(0)
     lists = []
     for receiver in range(receivers):
