@@ -8,6 +8,7 @@ In the released FedProx, SGD's momentum passes from device to device; here sessi
 it. Every server sends the mean of its devices to the coordinator and receives the global model.
 """
 
+from math import inf
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.shared.clouds import Hierarchical
+from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.local.optimizer import Proximal
-from lightfed.utils.errors import UserError
 
 
 class CloudFedAvg(Hierarchical, FedAvg):
@@ -41,9 +42,7 @@ class CloudFedAvg(Hierarchical, FedAvg):
             **hierarchy: See Hierarchical.
         """
         super().__init__(servers, active, **hierarchy)
-        if not 0 <= mu < float("inf"):
-            fix = "give a proximal weight of 0 or more"
-            raise UserError("model.algorithm.init_args.mu", str(mu), fix)
+        require_argument(0 <= mu < inf, "mu", mu, "give a proximal weight of 0 or more")
         self.mu = mu
         self.weights = "uniform"
 

@@ -32,15 +32,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.shared.peers import Peers
-from lightfed.algorithms.shared.sparsity import check_share, check_shares, random_mask
+from lightfed.algorithms.shared.sparsity import random_mask
+from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.state.client_state import Kept
 from lightfed.topology.topology import Topology
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator
-
-_KEY = "model.algorithm.init_args"
 
 
 class DisPFL(Peers):
@@ -83,12 +82,14 @@ class DisPFL(Peers):
         """
         super().__init__(topology)
         self.densities = [density] if isinstance(density, int | float) else list(density)
-        check_shares(f"{_KEY}.density", self.densities)
-        check_share(f"{_KEY}.prune_rate", prune_rate, zero=True)
-        check_share(f"{_KEY}.active", active)
-        if rounds is not None and rounds < 1:
-            fix = "give at least 1, or leave it out for the length of the run"
-            raise UserError(f"{_KEY}.rounds", str(rounds), fix)
+        require_argument(
+            bool(self.densities), "density", "an empty list", "give at least one share"
+        )
+        for name, share in [("active", active), *(("density", d) for d in self.densities)]:
+            require_argument(0 < share <= 1, name, share, "give a share in (0, 1]")
+        require_argument(0 <= prune_rate <= 1, "prune_rate", prune_rate, "give a share in [0, 1]")
+        fix = "give at least 1, or leave it out for the length of the run"
+        require_argument(rounds is None or rounds >= 1, "rounds", rounds, fix)
         self.distribution = distribution
         self.own_masks = own_masks
         self.prune_rate = prune_rate
@@ -106,9 +107,9 @@ class DisPFL(Peers):
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
         self._check(fed)
-        if self.rounds is None and fed.rounds is None and not self.static:
-            found = "nothing, and trainer.max_epochs does not say how long the run is"
-            raise UserError(f"{_KEY}.rounds", found, "give the number of rounds of the cosine")
+        found = "nothing, and trainer.max_epochs does not say how long the run is"
+        known = bool(self.rounds or fed.rounds or self.static)
+        require_argument(known, "rounds", found, "give the number of rounds of the cosine")
         layout = fed.groups[0].layout
         parameters = layout.floats.entries[: layout.parameters]
         shapes = [(entry.name, entry.shape) for entry in parameters]
@@ -132,11 +133,11 @@ class DisPFL(Peers):
         statistics = layout.floats.entries[layout.parameters :]
         if statistics and self.statistics == "refuse":
             found = f"the model has buffers, such as {statistics[0].name}, which have no mask"
-            fix = f"use a model without (ResNet18GN), or set {_KEY}.buffers: average"
+            fix = f"use a model without (ResNet18GN), or set {KEY}.buffers: average"
             raise UserError("model.clients", found, fix)
         if fed.work.fraction != 1.0 or fed.work.clients_per_round is not None:
             key = "fraction" if fed.work.clients_per_round is None else "clients_per_round"
-            fix = f"leave it out; {_KEY}.active and the topology say who communicates"
+            fix = f"leave it out; {KEY}.active and the topology say who communicates"
             raise UserError(f"model.{key}", "a part of the clients, but all train", fix)
 
     def _first_mask(self, fed: Fleet, client: int) -> Tensor:

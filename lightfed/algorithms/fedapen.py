@@ -18,6 +18,7 @@ result is the same, because the networks do not change.
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Literal
 
 import torch
@@ -25,13 +26,12 @@ from torch import nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
+from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_module import ClientModule
 from lightfed.models.build import DataSpec
 from lightfed.models.composites import mutual
-from lightfed.utils.errors import UserError
 
-_KEY = "model.algorithm.init_args"
 _SHARE = "net.share"
 
 
@@ -65,12 +65,9 @@ class FedAPEN(PersonalShared):
                 that.
         """
         super().__init__(shared, weights)
-        if not 0 < hold_out < 1:
-            raise UserError(f"{_KEY}.hold_out", str(hold_out), "give a share such as 0.05")
-        if not 0 < share_lr < float("inf"):
-            raise UserError(f"{_KEY}.share_lr", str(share_lr), "give a rate above 0")
-        if passes < 0:
-            raise UserError(f"{_KEY}.passes", str(passes), "give 0 or more")
+        require_argument(0 < hold_out < 1, "hold_out", hold_out, "give a share such as 0.05")
+        require_argument(0 < share_lr < inf, "share_lr", share_lr, "give a rate above 0")
+        require_argument(passes >= 0, "passes", passes, "give 0 or more")
         self.hold_out = hold_out
         self.share_lr = share_lr
         self.passes = passes

@@ -30,6 +30,7 @@ the step of a server that starts and ends its phase in that round.
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -44,6 +45,7 @@ from lightfed.algorithms.shared.clouds import (
     Momentum,
     check_step,
 )
+from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment, SessionContext
 from lightfed.local.optimizer import Proximal
@@ -51,11 +53,9 @@ from lightfed.simulation.clock import VirtualClock, check_waits
 from lightfed.simulation.hierarchy import Phase
 from lightfed.state.server_model import ServerModel
 from lightfed.topology.matrices import count_edges, read_mixing
-from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
-_KEY = "model.algorithm.init_args"
 DECAY = 1 - 1e-4  # of the released code's server rate, per round
 
 
@@ -106,19 +106,18 @@ class FedBCD(Hierarchical):
         """
         super().__init__(servers, active, **hierarchy)
         self.wait = servers if wait is None else wait
-        check_waits(f"{_KEY}.wait", [self.wait], servers)
+        check_waits(f"{KEY}.wait", [self.wait], servers)
         self.gammas = [gamma] if isinstance(gamma, int | float) else list(gamma)
-        if not self.gammas or not all(0 <= g < float("inf") for g in self.gammas):
-            raise UserError(f"{_KEY}.gamma", str(gamma), "give numbers of 0 or more")
+        fits = bool(self.gammas) and all(0 <= g < inf for g in self.gammas)
+        require_argument(fits, "gamma", gamma, "give numbers of 0 or more")
         if not any(self.gammas):
             log.warning("%s with gamma = 0: every device trains alone", type(self).__name__)
-        if not 0 < server_lr < float("inf"):
-            raise UserError(f"{_KEY}.server_lr", str(server_lr), "give a number above 0")
+        require_argument(0 < server_lr < inf, "server_lr", server_lr, "give a number above 0")
         self.server_lr = server_lr
         self.server_step = server_step
         self.mixing = None
         if mixing is not None:
-            self.mixing = read_mixing(mixing, servers, key=f"{_KEY}.mixing", wait=self.wait)
+            self.mixing = read_mixing(mixing, servers, key=f"{KEY}.mixing", wait=self.wait)
         self.momentum = momentum
         self.side_by_side = momentum != "shared"  # then a session starts from the one before
         self.compatibility = compatibility
@@ -137,7 +136,7 @@ class FedBCD(Hierarchical):
         servers = self.hierarchy.servers
         clouds = [self.hierarchy.devices(n, fed.clients) for n in range(servers)]
         check_step(
-            f"{_KEY}.server_lr", self.server_lr, [[self.gamma(i) for i in c] for c in clouds],
+            f"{KEY}.server_lr", self.server_lr, [[self.gamma(i) for i in c] for c in clouds],
             divided=self.server_step == "mean", devices=self._stepped(fed), together=self._global,
         )  # fmt: skip
         self.models = CloudModels(fed, 1 if self._global else servers)
@@ -145,7 +144,7 @@ class FedBCD(Hierarchical):
         self._scratch = [fed.new_model()]
         self.register_buffer("queue", torch.full((servers, self.hierarchy.active), -1))
         self.clock = VirtualClock(servers, self.wait)
-        self.momenta = Momenta(fed, self.momentum, key=f"{_KEY}.momentum")
+        self.momenta = Momenta(fed, self.momentum, key=f"{KEY}.momentum")
 
     def _stepped(self, fed: Fleet) -> int:
         """Number of devices in a server's step: all, with their last models."""

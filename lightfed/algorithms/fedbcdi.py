@@ -19,8 +19,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet
-from lightfed.utils.errors import UserError
 
 
 class FedBCDI(FedBCD):
@@ -52,8 +52,7 @@ class FedBCDI(FedBCD):
         """
         super().__init__(servers, active, gamma=gamma, **fedbcd)
         self.hierarchy = replace(self.hierarchy, available=available)
-        if patience < 1:
-            raise UserError("model.algorithm.init_args.patience", str(patience), "give at least 1")
+        require_argument(patience >= 1, "patience", patience, "give at least 1")
         self.patience = patience + self.compatibility
         self._connected: dict[int, int] = {}  # active devices of this round -> K
 

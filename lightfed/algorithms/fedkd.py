@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import PREFIX, NetworkFactory, PersonalShared
+from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec, blank
@@ -37,9 +38,6 @@ from lightfed.models.composites import mutual
 from lightfed.models.composites.split import split
 from lightfed.state.rows import Row
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError
-
-_KEY = "model.algorithm.init_args"
 
 
 class FedKD(PersonalShared):
@@ -72,8 +70,8 @@ class FedKD(PersonalShared):
                 as in HtFLlib.
         """
         super().__init__(shared, weights)
-        if not all(0 <= share <= 1 for share in energy):
-            raise UserError(f"{_KEY}.energy", str(list(energy)), "give two shares in [0, 1]")
+        shares = all(0 <= share <= 1 for share in energy)
+        require_argument(shares, "energy", list(energy), "give two shares in [0, 1]")
         self.energy = (energy[0], energy[1])
         self.form: mutual.Form = form
         self.rounds = rounds
@@ -90,9 +88,8 @@ class FedKD(PersonalShared):
     @override
     def setup(self, fed: Fleet) -> None:
         super().setup(fed)
-        if self.rounds is None and fed.rounds is None:
-            found = "nothing, and trainer.max_epochs does not say how long the run is"
-            raise UserError(f"{_KEY}.rounds", found, "give the number of rounds")
+        found = "nothing, and trainer.max_epochs does not say how long the run is"
+        require_argument(bool(self.rounds or fed.rounds), "rounds", found, "give their number")
         self._sent = [fed.new_part(PREFIX)]
         self._bytes = fed.keep("bytes", durable=False)  # sent by the participants
         self.register_buffer("received", torch.zeros(fed.clients, dtype=torch.bool))

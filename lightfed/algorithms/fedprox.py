@@ -14,9 +14,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Weights
 from lightfed.local.hooks import SessionContext
-from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,7 @@ class FedProx(FedAvg):
             weights: By the number of samples, or uniform.
         """
         super().__init__(weights)
-        if not mu >= 0:
-            raise UserError(
-                "model.algorithm.init_args.mu", str(mu), "give a proximal weight of 0 or more"
-            )
+        require_argument(mu >= 0, "mu", mu, "give a proximal weight of 0 or more")
         if mu == 0:
             log.warning("FedProx with mu = 0 is FedAvg")
         self.mu = mu

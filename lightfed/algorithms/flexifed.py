@@ -26,11 +26,10 @@ from typing_extensions import override
 
 from lightfed.algorithms.shared.prefix_trie import Node, Trie
 from lightfed.algorithms.shared.signature import layers_of
-from lightfed.api.algorithm import Algorithm
+from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.models.build import blank
 from lightfed.state.rows import LiveModule
-from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -149,14 +148,12 @@ class MaxCommon(FlexiFed):
             **flexifed: See FlexiFed.
         """
         super().__init__(**flexifed)
-        key = "model.algorithm.init_args"
-        if max_common_layers is not None and max_common_layers < 0:
-            fix = "give a number of layers, 0 or more"
-            raise UserError(f"{key}.max_common_layers", str(max_common_layers), fix)
-        if max_common_layers is not None and share_classifier:
-            found = f"true, together with max_common_layers: {max_common_layers}"
-            fix = "keep one: the limit applies to the classifier, too"
-            raise UserError(f"{key}.share_classifier", found, fix)
+        limited, limit = max_common_layers is not None, max_common_layers
+        fits, fix = limit is None or limit >= 0, "give a number of layers, 0 or more"
+        require_argument(fits, "max_common_layers", limit, fix)
+        found = f"true, together with max_common_layers: {limit}"
+        fix = "keep one: the limit applies to the classifier, too"
+        require_argument(not (limited and share_classifier), "share_classifier", found, fix)
         self.max_common_layers = max_common_layers
         self.share_classifier = share_classifier
 

@@ -13,12 +13,10 @@ from torch import nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
+from lightfed.api.algorithm import require_argument
 from lightfed.api.fleet import Weights
 from lightfed.models.build import DataSpec
 from lightfed.models.composites import mutual
-from lightfed.utils.errors import UserError
-
-_KEY = "model.algorithm.init_args"
 
 
 class FML(PersonalShared):
@@ -45,13 +43,12 @@ class FML(PersonalShared):
             form: Of mutual learning: separate losses, or htfllib's.
         """
         super().__init__(shared, weights)
+        for name, share in (("alpha", alpha), ("beta", beta)):
+            require_argument(0 <= share <= 1, name, share, "give a share in [0, 1], such as 0.5")
         self.alpha = alpha
         self.beta = beta
         self.form: mutual.Form = form
 
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
-        try:
-            return mutual.FML(private, shared, alpha=self.alpha, beta=self.beta, form=self.form)
-        except UserError as error:
-            raise UserError(f"{_KEY}.{error.key}", error.found, error.fix) from error
+        return mutual.FML(private, shared, alpha=self.alpha, beta=self.beta, form=self.form)

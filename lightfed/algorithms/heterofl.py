@@ -14,6 +14,7 @@ augmentation, and only when the model is evaluated; the released code shuffles a
 round. A last batch of one sample is left out, because it has no variance.
 """
 
+from math import inf
 from typing import Literal
 
 import lightning.pytorch as L
@@ -23,17 +24,14 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.algorithms.shared.logit_masks import LogitMasks
 from lightfed.algorithms.shared.slice_tests import SliceTests
-from lightfed.api.algorithm import Algorithm
+from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext, Tested
 from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
-
-_KEY = "model.algorithm.init_args"
 
 
 class HeteroFL(Algorithm):
@@ -69,15 +67,14 @@ class HeteroFL(Algorithm):
                 clients by default.
         """
         super().__init__()
-        if statistics_batch_size < 2:
-            found = str(statistics_batch_size)
-            raise UserError(f"{_KEY}.statistics_batch_size", found, "give at least 2")
-        if level_weights is not None and assignment != "dynamic":
-            found = f"{level_weights}, while assignment is {assignment}: clients draw no level"
-            fix = "leave them out, or set assignment: dynamic"
-            raise UserError(f"{_KEY}.level_weights", found, fix)
-        if not all(0 < weight < float("inf") for weight in level_weights or ()):
-            raise UserError(f"{_KEY}.level_weights", str(level_weights), "give weights above 0")
+        size, fix = statistics_batch_size, "give at least 2"
+        require_argument(size >= 2, "statistics_batch_size", size, fix)
+        drawn = level_weights is None or assignment == "dynamic"
+        found = f"{level_weights}, while assignment is {assignment}: clients draw no level"
+        fix = "leave them out, or set assignment: dynamic"
+        require_argument(drawn, "level_weights", found, fix)
+        positive = all(0 < weight < inf for weight in level_weights or ())
+        require_argument(positive, "level_weights", level_weights, "give weights above 0")
         self.assignment = assignment
         self.level_weights = level_weights
         self.mask = mask
@@ -97,9 +94,11 @@ class HeteroFL(Algorithm):
     def setup(self, fed: Fleet) -> None:
         masks = self._hooks if self.mask else None
         self._tests = SliceTests(fed, batch_size=self.statistics_batch_size, masks=masks)
-        if self.level_weights is not None and len(self.level_weights) != len(fed.groups):
-            found = f"{len(self.level_weights)} weights for {len(fed.groups)} groups"
-            raise UserError(f"{_KEY}.level_weights", found, "give one for every group")
+        count = len(fed.groups if self.level_weights is None else self.level_weights)
+        found = f"{count} weights for {len(fed.groups)} groups"
+        require_argument(
+            count == len(fed.groups), "level_weights", found, "give one for every group"
+        )
         self.model = fed.new_model()  # W_g
         for group in range(len(fed.groups)):
             fed.check_nested(self.model, group)

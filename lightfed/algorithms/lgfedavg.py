@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Literal
 
 import lightning.pytorch as L
-import torch
 from lightfed_kernels import Entry
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -40,7 +39,7 @@ from lightfed.local.packed.evaluation import Together
 from lightfed.runs import checkpoint as checkpoints
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +73,8 @@ class LGFedAvg(Algorithm):
                 models/server.safetensors. Initial values by default.
         """
         super().__init__()
-        if global_layers < 1:
-            fix = "give at least 1; for none use Standalone"
-            raise UserError(_LAYERS, str(global_layers), fix)
+        fix = "give at least 1; for none use Standalone"
+        require(global_layers >= 1, _LAYERS, global_layers, fix)
         self.global_layers = global_layers
         self.side = side
         self.weights: Weights = weights
@@ -102,21 +100,17 @@ class LGFedAvg(Algorithm):
 
     def _matched(self, fed: Fleet) -> list[list[str]]:
         """For every group the names of its tensors of the global layers, in the same order."""
-        if self.start is not None:
-            found = f"{self.start}, but the groups have different architectures"
-            raise UserError(_START, found, "leave it out, or give all clients one")
+        found = f"{self.start}, but the groups have different architectures"
+        require(self.start is None, _START, found, "leave it out, or give all clients one")
         chosen: list[list[Entry]] = []
         for state in fed.groups:
             names = self._tensors(state)
             chosen.append([e for e in state.layout.floats if names is None or e.name in names])
             one, other = ([e.shape for e in entries] for entries in (chosen[0], chosen[-1]))
-            if one != other:
-                found = (
-                    f"the global layers of group {fed.groups[0].name} are {_text(one)}, "
-                    f"those of group {state.name} {_text(other)}"
-                )
-                fix = "use networks with the same ones, or share fewer layers"
-                raise UserError("model.clients", found, fix)
+            first = f"the global layers of group {fed.groups[0].name} are {_text(one)}"
+            found = f"{first}, those of group {state.name} {_text(other)}"
+            fix = "use networks with the same ones, or share fewer layers"
+            require(one == other, "model.clients", found, fix)
         return [[entry.name for entry in entries] for entries in chosen]
 
     def _tensors(self, state: GroupState) -> frozenset[str] | None:
@@ -124,9 +118,8 @@ class LGFedAvg(Algorithm):
         modules = state.module.named_modules()
         layers = [n for n, m in modules if list(m.parameters(recurse=False))]
         count = self.global_layers
-        if count > len(layers):
-            found = f"{count}, but the model has {len(layers)} layers with parameters"
-            raise UserError(_LAYERS, found, f"give at most {len(layers)}")
+        found = f"{count}, but the model has {len(layers)} layers with parameters"
+        require(count <= len(layers), _LAYERS, found, f"give at most {len(layers)}")
         if count == len(layers):
             return None
         chosen = layers[-count:] if self.side == "top" else layers[:count]
@@ -174,8 +167,8 @@ def start_values(path: Path, layout: ModelLayout) -> Row:
     Raises:
         UserError: the file cannot be read, or holds another architecture.
     """
-    if not path.is_file():
-        raise UserError(_START, f"no file {path}", "give a .ckpt or .safetensors file of a run")
+    fix = "give a .ckpt or .safetensors file of a run"
+    require(path.is_file(), _START, f"no file {path}", fix)
     if path.suffix == ".safetensors":
         return _of_weights(path, layout)
     return _of_checkpoint(path, layout)
@@ -186,7 +179,7 @@ def _of_weights(path: Path, layout: ModelLayout) -> Row:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(_START, f"{path} cannot be read ({error})", "give another file") from error
-    row = Row(layout.floats.new_row(), layout.integers.new_row(dtype=torch.int64))
+    row = Row.zeros(layout)
     views = layout.floats.views(row.floats) | layout.integers.views(row.integers)
     for name, view in views.items():
         saved = tensors.get(name.removeprefix("net."))
@@ -206,8 +199,8 @@ def _of_checkpoint(path: Path, layout: ModelLayout) -> Row:
     names = ("algorithm.model.floats", "algorithm.model.integers")
     saved: list[Tensor | None] = [state.get(name) for name in names]
     expected = (layout.size, layout.integers.size)
-    if [None if s is None else s.numel() for s in saved] != list(expected):
-        found = f"{path} holds no server model of this architecture"
-        raise UserError(_START, found, "start from a FedAvg run of the same model")
+    fits = [None if s is None else s.numel() for s in saved] == list(expected)
+    found = f"{path} holds no server model of this architecture"
+    require(fits, _START, found, "start from a FedAvg run of the same model")
     floats, integers = (s.clone() for s in saved if s is not None)
     return Row(floats, integers)

@@ -20,6 +20,7 @@ sample, and `gate: unnormalised` leaves out the gate's last batch normalisation.
 """
 
 from collections.abc import Mapping
+from math import inf
 from typing import Literal
 
 import lightning.pytorch as L
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import NetworkFactory, PersonalShared
+from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_module import ClientModule
 from lightfed.models.build import DataSpec, blank
@@ -35,8 +37,6 @@ from lightfed.models.composites.class_means import ClassSums
 from lightfed.models.composites.mixture import FixedGate, Gate, MixtureClient
 from lightfed.models.composites.split import split
 from lightfed.utils.errors import UserError
-
-_KEY = "model.algorithm.init_args"
 
 
 class PFedMoE(PersonalShared):
@@ -67,13 +67,11 @@ class PFedMoE(PersonalShared):
             federate: Exchange the shared extractor; if not, every client trains its mixture alone.
         """
         super().__init__(shared, weights)
-        if gate_units < 1:
-            raise UserError(f"{_KEY}.gate_units", str(gate_units), "give at least 1")
-        if gate_lr is not None and not 0 <= gate_lr < float("inf"):
-            raise UserError(f"{_KEY}.gate_lr", str(gate_lr), "give a factor of 0 or more")
-        if gate == "half" and gate_lr is not None:
-            found, fix = f"{gate_lr}, and gate: half learns nothing", "leave one of them out"
-            raise UserError(f"{_KEY}.gate_lr", found, fix)
+        require_argument(gate_units >= 1, "gate_units", gate_units, "give at least 1")
+        fits = gate_lr is None or 0 <= gate_lr < inf
+        require_argument(fits, "gate_lr", gate_lr, "give a factor of 0 or more")
+        learns, found = gate != "half", f"{gate_lr}, and gate: half learns nothing"
+        require_argument(gate_lr is None or learns, "gate_lr", found, "leave one of them out")
         self.gate_units = gate_units
         self.gate_lr = gate_lr
         self.gate = gate
@@ -90,7 +88,7 @@ class PFedMoE(PersonalShared):
         try:
             return MixtureClient(own.extractor, own.head, common.extractor, gate, batch=batch)
         except UserError as error:
-            raise UserError(f"{_KEY}.{error.key}", error.found, error.fix) from error
+            raise UserError(f"{KEY}.{error.key}", error.found, error.fix) from error
 
     def _gate(self, data: DataSpec) -> nn.Module:
         """H."""

@@ -1,9 +1,17 @@
-"""The base class of algorithms."""
+"""The base class of algorithms, and the check of their arguments."""
 
 from abc import abstractmethod
 
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Hooks
+from lightfed.utils.errors import require
+
+KEY = "model.algorithm.init_args"  # of an algorithm's arguments in a configuration
+
+
+def require_argument(fits: bool, name: str, found: object, fix: str) -> None:
+    """Raise a `UserError` that names an argument of the algorithm, unless `fits`."""
+    require(fits, f"{KEY}.{name}", found, fix)
 
 
 class Algorithm(Hooks):

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any
 
 import lightning.pytorch as L
 import torch
@@ -10,10 +10,7 @@ from lightfed_kernels import popcount
 from torch import Tensor
 
 from lightfed.aggregation.slice_cache import Coverages, Parts
-from lightfed.api.placed_clients import PlacedClients, Settings
-from lightfed.local.client_group import ClientGroup
-from lightfed.local.hooks import Hooks
-from lightfed.local.local_work import ClientData
+from lightfed.api.placed_clients import PlacedClients
 from lightfed.state.rows import Row
 from lightfed.state.server_model import ServerModel
 
@@ -28,31 +25,18 @@ class Message:
 
 
 class Clients(PlacedClients):
-    """The clients, their rows, and what servers send into them.
+    """The clients, their rows, and what servers send into them; arguments as `PlacedClients`."""
 
-    Args:
-        groups: one architecture each.
-        algorithm: prepares the modules, and decides whether clients keep their rows.
-        data: the clients' samples.
-        **settings: as for `PlacedClients`.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[ClientGroup],
-        algorithm: Hooks,
-        data: ClientData,
-        **settings: Unpack[Settings],
-    ) -> None:
-        super().__init__(groups, algorithm, data, **settings)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self._inbox: dict[int, Message] = {}
-        output = self.groups[0].output_layer(data.num_classes) if algorithm.label_rows else None
+        labelled, classes = self.algorithm.label_rows, self.data.num_classes
         self._coverages = Coverages(
             [state.layout for state in self.groups],
             [state.name for state in self.groups],
-            label_rows=output,
-            depths=algorithm.depths,
-            method=type(algorithm).__name__,
+            label_rows=self.groups[0].output_layer(classes) if labelled else None,
+            depths=self.algorithm.depths,
+            method=type(self.algorithm).__name__,
             device=self.device,
         )
 

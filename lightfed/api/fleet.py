@@ -8,7 +8,7 @@ look at single clients.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar
 
 import torch
 from lightfed_kernels import FIXED_LIMIT
@@ -16,17 +16,15 @@ from torch import Tensor
 
 from lightfed.api import client_states
 from lightfed.api.failures import Outcomes, Verdict, judge
-from lightfed.api.messenger import Messenger, MessengerSettings, Weights
+from lightfed.api.messenger import Messenger, Weights
 from lightfed.api.participants import participants
-from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_metrics import weighted_means
-from lightfed.local.hooks import Hooks, Moment
-from lightfed.local.local_work import ClientData, Phase
+from lightfed.local.hooks import Moment
+from lightfed.local.local_work import Phase
 from lightfed.local.rank_sessions import Training
 from lightfed.local.session import Report
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import part_of, with_prefix
-from lightfed.state.rows import Row
 from lightfed.state.server_model import ServerModel
 
 __all__ = ["Fleet", "Weights"]
@@ -38,12 +36,10 @@ class Fleet(Messenger):
     """The clients in rounds, as an algorithm sees them; construction ends with its `setup`.
 
     Args:
-        groups: one architecture each.
-        algorithm: the algorithm.
-        data: the clients' samples.
+        *args: client groups, algorithm and data, as `PlacedClients`.
         rounds: number of rounds of the run, if known.
         max_failed: number of sessions of a round that may fail; by default all but one may raise.
-        **settings: as for `Messenger` and `Clients`.
+        **settings: as `Messenger` and `PlacedClients`.
 
     Attributes:
         fruitless_rounds: number of rounds in a row, up to now, without a usable update.
@@ -53,15 +49,12 @@ class Fleet(Messenger):
 
     def __init__(
         self,
-        groups: Sequence[ClientGroup],
-        algorithm: Hooks,
-        data: ClientData,
-        *,
+        *args: Any,
         rounds: int | None = None,
         max_failed: int | None = None,
-        **settings: Unpack[MessengerSettings],
+        **settings: Any,
     ) -> None:
-        super().__init__(groups, algorithm, data, **settings)
+        super().__init__(*args, **settings)
         self.rounds = rounds
         self.max_failed = max_failed
         self.fruitless_rounds = 0
@@ -85,8 +78,7 @@ class Fleet(Messenger):
     def new_model(self, group: int = 0) -> ServerModel:
         """A server model in the layout of a group, with its initial values."""
         state = self.groups[group]
-        row = Row(state.initial.floats.clone(), state.initial.integers.clone())
-        return ServerModel(state.layout, row).to(self.device)
+        return ServerModel(state.layout, state.initial.clone()).to(self.device)
 
     def new_part(self, prefix: str) -> ServerModel:
         """A server model of the first group's tensors with this name prefix.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,46 +14,30 @@ from lightfed.aggregation.slice_cache import Parts
 from lightfed.aggregation.weights import whole
 from lightfed.api.clients import Clients, Message
 from lightfed.api.failures import Outcomes
-from lightfed.api.placed_clients import Settings
-from lightfed.local.client_group import ClientGroup
-from lightfed.local.hooks import Hooks
-from lightfed.local.local_work import ClientData
 from lightfed.state.costs import Ledger
 from lightfed.state.server_model import ServerModel
 
 Weights = Literal["samples", "uniform"]
 
 
-class MessengerSettings(Settings, total=False):
-    """Keyword arguments of `Messenger`."""
-
-    accumulate: Accumulate
-    exchange_buffer: int
-
-
 class Messenger(Clients):
     """Clients that exchange models with servers and with each other.
 
     Args:
-        groups: one architecture each.
-        algorithm: as for `Clients`.
-        data: the clients' samples.
+        *args: as `PlacedClients`.
         accumulate: how sums over clients are held.
         exchange_buffer: bytes per rank for rows that clients exchange.
-        **settings: as for `Clients`.
+        **settings: as `PlacedClients`.
     """
 
     def __init__(
         self,
-        groups: Sequence[ClientGroup],
-        algorithm: Hooks,
-        data: ClientData,
-        *,
+        *args: Any,
         accumulate: Accumulate = "float64",
         exchange_buffer: int = 2**28,
-        **settings: Unpack[Settings],
+        **settings: Any,
     ) -> None:
-        super().__init__(groups, algorithm, data, **settings)
+        super().__init__(*args, **settings)
         self.accumulate = accumulate
         self.ledger = Ledger(self.clients)
         self._outcomes = Outcomes()

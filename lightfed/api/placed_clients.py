@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Required, TypedDict
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, place
@@ -14,16 +13,6 @@ from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
-
-
-class Settings(TypedDict, total=False):
-    """Keyword arguments of `PlacedClients`."""
-
-    ranks: Required[Ranks]
-    work: LocalWork | None
-    seed: int
-    host_rows: bool
-    rates: Rates | None
 
 
 class PlacedClients:

@@ -254,12 +254,8 @@ class GroupState:
         One buffer serves all clients, because a live module keeps the rows it was bound to.
         """
         if self._borrowed is None:
-            device = self.store.device
             with torch.inference_mode(False):  # a row that is evaluated first is trained later
-                self._borrowed = Row(
-                    self.layout.floats.new_row(device=device),
-                    torch.zeros(self.layout.integers.size, dtype=torch.int64, device=device),
-                )
+                self._borrowed = Row.zeros(self.layout, self.store.device)
         return self._borrowed.copy_(row)
 
     @property

@@ -37,7 +37,7 @@ def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> Se
         integers=Layout.build((entry.name, entry.shape) for entry in integers),
         parameters=sum(entry.name in parameters for entry in floats),
     )
-    part = Row(own.floats.new_row(), own.integers.new_row(dtype=torch.int64))
+    part = Row.zeros(own)
     _take(layout.floats, row.floats, own.floats, part.floats)
     _take(layout.integers, row.integers, own.integers, part.integers)
     return ServerModel(own, part, aliases=aliases)

@@ -91,12 +91,22 @@ class Row:
     floats: Tensor
     integers: Tensor
 
+    @classmethod
+    def zeros(cls, layout: ModelLayout, device: torch.device | str = "cpu") -> "Row":
+        """A new row of a layout."""
+        integers = torch.zeros(layout.integers.size, dtype=torch.int64, device=device)
+        return cls(layout.floats.new_row(device=device), integers)
+
     def clone(self) -> "Row":
         return Row(self.floats.clone(), self.integers.clone())
 
     def first(self, count: int) -> "Row":
         """The first rows of a block, as a block."""
         return Row(self.floats[:count], self.integers[:count])
+
+    def repeated(self, count: int) -> "Row":
+        """A block of equal rows, all of them views of this one."""
+        return Row(self.floats.expand(count, -1), self.integers.expand(count, -1))
 
     def each(self) -> list["Row"]:
         """The rows of a block of K rows."""
@@ -147,7 +157,7 @@ class LiveModule:
 
     def row_of_module(self) -> Row:
         """A copy of the module's current values as a new row."""
-        row = Row(self.layout.floats.new_row(), self.layout.integers.new_row(dtype=torch.int64))
+        row = Row.zeros(self.layout)
         for entry, tensor in zip(self.layout.floats, self._tensors, strict=True):
             self.layout.floats.view(row.floats, entry).copy_(tensor.detach())
         for tensor, entry in self._integers:

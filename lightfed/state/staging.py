@@ -15,14 +15,8 @@ class Staging:
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
-        layout, device = store.layout, store.device
-        self._buffers = [
-            Row(
-                layout.floats.new_row(device=device),
-                torch.zeros(layout.integers.size, dtype=torch.int64, device=device),
-            )
-            for _ in range(2)
-        ]
+        device = store.device
+        self._buffers = [Row.zeros(store.layout, device) for _ in range(2)]
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._held: dict[int, Row] = {}
         self._next = 0

@@ -9,7 +9,7 @@ Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from math import isfinite
+from math import inf
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, aligned
 from lightfed.local.steppers.sgd import SGDStepper
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 _KEY = "model.optimizer.init_args"
 
@@ -48,18 +48,13 @@ class ASPG(Optimizer):
             momentum: zeta, the extrapolation; 0 is projected stochastic gradient.
             box: Bounds of every weight, 0 among them; null for none.
         """
-        if not (isfinite(lr) and lr > 0):
-            raise UserError(f"{_KEY}.lr", str(lr), "give a number above 0")
-        if not (isfinite(momentum) and momentum >= 0):
-            raise UserError(f"{_KEY}.momentum", str(momentum), "give a number of 0 or more")
-        if box is not None:
-            low, high = box
-            if not low < high:
-                raise UserError(f"{_KEY}.box", f"[{low}, {high}]", "give low < high")
-            if not low <= 0 <= high:
-                found, fix = f"[{low}, {high}], which excludes 0", "give bounds around 0"
-                raise UserError(f"{_KEY}.box", found, fix)
+        require(0 < lr < inf, f"{_KEY}.lr", lr, "give a number above 0")
+        require(0 <= momentum < inf, f"{_KEY}.momentum", momentum, "give a number of 0 or more")
         bounds = None if box is None else (float(box[0]), float(box[1]))
+        if bounds is not None:
+            low, high = bounds
+            fix = "give bounds around 0: low < high, low <= 0 <= high"
+            require(low < high and low <= 0 <= high, f"{_KEY}.box", [low, high], fix)
         super().__init__(params, {"lr": lr, "momentum": momentum, "box": bounds})
 
     def iterates(self) -> list[Tensor]:

@@ -18,7 +18,7 @@ from lightfed.local.optimizer import Proximal
 from lightfed.simulation.delays import Delay, Exponential
 from lightfed.simulation.hierarchy import Activation, Hierarchy, Phase, Unit
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 
 class Hierarchical(Algorithm):
@@ -135,17 +135,16 @@ def check_step(
         UserError: names the key.
     """
     if divided:
-        if rate >= 2:
-            fix = "give less than 2: z moves that far towards the devices' mean"
-            raise UserError(key, str(rate), fix)
+        fix = "give less than 2: z moves that far towards the devices' mean"
+        require(rate < 2, key, rate, fix)
         return
     largest = [sum(sorted(cloud, reverse=True)[:devices]) for cloud in gammas]
     total = sum(largest) if together else max(largest)
     product, bound = rate * total, "below 2" if together else "at most 1"
-    if product >= 2 or (not together and product > 1):
-        which = "all devices" if together else "the largest server's devices"
-        found = f"{rate:g}, times the sum of gamma over {which}, {total:g}, is {product:g}"
-        raise UserError(key, found, f"it must be {bound}; or server_step: mean")
+    which = "all devices" if together else "the largest server's devices"
+    found = f"{rate:g}, times the sum of gamma over {which}, {total:g}, is {product:g}"
+    fits = product < 2 if together else product <= 1
+    require(fits, key, found, f"it must be {bound}; or server_step: mean")
 
 
 Momentum = Literal["device", "shared", "session"]

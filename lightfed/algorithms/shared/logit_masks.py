@@ -7,8 +7,8 @@ import lightning.pytorch as L
 import torch
 from torch import Tensor
 
+from lightfed.api.algorithm import require_argument
 from lightfed.local.client_module import NetworkClient
-from lightfed.utils.errors import UserError
 
 _BUFFER = "absent_labels"
 
@@ -37,10 +37,9 @@ class LogitMasks:
         Raises:
             UserError: naming the module.
         """
-        if not self._hooks[id(module)].called and module.get_buffer(_BUFFER).any():
-            found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
-            fix = "call it there, or set mask: false"
-            raise UserError("model.algorithm.init_args.mask", found, fix)
+        called = self._hooks[id(module)].called or not module.get_buffer(_BUFFER).any()
+        found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
+        require_argument(called, "mask", found, "call it there, or set mask: false")
 
     @staticmethod
     def absent(labels: Sequence[Tensor], num_classes: int) -> dict[str, Tensor]:

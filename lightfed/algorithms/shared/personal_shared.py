@@ -12,7 +12,7 @@ import lightning.pytorch as L
 from torch import nn
 from typing_extensions import override
 
-from lightfed.api.algorithm import Algorithm
+from lightfed.api.algorithm import KEY, Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.client_module import ClientModule
 from lightfed.local.hooks import Moment
@@ -20,7 +20,6 @@ from lightfed.models.build import DataSpec, build_network
 from lightfed.state.server_model import ServerModel
 
 PREFIX = "net.shared."
-_KEY = "model.algorithm.init_args"
 
 NetworkFactory = Callable[[], nn.Module]
 
@@ -54,7 +53,7 @@ class PersonalShared(Algorithm):
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:
         client = ClientModule.of(module, method=type(self).__name__)
-        shared = build_network(self.shared, data, key=f"{_KEY}.shared")
+        shared = build_network(self.shared, data, key=f"{KEY}.shared")
         client.net = self.composite(client.net, shared, data)
 
     @override

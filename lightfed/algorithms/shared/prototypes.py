@@ -1,6 +1,7 @@
 """Clients that exchange a vector per class instead of weights: the base of FD and FedProto."""
 
 from abc import abstractmethod
+from math import inf
 from typing import Literal
 
 import lightning.pytorch as L
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.api.algorithm import Algorithm
+from lightfed.api.algorithm import Algorithm, require_argument
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_module import ClientModule
 from lightfed.local.hooks import SessionContext
@@ -37,9 +38,7 @@ class ByClass(Algorithm):
                 it, as in HtFLlib.
         """
         super().__init__()
-        if not 0 <= weight < float("inf"):
-            fix = "give a weight of 0 or more"
-            raise UserError("model.algorithm.init_args.weight", str(weight), fix)
+        require_argument(0 <= weight < inf, "weight", weight, "give a weight of 0 or more")
         self.weight = weight
         self.absent: Absent = absent
 

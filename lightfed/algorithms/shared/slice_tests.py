@@ -22,7 +22,7 @@ from lightfed.local.packed.forward import Views, graph_of, stacked
 from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.rng import derive_seed, seed_default_generators, torch_generator
 
 
@@ -78,9 +78,8 @@ class StaticNorms:
             total = torch.zeros(sum(sizes), dtype=torch.float64, device=self._device)
             for number, x in batches:
                 # Dropout is on, as in training.
-                seed_default_generators(
-                    derive_seed(seed, "statistics", client=number), self._device
-                )
+                drawn = derive_seed(seed, "statistics", client=number)
+                seed_default_generators(drawn, self._device)
                 self.module(x)
                 total += torch.cat(self._statistics())
             for tensor, mean in zip(
@@ -110,7 +109,6 @@ class StaticNorms:
         Returns:
             (K, C) buffers by name.
         """
-        assert self.graph is not None, "only networks of known layers"
         self.module.train()
         clients, steps = batches.sizes.shape
         buffers = {n: b for n, b in self.module.named_buffers() if "running_" in n}
@@ -144,7 +142,6 @@ class StaticNorms:
         """The statistics of one batch of each of some clients, (k, C) by name."""
         assert self.graph is not None
         count = len(places)
-        rows = Row(row.floats.expand(count, -1), row.integers.expand(count, -1))
         buffers = {
             name: buffer.expand(count, *buffer.shape).clone()
             for name, buffer in self.module.named_buffers()
@@ -154,7 +151,7 @@ class StaticNorms:
             return [torch_generator(seeds[k], "statistics", client=step) for k in places]
 
         x, _ = batches.batch(places, step)
-        self.graph(x, stacked(layout, rows) | buffers, generators)
+        self.graph(x, stacked(layout, row.repeated(count)) | buffers, generators)
         return buffers
 
     def _statistics(self) -> list[Tensor]:
@@ -187,10 +184,9 @@ class SliceTests:
         self._batch_size = batch_size
         self._masks = masks
         widest, first = max(state.rate for state in fed.groups), fed.groups[0].rate
-        if first < widest:
-            found = f"{first}, while another group has {widest}"
-            fix = "put the widest group first: its model is the global one"
-            raise UserError("model.clients.0.rate", found, fix)
+        found = f"{first}, while another group has {widest}"
+        fix = "put the widest group first: its model is the global one"
+        require(first == widest, "model.clients.0.rate", found, fix)
         for state in fed.groups:
             _scale_to(widest, state.module)
         self._global = self._module(0, widest)
@@ -222,25 +218,22 @@ class SliceTests:
             return Together(self._global.module, bind=bind, buffers=absent)
         layout = fed.groups[group].layout
         if not static.normalises:
-            load = partial(self._load_slice, static, layout, model, first)
+
+            def load() -> None:
+                static.load(layout, fed.covered_row(model, first))
+
             return Together(static.module, bind=load, buffers=absent)
         if static.graph is None:
             return None
 
         def rows(clients: Sequence[int]) -> Row:
-            row, count = fed.covered_row(model, first), len(clients)
-            return Row(row.floats.expand(count, -1), row.integers.expand(count, -1))
+            return fed.covered_row(model, first).repeated(len(clients))
 
         def buffers(clients: Sequence[int]) -> Views:
             own = self._own_statistics(static, layout, rows([first]), clients)
             return own if absent is None else own | absent(clients)
 
         return Together(static.module, layout=layout, rows=rows, buffers=buffers)
-
-    def _load_slice(
-        self, static: StaticNorms, layout: ModelLayout, model: ServerModel, first: int
-    ) -> None:
-        static.load(layout, self._fed.covered_row(model, first))
 
     def _own_statistics(
         self, static: StaticNorms, layout: ModelLayout, rows: Row, clients: Sequence[int]

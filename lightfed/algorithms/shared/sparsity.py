@@ -7,8 +7,6 @@ import torch
 from lightfed_kernels import Segments, select_random
 from torch import Tensor
 
-from lightfed.utils.errors import UserError
-
 
 def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[float]:
     """Erdos-Renyi-Kernel densities of tensors, for an overall density.
@@ -58,26 +56,3 @@ def random_mask(
     each = erk_densities(shapes, density) if erk else [density] * len(shapes)
     counts = active_counts(shapes, each)
     return select_random(segments.live_on(device), counts, segments, seed=seed)
-
-
-def check_shares(key: str, shares: Sequence[float]) -> None:
-    """Reject an empty list, and one with an entry outside (0, 1].
-
-    Raises:
-        UserError: names the key.
-    """
-    if not shares:
-        raise UserError(key, "an empty list", "give at least one share")
-    for share in shares:
-        check_share(key, share)
-
-
-def check_share(key: str, share: float, *, zero: bool = False) -> None:
-    """Reject what is outside (0, 1], or outside [0, 1].
-
-    Raises:
-        UserError: names the key.
-    """
-    if not 0 <= share <= 1 or (share == 0 and not zero):
-        bounds = "[0, 1]" if zero else "(0, 1]"
-        raise UserError(key, f"{share} is outside {bounds}", f"give a share in {bounds}")

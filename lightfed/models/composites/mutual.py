@@ -77,9 +77,6 @@ class FML(_Pair):
         alpha: weight of the labels in the private network's loss, in [0, 1].
         beta: weight of the labels in the shared network's loss, in [0, 1].
         form: of mutual learning.
-
-    Raises:
-        UserError: key "alpha" or "beta"; outside [0, 1].
     """
 
     def __init__(
@@ -92,9 +89,6 @@ class FML(_Pair):
         form: Form = "separate",
     ) -> None:
         super().__init__(private, shared)
-        for key, share in (("alpha", alpha), ("beta", beta)):
-            if not 0 <= share <= 1:
-                raise UserError(key, f"{share} is outside [0, 1]", "give a share such as 0.5")
         self.alpha = alpha
         self.beta = beta
         self.form: Form = form
