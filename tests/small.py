@@ -191,7 +191,9 @@ def fit(
 ) -> FederatedTrainer:
     """The whole program but the command line; the run folder is `folder`/run."""
     quiet()
-    flags = {"logger": RunLogger(str(folder), "run"), "enable_progress_bar": False} | flags
+    flags = {
+        "logger": RunLogger(str(folder), "run"), "enable_progress_bar": False, "enable_page": False,
+    } | flags  # fmt: skip
     trainer = FederatedTrainer(max_epochs=rounds, accelerator="cpu", **flags)
     trainer.fit(federation, datamodule=data, ckpt_path=ckpt_path)
     return trainer

@@ -8,7 +8,7 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from typing_extensions import override
 
@@ -102,9 +102,9 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
 def _command_line(arguments: list[str] | None) -> None:
     import warnings
 
+    import yaml  # type: ignore[import-untyped]
     from jsonargparse import ArgumentError, Namespace
-    from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
     import lightfed.cli.catalog  # noqa: F401 - short class names in a configuration are those of imported classes
     from lightfed.data.datamodule import FederatedDataModule
@@ -128,26 +128,6 @@ def _command_line(arguments: list[str] | None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     # A parser takes a tenth of a second: where the command comes first, only its own is made.
     commands = words[:1] if words and words[0] in _OF_THE_TRAINER else _OF_THE_TRAINER
-
-    class SaveConfig(SaveConfigCallback):
-        """Write the whole configuration to the run folder."""
-
-        @override
-        def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-            """Write nothing yet: a run whose checkpoint is refused keeps its configuration."""
-
-        @override
-        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            if trainer.is_global_zero:
-                self.save_config(trainer, pl_module, "fit")
-
-        @override
-        def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-            logger = getattr(trainer, "run_logger", None)
-            if logger is not None:
-                self.parser.save(
-                    self.config, logger.folder / "config.yaml", skip_none=False, overwrite=True
-                )
 
     class FederationCLI(LightningCLI):
         @staticmethod
@@ -201,26 +181,19 @@ def _command_line(arguments: list[str] | None) -> None:
                 if refused is None:
                     raise
                 raise refused from error
-            logger = getattr(self.trainer, "run_logger", None)
-            if logger is not None:
-                logger.place.config = digest
-
-        def after_fit(self) -> None:
-            logger = self.trainer.run_logger  # type: ignore[attr-defined]
-            if logger is not None and self.trainer.is_global_zero:
-                from lightfed.report import build, print_summary
-
-                with logger.writing():
-                    build(logger.folder)
-                    print_summary(logger.folder)
+            trainer = cast(PreviewTrainer, self.trainer)
+            if self.subcommand == "fit":
+                parser, config = self._parser("fit"), self.config["fit"]
+                trainer.config = yaml.safe_load(parser.dump(config, skip_none=False))
+            if trainer.run_logger is not None:
+                trainer.run_logger.place.config = digest
 
     options: dict[str, Any] = {"exit_on_error": False}
     FederationCLI(
         Federation,
         FederatedDataModule,
         trainer_class=PreviewTrainer,
-        save_config_callback=SaveConfig,
-        save_config_kwargs={"save_to_log_dir": False},
+        save_config_callback=None,
         auto_configure_optimizers=False,
         load_from_checkpoint_support=False,
         parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(commands, options),

@@ -29,7 +29,7 @@ ABSENT: dict[str, tuple[str, str]] = {
     "trainer.barebones": ("sessions have no overhead to remove", "set trainer.logger to false"),
     "trainer.enable_autolog_hparams": ("the run folder has all of them", "read its config.yaml"),
     "trainer.inference_mode": ("evaluation never keeps gradients", "leave it out"),
-    "trainer.limit_predict_batches": ("there is no `predict`", "use trainer.limit_test_batches"),
+    "trainer.limit_predict_batches": ("`predict` is of Python", "give it fewer batches"),
     "trainer.log_every_n_steps": ("metrics are written once a round", "leave it out"),
     "trainer.min_steps": ("a server step is a round", "use trainer.min_epochs"),
     "trainer.model_registry": ("checkpoints are files of a run", "name one by ckpt_path"),

@@ -23,11 +23,12 @@ from lightfed.data.partition.draw import (
 from lightfed.data.portions import Portions
 from lightfed.data.resident import ResidentSplit, ResidentTokens
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.recorded import Recorded
 
 Pool = Literal["train", "union"]
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(Recorded, LightningDataModule):
     """A data set divided over clients.
 
     Clients only exist as entries of the partition's flat arrays, and batches are gathered on
@@ -132,6 +133,12 @@ class FederatedDataModule(LightningDataModule):
     @override
     def test_dataloader(self) -> Any:
         return self.val_dataloader()
+
+    @override
+    def predict_dataloader(self) -> Any:
+        """The test batches of the client whose model predicts."""
+        assert self.trainer is not None
+        return self.trainer.lightning_module.prediction_batches()  # type: ignore[operator]
 
     def prepare(
         self, *, clients: int, seed: int, device: torch.device, folder: Path | None

@@ -4,6 +4,7 @@ Lightning rejects some flags only later, without naming them. Every check raises
 names the key.
 """
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -110,6 +111,12 @@ def check_strategy(strategy: Any) -> None:
     other = strategy != "federated" and not isinstance(strategy, FederatedStrategy)
     found = strategy if isinstance(strategy, str) else type(strategy).__name__
     _refuse(other, "strategy", found, "use strategy: federated")
+
+
+def check_interactive(devices: int | str | list[int]) -> None:
+    """Reject several ranks in a notebook: each rank starts by running the script again."""
+    many, fix = devices not in (1, "1", "auto"), "give 1, or run the cells as a script"
+    _refuse(many and hasattr(sys, "ps1"), "devices", f"{devices} in a notebook", fix)
 
 
 def check_devices(

@@ -1,5 +1,6 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
+from collections import UserList
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,12 +32,14 @@ from lightfed.runs.environment import environment
 from lightfed.runs.export import Exported, export, export_masks
 from lightfed.utils.errors import UserError
 from lightfed.utils.heap import trim_heap
+from lightfed.utils.lightning_private import is_overridden
+from lightfed.utils.recorded import Recorded
 
 _FINGERPRINT = "lightfed_fingerprint"
 _METRICS = "lightfed_round_metrics"  # of a round that is trained but may not be validated
 
 
-class Federation(L.LightningModule):
+class Federation(Recorded, L.LightningModule):
     """A federation: an algorithm and groups of clients.
 
     Registered sub-modules hold only server state, replicated on every rank. Client modules and rows
@@ -45,6 +48,7 @@ class Federation(L.LightningModule):
     Attributes:
         optimizer: of local training, as configured.
         packed: how clients train side by side, as configured.
+        predicts: the client whose model `predict` uses; None for the server's.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class Federation(L.LightningModule):
         )
         self._export = tuple(export)
         self._report = RoundReport()
+        self.predicts: int | None = None
         self.fleet: Fleet
         self.evaluation: Evaluation
 
@@ -203,6 +208,13 @@ class Federation(L.LightningModule):
         if trainer.run_logger is not None and trainer.is_global_zero:
             described = environment(self.fleet, trainer, evaluation=self.evaluation)
             trainer.run_logger.start(described, finished_rounds=trainer.current_epoch)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(trainer.config)
+        if 0 < (trainer.max_epochs or 0) <= trainer.current_epoch and trainer.is_global_zero:
+            print(
+                f"{trainer.resumes_from} has finished its {trainer.current_epoch} rounds; "
+                "give a larger trainer.max_epochs to train on"
+            )
 
     # A round.
 
@@ -252,6 +264,39 @@ class Federation(L.LightningModule):
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
+
+    # Prediction.
+
+    def prediction_batches(self) -> UserList[Any]:
+        """The test batches of the client that predicts, or of the server."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        if self.predicts is not None:
+            return UserList(data.test_batches(self.predicts))
+        return UserList(map(data.global_test_batch, range(data.global_test_batches())))
+
+    @override
+    def on_predict_start(self) -> None:
+        self.evaluation.start()
+
+    @override
+    def predict_step(self, batch: Any, *args: Any) -> Any:
+        """The outputs of the model that the client deploys, on its rank; None on the others."""
+        client, fleet, algorithm = self.predicts, self.fleet, self.fleet.algorithm
+        if client is not None and algorithm.stateful and fleet.home(client) != fleet.ranks.rank:
+            return None
+        module = (
+            algorithm.evaluated_server(fleet, 0)
+            if client is None
+            else algorithm.evaluated(fleet, client)
+        )
+        if module is None:
+            which = "server" if client is None else "client at rest"
+            found = f"{type(algorithm).__name__} has no model of the {which}"
+            raise UserError("predict", found, "give another client")
+        module.eval()
+        if is_overridden("predict_step", module):
+            return module.predict_step(batch, *args)
+        return module(batch[0] if isinstance(batch, list | tuple) else batch)
 
     @override
     def on_train_end(self) -> None:

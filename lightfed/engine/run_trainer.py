@@ -20,9 +20,10 @@ from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _PATH, _SignalConnector
+from lightfed.utils.recorded import Recorded, arguments
 
 
-class RunTrainer(L.Trainer):
+class RunTrainer(Recorded, L.Trainer):
     """What a federation's root module and loop need from a Trainer besides Lightning's API.
 
     Attributes:
@@ -37,6 +38,7 @@ class RunTrainer(L.Trainer):
     resumes_from: _PATH | None
     clipping: Clips
     in_round: bool
+    _config: dict[str, Any] | None = None
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
     @property
@@ -49,6 +51,18 @@ class RunTrainer(L.Trainer):
     def run_logger(self) -> RunLogger | None:
         """The logger that owns the run folder, if there is one."""
         return next((x for x in self.loggers if isinstance(x, RunLogger)), None)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The whole configuration of the run, with sections trainer, model and data."""
+        if self._config is None:
+            owners = {"trainer": self, "model": self.lightning_module, "data": self.datamodule}
+            self._config = {name: arguments(owner) for name, owner in owners.items()}
+        return self._config
+
+    @config.setter
+    def config(self, config: dict[str, Any]) -> None:
+        self._config = config
 
     @property
     def last_checkpoint(self) -> LastCheckpoint | None:

@@ -20,6 +20,7 @@ from lightfed.engine.checks import (
     check_at_least_one,
     check_clipping,
     check_devices,
+    check_interactive,
     check_limit,
     check_rounds,
     check_strategy,
@@ -28,9 +29,10 @@ from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults
 from lightfed.engine.strategy import FederatedStrategy
+from lightfed.report import build, print_summary
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import Interrupted
+from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.heap import keep_heap
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.signals import listening
@@ -80,6 +82,7 @@ class FederatedTrainer(RunTrainer):
         default_root_dir: str = "runs",
         num_threads: int = 1,
         ranks_per_device: int = 1,
+        enable_page: bool = True,
     ) -> None:
         """Flags of the run.
 
@@ -120,10 +123,12 @@ class FederatedTrainer(RunTrainer):
             ranks_per_device: Ranks that share each GPU, for clients too small to fill one. They
                 communicate over gloo, since NCCL rejects two ranks on a GPU. Under SLURM, a node
                 needs this many tasks per GPU.
+            enable_page: Make the run folder's page at the end, and print the summary.
         """
         self.resumes_from = None
         self.in_round = False
         self._deferred_checkpoints = []
+        self._makes_page = enable_page
         self._limits = {
             "max_epochs": max_epochs,
             "max_steps": max_steps,
@@ -151,6 +156,7 @@ class FederatedTrainer(RunTrainer):
             os.environ, accelerator=accelerator, gpus=gpus, ranks_per_device=ranks_per_device
         )
         check_devices(accelerator, devices, ranks_per_device=ranks_per_device)
+        check_interactive(devices)
         if not isinstance(strategy, FederatedStrategy):
             strategy = FederatedStrategy()
         strategy.ranks_per_device = ranks_per_device
@@ -238,6 +244,9 @@ class FederatedTrainer(RunTrainer):
                 requeue.leave(interrupted, first=self.is_global_zero)
             if logger is not None:
                 logger.finish(self.current_epoch, self._limits)
+                if self._makes_page and self.is_global_zero:
+                    build(logger.folder)
+                    print_summary(logger.folder)
 
     @override
     def validate(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:
@@ -262,6 +271,38 @@ class FederatedTrainer(RunTrainer):
         """
         self._check_launch()
         return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
+
+    @override
+    def predict(
+        self,
+        *args: Any,
+        client: int | None = None,
+        ckpt_path: _PATH | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """The outputs of a client's deployed model, on its test samples or on given batches.
+
+        Args:
+            *args: the Federation and the FederatedDataModule, or a loader of batches.
+            client: whose model; the server's by default.
+            ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
+            **kwargs: likewise.
+
+        Returns:
+            The outputs of each batch, on every rank.
+
+        Raises:
+            UserError: the client does not exist, or the algorithm has no such model.
+        """
+        federation = args[0] if args else kwargs.get("model") or self.federation
+        if client is not None and not 0 <= client < federation.num_clients:
+            found = f"client {client} of {federation.num_clients}"
+            raise UserError("predict", found, "give a number from 0")
+        federation.predicts = client
+        self._check_launch()
+        outputs = super().predict(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
+        (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
+        return found
 
     def _is_finished(self) -> bool:
         """Whether this job has already finished the run.

@@ -18,12 +18,15 @@ from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import is_overridden
+from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import derive_seed
 
 
 @dataclass
-class ClientGroup:
+class ClientGroup(Recorded):
     """The clients that share one architecture."""
+
+    plain = True
 
     count: int
     """Number of clients in the group."""

@@ -18,6 +18,7 @@ from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
 from lightfed.state.client_state import Kept
 from lightfed.state.rows import ModelLayout, Row
+from lightfed.utils.recorded import Recorded
 
 # When a client is tested: after the last aggregation or after its last session.
 Moment = Literal["aggregated", "trained"]
@@ -71,7 +72,7 @@ class SessionContext:
         return self.row.floats[: layout.floats.span(layout.parameters)]
 
 
-class Hooks(nn.Module, ABC):
+class Hooks(Recorded, nn.Module, ABC):
     """Declarations and hooks of an algorithm; all have a default.
 
     `fed` is the `lightfed.api.fleet.Fleet`, which this room cannot import.

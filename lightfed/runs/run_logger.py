@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
@@ -119,7 +120,9 @@ class RunLogger(Logger):
     @override
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the whole configuration is in config.yaml."""
+        """Write the whole configuration to config.yaml."""
+        text = yaml.safe_dump(params, sort_keys=False)
+        write_atomically(self.folder / "config.yaml", lambda file: file.write(text.encode()))
 
     @override
     @rank_zero_only

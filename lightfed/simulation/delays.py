@@ -14,11 +14,12 @@ import numpy as np
 from typing_extensions import override
 
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.recorded import Recorded
 
 Size = int | tuple[int, ...]
 
 
-class Delay(ABC):
+class Delay(Recorded, ABC):
     """A distribution of nonnegative delays, in virtual seconds."""
 
     @abstractmethod

@@ -15,12 +15,13 @@ from typing_extensions import override
 from lightfed.topology.graphs import random_regular, small_world
 from lightfed.topology.matrices import read_adjacency
 from lightfed.utils.errors import require
+from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import numpy_generator
 
 _KEY = "model.algorithm.init_args.topology.init_args"
 
 
-class Topology(ABC):
+class Topology(Recorded, ABC):
     """The senders of every client. All draws are named by (seed, purpose, round, client).
 
     Attributes:
@@ -29,7 +30,7 @@ class Topology(ABC):
 
     varies: ClassVar[bool] = False
 
-    def check(self, clients: int) -> None:  # noqa: B027 - some graphs exist for any number
+    def check(self, clients: int) -> None:
         """Reject a number of clients for which there is no such graph.
 
         Raises:

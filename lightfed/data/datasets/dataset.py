@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightfed.utils.errors import UserError
+from lightfed.utils.recorded import Recorded
 
 KEY = "data.dataset.init_args"
 Split = Literal["train", "test"]
@@ -72,7 +73,7 @@ class Transform:
         return Transform(self.mean, self.std)
 
 
-class Dataset(ABC):
+class Dataset(Recorded, ABC):
     """A labelled data set with a training and a test split; constructor arguments are config keys.
 
     Attributes:
@@ -104,7 +105,7 @@ class Dataset(ABC):
         None if only the type changes: tokens become int64, and characters float32.
         """
 
-    def fetch(self) -> None:  # noqa: B027 - most data sets have nothing to fetch
+    def fetch(self) -> None:
         """Download or prepare files; called in one process per node, before all others load."""
 
     @abstractmethod

@@ -7,11 +7,12 @@ import numpy as np
 from typing_extensions import override
 
 from lightfed.utils.errors import require
+from lightfed.utils.recorded import Recorded
 
 KEY = "data.partition.init_args"
 
 
-class Partitioner(ABC):
+class Partitioner(Recorded, ABC):
     """Deals training samples to clients."""
 
     @abstractmethod
@@ -46,7 +47,8 @@ class Partitioner(ABC):
 
     def __repr__(self) -> str:
         """The class and its arguments except defaults, as in `Dirichlet(alpha=0.5)`."""
-        given = [(k, v) for k, v in vars(self).items() if getattr(type(self), k, None) != v]
+        own = {k: v for k, v in vars(self).items() if k != "given"}
+        given = [(k, v) for k, v in own.items() if getattr(type(self), k, None) != v]
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})"
 
 

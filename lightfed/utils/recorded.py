@@ -1,0 +1,64 @@
+"""Objects that know their arguments, so that a run from a script has a configuration file too."""
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from inspect import isclass, isfunction, signature
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+
+class Recorded:
+    """Records the arguments of its constructor.
+
+    Attributes:
+        given: positional and named arguments.
+        plain: whether a configuration has the arguments directly below the key.
+    """
+
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    plain = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        object.__setattr__(made, "given", (args, kwargs))  # frozen, or not yet a module
+        return made
+
+
+def described(value: Any) -> Any:
+    """A value as in a configuration file: objects by `class_path` and `init_args`."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): described(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [described(inner) for inner in value]
+    if isinstance(value, partial):
+        return described(value.func) | {"init_args": described(value.keywords)}
+    if isclass(value) or isfunction(value):
+        return {"class_path": _path(value)}
+    if isinstance(value, Recorded):
+        given = arguments(value)
+        return given if value.plain else {"class_path": _path(type(value)), "init_args": given}
+    return shorten(str(value), 80)
+
+
+def arguments(made: Recorded) -> dict[str, Any]:
+    """The arguments of an object by name, with all defaults, as in a configuration file."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(type(made), fail_untyped=False, sub_configs=True)
+    args, kwargs = made.given
+    positional = zip(signature(type(made)).parameters, args, strict=False)
+    defaults = parser.get_defaults().as_dict()
+    return {key: described(value) for key, value in (defaults | dict(positional) | kwargs).items()}
+
+
+def _path(named: Any) -> str:
+    """The dotted path of a class or function; that of a script begins with the file's name."""
+    module = named.__module__
+    if module == "__main__":
+        module = Path(getattr(sys.modules[module], "__file__", module)).stem
+    return f"{module}.{named.__qualname__}"

@@ -1,0 +1,108 @@
+"""lightfed from Python: the documented example, its files, and its trainer afterwards."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import chdir
+from inspect import isabstract
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import lightfed as lf
+from lightfed.cli.errors import accepted
+from lightfed.utils.errors import UserError
+from lightfed.utils.recorded import Recorded, arguments
+from tests.small import quiet
+
+ROOT = Path(__file__).parents[1]
+
+
+def example() -> str:
+    """The script in the documentation."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    return blocks[0].replace("max_epochs=20", "max_epochs=2, accelerator='cpu', devices=RANKS")
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The names of the example after it has run, in a folder of its own."""
+    quiet()
+    names = {"__name__": "example", "RANKS": 1}
+    with chdir(tmp_path_factory.mktemp("python")), pytest.MonkeyPatch.context() as patched:
+        patched.setattr("lightfed.drawing.style.png_bytes", lambda figure: b"")
+        exec(compile(example(), "example.py", "exec"), names)
+        yield names
+
+
+def test_the_example_is_short_and_leaves_what_the_command_does(fitted: dict[str, Any]) -> None:
+    assert sum(bool(line.strip()) for line in example().splitlines()) <= 25
+    (folder,) = Path("runs").iterdir()
+    expected = {"config.yaml", "environment.json", "index.html", "metrics.csv", "clients.csv"}
+    assert expected <= {path.name for path in folder.iterdir()}
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["model"]["clients"][1]["model"] == {"class_path": "example.Net"}
+    assert config["model"]["optimizer"]["init_args"] == {"lr": 0.1}
+    assert config["data"]["partition"]["init_args"]["alpha"] == 0.5
+    assert config["trainer"]["max_epochs"] == 2
+
+
+def test_two_ranks_from_the_same_script(tmp_path: Path, fitted: dict[str, Any]) -> None:
+    (tmp_path / "script.py").write_text(example().replace("RANKS", "2"))
+    run = [sys.executable, "script.py"]
+    env = {k: v for k, v in os.environ.items() if k not in ("MASTER_PORT", "LOCAL_RANK")}
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (one,), (two,) = (list(path.glob("runs/*/clients.csv")) for path in (Path(), tmp_path))
+    assert one.read_text() == two.read_text()
+
+
+def test_predictions_are_those_of_the_metrics(fitted: dict[str, Any]) -> None:
+    trainer, federation, data = (fitted[name] for name in ("trainer", "federation", "data"))
+    (tested,) = trainer.test(federation, data)
+    labels = torch.cat([data.global_test_batch(i)[1] for i in range(data.global_test_batches())])
+    found = torch.cat(trainer.predict(federation, datamodule=data)).argmax(1) == labels
+    assert found.float().mean() == pytest.approx(tested["global/accuracy"])
+    batches = list(data.test_batches(5))
+    outputs = trainer.predict(federation, datamodule=data, client=5)
+    found = torch.cat(outputs).argmax(1) == torch.cat([y for _, y in batches])
+    (table,) = Path("runs").glob("*/clients.csv")
+    rows = list(csv.DictReader(table.open()))
+    last = next(row for row in rows if row["round"] == "2" and row["client"] == "5")
+    assert found.float().mean() == pytest.approx(float(last["accuracy"]))
+    with pytest.raises(UserError, match="client 8 of 8"):
+        trainer.predict(federation, datamodule=data, client=8)
+
+
+def test_a_finished_run_says_how_to_go_on(
+    fitted: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted["trainer"].fit(fitted["federation"], fitted["data"], ckpt_path="last")
+    assert "has finished its 2 rounds; give a larger trainer.max_epochs" in capsys.readouterr().out
+
+
+def test_several_ranks_in_a_notebook_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(UserError, match=r"trainer\.devices"):
+        lf.FederatedTrainer(devices=2, accelerator="cpu")
+
+
+RECORDED = [
+    made
+    for name in lf.__all__
+    if isinstance(made := getattr(lf, name), type)
+    and issubclass(made, Recorded)
+    and not isabstract(made)
+]
+
+
+@pytest.mark.parametrize("cls", RECORDED, ids=lambda cls: cls.__name__)
+def test_objects_know_the_arguments_that_a_configuration_may_have(cls: type) -> None:
+    names = dict.fromkeys(accepted(cls), 1)
+    assert arguments(cls.__new__(cls, **names)) == names
