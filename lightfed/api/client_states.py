@@ -11,9 +11,7 @@ from lightfed_kernels import apply_mask_, compress, expand, popcount
 from torch import Tensor
 
 from lightfed.api.clients import Clients
-
-# By name of the state: matrices (K, ...) as "values", with the numbers (K,) of their "clients".
-Saved = dict[str, list[dict[str, Tensor]]]
+from lightfed.state.chain import Saved
 
 
 def saved(fleet: Clients) -> Saved:

@@ -23,6 +23,7 @@ from lightfed.local.hooks import Moment
 from lightfed.local.local_work import Phase
 from lightfed.local.rank_sessions import Training
 from lightfed.local.session import Report
+from lightfed.state.chain import Saved
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import part_of, with_prefix
 from lightfed.state.server_model import ServerModel
@@ -209,11 +210,11 @@ class Fleet(Messenger):
             total += value
         self.metrics[name] = float(self.ranks.sum_(total))
 
-    def states(self) -> client_states.Saved | None:
+    def states(self) -> Saved | None:
         """The state of this rank's clients for a checkpoint; None for a stateless algorithm."""
         return client_states.saved(self) if self.algorithm.stateful else None
 
-    def load_states(self, shards: Sequence[client_states.Saved]) -> None:
+    def load_states(self, shards: Sequence[Saved]) -> None:
         """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""
         for shard in shards if self.algorithm.stateful else ():
             states = client_states.by_client(shard)

@@ -24,7 +24,9 @@ from lightfed.distributed import liveness, requeue
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen
 from lightfed.runs import checkpoint
+from lightfed.runs.last_checkpoint import NAME
 from lightfed.runs.run_logger import RunLogger
+from lightfed.state.chain import Chains
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import _PATH
 
@@ -65,6 +67,7 @@ class FederatedStrategy(DDPStrategy):
             key = "trainer.strategy.init_args.timeout"
             raise UserError(key, f"{timeout:g} minutes", "give a time above 0")
         super().__init__(timeout=timedelta(minutes=timeout))
+        self._chains = Chains()
 
     @property
     @override
@@ -229,7 +232,8 @@ class FederatedStrategy(DDPStrategy):
     ) -> None:
         # Keep the checkpoint that was loaded until the run has a complete one of its own.
         keep = self._came_from != checkpoint.previous_of(Path(filepath)).resolve()
-        checkpoint.save(checkpoint_, filepath, self.ranks, keep_previous=keep)
+        chains = self._chains if Path(filepath).name == NAME else None
+        checkpoint.save(checkpoint_, filepath, self.ranks, keep_previous=keep, chains=chains)
         self._saved_step = checkpoint_["global_step"]
         if not keep:
             self._came_from = None

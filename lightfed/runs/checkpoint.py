@@ -2,14 +2,13 @@
 
     last.ckpt                      server state, counters, callbacks: tensors and primitives only
     last.previous.ckpt             the one before it, in case the newest gets corrupted
-    last.ckpt.shards/<tag>/rank0.pt   rows of the stateful clients of rank 0, keyed by client; one
-    tag for each of the two
+    last.ckpt.shards/<tag>/rank0.pt   states of the stateful clients of rank 0
 
 A reader sees the old checkpoint or the new one, never a mixture. The shards of a new tag and the
 main file that names the tag are written and flushed under temporary names. Then the old main file
 is renamed to the previous one and the new file takes its place. Shards of other tags are removed
 last. Whenever the writer dies, at least one of the two main files exists and `load_newest` finds
-it.
+it. A main file names several tags if each has only the clients that had changed (`state/chain.py`).
 """
 
 import errno
@@ -27,19 +26,16 @@ import torch
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.runs import run_lock
+from lightfed.state.chain import Chains
 from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
 from lightfed.utils.errors import DiskError, UserError
 
-SHARDS = "lightfed_shards"  # key in the main file: tag of the shards, their number, the format
-FORMAT = 2  # of the content; a version of lightfed that other versions cannot read counts up
+SHARDS = "lightfed_shards"  # key in the main file: tags of the shards, number of each, the format
+FORMAT = 3  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
 _PREVIOUS = ".previous"
-_NOT_STATE = (
-    "hyper_parameters",
-    "hparams_name",
-    "datamodule_hyper_parameters",
-    "datamodule_hparams_name",
-)
+# Kept in config.yaml; only primitives can be loaded safely.
+_NOT_STATE = [a + b for a in ("", "datamodule_") for b in ("hyper_parameters", "hparams_name")]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 log = logging.getLogger(__name__)
 
@@ -49,7 +45,12 @@ class OtherFormat(UserError):
 
 
 def save(
-    checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, *, keep_previous: bool = True
+    checkpoint: dict[str, Any],
+    path: str | Path,
+    ranks: Ranks,
+    *,
+    keep_previous: bool = True,
+    chains: Chains | None = None,
 ) -> None:
     """Write a checkpoint; called by every rank.
 
@@ -60,6 +61,7 @@ def save(
         ranks: of the run.
         keep_previous: whether the replaced checkpoint becomes the previous one. If not, or if it is
             incomplete, an existing previous one stays.
+        chains: those of this main file; only clients that have changed are then written.
 
     Raises:
         DiskError: on every rank, if any could not write. New files are removed and the old ones
@@ -69,19 +71,27 @@ def save(
     main = Path(ranks.broadcast(str(path)))
     tag = ranks.broadcast(uuid4().hex[:12])
     rows = checkpoint.pop(CLIENTS, None)
-    for key in _NOT_STATE:  # the configuration is in config.yaml; only primitives load safely
+    chain = None if chains is None or rows is None else chains.next(shard_folder(main))
+    for key in _NOT_STATE:
         checkpoint.pop(key, None)
-    world = 0 if rows is None else ranks.world
-    checkpoint[SHARDS] = {"tag": tag, "ranks": world, "format": FORMAT}
     if rows is not None:
+        rows = rows if chain is None else chain.changes(rows, shard_folder(main), ranks)
         shard = shard_folder(main) / tag / f"rank{ranks.rank}.pt"
         _together(lambda: _write(rows, shard), main, tag, ranks)
+    tags = [tag] if chain is None else [*chain.tags, tag]
+    checkpoint[SHARDS] = {
+        "tags": tags,
+        "ranks": 0 if rows is None else ranks.world,
+        "format": FORMAT,
+    }
 
     def commit() -> None:
         if ranks.rank == 0:
             _commit(checkpoint, main, tag, keep_previous=keep_previous)
 
     _together(commit, main, tag, ranks)
+    if chain is not None:
+        chain.extend(tag)
 
 
 def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
@@ -95,8 +105,8 @@ def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
             and all return or raise alike. None for a single reader.
 
     Returns:
-        the main file's content, and under `CLIENTS` a list of the shards, with memory-mapped
-        tensors.
+        the main file's content, and under `CLIENTS` a list of the shards, oldest first, with
+        memory-mapped tensors. A client's state is that of the last shard that has it.
 
     Raises:
         UserError: the file does not exist, or is not a complete checkpoint.
@@ -221,13 +231,13 @@ def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: 
     _write(checkpoint, new)
     run_lock.check(main)  # at the last moment
     previous = previous_of(main)
-    old = _tag(main) if keep_previous else None
-    if old is not None:
+    old = _tags(main) if keep_previous else []
+    if old:
         os.replace(main, previous)
     os.replace(new, main)
     flush_folder(main.parent)
     with suppress(OSError):  # the next checkpoint removes leftovers
-        _remove_leftovers(main, keep=(tag, old or _tag(previous)))
+        _remove_leftovers(main, {*checkpoint[SHARDS]["tags"], *(old or _tags(previous))})
 
 
 def _write(content: Any, path: Path) -> None:
@@ -246,7 +256,8 @@ def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
         found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
         fix = "resume with the version that wrote it, which environment.json names"
         raise OtherFormat("ckpt_path", found, fix)
-    files = [shard_folder(main) / shards["tag"] / f"rank{r}.pt" for r in range(shards["ranks"])]
+    names = [f"{tag}/rank{r}.pt" for tag in shards["tags"] for r in range(shards["ranks"])]
+    files = [shard_folder(main) / name for name in names]
     for file in files[share::shares]:
         check(file)
     checkpoint[CLIENTS] = [read(file) for file in files]
@@ -261,17 +272,17 @@ def _read_main(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def _tag(main: Path) -> str | None:
-    """The tag of a main file's shards; None if it cannot be read."""
+def _tags(main: Path) -> list[str]:
+    """The tags of a main file's shards; none if it cannot be read."""
     try:
-        return str(_read_main(main)[SHARDS]["tag"])
-    except UserError:
-        return None
+        return list(_read_main(main)[SHARDS]["tags"])
+    except (UserError, KeyError):
+        return []
 
 
 def _remove_new(main: Path, tag: str) -> None:
     """Remove the files of a failed checkpoint, unless it is already in place."""
-    if _tag(main) == tag:
+    if tag in _tags(main):
         return
     shutil.rmtree(shard_folder(main) / tag, ignore_errors=True)
     with suppress(OSError):  # it does not exist
@@ -280,7 +291,7 @@ def _remove_new(main: Path, tag: str) -> None:
         shard_folder(main).rmdir()
 
 
-def _remove_leftovers(main: Path, *, keep: tuple[str | None, ...]) -> None:
+def _remove_leftovers(main: Path, keep: set[str]) -> None:
     """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
     for old in shard_folder(main).glob("*"):
         if old.name not in keep:

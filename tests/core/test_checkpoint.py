@@ -137,12 +137,12 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
     path = tmp_path / "last.ckpt"
     write(path, 1.0)
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", 3)
+        later.setattr(checkpoint, "FORMAT", 4)
         write(path, 2.0)
-    with pytest.raises(UserError, match="has format 3; this version of lightfed reads format 2"):
+    with pytest.raises(UserError, match="has format 4; this version of lightfed reads format 3"):
         load_newest(path, Ranks(CPU))  # not the one before it, whose rounds are older
-    refused(path, "has format 3")
-    monkeypatch.setattr(checkpoint, "FORMAT", 3)
+    refused(path, "has format 4")
+    monkeypatch.setattr(checkpoint, "FORMAT", 4)
     assert (value_of(path), tags_of(path)) == (2.0, 2)
 
 
@@ -153,12 +153,12 @@ def test_a_checkpoint_without_a_format_has_the_first(tmp_path: Path) -> None:
     content = torch.load(path)
     del content[checkpoint.SHARDS]["format"]
     torch.save(content, path)
-    refused(path, "has format 1; this version of lightfed reads format 2")
+    refused(path, "has format 1; this version of lightfed reads format 3")
 
 
 def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "code.ckpt"
-    torch.save({checkpoint.SHARDS: {"tag": "x", "ranks": 0}, "x": Path("/")}, path)
+    torch.save({checkpoint.SHARDS: {"tags": ["x"], "ranks": 0}, "x": Path("/")}, path)
     refused(path, "cannot be read")
 
 
