@@ -43,6 +43,7 @@ _NAMES = {
     "data.datasets.cinic": "CINIC10",
     "data.datasets.dataset": "Dataset Samples Transform",
     "data.datasets.docstrings": "Docstrings",
+    "data.datasets.hub": "Hub",
     "data.datasets.language": "Prose WikiText2",
     "data.datasets.speech": "SpeechCommands",
     "data.datasets.text": "AGNews",

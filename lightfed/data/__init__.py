@@ -8,6 +8,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.cinic import CINIC10
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.docstrings import Docstrings
+from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.language import Prose, WikiText2
 from lightfed.data.datasets.speech import SpeechCommands
 from lightfed.data.datasets.text import AGNews
@@ -43,6 +44,7 @@ __all__ = [
     "Docstrings",
     "FashionMNIST",
     "FederatedDataModule",
+    "Hub",
     "Iid",
     "Natural",
     "Partition",

@@ -85,9 +85,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
         fits = pool != "union" or personal_test == "split"
         require(fits, "data.pool", found, "set data.personal_test: split")
         self.dataset = dataset
-        self.task: Task = dataset.task
-        self.class_names = dataset.classes
-        self.input_shape = dataset.input_shape
         self.partition = partition
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -101,6 +98,20 @@ class FederatedDataModule(Recorded, LightningDataModule):
             count = getattr(self, key)
             require(count >= 1, f"data.{key}", count, "give at least 1")
         self._prepared: tuple[int, int, torch.device] | None = None
+
+    # Some data sets know these only after they are read.
+
+    @property
+    def task(self) -> Task:
+        return self.dataset.task
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.dataset.classes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.dataset.input_shape
 
     @property
     def num_classes(self) -> int:

@@ -271,10 +271,10 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     parquet = tmp_path / "hub" / "wikitext-2" / "train-00000-of-00001.parquet"
     parquet.write_bytes(parquet.read_bytes()[:1000])
     for name in ("tokens", "hub"):
-        with pytest.raises(UserError, match="cannot be read") as error:
+        with pytest.raises(UserError) as error:
             WikiText2(str(tmp_path / name)).load("train")
         assert error.value.key == "data.dataset.init_args.root"
-        assert "train" in error.value.found
+        assert str(tmp_path / name / "wikitext-2") in error.value.found
         assert "\n" not in str(error.value)
 
 
@@ -285,7 +285,7 @@ def test_a_parquet_file_without_text_is_refused(content: dict[str, Any], tmp_pat
 
     (tmp_path / "wikitext-2").mkdir()
     write_table(pyarrow.table(content), tmp_path / "wikitext-2" / "train-0.parquet")
-    with pytest.raises(UserError, match=r"train-0\.parquet cannot be read .*text"):
+    with pytest.raises(UserError, match=r"data\.dataset\.init_args\.root: .*wikitext-2: .*text"):
         WikiText2(str(tmp_path)).load("train")
 
 

@@ -1,15 +1,16 @@
 """CINIC-10: image files in a folder per class, decoded once."""
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
 from torchvision.datasets import ImageFolder
-from torchvision.transforms.functional import pil_to_tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
+from lightfed.data.datasets.columns import picture
 from lightfed.data.datasets.dataset import (
     Dataset,
     Samples,
@@ -70,19 +71,17 @@ class CINIC10(Dataset):
         except (OSError, ValueError) as error:
             raise unreadable(folder, error, fix=_UNPACK) from error
         key = [(str(p.relative_to(folder)), s.st_size, s.st_mtime_ns) for p, s in stats]
-        tensors = cached(f"cinic10-{split}", key, partial(_decoded, images))
-        return Samples(x=tensors["x"], y=tensors["y"])
+        x = cached(f"cinic10-{split}", key, partial(_decoded, images))
+        return Samples(x=x, y=torch.tensor(images.targets))
 
 
-def _decoded(images: ImageFolder) -> dict[str, Tensor]:
-    """The images of all classes, (N, 3, 32, 32) uint8, and their classes, (N,) int64."""
-    x = torch.empty(len(images), *CINIC10.input_shape, dtype=torch.uint8)
-    for i, (path, _) in enumerate(images.samples):
+def _decoded(images: ImageFolder) -> Iterator[np.ndarray]:
+    """The images of all classes, (1, 3, 32, 32) uint8 each."""
+    for path, _ in images.samples:
         try:
-            image = pil_to_tensor(images.loader(path))
+            image = picture(path, base=Path(), grey=False)
             if image.shape != CINIC10.input_shape:
                 raise ValueError(f"{image.shape[2]}x{image.shape[1]} pixels, not 32x32")
         except (OSError, SyntaxError, ValueError) as error:
             raise unreadable(Path(path), error, fix=_UNPACK) from error
-        x[i] = image
-    return {"x": x, "y": torch.tensor(images.targets)}
+        yield image[None]

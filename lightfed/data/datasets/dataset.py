@@ -73,6 +73,24 @@ class Transform:
         return Transform(self.mean, self.std)
 
 
+def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of x / 255 if x is uint8; 1 for a constant one.
+
+    Args:
+        x: (N, C, ...), read in parts, so that it may be larger than memory.
+    """
+    sums = torch.zeros(2, x.shape[1], dtype=torch.float64)
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    for part in x.split(1024):
+        values = part.double() / (255 if x.dtype == torch.uint8 else 1)
+        sums += torch.stack((values.sum(axes), values.square().sum(axes)))
+    mean, square = sums / (x.numel() / x.shape[1])
+    std = (square - mean.square()).clamp_(min=0).sqrt()
+    std = torch.where(std < 1e-6, 1.0, std)
+    # Rounded, so that they do not depend on the order of the sums.
+    return tuple(round(m, 6) for m in mean.tolist()), tuple(round(s, 6) for s in std.tolist())
+
+
 class Dataset(Recorded, ABC):
     """A labelled data set with a training and a test split; constructor arguments are config keys.
 

@@ -14,8 +14,6 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
@@ -74,7 +72,7 @@ class Docstrings(Characters):
     def _found(self) -> tuple[list[str], np.ndarray]:
         """All texts, and their classes, (N,) int64."""
         kept = cached("docstrings", _versions(), _scanned)
-        texts, labels = json.loads(kept["json"].numpy().tobytes())
+        texts, labels = json.loads(kept.numpy().tobytes())
         return texts, np.array(labels, dtype=np.int64)
 
 
@@ -97,15 +95,15 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _scanned() -> dict[str, Tensor]:
-    """`json`: uint8, a list of the texts of all classes and a list of their classes."""
+def _scanned() -> list[np.ndarray]:
+    """JSON in bytes: a list of the texts of all classes and a list of their classes."""
     texts: dict[str, int] = {}
     folders = source_folders()
     for label, name in enumerate(Docstrings.classes):
         for text in chain.from_iterable(map(docstrings, folders[name])):
             texts.setdefault(text, label)
     encoded = json.dumps([list(texts), list(texts.values())]).encode()
-    return {"json": torch.frombuffer(bytearray(encoded), dtype=torch.uint8)}
+    return [np.frombuffer(encoded, dtype=np.uint8)]
 
 
 def docstrings(folder: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Task, missing, unreadable
-from lightfed.data.datasets.text import parquet_columns
+from lightfed.data.datasets.tables import texts_of
 from lightfed.utils.errors import require
 
 Lines = Iterable[list[str]]
@@ -173,23 +173,16 @@ class WikiText2(Text):
     @override
     def _lines(self, split: Split) -> list[str]:
         path = self.root / "wikitext-2" / f"wiki.{split}.tokens"
-        hub = [] if path.is_file() else self._hub_files(split)
-        if not hub and not path.is_file():
+        if not path.is_file():
+            for folder in ("wikitext-2", "wikitext-2-v1", "wikitext/wikitext-2-v1"):
+                if any((self.root / folder).glob(f"{split}-*.parquet")):
+                    return texts_of(self.root / folder, split, "text")[0]
             raise missing(path, holds=f"wikitext-2, with this file or the hub's {split}-*.parquet")
         try:
-            if hub:
-                return parquet_columns(hub, text="string")[0]
             with path.open(encoding="utf-8") as file:
                 return list(file)  # unlike str.splitlines, ends lines at line breaks only
         except (OSError, ValueError) as error:
-            raise unreadable(hub[0] if hub else path, error) from error
-
-    def _hub_files(self, split: Split) -> list[Path]:
-        """The parquet files of the first folder that has any."""
-        for folder in ("wikitext-2", "wikitext-2-v1", "wikitext/wikitext-2-v1"):
-            if found := sorted((self.root / folder).glob(f"{split}-*.parquet")):
-                return found
-        return []
+            raise unreadable(path, error) from error
 
 
 class Prose(Text):

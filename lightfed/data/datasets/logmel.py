@@ -6,12 +6,11 @@ loudest cell of the clip, and at most 80 dB below it.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lightfed.data.datasets.dataset import Transform, unreadable
 
@@ -64,17 +63,17 @@ def read_clip(path: Path, *, start: int = 0) -> np.ndarray:
     return np.pad(samples, (0, RATE - len(samples)))
 
 
-def log_mel(batches: Iterable[np.ndarray]) -> Tensor:
+def log_mel(batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """The pictures of recordings, computed batch by batch, on a GPU if there is one.
 
     A cell is one byte: 0 for -80 dB, 255 for 0 dB. The error of at most 0.16 dB is far below the
     tens of dB that distinguish words, and float16 would take twice the memory.
 
     Args:
-        batches: (B, 16000) int16 each.
+        batches: (B, n) each, of levels from -32768 to 32767.
 
-    Returns:
-        (N, 1, 32, 32) uint8 on the CPU.
+    Yields:
+        (B, 1, 32, 1 + n // 512) uint8.
     """
     from torchaudio.functional import amplitude_to_DB
     from torchaudio.transforms import MelSpectrogram
@@ -83,12 +82,10 @@ def log_mel(batches: Iterable[np.ndarray]) -> Tensor:
     spectrogram = MelSpectrogram(
         RATE, n_fft=2048, hop_length=512, n_mels=32, norm="slaney", mel_scale="slaney"
     ).to(device)
-    pictures = [torch.empty(0, *SHAPE, dtype=torch.uint8)]
     for batch in batches:
         power = spectrogram(torch.from_numpy(batch).to(device).float() / 32768)  # (B, 32, 32)
         # No top_db: with three axes, torchaudio would apply it relative to the whole batch.
         decibel = amplitude_to_DB(power, multiplier=10.0, amin=1e-10, db_multiplier=0.0)
         decibel -= decibel.amax(dim=(1, 2), keepdim=True)
         level = (decibel / _FLOOR_DB + 1).clamp_(min=0) * 255
-        pictures.append(level.round_().to(torch.uint8).unsqueeze(1).cpu())
-    return torch.cat(pictures)
+        yield level.round_().to(torch.uint8).unsqueeze(1).cpu().numpy()

@@ -6,6 +6,7 @@ seconds of the background recordings. It varies amplitude, tempo and position of
 random. It does not say which clips are for testing; here the official list does.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -161,10 +162,10 @@ class SpeechCommands(Dataset):
     def _pictures(self, clips: list[_Clip]) -> Tensor:
         """(N, 1, 32, 32) uint8, from the cache unless the folders have changed since."""
 
-        def make() -> dict[str, Tensor]:
+        def make() -> Iterator[np.ndarray]:
             parts = (clips[i : i + logmel.BATCH] for i in range(0, len(clips), logmel.BATCH))
             waves = ([read_clip(self._folder / c.path, start=c.start) for c in p] for p in parts)
-            return {"pictures": logmel.log_mel(map(np.stack, waves))}
+            return logmel.log_mel(map(np.stack, waves))
 
         folders = sorted(path for path in self._folder.iterdir() if path.is_dir())
         key = {
@@ -172,4 +173,4 @@ class SpeechCommands(Dataset):
             "clips": [(clip.path, clip.start) for clip in clips],
             "folders": [path.stat().st_mtime_ns for path in folders],
         }
-        return cached(self._folder.name, key, make)["pictures"]
+        return cached(self._folder.name, key, make)

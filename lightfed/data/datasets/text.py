@@ -4,13 +4,13 @@ import csv
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, missing, unreadable
+from lightfed.data.datasets.tables import texts_of
 from lightfed.utils.errors import require
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789-,;.!?:'\"/\\|_@#$%^&*~`+-=<>()[]{}\n"
@@ -94,7 +94,7 @@ class AGNews(Characters):
             if source == path:
                 texts, labels = _read_csv(path)
             else:
-                texts, labels = parquet_columns(hub, text="string", label="int64")
+                texts, labels = texts_of(self.root / "ag_news", split, "text", "label")
         except (OSError, ValueError, csv.Error) as error:
             raise unreadable(source, error) from error
         fix = "point root at the published files"
@@ -116,27 +116,3 @@ def _read_csv(path: Path) -> tuple[list[str], list[int]]:
             labels.append(int(row[0]) - 1)
             texts.append(" ".join(row[1:]))
     return texts, labels
-
-
-def parquet_columns(paths: list[Path], **types: str) -> list[list[Any]]:
-    """Columns of parquet files, one file after the other.
-
-    Args:
-        paths: of the files.
-        **types: pyarrow's name of the type of each column.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is damaged, or a column is missing, has gaps or is of another type.
-    """
-    # The `datasets` package reads with pyarrow too, but needs a writable home folder for its locks,
-    # and logs every error.
-    import pyarrow  # type: ignore[import-untyped]
-    from pyarrow.parquet import read_table  # type: ignore[import-untyped]
-
-    table = read_table(paths, columns=list(types))
-    for name, kind in types.items():
-        if kind == "string" and pyarrow.types.is_primitive(table.schema.field(name).type):
-            raise ValueError(f"the column `{name}` is not text")
-    fields = [pyarrow.field(*pair, nullable=False) for pair in types.items()]
-    return [column.to_pylist() for column in table.cast(pyarrow.schema(fields)).columns]

@@ -62,7 +62,7 @@ class Tones(Dataset):
     def load(self, split: Split) -> Samples:
         chosen = np.flatnonzero(self.tested() == (split == "test"))
         return Samples(
-            x=logmel.log_mel(self._batches(chosen)),
+            x=torch.from_numpy(np.concatenate(list(logmel.log_mel(self._batches(chosen))))),
             y=torch.from_numpy(self.word()[chosen]),
             groups=torch.from_numpy(self.speaker()[chosen]),
         )

@@ -1,0 +1,251 @@
+"""Columns of a table as compact samples: images, texts, recordings, numbers, and classes.
+
+Samples are prepared in blocks, kept in the cache folder and mapped from there, so that a table may
+be larger than memory.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightfed.data.datasets.cache import cached
+from lightfed.data.datasets.dataset import KEY
+from lightfed.data.datasets.logmel import RATE, log_mel
+from lightfed.data.datasets.tables import Table
+from lightfed.data.datasets.text import encode
+from lightfed.utils.errors import UserError
+
+_BLOCK = 256  # samples written together
+
+_FIXES = {
+    "image": "repair the file, or set image_size",
+    "audio": "repair the file",
+    "text": "give a text",
+    "features": "correct the table, or set shape",
+}
+
+Decode = Callable[[Any], np.ndarray]
+"""The value of a sample, or its values if there are several columns, to an array."""
+
+
+class Where(NamedTuple):
+    """What the samples are, for errors, and where their files are."""
+
+    split: str
+    kind: str
+    base: Path  # the folder of the relative paths in the table
+
+
+def kind_of(name: str, feature: Any) -> str | None:
+    """What a column holds: image, audio, text or features (numbers); None for anything else."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature  # of a list
+    kind, dtype = type(feature).__name__.lower(), str(getattr(feature, "dtype", ""))
+    if kind in ("image", "audio"):
+        return kind
+    if dtype in ("string", "large_string"):
+        return name if name in ("image", "audio") else "text"
+    is_number = dtype.startswith(("int", "uint", "float", "bool", "double"))
+    return "features" if is_number and kind != "classlabel" else None
+
+
+def prepared(
+    table: Table, columns: Sequence[str], decode: Decode, where: Where, *, how: object
+) -> Tensor:
+    """All samples of a table, (N, ...), from the cache if nothing has changed.
+
+    Args:
+        table: a split, not empty.
+        columns: their values make a sample.
+        decode: makes a sample; all must have one shape.
+        where: the kind names the key in errors.
+        how: all that `decode` depends on, for the key of the cache.
+
+    Raises:
+        UserError: names the key, the split and the first sample that cannot be used.
+    """
+    chosen = undecoded(table, columns)
+    key = [1, table._fingerprint, list(columns), how, _times(chosen, columns[0], where)]
+    return cached("table", key, lambda: _blocks(chosen, decode, where))
+
+
+def _blocks(table: Table, decode: Decode, where: Where) -> Iterator[np.ndarray]:
+    shape: tuple[int, ...] | None = None
+    for start in range(0, len(table), _BLOCK):
+        rows = zip(*table[start : start + _BLOCK].values(), strict=True)
+        block = []
+        for number, row in enumerate(rows, start):
+            try:
+                sample = decode(row if row[1:] else row[0])
+                shape = shape or sample.shape
+                if sample.shape != shape:
+                    raise ValueError(f"its shape is {sample.shape}, that of the first {shape}")
+            except Exception as error:  # of a file, a number or a decoder
+                found = " ".join(f"sample {number} cannot be used: {error}".split())
+                key, fix = f"{KEY}.{where.kind}", _FIXES[where.kind]
+                raise UserError(key, f"{where.split}: {found}", fix) from error
+            block.append(sample)
+        yield np.stack(block)
+
+
+def _times(table: Table, column: str, where: Where) -> list[Any]:
+    """Files outside the table, which can change when it does not, and when they last did."""
+    if where.kind not in ("image", "audio") or isinstance(table[0][column], dict):
+        return []
+    files = [where.base / str(path) for path in table[column]]
+    return [(str(path), path.stat().st_mtime_ns) for path in files if path.is_file()]
+
+
+def undecoded(table: Table, columns: Sequence[str]) -> Table:
+    """Some columns; images and recordings are left as bytes or paths."""
+    table = table.select_columns(list(columns))
+    for name in columns:
+        if kind_of("", table.features[name]) in ("image", "audio"):
+            table = table.cast_column(name, type(table.features[name])(decode=False))
+    return table
+
+
+def content(value: Any, base: Path) -> Any:
+    """What an image or a recording is read from: a file, or bytes in memory.
+
+    Args:
+        value: a path, or the struct of bytes and path that `datasets` stores.
+        base: the folder of relative paths.
+    """
+    found = value if isinstance(value, str) else value["bytes"] or value["path"]
+    return base / found if isinstance(found, str) else io.BytesIO(found)
+
+
+def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> np.ndarray:
+    """(1 or 3, H, W) uint8.
+
+    Args:
+        value: as of `content`.
+        base: likewise.
+        grey: whether there is one channel.
+        size: height and width in pixels after a bilinear interpolation; None leaves it as it is.
+    """
+    from PIL import Image
+
+    with Image.open(content(value, base)) as image:
+        image = image.convert("L" if grey else "RGB")  # type: ignore[assignment]
+        if size is not None and image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BILINEAR)  # type: ignore[assignment]
+        return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+
+
+def is_grey(table: Table, column: str, base: Path) -> bool:
+    """Whether the first image has levels of grey only; False for what is no image."""
+    from PIL import Image
+
+    try:
+        with Image.open(content(undecoded(table, [column])[0][column], base)) as image:
+            return image.mode in ("1", "L")
+    except (OSError, TypeError):
+        return False
+
+
+def recording(value: Any, *, base: Path, seconds: float) -> np.ndarray:
+    """The log-mel picture of a recording, (1, 32, frames) uint8, see `logmel`.
+
+    Several channels become one. A recording is resampled to 16 kHz, then cut or padded with zeros.
+
+    Raises:
+        ValueError: the file is no wave file, and FFmpeg or torchcodec is missing.
+    """
+    from torchaudio.functional import resample
+
+    source = content(value, base)
+    waves, rate = _waves(source)
+    wave = resample(waves.mean(0), rate, RATE)[: round(seconds * RATE)]
+    padded = torch.zeros(round(seconds * RATE))
+    padded[: len(wave)] = wave
+    (picture,) = log_mel([(padded[None] * 32768).numpy()])
+    return picture[0]
+
+
+def _waves(source: Any) -> tuple[Tensor, int]:
+    """(channels, n) float32 in -1..1, and the samples per second."""
+    from scipy.io import wavfile
+
+    try:
+        rate, samples = wavfile.read(source)
+    except ValueError as error:
+        try:
+            from torchcodec.decoders import AudioDecoder
+        except (ImportError, RuntimeError) as missing:
+            found = f"{error}; what is not PCM wave needs FFmpeg and pip install 'lightfed[audio]'"
+            raise ValueError(found) from missing
+        decoded = AudioDecoder(source).get_all_samples()
+        return decoded.data, decoded.sample_rate
+    samples = np.atleast_2d(samples.T)
+    if samples.dtype == np.uint8:
+        return torch.from_numpy(samples).float() / 128 - 1, rate
+    unit = 1.0 if samples.dtype.kind == "f" else -float(np.iinfo(samples.dtype).min)
+    return torch.from_numpy(samples / unit).float(), rate
+
+
+def letters(value: str, *, length: int) -> np.ndarray:
+    """(length,) uint8, see `encode`."""
+    return encode([value], length)[0]
+
+
+def numbers(value: Any, *, shape: Sequence[int] | None) -> np.ndarray:
+    """Float32; a missing number is NaN."""
+    values = value if isinstance(value, (tuple, list)) else [value]
+    sample = np.asarray(values, dtype=np.float32)
+    return sample if shape is None else sample.reshape(shape)
+
+
+class Codes:
+    """The distinct values of a column as numbers 0, 1, ...; a column of classes keeps its own.
+
+    Attributes:
+        names: of the numbers.
+    """
+
+    def __init__(self, tables: Mapping[str, Table], *, column: str, key: str) -> None:
+        """Number the values of one split after the other, those of each in ascending order.
+
+        Raises:
+            UserError: names the first value that is missing or a fraction.
+        """
+        self._column, self._key = column, key
+        first, *_ = tables.values()
+        given = getattr(first.features[column], "names", None)
+        self._numbers: dict[Any, int] = {number: number for number in range(len(given or ()))}
+        for split, table in {} if given else tables.items():
+            for value in sorted(set(self._values(table, split)) - set(self._numbers)):
+                self._numbers[value] = len(self._numbers)
+        self.names = tuple(given or map(str, self._numbers))
+
+    def encode(self, table: Table, split: str) -> Tensor:
+        """(N,) int64.
+
+        Raises:
+            UserError: names the first value that has no number.
+        """
+        values = self._values(table, split)
+        bad = next((i for i, value in enumerate(values) if value not in self._numbers), None)
+        if bad is not None:
+            found = f"{split}: sample {bad} has {values[bad]!r}, which no training sample has"
+            fix = "correct it, or train on samples of every class"
+            raise UserError(f"{KEY}.{self._key}", found, fix)
+        return torch.tensor([self._numbers[value] for value in values], dtype=torch.int64)
+
+    def _values(self, table: Table, split: str) -> list[Any]:
+        values = table[self._column][:]
+        bad = next((i for i, value in enumerate(values) if not _is_name(value)), None)
+        if bad is not None:
+            found = f"{split}: sample {bad} has {values[bad]!r}, which names nothing"
+            raise UserError(f"{KEY}.{self._key}", found, "give whole numbers or words")
+        return values
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, (str, int)) or (isinstance(value, float) and value % 1 == 0)

@@ -1,0 +1,158 @@
+"""Tables of samples: what Hugging Face `datasets` loads, from its hub, its cache or a path."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lightfed.data.datasets.dataset import KEY
+from lightfed.utils.errors import UserError, require
+
+AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
+_FORMATS = {
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".tsv": "csv",
+}
+
+Table = Any  # datasets.Dataset: the package takes two seconds to import
+
+
+def open_table(
+    path: str, split: str, *, key: str, name: str | None = None, root: str = "path"
+) -> Table:
+    """A split of a data set, memory-mapped.
+
+    Args:
+        path: of the hub; of a file (parquet, arrow, csv, tsv, json, jsonl), whose only split is
+            `train`; or of a folder: of such files, of images or recordings in a folder per class,
+            of LEAF's JSON files, or one that `save_to_disk` wrote.
+        split: as `datasets` reads it: `train`, `train[:80%]`, `train+validation`.
+        key: of the split, for errors.
+        name: of the configuration, for a data set of the hub with several.
+        root: what the user calls the path, for errors.
+
+    Raises:
+        UserError: names the path or the split, with the reason on one line.
+    """
+    local = Path(path).expanduser()
+    if not local.exists() and (local.suffix in _FORMATS or path.startswith(("/", ".", "~"))):
+        fix = "give a file, a folder, or a name of the hub"
+        raise UserError(f"{KEY}.{root}", f"{path} is not there", fix)
+    try:
+        return _open(local if local.exists() else None, path, split, name)
+    except Exception as error:  # a format can raise anything
+        cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None
+        reason = " ".join(f"{type(cause or error).__name__}: {cause or error}".split())
+        if re.search("split|instruction", reason) and isinstance(error, (KeyError, ValueError)):
+            fix = "name one that there is, or part of one, as `train[:80%]`"
+            raise UserError(f"{KEY}.{key}", f"{path} has no {split!r} ({reason})", fix) from error
+        fix = "check the name; without a network, give a path, or a name that is in the cache"
+        raise UserError(f"{KEY}.{root}", f"{path} cannot be loaded ({reason})", fix) from error
+
+
+def texts_of(folder: Path, split: str, *columns: str) -> list[list[Any]]:
+    """Columns of a split of a folder of the hub: `text`, and others of whole numbers.
+
+    Raises:
+        UserError: names `root`, the column and the first value that is missing or of another type.
+    """
+    table = open_table(str(folder), split, key="root", root="root")
+    for name in columns:
+        kind, found = str if name == "text" else int, f"{folder}: {split} has no column {name!r}"
+        if name in table.column_names:
+            values = enumerate(table[name])
+            bad = next(((i, value) for i, value in values if not isinstance(value, kind)), None)
+            found = "" if bad is None else f"{folder}: {name} of sample {bad[0]} is {bad[1]!r}"
+        require(not found, f"{KEY}.root", found, "point root at the published files")
+    return [table[name][:] for name in columns]
+
+
+def _open(local: Path | None, path: str, split: str, name: str | None) -> Table:
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is raised, too
+    if local is None:
+        return datasets.load_dataset(path, name, split=split)
+    if local.is_file():
+        options = {"sep": "\t"} if local.suffix == ".tsv" else {}
+        files = {"train": str(local)}
+        kind = _FORMATS.get(local.suffix, local.suffix)
+        return datasets.load_dataset(kind, data_files=files, split=split, **options)
+    if (local / "dataset_dict.json").is_file():
+        return _only(dict(datasets.load_from_disk(local)), split)
+    if (local / "state.json").is_file():
+        return _only({"train": datasets.load_from_disk(local)}, split)
+    kind = _kind(local)
+    if kind == "leaf":
+        splits = {path.name: path for path in local.iterdir() if path.is_dir()}
+        return datasets.Dataset.from_dict(_leaf(sorted(_only(splits, split).glob("*.json"))))
+    if kind == "audio":
+        return _recordings(local, split)
+    return datasets.load_dataset(str(local), name, split=split)
+
+
+def _only(splits: dict[str, Any], split: str) -> Any:
+    if split not in splits:
+        raise KeyError(f"unknown split, there is {', '.join(splits) or 'none'}")
+    return splits[split]
+
+
+def _kind(folder: Path) -> str:
+    """Whether a folder holds LEAF's files, recordings, or what `datasets` recognises."""
+    files = (path for path in folder.rglob("[!.]*") if path.suffix)
+    top = sorted(path.suffix for path in folder.iterdir())
+    first = None if set(top) & set(_FORMATS) else next(files, None)
+    if first is not None and first.suffix == ".json":
+        with first.open("rb") as file:
+            return "leaf" if b'"users"' in file.read(64) else "table"
+    return "audio" if first is not None and first.suffix.lower() in AUDIO else "table"
+
+
+def _leaf(files: Iterable[Path]) -> dict[str, list[Any]]:
+    """The columns x, y and user of files of the LEAF benchmark (Caldas et al. 2018)."""
+    columns: dict[str, list[Any]] = {"x": [], "y": [], "user": []}
+    for file in files:
+        for user, samples in json.loads(file.read_bytes())["user_data"].items():
+            columns["x"] += samples["x"]
+            columns["y"] += samples["y"]
+            columns["user"] += [user] * len(samples["y"])
+    return columns
+
+
+def _recordings(folder: Path, split: str) -> Table:
+    """Paths and classes of FOLDER/[SPLIT/]CLASS/*.wav.
+
+    Not by the audio folder of `datasets`, which needs FFmpeg even for paths.
+    """
+    import datasets
+    from torchvision.datasets.folder import find_classes, make_dataset
+
+    splits = {path.name: path for path in folder.iterdir() if path.is_dir()}
+    root = _only(splits if "train" in splits else {"train": folder}, split)
+    names, index = find_classes(root)
+    files = make_dataset(str(root.resolve()), index, extensions=AUDIO)
+    features = {"audio": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    columns = {"audio": [path for path, _ in files], "label": [label for _, label in files]}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def hold_out(table: Table, share: float, label: str) -> tuple[Table, Table]:
+    """A table without a share of its samples, and these; always the same ones.
+
+    The share is that of every class, unless a class has a single sample.
+    """
+    from sklearn.model_selection import train_test_split
+
+    index, labels = range(len(table)), table[label][:]
+    try:
+        parts = train_test_split(index, test_size=share, random_state=0, stratify=labels)
+    except (TypeError, ValueError):
+        parts = train_test_split(index, test_size=share, random_state=0)
+    train, test = (table.select(sorted(part)) for part in parts)
+    return train, test

@@ -1,0 +1,61 @@
+"""Small tables of every format that `Hub` reads, with two classes that are easy to tell apart."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tests.data import tiny
+
+KINDS = ("cat", "dog")
+
+
+def points(path: Path, *, samples: int = 40) -> Path:
+    """PATH: a csv file with the columns a, b, kind and who, three writers one after the other."""
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["a", "b", "kind", "who"])
+        for i in range(samples):
+            a, b = rng.normal(i % 2, 0.1, 2).round(3).tolist()
+            rows.writerow([a, b, KINDS[i % 2], f"writer {i % 3}"])
+    return path
+
+
+def shades(root: Path, *, each: int = 3, size: int = 8) -> Path:
+    """ROOT/{train,test}/{cat,dog}/I.png: even images of a grey level of 16 * I, dogs 128 more."""
+    for split in ("train", "test"):
+        for label, kind in enumerate(KINDS):
+            folder = root / split / kind
+            folder.mkdir(parents=True)
+            for i in range(each):
+                Image.new("RGB", (size, size), (16 * i + 128 * label,) * 3).save(
+                    folder / f"{i}.png"
+                )
+    return root
+
+
+def sounds(root: Path, *, each: int = 2) -> Path:
+    """ROOT/{train,test}/{cat,dog}/I.wav: tones of half a second, dogs are lower."""
+    time = np.arange(tiny.RATE // 2) / tiny.RATE
+    for split in ("train", "test"):
+        for label, kind in enumerate(KINDS):
+            folder = root / split / kind
+            folder.mkdir(parents=True)
+            for i in range(each):
+                tone = np.sin(2 * np.pi * (2000 - 1500 * label) * time) * 9000
+                tiny.write_recording(folder / f"{i}.wav", tone.astype(np.int16))
+    return root
+
+
+def leaf(root: Path, **split: dict[str, tuple[list[object], list[object]]]) -> Path:
+    """ROOT/SPLIT/all_data.json for each split: x and y of every user, in LEAF's layout."""
+    for name, users in split.items():
+        (root / name).mkdir(parents=True)
+        data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+        sizes = [len(x) for x, _ in users.values()]
+        content = {"users": list(users), "num_samples": sizes, "user_data": data}
+        (root / name / "all_data.json").write_text(json.dumps(content))
+    return root

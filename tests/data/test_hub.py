@@ -1,0 +1,256 @@
+"""`Hub`: every format, the choice of columns, and what is refused."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import wavfile
+
+from lightfed.data import FederatedDataModule, Hub, Natural
+from lightfed.data.datasets.dataset import Transform, moments
+from lightfed.utils.errors import UserError
+from tests.data import tables, tiny
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    return tmp_path / "cache" / "lightfed"
+
+
+def written(path: Path, kind: str) -> str:
+    """The points of `tables.points` in another format."""
+    table = datasets.Dataset.from_csv(str(tables.points(path / "a.csv")))
+    target = path / f"points.{kind}"
+    if kind == "folder":
+        target.mkdir()
+        table.to_parquet(str(target / "train.parquet"))
+    elif kind == "saved":
+        table.save_to_disk(str(target))
+    elif kind == "arrow":
+        table.save_to_disk(str(path / "saved"))
+        (arrow,) = (path / "saved").glob("*.arrow")
+        arrow.rename(target)
+    elif kind == "tsv":
+        table.to_csv(str(target), sep="\t", index=False)
+    else:
+        {"csv": table.to_csv, "json": table.to_json, "parquet": table.to_parquet}[kind](str(target))
+    return str(target)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "parquet", "arrow", "folder", "saved"])
+def test_a_table_of_any_format_is_the_same_data(kind: str, tmp_path: Path) -> None:
+    data = Hub(written(tmp_path, kind), test=0.25, label="kind", features=["a", "b"], group="who")
+    train, test = data.load("train"), data.load("test")
+    assert (data.classes, data.input_shape, data.num_classes) == (tables.KINDS, (2,), 2)
+    assert (len(train), len(test)) == (30, 10)
+    assert test.y.bincount().tolist() == [5, 5]  # as many of every class
+    for split in (train, test):
+        assert split.x.dtype == torch.float32
+        assert torch.equal((split.x.mean(1) > 0.5).long(), split.y)
+        assert split.groups is not None
+        assert set(split.groups.tolist()) == {0, 1, 2}
+    mean, std = moments(train.x)
+    assert data.transform == Transform(mean, std)
+
+
+def test_moments_are_those_of_the_channels() -> None:
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (7, 3, 4, 5))).byte()
+    mean, std = moments(x)
+    by_channel = (x.double() / 255).transpose(0, 1).flatten(1)
+    np.testing.assert_allclose(mean, by_channel.mean(1), atol=1e-6)
+    np.testing.assert_allclose(std, by_channel.std(1, correction=0), atol=1e-6)
+    assert moments(torch.full((3, 1), 2.0)) == ((2.0,), (1.0,))
+
+
+def test_a_folder_of_images_is_decoded_once(tmp_path: Path, cache: Path) -> None:
+    root = tables.shades(tmp_path / "shades")
+    data = Hub(str(root), mean=[0.5] * 3, std=[0.25] * 3, crop_padding=1, flip=True)
+    loaded = data.load("train")
+    assert (data.classes, data.input_shape) == (tables.KINDS, (3, 8, 8))
+    assert loaded.x[:, 0, 0, 0].tolist() == [0, 16, 32, 128, 144, 160]
+    assert loaded.y.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.transform == Transform((0.5,) * 3, (0.25,) * 3, 1, True)
+    data.fetch()
+    times = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
+    again = Hub(str(root))
+    assert torch.equal(again.load("train").x, loaded.x)
+    assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == times
+    Image.new("RGB", (8, 8), (7, 7, 7)).save(root / "train" / "cat" / "0.png")
+    os.utime(root / "train" / "cat" / "0.png", (1, 1))
+    assert Hub(str(root)).load("train").x[0].unique().tolist() == [7]
+
+
+def test_images_are_resized_and_may_be_grey(tmp_path: Path) -> None:
+    root = tables.shades(tmp_path / "shades", each=1)
+    for path in root.rglob("*.png"):
+        Image.new("L", (10, 6), 9).save(path)
+    Image.new("L", (4, 4), 9).save(root / "train" / "dog" / "0.png")
+    data = Hub(str(root), image_size=5)
+    assert data.load("train").x.shape == (2, 1, 5, 5)
+    with pytest.raises(UserError, match=r"train: sample 1 .*image_size"):
+        Hub(str(root)).load("train")
+
+
+def test_a_table_may_name_the_files_of_images(tmp_path: Path) -> None:
+    tables.shades(tmp_path)
+    rows = "".join(f"train/dog/{i}.png,{i}\n" for i in range(3))
+    (tmp_path / "list.csv").write_text(f"file,number\n{rows}")
+    given: Any = {"image": "file", "label": "number", "test": "train"}
+    loaded = Hub(str(tmp_path / "list.csv"), **given).load("train")
+    assert loaded.x.shape == (3, 3, 8, 8)
+    for i in range(3):  # the table stays as it is
+        path = tmp_path / "train" / "dog" / f"{i}.png"
+        Image.new("RGB", (8, 8), (7, 7, 7)).save(path)
+        os.utime(path, (i, i))
+    assert Hub(str(tmp_path / "list.csv"), **given).load("train").x.unique().tolist() == [7]
+
+
+def test_a_folder_of_recordings_needs_no_decoder(tmp_path: Path) -> None:
+    data = Hub(str(tables.sounds(tmp_path / "sounds")))
+    train = data.load("train")
+    assert (data.classes, data.input_shape) == (tables.KINDS, (1, 32, 32))
+    assert (train.x.shape, train.x.dtype) == ((4, 1, 32, 32), torch.uint8)
+    pitch = train.x[:, 0, :, 4].long().argmax(1)
+    assert pitch[:2].min() > pitch[2:].max()
+    assert train.x[:, :, :, 20:].float().mean() < train.x[:, :, :, :16].float().mean()  # silence
+    assert Hub(str(tmp_path / "sounds"), seconds=0.25).input_shape == (1, 32, 8)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float32])
+def test_wave_files_of_any_depth_rate_and_channels(kind: Any, tmp_path: Path) -> None:
+    expected = Hub(str(tables.sounds(tmp_path / "mono"))).load("train").x
+    for path in tables.sounds(tmp_path / "other").rglob("*.wav"):
+        _, tone = wavfile.read(path)
+        level = np.repeat(tone / 32768, 3)[:, None].repeat(2, 1)  # at 48 kHz, two channels
+        scaled = {np.uint8: level * 128 + 128, np.int32: level * 2.0**31, np.float32: level}[kind]
+        wavfile.write(path, 48_000, scaled.astype(kind))
+    found = Hub(str(tmp_path / "other")).load("train").x
+    loudest = expected.float().amax((1, 3)), found.float().amax((1, 3))
+    assert torch.equal(loudest[0].argmax(1), loudest[1].argmax(1))
+
+
+def test_texts_are_letters(tmp_path: Path) -> None:
+    lines = [{"say": "Ab" * (i % 2 + 1), "y": i % 2} for i in range(8)]
+    (tmp_path / "says.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = Hub(str(tmp_path / "says.jsonl"), test=0.25, length=5)
+    train = data.load("train")
+    assert (data.classes, data.input_shape, data.transform) == (("0", "1"), (5,), None)
+    assert sorted(set(map(tuple, train.x.tolist()))) == [(1, 2, 0, 0, 0), (1, 2, 1, 2, 0)]
+
+
+def test_recordings_and_images_may_be_in_the_table(tmp_path: Path) -> None:
+    """As the hub stores them: a struct of bytes and path."""
+    for kind, source in (
+        ("image", next(tables.shades(tmp_path / "a").rglob("*.png"))),
+        ("audio", next(tables.sounds(tmp_path / "b").rglob("*.wav"))),
+    ):
+        feature = {"image": datasets.Image(), "audio": datasets.Audio()}[kind]
+        features = datasets.Features(
+            {kind: feature, "label": datasets.ClassLabel(names=["x", "y"])}
+        )
+        folder = tmp_path / f"hub {kind}"
+        folder.mkdir()
+        import pyarrow  # type: ignore[import-untyped]
+        from pyarrow.parquet import write_table  # type: ignore[import-untyped]
+
+        rows = [{"bytes": source.read_bytes(), "path": source.name}] * 4
+        table = pyarrow.table({kind: rows, "label": [0, 1, 0, 1]})
+        schema = features.arrow_schema.metadata
+        write_table(table.replace_schema_metadata(schema), folder / "train-0.parquet")
+        data = Hub(str(folder), test="train[50%:]", train="train[:50%]")
+        assert data.classes == ("x", "y")
+        assert data.load("test").y.tolist() == [0, 1]
+        assert data.input_shape == ((3, 8, 8) if kind == "image" else (1, 32, 32))
+
+
+def test_leafs_writers_are_clients(tmp_path: Path) -> None:
+    """FEMNIST: 784 numbers and a class; the test samples have the same writers."""
+    pixels: list[object] = [[0.25] * 16] * 3
+    users = {"f0": (pixels, [0, 1, 2]), "f1": (pixels, [1, 1, 2]), "f2": (pixels[:2], [0, 2])}
+    root = tables.leaf(tmp_path / "femnist", train=users, test={"f1": (pixels, [0, 1, 2])})  # type: ignore[arg-type, dict-item]
+    data = Hub(str(root), features="x", shape=[1, 4, 4], group="user")
+    module = FederatedDataModule(data, Natural())
+    module.prepare(clients=3, seed=0, device=CPU, folder=None)
+    assert [module.num_samples(client) for client in range(3)] == [3, 3, 2]
+    assert data.load("test").groups.tolist() == [1, 1, 1]  # type: ignore[union-attr]
+    assert module.input_shape == (1, 4, 4)
+
+
+def test_leafs_lines_are_texts(tmp_path: Path) -> None:
+    """Shakespeare: the letter after a line is its class, and may be any sign."""
+    lines: list[object] = ["to be or not", "o be or not "]
+    users = {"ROMEO": (lines, [" ", "t"]), "JULIET": (lines, ["t", "?"])}
+    root = tables.leaf(tmp_path / "plays", train=users, test={"ROMEO": (lines, ["t", " "])})  # type: ignore[arg-type, dict-item]
+    data = Hub(str(root), text="x", group="user", length=12)
+    assert data.classes == (" ", "?", "t")
+    assert data.load("test").y.tolist() == [2, 0]
+    assert data.load("train").groups.tolist() == [1, 1, 0, 0]  # type: ignore[union-attr]
+
+
+def refused(key: str, path: object, **given: Any) -> str:
+    with pytest.raises(UserError) as error:
+        Hub(str(path), **given).fetch()
+    assert error.value.key == f"data.dataset.init_args.{key}"
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_columns_and_splits_that_are_not_there_are_named(tmp_path: Path) -> None:
+    path = tables.points(tmp_path / "points.csv")
+    both = {"label": "kind", "test": 0.2}
+    assert "a, b, kind, who" in refused("label", path, test=0.2)
+    assert "kin" in refused("label", path, label="kin", test=0.2)
+    assert "who" in refused("text", path, label="kind", test=0.2, text="says")
+    assert "whose" in refused("group", path, **both, group="whose")
+    assert "train" in refused("test", path, label="kind")
+    refused("train", path, **both, train="train[:")
+    refused("test", path, label="kind", test=1.5)
+    refused("features", path, **both, text="who", features="a")
+    refused("length", path, **both, length=0)
+
+
+def test_sources_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach\nthe Hub")
+
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n3,4,5\n")
+    (tmp_path / "bad.parquet").write_bytes(b"nothing")
+    (tmp_path / "empty").mkdir()
+    assert "not there" in refused("path", tmp_path / "none.csv")
+    assert "line 3" in refused("path", tmp_path / "bad.csv")
+    for name in ("bad.parquet", "empty"):
+        assert name in refused("path", tmp_path / name)
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    assert "in the cache" in refused("path", "some/one")
+
+
+def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
+    root = tables.shades(tmp_path / "shades")
+    (root / "test" / "cat" / "2.png").write_bytes(b"no image")
+    assert "test: sample 2" in refused("image", root)
+    sounds = tables.sounds(tmp_path / "sounds")
+    (sounds / "train" / "dog" / "1.wav").write_bytes(b"ID3, an mp3 file")
+    assert "train: sample 3" in refused("audio", sounds)
+    path = tmp_path / "points.csv"
+    path.write_text("a,label,half\n1,x,0.5\n2,,1.0\n3,x,1.0\n4,x,1.0\n")
+    assert "train: sample 1 has None" in refused("label", path, train="train", test="train")
+    assert "sample 0 has 0.5" in refused("label", path, label="half", features="a", test="train")
+    path.write_text("a,label\n1,x\n2,x\n3,y\n4,x\n")
+    assert "test: sample 2 has 'y'" in refused("label", path, train="train[:2]", test="train")
+
+
+def test_tiny_tables_are_what_they_say(tmp_path: Path) -> None:
+    assert tables.points(tmp_path / "a.csv").read_text().startswith("a,b,kind,who\n")
+    assert tiny.RATE == 16_000
