@@ -126,9 +126,7 @@ class Clients(PlacedClients):
 
         The client must be on this rank.
         """
-        module = self.state(client).live.bind(self._row_here(client))
-        assert isinstance(module, L.LightningModule)
-        return module
+        return self.state(client).bind(self._row_here(client))
 
     def bind_with(self, model: ServerModel, client: int) -> L.LightningModule:
         """The client's live module, bound to a copy of its row with its part of a model loaded.
@@ -138,16 +136,12 @@ class Clients(PlacedClients):
         state = self.state(client)
         row = state.borrow(self.row(client))
         self._coverages.take(model, self.group_of(client), Parts(), row)
-        module = state.live.bind(row)
-        assert isinstance(module, L.LightningModule)
-        return module
+        return state.bind(row)
 
     def bind_model(self, model: ServerModel, group: int = 0) -> L.LightningModule:
         """A group's live module, bound to a server model of its layout."""
         assert self.groups[group].layout == model.layout, "the model of another group"
-        module = self.groups[group].live.bind(model.row)
-        assert isinstance(module, L.LightningModule)
-        return module
+        return self.groups[group].bind(model.row)
 
     def load_parameters(self, model: ServerModel, client: int) -> None:
         """Copy a server's parameters, without buffers, into a client's row.
@@ -182,11 +176,7 @@ class Clients(PlacedClients):
     def covered_row(self, model: ServerModel, client: int) -> Row:
         """The part of a server model that a client covers, as a row in the client's own layout."""
         group = self.home_group(client)
-        state = self.groups[group]
-        row = Row(
-            state.initial.floats.to(self.device, copy=True),
-            state.initial.integers.to(self.device, copy=True),
-        )
+        row = self.groups[group].initial.to(self.device)
         self._coverages.take(model, group, Parts(), row)
         return row
 

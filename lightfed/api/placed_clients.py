@@ -10,7 +10,7 @@ from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.state.client_state import Kept
 from lightfed.state.rows import ModelLayout
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +97,8 @@ class PlacedClients:
         """
         first = self.groups[0]
         for state in self.groups:
-            if state.layout != first.layout:
-                found = f"groups {first.name} and {state.name} have different architectures"
-                raise UserError("model.clients", found, fix)
+            found = f"groups {first.name} and {state.name} have different architectures"
+            require(state.layout == first.layout, "model.clients", found, fix)
         return first.layout
 
     def one_after_the_other(self, key: str, found: str, fix: str) -> None:
@@ -108,8 +107,7 @@ class PlacedClients:
         Raises:
             UserError: there are several ranks.
         """
-        if self.ranks.world > 1:
-            raise UserError(key, f"{found}, on {self.ranks.world} ranks", fix)
+        require(self.ranks.world == 1, key, f"{found}, on {self.ranks.world} ranks", fix)
 
     def state(self, client: int) -> GroupState:
         """The group of a client in this round."""

@@ -2,13 +2,12 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import lightning.pytorch as L
 import torch
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import nn
 
 from lightfed.local.client_module import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.local.session import LocalSession
@@ -16,7 +15,7 @@ from lightfed.models.build import DataSpec, blank, build_network, class_of, para
 from lightfed.state.costs import forward_flops
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import derive_seed
@@ -59,29 +58,21 @@ class ClientGroup(Recorded):
             UserError: names the key of this group.
         """
         key = f"model.clients.{position}"
-        if self.count < 1:
-            raise UserError(f"{key}.count", f"{self.count} clients", "give at least 1")
-        if self.rate is not None and not 0 < self.rate <= 1:
-            raise UserError(
-                f"{key}.rate", f"{self.rate} is outside (0, 1]", "give a width ratio such as 0.5"
-            )
-        if self.rate is not None and self.level is not None:
-            raise UserError(
-                f"{key}.rate", f"both rate {self.rate} and level {self.level} are given", "keep one"
-            )
-        if isinstance(self.model, nn.Module):
-            raise UserError(
-                f"{key}.model",
-                f"a built {type(self.model).__name__}",
-                "name a class (class_path and init_args), so that every rank builds its own; "
-                "for torchvision's models: class_path: Torchvision, init_args: {name: resnet18}",
-            )
-        if self.width != 1.0 and "rate" not in parameters_of(self.model):
-            raise UserError(
-                f"{key}.{'rate' if self.level is None else 'level'}",
-                f"a width of {self.width:g}, and {class_of(self.model).__name__} takes no rate",
-                "give its constructor the argument rate, or each group init_args of its own",
-            )
+        require(self.count >= 1, f"{key}.count", f"{self.count} clients", "give at least 1")
+        ratio, found = self.rate is None or 0 < self.rate <= 1, f"{self.rate} is outside (0, 1]"
+        require(ratio, f"{key}.rate", found, "give a width ratio such as 0.5")
+        found = f"both rate {self.rate} and level {self.level} are given"
+        require(self.rate is None or self.level is None, f"{key}.rate", found, "keep one")
+        fix = (
+            "name a class (class_path and init_args), so that every rank builds its own; "
+            "for torchvision's models: class_path: Torchvision, init_args: {name: resnet18}"
+        )
+        built, found = isinstance(self.model, nn.Module), f"a built {type(self.model).__name__}"
+        require(not built, f"{key}.model", found, fix)
+        fits = self.width == 1.0 or "rate" in parameters_of(self.model)
+        found = f"a width of {self.width:g}, and {class_of(self.model).__name__} takes no rate"
+        fix = "give its constructor the argument rate, or each group init_args of its own"
+        require(fits, f"{key}.{'rate' if self.level is None else 'level'}", found, fix)
 
     def build(self, data: DataSpec, *, position: int, seed: int) -> L.LightningModule:
         """Build the group's module on the CPU.
@@ -113,18 +104,11 @@ def group_names(groups: Sequence[ClientGroup]) -> list[str]:
 
 
 def _check_user_module(module: L.LightningModule, position: int) -> None:
-    if not is_overridden("training_step", module):
-        raise UserError(
-            f"model.clients.{position}.model",
-            f"{type(module).__name__} has no training_step",
-            "define one that returns the loss of a batch",
-        )
-    if not module.automatic_optimization:
-        raise UserError(
-            f"model.clients.{position}.model",
-            f"{type(module).__name__} optimises manually",
-            "set automatic_optimization = True and return the loss from training_step",
-        )
+    key, name = f"model.clients.{position}.model", type(module).__name__
+    trains, fix = is_overridden("training_step", module), "define one that returns a batch's loss"
+    require(trains, key, f"{name} has no training_step", fix)
+    fix = "set automatic_optimization = True and return the loss from training_step"
+    require(module.automatic_optimization, key, f"{name} optimises manually", fix)
 
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
@@ -138,7 +122,9 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
         flops = forward_flops(module, blank(data, samples=2))
         if isinstance(module, ClientModule) and hasattr(module.net, "losses"):
             # Networks that are trained but not evaluated count too.
-            flops = forward_flops(_Objective(module.net), blank(data, samples=2))
+            losses: Any = module.net.losses
+            labels = torch.zeros(2, dtype=torch.int64)
+            flops = forward_flops(module.net, blank(data, samples=2), lambda x: losses(x, labels))
     except NotImplementedError:
         return 0.0
     except (RuntimeError, ValueError) as error:
@@ -148,23 +134,11 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
         handle.remove()
     positions = shape if data.task == "masked_lm" else ()
     expected = (2, *positions, data.num_classes)
-    if isinstance(module, NetworkClient) and tuple(outputs[0].shape) != expected:
+    if isinstance(module, NetworkClient):
         found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
-        raise UserError(key, found, f"it must be {expected}, a number for each class")
+        fits, fix = outputs[0].shape == expected, f"it must be {expected}, a number for each class"
+        require(fits, key, found, fix)
     return flops
-
-
-class _Objective(nn.Module):
-    """A network's own losses as a forward pass."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net: Any = net
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        labels = torch.zeros(len(x), dtype=torch.int64)
-        return torch.stack(list(self.net.losses(x, labels).values()))
 
 
 @dataclass(eq=False)
@@ -180,7 +154,7 @@ class GroupState:
         store: rows of the group's clients on this rank.
         staging: copies rows to the device if they are kept on the host.
         flops: forward FLOPs of a sample.
-        session: trains and evaluates; attached by `Fleet.attach`.
+        session: trains and evaluates; attached before the first round.
         takes_lr: whether its optimiser uses the round's learning rate.
     """
 
@@ -192,7 +166,7 @@ class GroupState:
     store: RowStore
     staging: Staging | None
     flops: float
-    session: LocalSession | None = None
+    session: LocalSession = field(init=False)
     takes_lr: bool = True
     _borrowed: Row | None = None
 
@@ -268,6 +242,11 @@ class GroupState:
         assert isinstance(module, L.LightningModule)
         return module
 
+    def bind(self, row: Row) -> L.LightningModule:
+        """The live module, bound to a row."""
+        self.live.bind(row)
+        return self.module
+
     def output_layer(self, num_classes: int) -> tuple[str, ...]:
         """Names of the tensors whose rows are class labels.
 
@@ -286,5 +265,5 @@ class GroupState:
 def __getattr__(name: str) -> Any:
     if name != "Cohort":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Group is now called ClientGroup", DeprecationWarning, stacklevel=2)
+    warnings.warn("Cohort is now called ClientGroup", DeprecationWarning, stacklevel=2)
     return ClientGroup

@@ -200,9 +200,7 @@ class Hooks(Recorded, nn.Module, ABC):
 
     def tested(self, s: SessionContext) -> L.LightningModule:
         """The module to test a session's row with, before or after training."""
-        module = s.group.live.bind(s.row)
-        assert isinstance(module, L.LightningModule)
-        return module
+        return s.group.bind(s.row)
 
     def client_row(self, fed: Any, client: int) -> tuple[ModelLayout, Row]:
         """The weights that a client would deploy, for export: by default the row that it keeps.

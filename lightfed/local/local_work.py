@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightfed.data.batches import PackBatches
 from lightfed.models.build import DataSpec
 from lightfed.utils.counts import rounded_down
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 from lightfed.utils.rng import derive_seed, torch_generator
 
 
@@ -71,9 +71,9 @@ class Phase:
         """
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         for prefix in self.trained:
-            if not any(name.startswith(prefix) for name in named):
-                found = f"a model without trainable parameters below {prefix}"
-                raise UserError("model.clients", found, f"it has {', '.join(named)}")
+            fits = any(name.startswith(prefix) for name in named)
+            found = f"a model without trainable parameters below {prefix}"
+            require(fits, "model.clients", found, f"it has {', '.join(named)}")
         return [p for name, p in named.items() if name.startswith(tuple(self.trained) or "")]
 
 
@@ -102,19 +102,15 @@ class LocalWork:
             UserError: names the key.
         """
         count = self.clients_per_round
-        if not 0 < self.fraction <= 1:
-            fix = "give the share of clients in a round"
-            raise UserError("model.fraction", f"{self.fraction} is outside (0, 1]", fix)
-        if count is not None and not 1 <= count <= clients:
-            fix = "give a number from 1 to that"
-            raise UserError("model.clients_per_round", f"{count} of {clients} clients", fix)
-        if count is not None and self.fraction != 1.0:
-            found = f"{count}, and fraction {self.fraction} too"
-            raise UserError("model.clients_per_round", found, "give one of the two")
-        if self.epochs < 1:
-            raise UserError("model.local_epochs", str(self.epochs), "give at least 1")
-        if self.steps is not None and self.steps < 1:
-            raise UserError("model.local_steps", str(self.steps), "give at least 1")
+        found, fix = f"{self.fraction} is outside (0, 1]", "give the share of clients in a round"
+        require(0 < self.fraction <= 1, "model.fraction", found, fix)
+        fits, found = count is None or 1 <= count <= clients, f"{count} of {clients} clients"
+        require(fits, "model.clients_per_round", found, "give a number from 1 to that")
+        one, found = count is None or self.fraction == 1.0, f"{count}, and fraction {self.fraction}"
+        require(one, "model.clients_per_round", found, "give one of the two")
+        require(self.epochs >= 1, "model.local_epochs", self.epochs, "give at least 1")
+        fits = self.steps is None or self.steps >= 1
+        require(fits, "model.local_steps", self.steps, "give at least 1")
 
     def phase(self, phase: "Phase", per_epoch: int) -> int:
         """Number of batches of a phase for a client with `per_epoch` batches per epoch."""

@@ -153,7 +153,6 @@ class Training(AroundSessions):
 
     def _session(self, client: int, mine: list[int], t: int) -> PendingReport:
         state = self._fleet.state(client)
-        assert state.session is not None, "sessions are attached before the first round"
         s = self.begin(client, state, self._fetch(client, mine), t)
         work = self.work(s)
         report = state.session.train(s.row, work)

@@ -17,7 +17,7 @@ from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Clipping, Stepper
 from lightfed.local.session import Runtime
 from lightfed.local.steppers.torch_optimizer import make_stepper
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
@@ -72,16 +72,16 @@ def client_stepper(
         the stepper, and whether it uses the round's learning rate.
     """
     module, key = state.module, f"model.clients.{position}.model"
-    if evaluated and not is_overridden("validation_step", module):
-        found = f"{type(module).__name__} has no validation_step"
-        raise UserError(key, found, "define one, or set model.evaluate: []")
+    fits = not evaluated or is_overridden("validation_step", module)
+    found = f"{type(module).__name__} has no validation_step"
+    require(fits, key, found, "define one, or set model.evaluate: []")
     _warn_of_hooks(module)
     if is_overridden("configure_optimizers", module):
         return _own_stepper(state, key, runtime), False
     if factory is None:
         raise UserError("model.optimizer", "nothing", "name one: class_path: torch.optim.SGD")
-    if not state.live.trainable:
-        raise UserError(key, "it has no parameters to train", "use another model")
+    trains = bool(state.live.trainable)
+    require(trains, key, "it has no parameters to train", "use another model")
     optimizer = make_optimizer(factory, state.live.trainable)
     stepper = make_stepper(
         optimizer,
@@ -140,9 +140,8 @@ def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler
         schedule = factory(optimizer)
     except (TypeError, ValueError) as error:
         raise UserError("model.lr_schedule", str(error), "correct its init_args") from error
-    if isinstance(schedule, ReduceLROnPlateau):
-        fix = "use a schedule that is a function of the round"
-        raise UserError("model.lr_schedule", "ReduceLROnPlateau", fix)
+    plateau, fix = isinstance(schedule, ReduceLROnPlateau), "use a function of the round"
+    require(not plateau, "model.lr_schedule", "ReduceLROnPlateau", fix)
     return schedule
 
 
@@ -199,17 +198,16 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
     except MisconfigurationException as error:
         found = f"a {type(configured).__name__} from configure_optimizers"
         raise UserError(key, found, "return an optimizer, and with it a scheduler") from error
-    if len(optimizers) != 1:
-        found = f"{len(optimizers)} optimizers from configure_optimizers"
-        raise UserError(key, found, "return exactly one")
+    found = f"{len(optimizers)} optimizers from configure_optimizers"
+    require(len(optimizers) == 1, key, found, "return exactly one")
     for group in optimizers[0].param_groups:
         for name, value in _not_finite(group).items():
             found = f"{name} {value} from configure_optimizers"
             raise UserError(key, found, "give a finite number")
     configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-    if any(config.reduce_on_plateau for config in configs):
-        found = "a ReduceLROnPlateau scheduler"
-        raise UserError(key, found, "a session has no metric to monitor; use a schedule of steps")
+    plateau = any(config.reduce_on_plateau for config in configs)
+    fix = "a session has no metric to monitor; use a schedule of steps"
+    require(not plateau, key, "a ReduceLROnPlateau scheduler", fix)
     return make_stepper(
         optimizers[0],
         schedulers=configs,

@@ -6,13 +6,15 @@ other; those bytes belong to no client and are summed separately. Bytes between 
 placement and are not counted here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from lightfed_kernels import Layout, Segments, count_per_tensor
 from torch import nn
+
+from lightfed.models.build import evaluating
 
 Clients = int | Sequence[int]
 Amounts = float | Sequence[float]  # one for all clients, or one of each
@@ -68,23 +70,25 @@ class Ledger:
         return sums
 
 
-def forward_flops(module: nn.Module, batch: torch.Tensor) -> float:
+def forward_flops(
+    module: nn.Module,
+    batch: torch.Tensor,
+    call: Callable[[torch.Tensor], object] | None = None,
+) -> float:
     """FLOPs of the forward pass of one sample, by torch's own counter.
 
     Args:
-        module: called as `module(batch)`; put into eval mode and back.
+        module: put into eval mode and back.
         batch: (2, ...) zeros; two samples, because batch statistics need more than one value.
+        call: the pass; the module's forward by default.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    training = module.training
-    module.eval()
     # The counter does not know fused attention on CPUs; matrix products are counted.
     fused = sdpa_kernel(SDPBackend.MATH)
-    with torch.no_grad(), fused, FlopCounterMode(display=False) as counter:
-        module(batch)
-    module.train(training)
+    with evaluating(module), torch.no_grad(), fused, FlopCounterMode(display=False) as counter:
+        (call or module)(batch)
     return counter.get_total_flops() / len(batch)
 
 
@@ -108,13 +112,10 @@ def weight_uses(module: nn.Module, batch: torch.Tensor) -> dict[str, float]:
                 uses[f"{name}.weight"] = uses.get(f"{name}.weight", 0.0) + positions
 
             handles.append(part.register_forward_hook(count))
-    training = module.training
-    module.eval()
     try:
-        with torch.no_grad():
+        with evaluating(module), torch.no_grad():
             module(batch)
     finally:
-        module.train(training)
         for handle in handles:
             handle.remove()
     return uses

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightfed.utils.errors import UserError
+from lightfed.models.build import evaluating
+from lightfed.utils.errors import UserError, require
 
 # Torch modules that join the layer in front of them.
 _JOINING = {
@@ -81,8 +82,7 @@ def layers_of(module: nn.Module, batch: Tensor, *, key: str) -> tuple[Layer, ...
         elif not isinstance(part, nn.Identity | nn.Sequential):  # an empty one is an identity, too
             pending.append(_signature(part))
             joinable = False
-    if not parts:
-        raise UserError(key, "a network without layers that have weights", "use another model")
+    require(bool(parts), key, "a network without layers that have weights", "use another model")
     layers = [_layer(own, leaves, first) for own, first in zip(parts, before, strict=True)]
     layers[-1] = replace(layers[-1], signature=(*layers[-1].signature, *pending))
     return tuple(layers)
@@ -136,10 +136,8 @@ def _check_untied(leaves: dict[nn.Module, str], key: str) -> None:
     for leaf, path in leaves.items():
         for parameter in leaf.parameters():
             other = owners.setdefault(parameter, path)
-            if other != path:
-                found = f"{path} has the weights of {other}"
-                fix = "the order of its layers is ambiguous: give every module its own"
-                raise UserError(key, found, fix)
+            fix = "the order of its layers is ambiguous: give every module its own"
+            require(other == path, key, f"{path} has the weights of {other}", fix)
 
 
 def _calls(
@@ -148,25 +146,21 @@ def _calls(
     """The leaves in the order in which a forward pass calls them, those with weights once each."""
     calls: list[nn.Module] = []
     handles = [leaf.register_forward_pre_hook(lambda m, _: calls.append(m)) for leaf in leaves]
-    training = module.training
-    module.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
             module(batch)
     except NotImplementedError as error:
         found = f"{type(module).__name__} has no forward that defines the order of its layers"
         raise UserError(key, found, "define one that maps a batch of inputs to logits") from error
     finally:
-        module.train(training)
         for handle in handles:
             handle.remove()
     for leaf, path in leaves.items():
         times = calls.count(leaf)
-        if _has_tensors(leaf) and times != 1:
-            how = "never called" if times == 0 else f"called {times} times"
-            found = f"{path or type(leaf).__name__} is {how} in a forward pass"
-            fix = "the order of its layers is ambiguous: call every module with weights once"
-            raise UserError(key, found, fix)
+        how = f"called {times} times" if times else "never called"
+        found = f"{path or type(leaf).__name__} is {how} in a forward pass"
+        fix = "the order of its layers is ambiguous: call every module with weights once"
+        require(times == 1 or not _has_tensors(leaf), key, found, fix)
     return calls
 
 

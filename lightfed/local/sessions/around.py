@@ -102,7 +102,6 @@ class AroundSessions:
 
     def abandon(self, client: int, state: GroupState, error: Exception) -> str:
         """Clean a group's module after a session that raised; return the reason in one line."""
-        assert state.session is not None, "sessions are attached before the first round"
         if not self._explained:
             log.warning("the session of client %d failed", client, exc_info=error)
             self._explained = True  # later failures get one line each
@@ -117,7 +116,6 @@ class AroundSessions:
     def finetune(self, client: int, row: Row) -> L.LightningModule:
         """The client's module, bound to a copy of a row after an unreported session."""
         fleet, state = self._fleet, self._fleet.groups[self._fleet.home_group(client)]
-        assert state.session is not None, "sessions are attached before the first round"
         s = self._begin(client, state, state.borrow(row), -1)
         # The same draws in every evaluation: metrics of two rounds differ only by their models.
         state.session.train(s.row, self._work(s, "finetune-"))
@@ -129,16 +127,13 @@ class AroundSessions:
         Drawn by (seed, "gradient", t, client).
         """
         state = self._fleet.state(client)
-        assert state.session is not None, "sessions are attached before the first round"
         self._seed("gradient", t, client)
         batch = next(self.plans.batches(client, t, 1, "gradient-"))
         return state.session.gradient(row, batch)
 
     def box(self, client: int) -> tuple[float, float] | None:
         """Bounds of a client's parameters, if its optimiser projects onto them."""
-        session = self._fleet.state(client).session
-        assert session is not None, "sessions are attached before the first round"
-        return session.box
+        return self._fleet.state(client).session.box
 
     def _masked_flops(self, state: GroupState, mask: Tensor) -> float:
         """Forward FLOPs of a sample under a client's mask; 0 for a module without a forward."""

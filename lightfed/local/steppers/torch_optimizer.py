@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, Stepper
 from lightfed.local.steppers.sgd import SGDStepper
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 
 class OptimizerStepper(Stepper):
@@ -139,15 +139,13 @@ def make_stepper(
     if own is not None:
         params = [p for group in optimizer.param_groups for p in group["params"]]
         all_of_them = trainable is None or [id(p) for p in trainable] == [id(p) for p in params]
-        if schedulers or len(optimizer.param_groups) > 1 or not all_of_them:
-            found = (
-                f"{type(optimizer).__name__} with a scheduler, groups or a part of the parameters"
-            )
-            fix = "return it alone, with all of them: configure_optimizers"
-            raise UserError("model.clients", found, fix)
-        if scaler is not None:
-            found = f"16-mixed, and {type(optimizer).__name__} does not support loss scaling"
-            raise UserError("trainer.precision", found, "use bf16-mixed or 32")
+        name = type(optimizer).__name__
+        alone = not schedulers and len(optimizer.param_groups) == 1 and all_of_them
+        found = f"{name} with a scheduler, groups or a part of the parameters"
+        fix = "return it alone, with all of them: configure_optimizers"
+        require(alone, "model.clients", found, fix)
+        found = f"16-mixed, and {name} does not support loss scaling"
+        require(scaler is None, "trainer.precision", found, "use bf16-mixed or 32")
         return own(clipping)
     group = optimizer.param_groups[0]
     plain = (
@@ -162,7 +160,7 @@ def make_stepper(
     )
     if plain:
         return SGDStepper(group["params"], group, clipping, factors)
-    if factors is not None:
-        found = f"{type(optimizer).__name__}, but a part has its own learning rate"
-        raise UserError("model.optimizer", found, "use torch.optim.SGD, in 32 or bf16-mixed")
+    found = f"{type(optimizer).__name__}, but a part has its own learning rate"
+    fix = "use torch.optim.SGD, in 32 or bf16-mixed"
+    require(factors is None, "model.optimizer", found, fix)
     return OptimizerStepper(optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler)

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.composites.split import SplitNetwork, evaluating
+from lightfed.models.build import evaluating
+from lightfed.models.composites.split import SplitNetwork
 from lightfed.utils.errors import UserError
 
 Form = Literal["separate", "htfllib"]
