@@ -86,8 +86,10 @@ class DisPFL(Peers):
             bool(self.densities), "density", "an empty list", "give at least one share"
         )
         for name, share in [("active", active), *(("density", d) for d in self.densities)]:
-            require_argument(0 < share <= 1, name, share, "give a share in (0, 1]")
-        require_argument(0 <= prune_rate <= 1, "prune_rate", prune_rate, "give a share in [0, 1]")
+            found = f"{share} is outside (0, 1]"
+            require_argument(0 < share <= 1, name, found, "give a share in (0, 1]")
+        found = f"{prune_rate} is outside [0, 1]"
+        require_argument(0 <= prune_rate <= 1, "prune_rate", found, "give a share in [0, 1]")
         fix = "give at least 1, or leave it out for the length of the run"
         require_argument(rounds is None or rounds >= 1, "rounds", rounds, fix)
         self.distribution = distribution

@@ -44,7 +44,8 @@ class FML(PersonalShared):
         """
         super().__init__(shared, weights)
         for name, share in (("alpha", alpha), ("beta", beta)):
-            require_argument(0 <= share <= 1, name, share, "give a share in [0, 1], such as 0.5")
+            found = f"{share} is outside [0, 1]"
+            require_argument(0 <= share <= 1, name, found, "give a share such as 0.5")
         self.alpha = alpha
         self.beta = beta
         self.form: mutual.Form = form

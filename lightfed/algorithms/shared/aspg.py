@@ -50,11 +50,12 @@ class ASPG(Optimizer):
         """
         require(0 < lr < inf, f"{_KEY}.lr", lr, "give a number above 0")
         require(0 <= momentum < inf, f"{_KEY}.momentum", momentum, "give a number of 0 or more")
+        if box is not None:
+            low, high = box
+            require(low < high, f"{_KEY}.box", f"[{low}, {high}]", "give low < high")
+            found = f"[{low}, {high}], which excludes 0"
+            require(low <= 0 <= high, f"{_KEY}.box", found, "give bounds around 0")
         bounds = None if box is None else (float(box[0]), float(box[1]))
-        if bounds is not None:
-            low, high = bounds
-            fix = "give bounds around 0: low < high, low <= 0 <= high"
-            require(low < high and low <= 0 <= high, f"{_KEY}.box", [low, high], fix)
         super().__init__(params, {"lr": lr, "momentum": momentum, "box": bounds})
 
     def iterates(self) -> list[Tensor]:
