@@ -52,7 +52,7 @@ class Run:
     length: int
 
 
-class Sharing:
+class GroupMeans:
     """What is shared in a round, laid out on the rows of its participants.
 
     Tensors of a single participant are skipped: nothing is averaged or sent.

@@ -24,7 +24,7 @@ from lightfed.local.optimizer import Proximal
 
 
 class CloudFedAvg(Hierarchical, FedAvg):
-    """W <- mean over the active devices of all servers of what K steps from w gave."""
+    """The new w is the mean of the active devices' models, each K steps away from w."""
 
     side_by_side = True
 

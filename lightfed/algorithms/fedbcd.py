@@ -200,7 +200,9 @@ class FedBCD(Hierarchical):
         fed.metrics["consensus"] = self.models.consensus()
 
     def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:
-        """Z <- w - eta_z sum_i gamma_i (w - x_i), divided by sum_i gamma_i or not; `model` holds w.
+        """Set z <- w - eta_z sum_i gamma_i (w - x_i), with or without division by sum_i gamma_i.
+
+        `model` holds w before and z afterwards.
 
         Returns:
             (P,) sum_i gamma_i (w - x_i).

@@ -38,7 +38,7 @@ class FedBCDI(FedBCD):
         patience: int = 4,
         **fedbcd: Any,
     ) -> None:
-        """As FedBCD, but for the sessions; only active devices are in a server's step.
+        """FedBCD's arguments, and who trains offline; only active devices are in a server's step.
 
         Args:
             servers: See FedBCD.
@@ -82,7 +82,7 @@ class FedBCDI(FedBCD):
             self._pull(fed, client, self._connected[client])
 
     def _pull(self, fed: Fleet, client: int, times: int) -> None:
-        """X <- clamp(x - gamma (x - z), box), repeatedly."""
+        """Repeat x <- clamp(x - gamma (x - z), box)."""
         floats = fed.row(client).floats
         model = self.models.of(self.hierarchy.server_of(client, fed.clients))
         views = model.layout.floats.views

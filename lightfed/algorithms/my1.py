@@ -35,7 +35,7 @@ class My1(DisPFL):
         regrow_signal: Literal["gradient", "magnitude"] = "gradient",
         **dispfl: Any,
     ) -> None:
-        """As DisPFL, but for regrowth.
+        """DisPFL's arguments, and the signal of regrowth.
 
         Args:
             topology: See DisPFL.

@@ -29,7 +29,7 @@ class My2(DisPFL):
     def __init__(
         self, topology: Topology | None = None, *, keep_own: bool = False, **dispfl: Any
     ) -> None:
-        """As DisPFL, but for the masks.
+        """DisPFL's arguments, and the initial values of a session.
 
         Args:
             topology: See DisPFL.

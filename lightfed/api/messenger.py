@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightfed.aggregation.client_slices import Accumulate
 from lightfed.aggregation.gossip import Exchange, Over
-from lightfed.aggregation.group_mean import SharedTensors, Sharing
+from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
 from lightfed.aggregation.slice_cache import Parts
 from lightfed.aggregation.weights import whole
 from lightfed.api.clients import Clients, Message
@@ -241,11 +241,11 @@ class Messenger(Clients):
             weights: of the clients in the means: 1 for all, or n_k.
         """
         layouts = [state.layout for state in self.groups]
-        sharing = Sharing(shared, layouts, {k: self.home_group(k) for k in clients})
+        means = GroupMeans(shared, layouts, {k: self.home_group(k) for k in clients})
         sending = self._outcomes.sending(clients)
-        self.ledger.sent_up(sending, [sharing.bytes(client) for client in sending])
-        self.ledger.sent_down(clients, [sharing.bytes(client) for client in clients])
-        sharing.mean_(
+        self.ledger.sent_up(sending, [means.bytes(client) for client in sending])
+        self.ledger.sent_down(clients, [means.bytes(client) for client in clients])
+        means.mean_(
             {k: self.row(k) for k in self.mine(clients)},
             weights={k: self._weight(weights, k) for k in self._outcomes.contributing(clients)},
             ranks=self.ranks,

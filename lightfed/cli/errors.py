@@ -181,7 +181,7 @@ def _hint(name: str, names: Collection[str]) -> str:
 
 
 def _class_hint(name: str, wanted: Any) -> str:
-    """As `_hint`, for the classes that a key accepts; its annotation if they are none or many."""
+    """`_hint` for the classes that a key accepts; its annotation if there are none or many."""
     names: list[str] = []
     left: list[type] = [base] if (base := _base(wanted)) else []
     while left:

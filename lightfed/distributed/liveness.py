@@ -94,7 +94,7 @@ class Watch:
             time.sleep(2 * GRACE)  # rank 0 knows why, and ends this process
             first = self._peers.reports_rank_0()
             self._end(self._peers.silence_of_rank_0(what) if first else None)
-        self._peers.blame(missing)
+        self._peers.mark_late(missing)
         self._receive(self._peers[0], state, said)
         time.sleep(GRACE)
         self._end(self._peers.reason())

@@ -45,7 +45,7 @@ class Peers:
         peer.state, peer.said = state, said
         self._order.append(peer)
 
-    def blame(self, missing: Sequence[int]) -> None:
+    def mark_late(self, missing: Sequence[int]) -> None:
         """Record that all running ranks but the missing ones were late for a collective."""
         for peer in self._peers:
             if missing and peer.rank not in missing and peer.state == "running":

@@ -6,7 +6,7 @@ If they disagree, ranks wait for others that never start. Cheap to import.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 # Job names of `salloc` and `srun --pty bash`; Lightning ignores SLURM in them, too.
 _INTERACTIVE = ("bash", "interactive")
@@ -71,15 +71,15 @@ def check_tasks(
     if not starts_ranks(environ):
         return
     tasks, per_node = int(environ["SLURM_NTASKS"]), environ.get("SLURM_NTASKS_PER_NODE")
-    if per_node is None and tasks > 1:
-        nodes = int(environ.get("SLURM_NNODES", 1))
-        fix = f"submit with --nodes={nodes} --ntasks-per-node={-(-tasks // nodes)} instead"
-        raise UserError("--ntasks", f"{tasks} tasks without --ntasks-per-node", fix)
+    nodes = int(environ.get("SLURM_NNODES", 1))
+    fix = f"submit with --nodes={nodes} --ntasks-per-node={-(-tasks // nodes)} instead"
+    found = f"{tasks} tasks without --ntasks-per-node"
+    require(per_node is not None or tasks <= 1, "--ntasks", found, fix)
     wanted = -(-int(per_node or 1) // ranks_per_device)
-    if accelerator != "cpu" and "SLURM_STEP_ID" in environ and 0 < gpus < wanted:
-        found = f"{per_node} tasks a node, and each sees {gpus} of {wanted} GPUs"
-        fix = f"submit with --gpus-per-node={wanted}, without --gpus-per-task and --gpu-bind"
-        raise UserError("--gpus-per-node", found, fix)
+    few = accelerator != "cpu" and "SLURM_STEP_ID" in environ and 0 < gpus < wanted
+    found = f"{per_node} tasks a node, and each sees {gpus} of {wanted} GPUs"
+    fix = f"submit with --gpus-per-node={wanted}, without --gpus-per-task and --gpu-bind"
+    require(not few, "--gpus-per-node", found, fix)
 
 
 def check_launch(
@@ -98,20 +98,18 @@ def check_launch(
     """
     if not starts_ranks(environ):
         launched = any(name in environ for name in ("TORCHELASTIC_RUN_ID", "NODE_RANK"))
-        if nodes > 1 and job_of(environ) is not None and not launched:
-            fix = "submit with --nodes and --ntasks-per-node, and write srun before the command"
-            raise UserError("trainer.num_nodes", f"{nodes} nodes, but no ranks on them", fix)
+        fits = nodes == 1 or job_of(environ) is None or launched
+        fix = "submit with --nodes and --ntasks-per-node, and write srun before the command"
+        require(fits, "trainer.num_nodes", f"{nodes} nodes, but no ranks on them", fix)
         return
     names = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES")
     tasks, per_node, allotted = (int(environ.get(name, 1)) for name in names)
-    if tasks > 1 and "SLURM_STEP_ID" not in environ:
-        found = f"the job has {tasks} tasks, and this process is not one of them"
-        raise UserError("srun", found, "write srun before the command")
-    if nodes != allotted:
-        fix = f"set it to {allotted}, or submit with --nodes={nodes}"
-        raise UserError("trainer.num_nodes", f"{nodes}, but the job has {allotted}", fix)
-    if processes != per_node or processes * nodes != tasks:
-        found = f"{processes} ranks a node, but the job has {per_node} tasks a node, {tasks} in all"
-        devices = max(1, per_node // ranks_per_device)
-        fix = f"set it to {devices}, or submit with --ntasks-per-node={processes}"
-        raise UserError("trainer.devices", found, fix)
+    found = f"the job has {tasks} tasks, and this process is not one of them"
+    fits = tasks <= 1 or "SLURM_STEP_ID" in environ
+    require(fits, "srun", found, "write srun before the command")
+    fix = f"set it to {allotted}, or submit with --nodes={nodes}"
+    require(nodes == allotted, "trainer.num_nodes", f"{nodes}, but the job has {allotted}", fix)
+    found = f"{processes} ranks a node, but the job has {per_node} tasks a node, {tasks} in all"
+    fix = f"set it to {per_node // ranks_per_device or 1}"
+    fix = f"{fix}, or submit with --ntasks-per-node={processes}"
+    require(processes == per_node and processes * nodes == tasks, "trainer.devices", found, fix)

@@ -1,6 +1,6 @@
 """Evaluation, split over the ranks; one gather per evaluation.
 
-There are four kinds, each with its own name:
+The kinds, each with its own name:
 
     global      the server's model on the global test set
     local       the server's model on a client's test split, if the client's model is another one
@@ -17,12 +17,9 @@ sessions (`Training.tested`); their reports are added here.
 
 from collections import UserList
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
-import lightning.pytorch as L
-import numpy as np
 import torch
-from torch import Tensor
 
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
@@ -42,18 +39,7 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 MOST = 1_000  # clients to evaluate by default; their number costs more than a round beyond that
 
 
-class EvaluationData(ClientData, Protocol):
-    """The part of a data module that evaluations use."""
-
-    eval_batch_size: int
-
-    def global_test_batches(self) -> int: ...
-    def global_test_batch(self, index: int) -> Any: ...
-    def test_index(self, client: int) -> np.ndarray: ...
-    def test_samples(self, client: int, index: Tensor) -> Any: ...
-
-
-# A job is a client, or one of these, or the number of clients plus the position of a piece.
+# A job is a client, one of these two, or the number of clients plus the position of a piece.
 GLOBAL = -1
 IDLE = -2
 
@@ -78,7 +64,7 @@ class Evaluation:
     def __init__(
         self,
         fleet: Fleet,
-        data: EvaluationData,
+        data: ClientData,
         *,
         kinds: Sequence[Kind],
         at: Moment | None = None,
@@ -109,11 +95,8 @@ class Evaluation:
         """The moments to test, and the kinds of their metrics."""
         personal = "personal" in self._kinds
         both = personal and self._fleet.algorithm.tests_both
-        found: dict[Moment, Kind] = {self.at: "personal"} if personal else {}
-        for moment in MOMENTS:
-            if moment in self._kinds or both:
-                found.setdefault(moment, moment)
-        return found
+        others: dict[Moment, Kind] = {m: m for m in MOMENTS if m in self._kinds or both}
+        return others | ({self.at: "personal"} if personal else {})
 
     def _lasts(self, moment: Moment) -> bool:
         """Whether a client's model of a moment still exists at the end of the round."""
@@ -131,7 +114,7 @@ class Evaluation:
         if count is None or count >= everyone:
             return list(range(everyone))
         rng = numpy_generator(self._fleet.seed, "evaluated-clients")
-        return sorted(rng.choice(self._fleet.clients, count, replace=False, shuffle=False).tolist())
+        return sorted(rng.choice(everyone, count, replace=False, shuffle=False).tolist())
 
     def _test_together(self, packed: Packed) -> dict[tuple[Kind, int], tuple[Tests, int]]:
         """What is tested at once, by kind and group, and clients of a pack."""
@@ -160,7 +143,7 @@ class Evaluation:
         return found
 
     def _alone(self, client: int) -> bool:
-        """Whether a client has a test that is not run with those of others."""
+        """Whether a client has a test that is not run together with those of others."""
         kinds = [*self._at_rest.values(), *(self._kinds & {"local", "finetuned"})]
         group = self._fleet.home_group(client)
         return any((kind, group) not in self._together for kind in kinds)
@@ -223,25 +206,15 @@ class Evaluation:
             kept = moment in algorithm.moments
             module = (algorithm.evaluated if kept else algorithm.aggregated)(self._fleet, job)
             if module is not None:
-                report = self._run_client(module, job)
+                report = self._fleet.training.test(job, module)
                 report.stored = self._fleet.stored_bytes(job)
                 self._reports[kind].append(report)
         if "local" in self._kinds and ("local", group) not in self._together:
             module = algorithm.local(self._fleet, job)
             if module is not None:
-                self._reports["local"].append(self._run_client(module, job))
+                self._reports["local"].append(self._fleet.training.test(job, module))
         if "finetuned" in self._kinds:
             self._reports["finetuned"].append(self._run_finetuned(job))
-
-    def _run_client(self, module: L.LightningModule, client: int) -> Report:
-        """Test a client on its own test split."""
-        if module.training:
-            module.eval()
-        self._name_draws(client)
-        session = self._fleet.training.session_of(module)
-        report = session.evaluate(self._data.test_batches(client), client=client)
-        report.metrics = reported(report.metrics)
-        return report
 
     def _run_finetuned(self, client: int) -> Report:
         """Test a client after an unreported session on its training split.
@@ -259,7 +232,7 @@ class Evaluation:
             except Exception as error:  # as in a round
                 state = fleet.groups[fleet.home_group(client)]
                 return Report(client, 0, error=training.abandon(client, state, error))
-        return self._run_client(module, client)
+        return training.test(client, module)
 
     def _run_global(self, server: int) -> None:
         """Test a server's model on this rank's batches of the global test set."""
@@ -272,13 +245,9 @@ class Evaluation:
         batches = self._data.global_test_batches()
         for index in range(ranks.rank, batches, ranks.world):
             batch, number = self._data.global_test_batch(index), server * batches + index
-            self._name_draws(index, kind="global")
+            seed = derive_seed(self._fleet.seed, "global-evaluation", client=index)
+            seed_default_generators(seed, self._fleet.device)
             self._reports["global"].append(session.evaluate([batch], client=GLOBAL, batch=number))
-
-    def _name_draws(self, number: int, kind: str = "personal") -> None:
-        """Make a module's draws in evaluation (tokens to mask) the same on any rank."""
-        seed = derive_seed(self._fleet.seed, f"{kind}-evaluation", client=number)
-        seed_default_generators(seed, self._fleet.device)
 
     def finish(
         self, tests: Mapping[Moment, Sequence[Report]] | None = None
@@ -302,13 +271,10 @@ class Evaluation:
                 self._fleet.warn(f"{found}: {report.error}")
         means = reported(weighted_means(every.pop("global")))
         metrics = {f"global/{name}": value for name, value in means.items()}
+        names = [state.name for state in self._fleet.groups]
         for kind, reports in every.items():
-            metrics |= client_metrics(
-                reports,
-                kind,
-                groups=[state.name for state in self._fleet.groups],
-                group_of=[self._fleet.home_group(r.client) for r in reports],
-            )
+            group_of = [self._fleet.home_group(r.client) for r in reports]
+            metrics |= client_metrics(reports, kind, groups=names, group_of=group_of)
         return metrics, every
 
     def _report_together(self) -> None:

@@ -137,14 +137,9 @@ class RoundLoop(_TrainingEpochLoop):
         if not any(any(self._hooks(name)) for name in _WAVE_HOOKS):
             self._count(waves)
             return [report for client in mine if (report := run(client)) is not None]
-        reports = []
-        for wave in range(waves):
-            client = mine[wave] if wave < len(mine) else None
-            self.batch_progress.is_last_batch = wave == waves - 1
-            report = self._wave(wave, client, run)
-            if report is not None:
-                reports.append(report)
-        return reports
+        clients = [*mine, *[None] * (waves - len(mine))]
+        reports = [self._wave(wave, client, run) for wave, client in enumerate(clients)]
+        return [report for report in reports if report is not None]
 
     def _count(self, waves: int) -> None:
         """Count all waves at once; at a thousand sessions per second single ones add up."""
@@ -156,6 +151,7 @@ class RoundLoop(_TrainingEpochLoop):
     def _wave(self, wave: int, client: int | None, run: RunClient) -> Pending | None:
         """Run at most one session on this rank, between the stock batch hooks."""
         progress, connector = self.batch_progress, self.trainer._logger_connector
+        progress.is_last_batch = wave == self.trainer.fit_loop.max_batches - 1
         progress.increment_ready()
         connector.on_batch_start(client)
         self._call("on_train_batch_start", client, wave)

@@ -171,10 +171,10 @@ class Hooks(Recorded, nn.Module, ABC):
         return fed.bind(client) if self.stateful and client is not None else None
 
     def aggregated(self, fed: Any, client: int) -> L.LightningModule | None:
-        """As `evaluated`, for an algorithm whose `moments` lack "aggregated".
+        """Like `evaluated`, for an algorithm whose `moments` lack "aggregated".
 
-        If not overridden, a client's aggregated model is known only when its next session starts,
-        and the client is tested then.
+        If not overridden, a client's aggregated model is known only when its next session starts:
+        the client is tested then.
         """
         return None
 

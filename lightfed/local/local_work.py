@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,9 @@ from lightfed.utils.rng import derive_seed, torch_generator
 
 
 class ClientData(DataSpec, Protocol):
-    """The part of a data module that the fleet uses."""
+    """The part of a data module that fleets and evaluations use."""
+
+    eval_batch_size: int
 
     @property
     def augments(self) -> bool: ...
@@ -43,6 +46,10 @@ class ClientData(DataSpec, Protocol):
     def test_batches(self, client: int) -> Iterator[Any]: ...
     def train_batches(self, batch_size: int) -> int: ...
     def train_batch(self, index: int, batch_size: int) -> Any: ...
+    def global_test_batches(self) -> int: ...
+    def global_test_batch(self, index: int) -> Any: ...
+    def test_index(self, client: int) -> np.ndarray: ...
+    def test_samples(self, client: int, index: Tensor) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,7 @@ class SessionPlans:
         self.phases: Sequence[Phase] = ()
 
     def seed(self, client: int, t: int, purpose: str = "") -> int:
-        """Of dropout, and what else a session draws from the device's default generator."""
+        """The seed of dropout and of other draws from the device's default generator."""
         return derive_seed(self._seed, f"{purpose}session", t, client)
 
     def lengths(self, client: int, t: int) -> list[int]:

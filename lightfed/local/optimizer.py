@@ -1,4 +1,4 @@
-"""Optimiser steps of a local session: what all steppers have in common.
+"""The base of all steppers, which take the optimiser steps of a local session.
 
 An optimiser is created once per live module and its state is cleared for every session. In most
 papers momentum does not survive a round; if it does, `Proximal` carries it to the next session.

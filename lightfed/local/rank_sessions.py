@@ -81,7 +81,7 @@ class Training(AroundSessions):
 
     @property
     def context(self) -> Autocast | None:
-        """Of the Trainer's precision."""
+        """The autocast of the Trainer's precision; None in full precision."""
         return self._runtime.forward_context
 
     def go_on(self, call: int, sessions: Mapping[int, Mapping[str, Any]]) -> None:

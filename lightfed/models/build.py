@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 Task = Literal["classification", "masked_lm"]
 
@@ -79,12 +79,9 @@ def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str)
     for name, value in taken.items():
         if name not in written or _same(written[name], parameters[name].default):
             continue
-        if not _same(written[name], value):
-            raise UserError(
-                f"{key}.init_args.{name}",
-                f"{written[name]}, where the run has {value}",
-                "leave it out: it is linked from the data (rate: from the group)",
-            )
+        found = f"{written[name]}, where the run has {value}"
+        fix = "leave it out: it is linked from the data (rate: from the group)"
+        require(_same(written[name], value), f"{key}.init_args.{name}", found, fix)
     return taken
 
 

@@ -28,7 +28,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.runs import run_lock
 from lightfed.state.chain import Chains
 from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
-from lightfed.utils.errors import DiskError, UserError
+from lightfed.utils.errors import DiskError, UserError, require
 
 SHARDS = "lightfed_shards"  # key in the main file: tags of the shards, number of each, the format
 FORMAT = 3  # of the content; a version of lightfed that other versions cannot read counts up
@@ -266,9 +266,8 @@ def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
 
 def _read_main(path: Path) -> dict[str, Any]:
     checkpoint = read(path)
-    if not isinstance(checkpoint, dict) or SHARDS not in checkpoint:
-        fix = "give a checkpoint of a lightfed run"
-        raise UserError("ckpt_path", f"{path} was not written by lightfed", fix)
+    ours, fix = isinstance(checkpoint, dict) and SHARDS in checkpoint, "give one of a lightfed run"
+    require(ours, "ckpt_path", f"{path} was not written by lightfed", fix)
     return checkpoint
 
 

@@ -12,12 +12,12 @@ from lightfed.api.fleet import Fleet
 from lightfed.distributed.placement import RATES
 from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 _FRUITLESS = "lightfed_fruitless_rounds"
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
-_TESTS = "lightfed_round_tests"  # likewise
+_TESTS = "lightfed_round_tests"  # of the last round
 # The trainer's keys that results depend on. A run may be extended, or resumed with another number
 # of ranks or other callbacks.
 _TRAINER = (
@@ -73,13 +73,10 @@ def check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         UserError: names the first property that differs.
     """
     for name, value in ours.items():
-        if theirs.get(name) != value:
-            raise UserError(
-                "ckpt_path",
-                f"a checkpoint of another federation: its {name} is {theirs.get(name)}, "
-                f"this run's is {value}",
-                "resume with the configuration it was made with: config.yaml in its run folder",
-            )
+        other = theirs.get(name)
+        found = f"a checkpoint of another federation: its {name} is {other}, this run's is {value}"
+        fix = "resume with the configuration it was made with: config.yaml in its run folder"
+        require(other == value, "ckpt_path", found, fix)
 
 
 def save(fleet: Fleet) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def write(
         path: of the journal.
         ranks: of the run.
         t: the round.
-        identity: what a run that resumes from it must have in common.
+        identity: properties that a run that resumes from it must share.
 
     Raises:
         UserError: it cannot be written.

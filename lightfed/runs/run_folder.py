@@ -17,7 +17,7 @@ from lightfed.distributed.slurm import Job
 from lightfed.runs import journal, run_lock
 from lightfed.runs.checkpoint import newest_file
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 _ENVIRONMENT = "environment.json"
 _in_this_process: set[Path] = set()  # folders that runs of this process have written to
@@ -67,10 +67,9 @@ class RunFolder:
         Raises:
             UserError: it cannot be created, or ranks find different runs to resume.
         """
-        first = ranks.broadcast(self.name)
-        if ranks.any(first != self.name):
-            found = f"the ranks do not find the same runs in {self.save_dir}"
-            raise UserError("trainer.default_root_dir", found, "name a folder that all nodes share")
+        alike = not ranks.any(ranks.broadcast(self.name) != self.name)
+        found = f"the ranks do not find the same runs in {self.save_dir}"
+        require(alike, "trainer.default_root_dir", found, "name a folder that all nodes share")
         if self.name is None:
             self.name = ranks.first(self._create)
         _in_this_process.add(self.path)
@@ -254,8 +253,8 @@ def check_name(key: str, name: str) -> None:
     Raises:
         UserError: names the key.
     """
-    if name in ("", "..") or Path(name).name != name or "\0" in name:
-        raise UserError(key, repr(name), "give a plain folder name")
+    plain = name not in ("", "..") and Path(name).name == name and "\0" not in name
+    require(plain, key, repr(name), "give a plain folder name")
 
 
 def _last(folder: Path) -> Path:

@@ -11,12 +11,12 @@ LARGEST = 1000  # clients; the spectral gap of more takes over half a second
 
 def summarise(topology: Topology, *, clients: int, seed: int) -> dict[str, str | int | float]:
     """Class, in-degrees and spectral gap of the graph of round 0."""
-    heard = [len(h) for h in round_senders(topology, 0, clients=clients, seed=seed).values()]
+    counts = [len(own) for own in round_senders(topology, 0, clients=clients, seed=seed).values()]
     summary: dict[str, str | int | float] = {"class": type(topology).__name__}
     if clients <= LARGEST:
         summary["spectral_gap"] = spectral_gap(graph(topology, 0, clients=clients, seed=seed))
-    mean = sum(heard) / clients
-    return summary | {"least_heard": min(heard), "mean_heard": mean, "most_heard": max(heard)}
+    mean = sum(counts) / clients
+    return summary | {"least_heard": min(counts), "mean_heard": mean, "most_heard": max(counts)}
 
 
 def graph(
@@ -29,10 +29,10 @@ def graph(
 ) -> np.ndarray:
     """(K, K) bool; row k marks the senders to client k in round t (`round_senders`)."""
     matrix = np.zeros((clients, clients), dtype=np.bool_)
-    for client, heard in round_senders(
+    for client, senders in round_senders(
         topology, t, clients=clients, seed=seed, active=active
     ).items():
-        matrix[client, heard] = True
+        matrix[client, senders] = True
     return matrix
 
 

@@ -27,9 +27,9 @@ def read_adjacency(matrix: Sequence[Sequence[int]] | str, *, key: str) -> np.nda
     require(square, key, found, "give a row and a column for each client")
     fix = "write 1 where one receives from another"
     require(bool(np.isin(values, (0, 1)).all()), key, "values other than 0 and 1", fix)
-    heard = values.astype(np.bool_)
-    np.fill_diagonal(heard, False)
-    return heard
+    adjacency = values.astype(np.bool_)
+    np.fill_diagonal(adjacency, False)
+    return adjacency
 
 
 def read_mixing(

@@ -78,16 +78,16 @@ def round_senders(
     }
 
 
-def warning_of_lonely(topology: Topology, *, clients: int, seed: int) -> str | None:
+def warning_of_isolated(topology: Topology, *, clients: int, seed: int) -> str | None:
     """Warning that names the clients without senders in a fixed graph; None if there are none."""
     if topology.varies:
         return None
     lists = round_senders(topology, 0, clients=clients, seed=seed)
-    lonely = [client for client, heard in lists.items() if not heard]
-    if not lonely:
+    isolated = [client for client, senders in lists.items() if not senders]
+    if not isolated:
         return None
-    names = ", ".join(map(str, lonely[:10]))
-    more = "" if len(lonely) <= 10 else f" and {len(lonely) - 10} more"
+    names = ", ".join(map(str, isolated[:10]))
+    more = "" if len(isolated) <= 10 else f" and {len(isolated) - 10} more"
     return f"the topology isolates clients {names}{more}: they receive from no other client"
 
 
@@ -248,18 +248,18 @@ class Adjacency(Topology):
             matrix: K rows of K zeros and ones, or a .npy or .csv file with them. A one in row k and
                 column j lets client k receive from client j. The diagonal is ignored.
         """
-        self._heard = read_adjacency(matrix, key=f"{_KEY}.matrix")
+        self._matrix = read_adjacency(matrix, key=f"{_KEY}.matrix")
 
     @override
     def check(self, clients: int) -> None:
-        size = len(self._heard)
+        size = len(self._matrix)
         found = f"{size} rows and columns, for {clients} clients"
         _need(size == clients, "matrix", found, "give a row and a column for each client")
 
     @override
     def senders(self, client: int, t: int, *, clients: int, seed: int) -> list[int]:
-        assert len(self._heard) == clients, "check rejects this"
-        return np.flatnonzero(self._heard[client]).tolist()
+        assert len(self._matrix) == clients, "check rejects this"
+        return np.flatnonzero(self._matrix[client]).tolist()
 
 
 def _need(fits: bool, name: str, found: object, fix: str) -> None:

@@ -12,7 +12,7 @@ from lightfed_kernels import Layout
 from torch import Tensor
 
 from lightfed.aggregation.client_slices import Accumulate
-from lightfed.aggregation.group_mean import SharedTensors, Sharing
+from lightfed.aggregation.group_mean import GroupMeans, SharedTensors
 from lightfed.distributed.collectives import Ranks
 from lightfed.state.rows import ModelLayout, Row
 from tests.core.threads import on_ranks
@@ -54,8 +54,8 @@ class Case:
     rows: dict[int, Row]
 
     @property
-    def sharing(self) -> Sharing:
-        return Sharing(self.shared, self.layouts, self.groups)
+    def means(self) -> GroupMeans:
+        return GroupMeans(self.shared, self.layouts, self.groups)
 
     def copies(self, some: Sequence[int]) -> dict[int, Row]:
         return {k: Row(self.rows[k].floats.clone(), self.rows[k].integers.clone()) for k in some}
@@ -130,7 +130,7 @@ def same(one: Mapping[int, Row], other: Mapping[int, Row]) -> bool:
 @given(cases())
 def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
     rows = case.copies(sorted(case.rows))
-    case.sharing.mean_(rows, weights=case.weights, ranks=ONE)
+    case.means.mean_(rows, weights=case.weights, ranks=ONE)
     assert same(rows, expected_of(case))  # float64 sums of a few normal numbers are exact
 
 
@@ -138,7 +138,7 @@ def test_groups_are_averaged_tensor_by_tensor(case: Case) -> None:
 @given(cases())
 def test_fixed_point_is_within_its_resolution(case: Case) -> None:
     rows, expected = case.copies(sorted(case.rows)), expected_of(case)
-    case.sharing.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
+    case.means.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
     for k, row in rows.items():
         assert torch.allclose(row.floats, expected[k].floats, rtol=2.0**-23, atol=1e-10)
         assert torch.equal(row.integers, expected[k].integers)
@@ -149,7 +149,7 @@ def on_several(case: Case, accumulate: Accumulate, owners: Sequence[int]) -> dic
 
     def run(ranks: Ranks) -> dict[int, Row]:
         rows = case.copies([k for k, owner in enumerate(owners) if owner == ranks.rank])
-        case.sharing.mean_(rows, weights=case.weights, ranks=ranks, accumulate=accumulate)
+        case.means.mean_(rows, weights=case.weights, ranks=ranks, accumulate=accumulate)
         return rows
 
     return {k: row for part in on_ranks(max(owners) + 1, run) for k, row in part.items()}
@@ -162,7 +162,7 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
 ) -> None:
     owners = [rng.randrange(3) for _ in case.rows]  # a rank may have no participant
     rows = case.copies(sorted(case.rows))
-    case.sharing.mean_(rows, weights=case.weights, ranks=ONE, accumulate=accumulate)
+    case.means.mean_(rows, weights=case.weights, ranks=ONE, accumulate=accumulate)
     assert same(on_several(case, accumulate, owners), rows)
 
 
@@ -180,7 +180,7 @@ def test_fixed_sums_are_exact_whatever_the_magnitudes() -> None:
     for k, value in enumerate((2.0**21, 2.0**-38, -(2.0**21))):
         case.rows[k].floats.fill_(value)
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
+    case.means.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
     assert same(on_several(case, "fixed", [0, 1, 0]), rows)
     assert same(on_several(case, "fixed", [0, 1, 2]), rows)
 
@@ -190,7 +190,7 @@ def test_fixed_addends_are_rounded_to_the_nearest_unit() -> None:
     for row in case.rows.values():
         row.floats.fill_(2.0**-31)  # 512 units; a third is 170.67
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
+    case.means.mean_(rows, weights=case.weights, ranks=ONE, accumulate="fixed")
     assert (tensors_of(case, rows, 0)["a"] == 513 * 2.0**-40).all()
 
 
@@ -200,19 +200,19 @@ def test_bytes_are_those_of_the_groups_with_company() -> None:
         SharedTensors({0: ("d",)}),
         SharedTensors({1: ("b", "m")}),
     ]
-    sharing = two_groups(shared).sharing
+    means = two_groups(shared).means
     common = 4 * 15 + 8 * 1  # a and n; the other groups' sizes are d 8, b 40, m 3 elements
-    assert [sharing.bytes(k) for k in range(3)] == [common + 4 * 8, common + 4 * 8, common]
+    assert [means.bytes(k) for k in range(3)] == [common + 4 * 8, common + 4 * 8, common]
 
 
 def test_a_client_alone_sends_nothing_and_meets_nobody() -> None:
     case = two_groups([SharedTensors({0: ("a", "d", "n")})], clients=(0, 1, 1))
-    assert not any(case.sharing.bytes(k) for k in range(3))
+    assert not any(case.means.bytes(k) for k in range(3))
 
     rows = case.copies([0, 1, 2])
     ranks = Ranks(CPU)
     ranks.world = 2  # without a process group: a collective would raise
-    case.sharing.mean_(rows, weights={0: 1.0}, ranks=ranks)
+    case.means.mean_(rows, weights={0: 1.0}, ranks=ranks)
     assert same(rows, case.rows)
 
 
@@ -221,7 +221,7 @@ def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
     case = two_groups([SharedTensors({0: ("a",), 1: ("a",)})])
     case.rows[1].floats.fill_(torch.nan)
     rows = case.copies([0, 1, 2])
-    case.sharing.mean_(rows, weights={0: 1.0, 2: 1.0}, ranks=ONE, accumulate=accumulate)
+    case.means.mean_(rows, weights={0: 1.0, 2: 1.0}, ranks=ONE, accumulate=accumulate)
     one, other = tensors_of(case, rows, 0)["a"], tensors_of(case, rows, 1)["a"]
     assert torch.equal(one, other)
     assert not one.isnan().any()
@@ -230,13 +230,13 @@ def test_what_does_not_count_may_be_anything(accumulate: Accumulate) -> None:
 def test_adjacent_tensors_are_one_run() -> None:
     names = ("d", "b", "a", "e", "c")  # in whatever order they are named
     layouts = [layout_of("abcde"), layout_of("abced")]
-    sharing = Sharing([SharedTensors({0: names, 1: names})], layouts, {0: 0, 1: 1})
-    starts = [(run.starts, run.length) for run in sharing._floats]
+    means = GroupMeans([SharedTensors({0: names, 1: names})], layouts, {0: 0, 1: 1})
+    starts = [(run.starts, run.length) for run in means._floats]
     assert starts == [({0: 0, 1: 0}, 128), ({0: 128, 1: 160}, 32), ({0: 160, 1: 128}, 32)]
 
 
 def test_unlike_tensors_are_our_mistake() -> None:
     with pytest.raises(AssertionError, match="unlike"):
-        Sharing(
+        GroupMeans(
             [SharedTensors({0: ("a",), 1: ("b",)})], [layout_of("a"), layout_of("b")], {0: 0, 1: 1}
         )

@@ -26,7 +26,7 @@ _KEY = "model.optimizer.init_args"
 
 
 class ASPG(Optimizer):
-    """The optimiser as a configuration names it, and on any parameters.
+    """The optimiser, for configurations and for use without lightfed.
 
     Between steps the parameters hold the extrapolated point, where the next gradient is taken;
     `iterates` are the model. A session of lightfed takes the same steps on a flat row
@@ -59,7 +59,7 @@ class ASPG(Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "box": bounds})
 
     def iterates(self) -> list[Tensor]:
-        """X, the model: the parameters before their extrapolation."""
+        """The model x: the parameters before their extrapolation."""
         params = [p for group in self.param_groups for p in group["params"]]
         return [self.state[p].get("x", p.detach()) for p in params]
 
@@ -176,9 +176,9 @@ class AspgStepper(SGDStepper):
 
 
 def _runs(spans: Sequence[tuple[int, int]]) -> list[slice]:
-    """Of a row, what is trained, from the spans of the parameters: whole lines, joined.
+    """The trained parts of a row, from the spans of its parameters, in whole aligned lines.
 
-    Frozen parameters between them are neither pulled nor projected.
+    Adjacent parts are joined. Frozen parameters between them are neither pulled nor projected.
     """
     lines = [(start, -(-end // ALIGNMENT) * ALIGNMENT) for start, end in spans]
     runs = [lines[0]]

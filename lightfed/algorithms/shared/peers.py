@@ -9,7 +9,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment
 from lightfed.topology.graph_summary import summarise
-from lightfed.topology.topology import TimeVarying, Topology, round_senders, warning_of_lonely
+from lightfed.topology.topology import TimeVarying, Topology, round_senders, warning_of_isolated
 
 
 class Peers(Algorithm):
@@ -33,7 +33,7 @@ class Peers(Algorithm):
     def setup(self, fed: Fleet) -> None:
         fed.one_layout(f"{type(self).__name__} needs one for all")
         self.topology.check(fed.clients)
-        fed.warn(warning_of_lonely(self.topology, clients=fed.clients, seed=fed.seed))
+        fed.warn(warning_of_isolated(self.topology, clients=fed.clients, seed=fed.seed))
 
     def senders(self, fed: Fleet, t: int, active: Sequence[int]) -> dict[int, list[int]]:
         """S_{k,t}: the active clients that each active client receives from, in round t."""

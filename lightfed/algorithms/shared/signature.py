@@ -187,7 +187,7 @@ def _signature(module: nn.Module) -> str:
 
 
 def _settings(part: nn.Module) -> dict[str, Any]:
-    """The public attributes that are numbers, words or tuples of them: what constructors keep."""
+    """The public attributes that are numbers, strings or tuples: arguments of constructors."""
     return {
         name: value
         for name, value in sorted(vars(part).items())

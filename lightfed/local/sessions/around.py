@@ -179,15 +179,23 @@ class AroundSessions:
         client = s.client
         if client not in self.tested.get(moment, ()):
             return
-        fleet = self._fleet
-        module = fleet.algorithm.tested(s)
+        report = self.test(client, self._fleet.algorithm.tested(s), moment)
+        report.stored = self._fleet.stored_bytes(client)
+        self.tests[moment].append(report)
+
+    def test(self, client: int, module: L.LightningModule, purpose: str = "personal") -> Report:
+        """Test a module on a client's test split.
+
+        A module's draws in evaluation (tokens to mask) are named (seed, purpose, client), so that
+        they are the same on any rank.
+        """
         if module.training:
             module.eval()
-        self._seed(f"{moment}-evaluation", -1, client)
-        report = self.session_of(module).evaluate(fleet.data.test_batches(client), client=client)
+        self._seed(f"{purpose}-evaluation", -1, client)
+        batches = self._fleet.data.test_batches(client)
+        report = self.session_of(module).evaluate(batches, client=client)
         report.metrics = reported(report.metrics)
-        report.stored = fleet.stored_bytes(client)
-        self.tests[moment].append(report)
+        return report
 
     def _seed(self, purpose: str, t: int, client: int) -> None:
         seed = derive_seed(self._fleet.seed, purpose, t, client)

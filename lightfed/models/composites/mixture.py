@@ -14,7 +14,7 @@ from typing_extensions import override
 from lightfed.models.composites.class_means import ClassSums
 from lightfed.models.composites.split import feature_dim
 from lightfed.models.composites.switch_norm import SwitchNorm1d
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 
 class Gate(nn.Module):
@@ -43,9 +43,8 @@ class Gate(nn.Module):
     ) -> None:
         super().__init__()
         inputs = prod(input_shape)
-        if inputs < 2:
-            found = f"samples of {inputs} number, which the gate cannot normalise"
-            raise UserError("input_shape", found, "use data of at least two")
+        found = f"samples of {inputs} number, which the gate cannot normalise"
+        require(inputs >= 2, "input_shape", found, "use data of at least two")
         self.layers = nn.Sequential(
             nn.Flatten(),
             SwitchNorm1d(inputs, debias=debias),
@@ -121,9 +120,8 @@ class MixtureClient(nn.Module):
     ) -> None:
         super().__init__()
         own, common = feature_dim(extractor, batch), feature_dim(shared, batch)
-        if own != common:
-            found = f"its extractor gives {common} features, but the client's gives {own}"
-            raise UserError("shared", found, "use extractors with the same number of features")
+        found = f"its extractor gives {common} features, but the client's gives {own}"
+        require(own == common, "shared", found, "use extractors with the same number of features")
         self.extractor = extractor
         self.head = head
         self.shared = shared
@@ -141,7 +139,7 @@ class MixtureClient(nn.Module):
         return general * self.shared(x) + personal * self.extractor(x)
 
     def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of a batch: "gate_general", the mean weight of the shared expert.
+        """The mean weight of the shared expert in a batch, "gate_general".
 
         Args:
             x: (B, ...) inputs.

@@ -20,12 +20,12 @@ from typing_extensions import override
 
 from lightfed.models.build import evaluating
 from lightfed.models.composites.split import SplitNetwork
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 Form = Literal["separate", "htfllib"]
-"""Of mutual learning. separate: the other network's outputs are constants, and the divergence is
-the mean over samples. htfllib (that library's code): every loss moves both networks, and the
-divergence is the mean over samples and classes."""
+"""The form of mutual learning. separate: the other network's outputs are constants, and the
+divergence is the mean over samples. htfllib (that library's code): every loss moves both networks,
+and the divergence is the mean over samples and classes."""
 
 
 def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class FML(_Pair):
         self.form: Form = form
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of a batch: "private", L_F, and "shared", L_G.
+        """The losses of a batch: "private", L_F, and "shared", L_G.
 
         Args:
             x: (B, ...) inputs.
@@ -140,7 +140,7 @@ class FedKD(_Pair):
         self.form: Form = form
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of a batch: "private", L_F, and "shared", L_G.
+        """The losses of a batch: "private", L_F, and "shared", L_G.
 
         Args:
             x: (B, ...) inputs.
@@ -193,7 +193,7 @@ class FedAPEN(_Pair):
         return _ensemble(self.private(x), self.shared(x), self.share)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of a batch: "private", L_p, and "shared", L_s.
+        """The losses of a batch: "private", L_p, and "shared", L_s.
 
         Args:
             x: (B, ...) inputs.
@@ -212,7 +212,7 @@ class FedAPEN(_Pair):
         }
 
     def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The private network's share, as "private_share", of any batch."""
+        """The private network's share, "private_share"; the batch does not matter."""
         return {"private_share": self.share}
 
     @torch.no_grad()
@@ -233,8 +233,8 @@ class FedAPEN(_Pair):
         """
         with evaluating(self):
             logits = [(self.private(x), self.shared(x), y) for x, y in batches]
-        if not logits:
-            raise UserError("hold_out", "no sample to learn the share from", "give a larger one")
+        found = "no sample to learn the share from"
+        require(bool(logits), "hold_out", found, "give a larger one")
         for _ in range(passes):
             for own, common, y in logits:
                 # d CE(e) / d lambda = mean over samples of (softmax(e) - onehot(y)) . (p - s)

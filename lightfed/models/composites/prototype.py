@@ -105,7 +105,7 @@ class FDClient(ClassClient):
         return self.net(x)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of a batch, which is gathered: "hard", by the labels, and "soft", weighted.
+        """The losses of a batch: "hard", by the labels, and "soft", weighted; gathers its logits.
 
         Args:
             x: (B, ...) inputs.
@@ -183,7 +183,7 @@ class FedProtoClient(ClassClient):
         return torch.where(self.common_seen, -distances.square() / features.shape[1], -torch.inf)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Of a batch, which is gathered: "hard", by the labels, and "prototypes", weighted.
+        """The losses of a batch: "hard" and "prototypes", weighted; gathers its features.
 
         Args:
             x: (B, ...) inputs.

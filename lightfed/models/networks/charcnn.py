@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.networks.sizes import scaled
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 LETTERS = 70
 """Size of the alphabet. A character is the number of its letter, 1 to 70, or 0 if it has none."""
@@ -88,14 +88,11 @@ def _hidden(inputs: int, units: int, dropout: float) -> list[nn.Module]:
 
 def _positions(input_shape: Sequence[int], layers: int) -> int:
     """Number of positions after the last pooling."""
-    if len(input_shape) != 1:
-        found = f"samples of shape {tuple(input_shape)}"
-        raise UserError(
-            "input_shape", found, "use data of characters, such as AGNews or Docstrings"
-        )
+    found, fix = f"samples of shape {tuple(input_shape)}", "use data of characters, such as AGNews"
+    require(len(input_shape) == 1, "input_shape", found, fix)
     positions = (((input_shape[0] - 6) // 3 - 6) // 3 - 2 * (layers - 2)) // 3
-    if positions < 1:
-        least = ((3 + 2 * (layers - 2)) * 3 + 6) * 3 + 6
-        found = f"{layers}, which need {least} characters; the samples have {input_shape[0]}"
-        raise UserError("layers", found, "use fewer, or raise data.dataset.init_args.length")
+    least = ((3 + 2 * (layers - 2)) * 3 + 6) * 3 + 6
+    found = f"{layers}, which need {least} characters; the samples have {input_shape[0]}"
+    fix = "use fewer, or raise data.dataset.init_args.length"
+    require(positions >= 1, "layers", found, fix)
     return positions

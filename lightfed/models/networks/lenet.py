@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.models.networks.sizes import image_shape, scaled
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 Variant = Literal[1, 2, 3, 4, 5]
 
@@ -54,10 +54,9 @@ class LeNet(nn.Module):
     ) -> None:
         super().__init__()
         planes, *pixels = image_shape(input_shape, at_least=16)
-        if len(channels) != 2:
-            raise UserError("channels", f"{list(channels)}", "give those of two convolutions")
-        if not hidden:
-            raise UserError("hidden", "no layer", "give the units of at least one")
+        two, fix = len(channels) == 2, "give those of two convolutions"
+        require(two, "channels", list(channels), fix)
+        require(len(hidden) > 0, "hidden", "no layer", "give the units of at least one")
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise([planes, *channels]):
             # Pooling first: the same values and gradients, a quarter of the work for the ReLU.

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lightfed.models.networks.cnn import Norm, make_norm
 from lightfed.models.networks.scaler import Scaler
 from lightfed.utils.counts import rounded_up
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 Block = Literal["basic", "bottleneck"]
 
@@ -57,9 +57,9 @@ class PreActResNet(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        if len(blocks) != len(hidden) or min(blocks, default=0) < 1:
-            found = f"{list(blocks)}, for the {len(hidden)} stages that hidden describes"
-            raise UserError("blocks", found, "give a number of at least 1 for every stage")
+        fits = len(blocks) == len(hidden) and min(blocks, default=0) >= 1
+        found = f"{list(blocks)}, for the {len(hidden)} stages that hidden describes"
+        require(fits, "blocks", found, "give a number of at least 1 for every stage")
         activation = partial(Activation, norm=norm, scale=rate if scaler else 1.0)
         channels = [rounded_up(width * rate) for width in hidden]
         self.stem = nn.Conv2d(input_shape[0], channels[0], 3, 1, 1, bias=False)
@@ -90,7 +90,7 @@ class Activation(nn.Module):
     Args:
         channels: of the input.
         norm: see PreActResNet.
-        scale: what the Scaler divides by in training; 1 for no Scaler.
+        scale: divisor of the Scaler; 1 for no Scaler.
         layer: the name of this module in the network, for errors.
     """
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from lightfed.utils.counts import rounded_up
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 
 def image_shape(input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, int, int]:
@@ -18,14 +18,12 @@ def image_shape(input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, 
     Raises:
         UserError: the samples are not images, or smaller.
     """
-    if len(input_shape) != 3:
-        found = f"samples of shape {tuple(input_shape)}"
-        raise UserError("input_shape", found, "use data of images: (channels, height, width)")
+    found, fix = f"samples of shape {tuple(input_shape)}", "use images: (channels, height, width)"
+    require(len(input_shape) == 3, "input_shape", found, fix)
     channels, height, width = input_shape
-    if min(height, width) < at_least:
-        found = f"images of {height}x{width} pixels, of which none are left after pooling"
-        fix = f"use images of at least {at_least}x{at_least} (Digits: image_size: {at_least})"
-        raise UserError("input_shape", found, fix)
+    found = f"images of {height}x{width} pixels, of which none are left after pooling"
+    fix = f"use images of at least {at_least}x{at_least} (Digits: image_size: {at_least})"
+    require(min(height, width) >= at_least, "input_shape", found, fix)
     return channels, height, width
 
 
@@ -35,8 +33,7 @@ def scaled(sizes: Sequence[int], width: float) -> list[int]:
     Raises:
         UserError: the width is not positive.
     """
-    if width <= 0:
-        raise UserError("width", f"{width}", "give a positive factor such as 0.25")
+    require(width > 0, "width", width, "give a positive factor such as 0.25")
     return [rounded_up(size * width) for size in sizes]
 
 
@@ -46,7 +43,7 @@ def group_norm(channels: int, groups: int) -> nn.GroupNorm:
     Raises:
         UserError: the groups do not divide the channels.
     """
-    if not 1 <= groups <= channels or channels % groups:
-        found = f"{groups}, which do not divide {channels} channels"
-        raise UserError("groups", found, "use a divisor of them, or another width")
+    fits = 1 <= groups <= channels and channels % groups == 0
+    found = f"{groups}, which do not divide {channels} channels"
+    require(fits, "groups", found, "use a divisor of them, or another width")
     return nn.GroupNorm(groups, channels)

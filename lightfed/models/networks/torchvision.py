@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 
 class Torchvision(nn.Module):
@@ -18,9 +18,8 @@ class Torchvision(nn.Module):
         super().__init__()
         from torchvision import models
 
-        if name not in models.list_models():
-            found = f"torchvision has no model {name!r}"
-            raise UserError("name", found, "see torchvision.models.list_models()")
+        known, fix = name in models.list_models(), "see torchvision.models.list_models()"
+        require(known, "name", f"torchvision has no model {name!r}", fix)
         self.net = models.get_model(name, num_classes=num_classes)
 
     @override

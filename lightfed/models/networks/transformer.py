@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightfed.models.networks.scaler import Scaler
 from lightfed.utils.counts import rounded_up
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import require
 
 
 class Transformer(nn.Module):
@@ -57,13 +57,12 @@ class Transformer(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        if len(input_shape) != 1:
-            found = f"{tuple(input_shape)}, where a window of tokens has one dimension"
-            raise UserError("input_shape", found, "use data with windows of tokens as samples")
-        if not 0.0 <= mask_rate <= 1.0:
-            raise UserError("mask_rate", f"{mask_rate} is outside [0, 1]", "give a probability")
-        if heads < 1:
-            raise UserError("heads", str(heads), "give at least 1")
+        found = f"{tuple(input_shape)}, where a window of tokens has one dimension"
+        fix = "use data with windows of tokens as samples"
+        require(len(input_shape) == 1, "input_shape", found, fix)
+        found = f"{mask_rate} is outside [0, 1]"
+        require(0.0 <= mask_rate <= 1.0, "mask_rate", found, "give a probability")
+        require(heads >= 1, "heads", heads, "give at least 1")
         width = rounded_up(embedding * rate)
         if layers:
             check_heads(embedding, heads, rate, layer="layers.0.attention")
