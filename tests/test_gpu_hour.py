@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lightfed.testing import gpu
-from lightfed.testing.gpu import Part, main
+from tests.benchmarks import gpu_hour as gpu
+from tests.benchmarks.gpu_hour import Part, main
 
 SLEEPER = (
     "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"

@@ -1,6 +1,6 @@
 """The first hour on a card: tests, kernels, rounds, operators a step and a short training.
 
-    python -m lightfed.testing.gpu --out results [--minutes 25] [--parts tests,kernels]
+    python tests/benchmarks/gpu_hour.py --out results [--minutes 25] [--parts tests,kernels]
 
 Run it in the root of a checkout. Each part is a process with a time limit and a log of its own, so
 a run that is cut off keeps what it has. Without a CUDA device, parts that need one are named as not
