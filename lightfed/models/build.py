@@ -1,8 +1,7 @@
 """Networks built from a configuration, and the data that they have to fit."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -34,18 +33,6 @@ def blank(data: DataSpec, *, samples: int) -> Tensor:
     """A batch of zeros for a model of these data: (samples, *input_shape)."""
     dtype = torch.int64 if data.task == "masked_lm" else torch.float32
     return torch.zeros(samples, *data.input_shape, dtype=dtype)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode; restores the mode of every part afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def build_network(

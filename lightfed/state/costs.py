@@ -14,7 +14,7 @@ import torch
 from lightfed_kernels import Layout, Segments, count_per_tensor
 from torch import nn
 
-from lightfed.models.build import evaluating
+from lightfed.models.composites.split import evaluating
 
 Clients = int | Sequence[int]
 Amounts = float | Sequence[float]  # one for all clients, or one of each

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightfed.models.build import evaluating
+from lightfed.models.composites.split import evaluating
 from lightfed.utils.errors import UserError, require
 
 # Torch modules that join the layer in front of them.

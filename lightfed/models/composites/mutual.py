@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.build import evaluating
-from lightfed.models.composites.split import SplitNetwork
+from lightfed.models.composites.split import SplitNetwork, evaluating
 from lightfed.utils.errors import require
 
 Form = Literal["separate", "htfllib"]

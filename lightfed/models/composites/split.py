@@ -1,13 +1,13 @@
 """A network as an extractor of features and a head on top of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightfed.models.build import evaluating
 from lightfed.utils.errors import UserError
 
 
@@ -69,6 +69,18 @@ def feature_dim(extractor: nn.Module, batch: Tensor) -> int:
         found = f"the extractor {type(extractor).__name__} gives {shape} for {tuple(batch.shape)}"
         raise UserError("model", found, "it must give one vector per sample: (B, features)")
     return features.shape[1]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode; restores the mode of every part afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 class _Calls:
