@@ -62,23 +62,22 @@ def latency(
 
 def _print(cloud: "Cloud", found: Sequence["Latency"]) -> None:
     from lightfed.drawing.summary import new_console, print_line, print_table
-    from lightfed.results.tables import TextTable
+    from lightfed.results.tables import text_table
 
-    rows = tuple(
-        (
-            str(line.wait),
-            seconds_text(line.expected),
-            f"{line.ratio:.4f}",
-            _text(line.simulated),
-            NOTHING if np.isnan(line.asymptotic) else f"{line.asymptotic:.4f}",
-            _text(line.in_a_run),
-        )
+    rows = [
+        {
+            "B": str(line.wait),
+            "round lasts": seconds_text(line.expected),
+            "exact": f"{line.ratio:.4f}",
+            "simulated": _text(line.simulated),
+            "asymptotic (8)": (NOTHING if np.isnan(line.asymptotic) else f"{line.asymptotic:.4f}"),
+            "in a run": _text(line.in_a_run),
+        }
         for line in found
-    )
-    headers = ("B", "round lasts", "exact", "simulated", "asymptotic (8)", "in a run")
+    ]
     console = new_console()
     print_line(console, _title(cloud))
-    print_table(console, TextTable(headers, rows), spare=("round lasts", "asymptotic (8)"))
+    print_table(console, text_table(rows), spare=("round lasts", "asymptotic (8)"))
     print_line(console, "exact to asymptotic: E[tau_(B)] / E[tau_(N)], all servers restart")
     print_line(console, "in a run: late ones continue; mean round / E[tau_(N)]; +- standard error")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightfed.drawing.style import share_axis
-from lightfed.results.runfiles import Floats
+from lightfed.results.run import Floats
 from lightfed.results.units import is_share
 
 if TYPE_CHECKING:

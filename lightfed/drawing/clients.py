@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from lightfed.drawing.heatmap import evenly_spaced
 from lightfed.drawing.style import (
@@ -18,7 +19,7 @@ from lightfed.drawing.style import (
 )
 from lightfed.results.columns import base_name
 from lightfed.results.outcome import client_metric, primary_metric, worst_tenth
-from lightfed.results.runfiles import Floats, RunFiles
+from lightfed.results.run import Floats, Run
 from lightfed.results.tables import readable, sentence
 from lightfed.results.units import is_share, metric_text
 
@@ -31,13 +32,13 @@ BINS = 90
 BOX_FROM = 5
 
 
-def clients_figure(run: RunFiles, theme: Theme) -> Figure | None:
+def clients_figure(run: Run, theme: Theme) -> Figure | None:
     """The distribution of the clients' metric per group; None without an evaluation of clients."""
     evaluation = run.evaluation
-    metric = client_metric(evaluation, base_name(primary_metric(run))) if evaluation else None
-    if evaluation is None or metric is None:
+    metric = client_metric(run, base_name(primary_metric(run)))
+    if evaluation.empty or metric is None:
         return None
-    scores, client_group = evaluation.values[metric], np.array(evaluation.client_group)
+    scores, client_group = evaluation[metric].to_numpy(), evaluation["cohort"].to_numpy()
     measured = np.isfinite(scores)
     groups = {
         name: np.sort(scores[(client_group == name) & measured]) for name in run.client_groups
@@ -47,7 +48,7 @@ def clients_figure(run: RunFiles, theme: Theme) -> Figure | None:
         return None
     figure = new_figure(11.0, 1.7 + 0.62 * len(groups), theme)
     axes = figure.subplots()
-    title = f"{sentence(metric)} of each client after round {evaluation.round}{run.note}"
+    title = f"{sentence(metric)} of each client after round {evaluation['round'].iloc[0]}{run.note}"
     label = f"{readable(metric)} on the client's own test samples"
     dress(axes, theme, title="", x_label=label, y_label="client group")
     axes.grid(axis="y", visible=False)
@@ -128,7 +129,7 @@ def _draw_box(axes: Axes, values: Floats, *, row: int, theme: Theme, colour: str
 
 def _draw_levels(axes: Axes, scores: Floats, metric: str, theme: Theme) -> None:
     """Two lines across all client groups: the mean of all clients and of their worst tenth."""
-    mean, worst = float(scores.mean()), worst_tenth(scores, metric)
+    mean, worst = float(scores.mean()), worst_tenth(pd.Series(scores), metric)
     levels = {"mean of all": (mean, "-"), "worst 10 %": (worst, "--")}
     for name, (level, line) in levels.items():
         label = f"{name}: {metric_text(metric, level)}"

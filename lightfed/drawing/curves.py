@@ -22,7 +22,7 @@ from lightfed.drawing.style import (
 )
 from lightfed.results.columns import OF_CLIENTS, base_name, kind_of
 from lightfed.results.outcome import base_names, primary_metric, traffic
-from lightfed.results.runfiles import RunFiles
+from lightfed.results.run import Run
 from lightfed.results.tables import readable, sentence
 from lightfed.results.units import is_share, unit_of
 
@@ -52,7 +52,7 @@ class Panel:
     sent: bool = False
 
 
-def curves_figure(run: RunFiles, theme: Theme) -> Figure | None:
+def curves_figure(run: Run, theme: Theme) -> Figure | None:
     """Up to nine panels with columns measured in at least two rounds; None without any."""
     panels = [panel for panel in _panels(run) if _has_curve(run, panel)][:9]
     if not panels:
@@ -78,7 +78,7 @@ def curve_names(metric: str) -> dict[str, str]:
     }
 
 
-def _panels(run: RunFiles) -> list[Panel]:
+def _panels(run: Run) -> list[Panel]:
     """All possible panels, most important first."""
     primary, every = base_name(primary_metric(run)), base_names(run)
     losses = [name for name in every if "loss" in name.lower()]
@@ -104,23 +104,23 @@ def _panels(run: RunFiles) -> list[Panel]:
     ]
 
 
-def _has_curve(run: RunFiles, panel: Panel) -> bool:
+def _has_curve(run: Run, panel: Panel) -> bool:
     """Whether a column has two points; standalone clients send nothing."""
     at = traffic(run) > 0 if panel.sent else np.ones(len(run.rounds), dtype=np.bool_)
     return any((at & np.isfinite(run.series(name))).sum() > 1 for name in panel.labels)
 
 
-def _measured(run: RunFiles, column: str) -> bool:
+def _measured(run: Run, column: str) -> bool:
     return int(np.isfinite(run.series(column)).sum()) > 1
 
 
-def _draw(axes: Axes, run: RunFiles, panel: Panel, theme: Theme) -> None:
-    x, x_label = run.rounds.astype(np.float64), "round"
+def _draw(axes: Axes, run: Run, panel: Panel, theme: Theme) -> None:
+    x, x_label = run.rounds.index.to_series(), "round"
     if panel.sent:
         factor, unit = unit_of(float(np.nanmax(traffic(run))), "B")
         x, x_label = traffic(run) / factor, f"sent by all clients and the server so far ({unit})"
     of_loss = panel.metric == "loss"
-    logarithmic = of_loss and spans_decades([run.series(name) for name in panel.labels])
+    logarithmic = of_loss and spans_decades([run.series(name).to_numpy() for name in panel.labels])
     y_label = "mean " * panel.client_groups + readable(panel.metric) + " (log scale)" * logarithmic
     dress(axes, theme, title=panel.title, x_label=x_label, y_label=y_label)
     for place, (column, label) in enumerate(panel.labels.items()):
@@ -129,7 +129,7 @@ def _draw(axes: Axes, run: RunFiles, panel: Panel, theme: Theme) -> None:
             looks = (
                 (colour_of(place), line_of(place)) if panel.client_groups else _look(column, theme)
             )
-            curve(axes, x, y, colour=looks[0], label=label, line=looks[1])
+            curve(axes, x.to_numpy(), y.to_numpy(), colour=looks[0], label=label, line=looks[1])
     if not (panel.sent or panel.client_groups or of_loss):
         _draw_band(axes, run, panel.metric, theme)
     if logarithmic:
@@ -144,12 +144,12 @@ def _draw(axes: Axes, run: RunFiles, panel: Panel, theme: Theme) -> None:
     legend_below(axes, theme)
 
 
-def _draw_band(axes: Axes, run: RunFiles, metric: str, theme: Theme) -> None:
+def _draw_band(axes: Axes, run: Run, metric: str, theme: Theme) -> None:
     """The deviation of the personal metric over the clients."""
     mean, std = run.series(f"personal/{metric}"), run.series(f"personal/{metric}_std")
     known = np.isfinite(mean) & np.isfinite(std)
     if known.any():
-        x, low, high = run.rounds[known].astype(np.float64), mean - std, mean + std
+        x, low, high = run.rounds.index[known], mean - std, mean + std
         band = axes.fill_between(x, low[known], high[known], color=theme.accent, alpha=0.16)
         band.set(linewidth=0, label="personal, \u00b1 std")
 

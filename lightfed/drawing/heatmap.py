@@ -16,7 +16,7 @@ from lightfed.drawing.style import (
     new_figure,
     title_and_legend,
 )
-from lightfed.results.runfiles import Integers, RunFiles, Split
+from lightfed.results.run import Integers, Partition, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,10 +30,10 @@ CLIENTS_WITH_NUMBERS = 24
 CLASSES_WITH_NUMBERS = 20
 
 
-def partition_figure(run: RunFiles, theme: Theme) -> Figure | None:
+def partition_figure(run: Run, theme: Theme) -> Figure | None:
     """Classes x clients, below bars of samples per client; None without a partition."""
-    split = run.split
-    if split is None or not split.counts.any():
+    split = run.partition
+    if split is None or not split.counts.to_numpy().any():
         return None
     shown = evenly_spaced(len(split.counts), most=CLIENTS_SHOWN)
     counts, names = _rows(split, shown)
@@ -55,7 +55,7 @@ def partition_figure(run: RunFiles, theme: Theme) -> Figure | None:
     return figure
 
 
-def partition_title(run: RunFiles, split: Split, *, shown: int) -> str:
+def partition_title(run: Run, split: Partition, *, shown: int) -> str:
     """Title with the data set, the partition scheme, and what was left out."""
     origin = [str(split.meta[key]) for key in ("dataset", "scheme") if split.meta.get(key)]
     title = "Who holds what" + (f": {', '.join(origin)}" if origin else "")
@@ -83,22 +83,22 @@ def class_ticks(names: list[str]) -> tuple[list[int], list[str]]:
     return [*range(0, len(names), every)], [label_of(name) for name in names[::every]]
 
 
-def _rows(split: Split, shown: Integers) -> tuple[Integers, list[str]]:
+def _rows(split: Partition, shown: Integers) -> tuple[Integers, list[str]]:
     """Counts (rows, shown clients) and names of the rows: classes, or groups of many classes."""
-    counts = split.counts[shown].T
+    counts = split.counts.to_numpy()[shown].T
     starts = class_groups(len(counts))
-    return np.add.reduceat(counts, starts, axis=0), [split.classes[i] for i in starts]
+    return np.add.reduceat(counts, starts, axis=0), [split.counts.columns[i] for i in starts]
 
 
-def _draw_bars(axes: Axes, run: RunFiles, shown: Integers, *, theme: Theme) -> None:
+def _draw_bars(axes: Axes, run: Run, shown: Integers, *, theme: Theme) -> None:
     """Samples per client, coloured by client group if there are several."""
-    assert run.split is not None
-    samples = run.split.counts[shown].sum(axis=1)
+    assert run.partition is not None
+    samples = run.partition.counts.to_numpy()[shown].sum(axis=1)
     axes.tick_params(bottom=False, labelbottom=False)
     axes.grid(axis="x", visible=False)
     axes.locator_params(axis="y", nbins=3)
     width = 0.84 if len(shown) <= 60 else 1.0
-    client_group = run.client_groups_of(shown)
+    client_group = run.evaluation["cohort"].reindex(shown, fill_value="").to_numpy()
     known = [name for name in run.client_groups if (client_group == name).any()]
     if len(known) < 2:
         axes.bar(np.arange(len(shown)), samples, width=width, color=theme.accent)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lightfed.results.runfiles import Floats, Integers
+from lightfed.results.run import Floats, Integers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,10 @@
 """Terminal output at the end of a run: key figures, client groups, and the path of the page."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
@@ -10,8 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from lightfed.results.outcome import outcome_of
-from lightfed.results.runfiles import load
-from lightfed.results.tables import TextTable, client_group_table, headline, key_figures, measured
+from lightfed.results.run import read
+from lightfed.results.tables import (
+    client_group_table,
+    headline,
+    key_figures,
+    measured,
+    text_table,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 WIDTH_OF_A_FILE = 240
 BORDER = 3  # spaces and rule of a column
@@ -24,17 +36,17 @@ def print_summary(run: Path) -> None:
     Raises:
         UserError: the folder is not a run, or cannot be read.
     """
-    files = load(run)
+    files = read(run)
     outcome = outcome_of(files)
-    rows = tuple((figure.label, figure.value, figure.note) for figure in key_figures(outcome))
+    rows = [{"figure": f.label, "final": f.value, "note": f.note} for f in key_figures(outcome)]
     console = new_console()
     print_line(console, f"{files.name}: {headline(files)}")
     if files.synthetic:
         print_line(console, "synthetic data")
-    print_table(console, TextTable(("figure", "final", "note"), rows), left=(0, 2), spare=("note",))
+    print_table(console, text_table(rows), left=(0, 2), spare=("note",))
     if text := measured(outcome):
         print_line(console, text)
-    if outcome.client_groups:
+    if len(outcome.client_groups):
         print_table(console, client_group_table(outcome), spare=CLIENT_GROUP_SPARE)
     page = run / "index.html"
     if page.is_file():
@@ -57,7 +69,7 @@ def print_line(console: Console, text: str) -> None:
 
 
 def print_table(
-    console: Console, content: TextTable, *, left: Sequence[int] = (0,), spare: Sequence[str] = ()
+    console: Console, content: DataFrame, *, left: Sequence[int] = (0,), spare: Sequence[str] = ()
 ) -> None:
     """Print a table; if it is too wide, wrap headers and drop columns named in `spare`.
 
@@ -70,28 +82,28 @@ def print_table(
     for header in spare:
         if fits(console, content):
             break
-        content = content.without((header,))
+        content = content.drop(columns=header, errors="ignore")
     widths = _widths(content, wrapped=False)
     if _total(widths) > console.width:
         widths = _widths(content, wrapped=True)
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    for number, (header, width) in enumerate(zip(content.headers, widths, strict=True)):
+    for number, (header, width) in enumerate(zip(content.columns, widths, strict=True)):
         justify: JustifyMethod = "left" if number in left else "right"
         table.add_column(Text(header), justify=justify, overflow="fold", width=width)
-    for row in content.rows:
+    for row in content.itertuples(index=False, name=None):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
 
 
-def fits(console: Console, content: TextTable) -> bool:
+def fits(console: Console, content: DataFrame) -> bool:
     """Whether the console is wide enough not to break cells."""
     return _total(_widths(content, wrapped=True)) <= console.width
 
 
-def _widths(content: TextTable, *, wrapped: bool) -> list[int]:
+def _widths(content: DataFrame, *, wrapped: bool) -> list[int]:
     """Characters per column that keep cells and headers (if `wrapped`, their words) whole."""
-    heads = [header.split() if wrapped else [header] for header in content.headers]
-    columns = zip(heads, *content.rows, strict=True)
+    heads = [header.split() if wrapped else [header] for header in content.columns]
+    columns = zip(heads, *content.to_numpy().tolist(), strict=True)
     return [max(map(cell_len, (*words, *cells, ""))) for words, *cells in columns]
 
 

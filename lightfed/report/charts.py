@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lightfed.drawing.style import Theme
 from lightfed.results.groups import repeated
-from lightfed.results.runfiles import RunFiles
+from lightfed.results.run import Run
 from lightfed.results.tables import readable
 from lightfed.studies.fedbcd.clouds import clouds, rounds_figure, times_figure, traffic_figure
 from lightfed.studies.flexifed.stages import stages, stages_figure
@@ -74,7 +74,7 @@ class Chart:
         return f"comparison-{self.kind}-{slug}.png"
 
 
-def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Chart]:
+def charts(runs: Sequence[Run], *, target: float | None = None) -> list[Chart]:
     """The charts that apply to these runs.
 
     Args:
@@ -90,7 +90,7 @@ def charts(runs: Sequence[RunFiles], *, target: float | None = None) -> list[Cha
     ]
 
 
-def _of_strategies(runs: Sequence[RunFiles], target: float | None) -> Iterator[Chart]:
+def _of_strategies(runs: Sequence[Run], target: float | None) -> Iterator[Chart]:
     for one in stages(runs):
         draw = partial(stages_figure, one)
         yield Chart("stages", one.name, one.heading, draw, repeated(one.members))
@@ -107,14 +107,14 @@ def _of_strategies(runs: Sequence[RunFiles], target: float | None) -> Iterator[C
         yield Chart("factors", name, heading, draw, several)
 
 
-def _of_clouds(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+def _of_clouds(runs: Sequence[Run]) -> Iterator[Chart]:
     for one in clouds(runs):
         for kind, (end, figure) in CLOUDS.items():
             heading = f"{one.name}: {readable(one.metric)} {end}"
             yield Chart(kind, one.name, heading, partial(figure, one), repeated(one.members))
 
 
-def _of_methods(runs: Sequence[RunFiles], target: float | None) -> Iterator[Chart]:
+def _of_methods(runs: Sequence[Run], target: float | None) -> Iterator[Chart]:
     found = protocols(runs)
     for one in found:
         heading = f"{one.name}: {OURS} against the best baseline, by client"
@@ -126,7 +126,7 @@ def _of_methods(runs: Sequence[RunFiles], target: float | None) -> Iterator[Char
         yield Chart("robustness", study.name, study.name, partial(robustness_figure, study))
 
 
-def _of_levels(runs: Sequence[RunFiles]) -> Iterator[Chart]:
+def _of_levels(runs: Sequence[Run]) -> Iterator[Chart]:
     for family in families(runs):
         for kind, (end, figure) in LEVELS.items():
             heading = f"{family.name}: {readable(family.metric)} {end}"

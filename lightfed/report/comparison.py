@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
+from pandas import DataFrame
 
 from lightfed.drawing.markup import document, write_file
 from lightfed.drawing.style import Image, render
@@ -31,8 +31,8 @@ from lightfed.report.verdicts import (
 )
 from lightfed.results.groups import Group, common_parent, grouped, repeated, runs_of, singles
 from lightfed.results.outcome import primary_metric
-from lightfed.results.runfiles import RunFiles, load
-from lightfed.results.tables import TextTable, rounds_text
+from lightfed.results.run import Run, read
+from lightfed.results.tables import rounds_text, without_shared_columns
 from lightfed.results.units import is_share
 from lightfed.studies.fedbcd.clouds import timed
 from lightfed.studies.flexifed.strategies import Study, studies
@@ -76,7 +76,7 @@ class Comparison:
     notes: Sequence[str]
 
     @property
-    def runs(self) -> list[RunFiles]:
+    def runs(self) -> list[Run]:
         return runs_of(self.rows)
 
     @property
@@ -116,7 +116,7 @@ def compare(
     folders = list({run.resolve(): run for run in runs}.values())
     if len(folders) < 2:
         raise UserError("report", f"a comparison of {len(folders)} run", "name two or more runs")
-    files = [load(folder) for folder in folders]
+    files = [read(folder) for folder in folders]
     rows = grouped(files) if group else singles(files)
     column, lines = common_metric(files), lines_of(rows)
     charted = studies(files), protocols(files), contests(files)
@@ -125,7 +125,7 @@ def compare(
     content = comparison_table(rows, found.column, target=target)
     page = _write(found, content, target=common_parent(files) if output is None else output)
     console = new_console()
-    narrow, shared = content.without_shared_columns(SETTINGS)
+    narrow, shared = without_shared_columns(content, SETTINGS)
     if shared:
         print_line(console, f"all runs: {shared}")
     print_table(console, narrow, spare=SPARE)
@@ -141,7 +141,7 @@ def compare(
     return page
 
 
-def unfinished(runs: Sequence[RunFiles]) -> list[str]:
+def unfinished(runs: Sequence[Run]) -> list[str]:
     """Notes that name the runs left out of their group's means, and other unfinished runs."""
     out = [run for group in grouped(runs) for run in group.left_out]
     rest = [run for run in runs if not run.finished and run not in out]
@@ -149,7 +149,7 @@ def unfinished(runs: Sequence[RunFiles]) -> list[str]:
     return [f"{text}: {', '.join(map(_how_far, found))}" for text, found in notes.items() if found]
 
 
-def _how_far(run: RunFiles) -> str:
+def _how_far(run: Run) -> str:
     return f"{run.name} ({rounds_text(run)} rounds)"
 
 
@@ -159,12 +159,10 @@ def lines_of(rows: Sequence[Group]) -> Sequence[Group]:
     return next((lines for lines in (rows, grouped(runs)) if len(lines) <= MOST_LINES), ())
 
 
-def common_metric(runs: Sequence[RunFiles]) -> str:
+def common_metric(runs: Sequence[Run]) -> str:
     """The first run's primary metric that all runs measured, else that of the first run."""
     candidates = [*(primary_metric(run) for run in runs), "train_loss"]
-    shared = [
-        name for name in candidates if all(np.isfinite(run.series(name)).any() for run in runs)
-    ]
+    shared = [name for name in candidates if all(run.series(name).notna().any() for run in runs)]
     return (shared or candidates)[0]
 
 
@@ -184,7 +182,7 @@ def _check_target(found: Comparison) -> None:
         raise UserError(key, f"{target:g}", fix)
 
 
-def _write(found: Comparison, content: TextTable, *, target: Path) -> Path:
+def _write(found: Comparison, content: DataFrame, *, target: Path) -> Path:
     image = render(partial(comparison_figure, found.lines, found.column))
     every = charts(found.runs, target=found.target)
     drawn = [(chart, drawing) for chart in every if (drawing := render(chart.draw))]
@@ -210,7 +208,7 @@ def _page(
     found: Comparison,
     image: Image | None,
     drawn: Sequence[tuple[Chart, Image]],
-    content: TextTable,
+    content: DataFrame,
 ) -> str:
     rows, lines = found.rows, enumerate(found.lines)
     places = {run: place for place, line in lines for run in (*line.runs, *line.left_out)}
@@ -233,7 +231,7 @@ def _page(
 
 def _lead(found: Comparison) -> list[tuple[str, str]]:
     """Paragraphs: the rows, unless there are too many, and which data are synthetic."""
-    several = [("lead", ", ".join(row.label for row in found.rows))]
+    several = [("lead", ", ".join(row.name for row in found.rows))]
     synthetic = [run.name for run in found.runs if run.synthetic]
     text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"
     return [

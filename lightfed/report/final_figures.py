@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 
+from pandas import DataFrame
+
 from lightfed.results.columns import base_name
 from lightfed.results.groups import Group
 from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.outcome import mean_and_std, outcome_of
-from lightfed.results.tables import TextTable, readable, rounds_text
+from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
 from lightfed.results.units import (
     NOTHING,
     bytes_text,
@@ -25,7 +27,7 @@ STAGES = (AGGREGATED, TRAINED)
 
 def comparison_table(
     rows: Sequence[Group], column: str, *, target: float | None = None
-) -> TextTable:
+) -> DataFrame:
     """One row of final values per run or group, without empty columns.
 
     Args:
@@ -38,7 +40,7 @@ def comparison_table(
     metric = base_name(column)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
     cells = [_row(row, column, goal, staged=staged) for row in rows]
-    return TextTable.of(cells).without_empty_columns()
+    return without_empty_columns(text_table(cells))
 
 
 def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str]:
@@ -55,7 +57,7 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
     stages = stage_columns(row, metric) if staged else {}
     time = time_to(row, column, goal)
     return {
-        "run": row.label,
+        "run": row.name,
         "seed": _stated(row, "seed"),
         "algorithm": _stated(row, "algorithm"),
         "data": _stated(row, "dataset"),

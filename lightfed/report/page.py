@@ -14,7 +14,7 @@ from lightfed.drawing.heatmap import partition_figure
 from lightfed.drawing.markup import document, write_file
 from lightfed.drawing.style import Image, Theme, render
 from lightfed.results.outcome import Outcome, outcome_of
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from lightfed.results.tables import (
     client_group_table,
     headline,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROUNDS_SHOWN = 10
 # by file in the run folder (light theme); a function returns None if there is nothing to show
-PICTURES: dict[str, Callable[[RunFiles, Theme], Figure | None]] = {
+PICTURES: dict[str, Callable[[Run, Theme], Figure | None]] = {
     "curves.png": curves_figure,
     "clients.png": clients_figure,
     "partition.png": partition_figure,
@@ -49,7 +49,7 @@ def build(run: Path) -> Path:
     Raises:
         UserError: the folder is not a run, or cannot be read or written.
     """
-    files = load(run)
+    files = read(run)
     images = {name: render(partial(draw, files)) for name, draw in PICTURES.items()}
     for name, image in images.items():
         if image is None:
@@ -61,7 +61,7 @@ def build(run: Path) -> Path:
     return page
 
 
-def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -> str:
+def _page(run: Run, outcome: Outcome, images: Mapping[str, Image | None]) -> str:
     return document(
         run.name,
         template="run.html",
@@ -71,13 +71,13 @@ def _page(run: RunFiles, outcome: Outcome, images: Mapping[str, Image | None]) -
         figures=[*key_figures(outcome), *similarity_figures(run)],
         images=images,
         client_groups=client_group_table(outcome),
-        dots=[run.client_groups.index(client_group.name) for client_group in outcome.client_groups],
+        dots=[run.client_groups.index(name) for name in outcome.client_groups.index],
         rounds=rounds_table(run, newest=ROUNDS_SHOWN),
         environment=flattened(run.environment),
     )
 
 
-def _notes(run: RunFiles, outcome: Outcome) -> list[str]:
+def _notes(run: Run, outcome: Outcome) -> list[str]:
     """What a reader must know before the numbers."""
     synthetic = "Synthetic data: these results say nothing about the data set that it imitates."
     unfinished = f"Not finished: {rounds_text(run)} rounds at the time of writing."

@@ -11,17 +11,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+from pandas import DataFrame
 from rich.console import Console
 
 from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import print_line
 from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
 from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
-from lightfed.results.runfiles import RunFiles
-from lightfed.results.settings import options
-from lightfed.results.tables import TextTable, csv_text, readable
+from lightfed.results.run import Run
+from lightfed.results.settings import gathered, options, variants
+from lightfed.results.tables import readable, text_table
 from lightfed.results.units import NOTHING, direction, is_share, spread_text
-from lightfed.results.variants import gathered, variants
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
 from lightfed.studies.pfedmoe.methods import UNSPOKEN
 
@@ -74,22 +75,22 @@ class Contest:
         """Compares the best experiment with the next best, in a sentence."""
         best = self.best_but(None)
         rival = self.best_but(best)
-        text = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
-        return f"{best.label} {text}."
+        text = self.paired(best, rival).sentence(best.name, rival.name, role="the next best")
+        return f"{best.name} {text}."
 
-    def table(self) -> TextTable:
+    def table(self) -> DataFrame:
         """A row per experiment, against the best of the others."""
-        return TextTable.of([self._row(group) for group in self.columns])
+        return text_table([self._row(group) for group in self.columns])
 
     def _row(self, group: Group) -> dict[str, str]:
         rival = self.best_but(group)
         found = self.paired(group, rival)
         unit = "points" if is_share(self.metric) else readable(self.metric)
-        seeds = (found.seeds_label, found.lacking(group.label, rival.label))
+        seeds = (found.seeds_label, found.lacking(group.name, rival.name))
         return {
-            "experiment": group.label,
+            "experiment": group.name,
             self.name: spread_text(self.metric, *self.score(group)),
-            "against": rival.label,
+            "against": rival.name,
             f"difference, {unit}": found.gain if found.seeds else NOTHING,
             INTERVAL: found.interval or NOTHING,
             "seeds": ", ".join(text for text in seeds if text),
@@ -97,7 +98,7 @@ class Contest:
         }
 
 
-def contests(runs: Sequence[RunFiles]) -> list[Contest]:
+def contests(runs: Sequence[Run]) -> list[Contest]:
     """All metrics that at least two experiments have."""
     every = gathered(grouped(runs), _meeting)
     met = {key: groups for key, groups in every.items() if len(groups) > 1}
@@ -117,7 +118,7 @@ def verdicts_csv(found: Sequence[Contest]) -> str:
             result = contest.paired(own, rival)
             lines.append(_line(contest, own, rival, result))
             lines.append(_line(contest, rival, own, result.mirrored))
-    return csv_text(CSV_COLUMNS, lines)
+    return pd.DataFrame(lines, columns=pd.Index(CSV_COLUMNS)).to_csv(index=False)
 
 
 def verdicts_markup(found: Sequence[Contest]) -> list[str]:
@@ -134,8 +135,8 @@ def verdicts_markup(found: Sequence[Contest]) -> list[str]:
 
 def _line(contest: Contest, own: Group, rival: Group, result: Paired) -> tuple[object, ...]:
     """A line of the csv file."""
-    seeds = (len(result.seeds), seeds_text(result.seeds), result.lacking(own.label, rival.label))
-    names = (contest.data, contest.columns[own], own.label, rival.label, contest.columns[rival])
+    seeds = (len(result.seeds), seeds_text(result.seeds), result.lacking(own.name, rival.name))
+    names = (contest.data, contest.columns[own], own.name, rival.name, contest.columns[rival])
     return (*names, *seeds, result.difference, result.low, result.high, result.verdict)
 
 

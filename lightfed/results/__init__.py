@@ -1,4 +1,24 @@
-"""The files of a run folder, and metrics over several runs.
+"""The files of runs as pandas tables, and metrics over several runs.
 
-Imports `utils`.
+Imports `utils`. `read` a run folder, group runs with `grouped` or `singles`, and take tables from
+`tidy` and `courses`. Names are imported on first use: numpy, pandas and scipy take a while.
 """
+
+from importlib import import_module
+from typing import Any
+
+_NAMES = {
+    "groups": "Group courses grouped singles tidy",
+    "intervals": "Paired paired",
+    "outcome": "Outcome outcome_of",
+    "run": "Run read",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,41 +1,37 @@
 """The rows of a comparison: single runs, or groups of runs that differ only in the seed."""
 
-import functools
+from __future__ import annotations
+
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lightfed.results.columns import base_name
-from lightfed.results.outcome import last, mean_and_std, primary_metric, traffic
-from lightfed.results.runfiles import Floats, RunFiles
-from lightfed.results.variants import gathered
+from lightfed.results.outcome import (
+    last,
+    mean_and_std,
+    primary_metric,
+    t_half_width,
+    traffic,
+)
+from lightfed.results.run import Run
+from lightfed.results.settings import gathered, options, told_apart
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
-SEED_SETTING = re.compile(r"\b\w*seed\w*['\"]?\s*:\s*[^,}\n]*", re.IGNORECASE)
-PLACE_SETTING = re.compile(r"^[\s-]*(?:name|version|\w*dir|\w*path|\w*folder|output)\s*:(.*)$")
-
-
-@dataclass(frozen=True)
-class Course:
-    """A metric over the rounds in which every run of a group measured it.
-
-    Attributes:
-        rounds: (M,).
-        sent: (M,) mean bytes up and down since the start, NaN if unknown.
-        mean: (M,) over the runs.
-        std: (M,) sample standard deviation over the runs; None for a single run.
-    """
-
-    rounds: Floats
-    sent: Floats
-    mean: Floats
-    std: Floats | None
+SEED = re.compile(r"[^.]*seed", re.IGNORECASE)
+PLACE = re.compile(r"(?:^|.*\.)(?:name|version|[^.]*(?:dir|path|folder)|output)$")
+STATED = re.compile(r"(model\.algorithm|data\.dataset)(\.class_path)?$")  # in environment.json
+UNSPOKEN = re.compile(
+    r"^(trainer|model\.algorithm|model\.optimizer|model|data)\.|\b(init_args|class_path)\b"
+)
+RUNNING = " (not finished)"
 
 
 @dataclass(frozen=True)
@@ -43,31 +39,48 @@ class Group:
     """One row of a comparison: one run, or several of different seeds.
 
     Attributes:
-        label: says so if no run is finished.
+        name: the common part of the runs' names; says so if no run is finished.
         runs: the finished ones, or all if none is.
         left_out: the others, whose last metrics are from an earlier round.
+        label: what differs between the groups of a comparison; the name if nothing is known.
     """
 
-    label: str
-    runs: tuple[RunFiles, ...]
-    left_out: tuple[RunFiles, ...] = ()
+    name: str
+    runs: tuple[Run, ...]
+    left_out: tuple[Run, ...] = ()
+    label: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or self.name)
+
+    @property
+    def data(self) -> str:
+        return self.runs[0].data
+
+    @property
+    def algorithm(self) -> str:
+        return self.runs[0].algorithm
 
     def score(self, column: str) -> tuple[float, float]:
         """The last value in a column of metrics.csv: mean and sample deviation over the runs."""
         return mean_and_std([last(run.series(column)) for run in self.runs])
 
-    def course(self, column: str) -> Course:
-        measured = [run.rounds[np.isfinite(run.series(column))] for run in self.runs]
-        common = functools.reduce(np.intersect1d, measured)
-        paired = [(run, np.isin(run.rounds, common)) for run in self.runs]
-        values = np.stack([run.series(column)[place] for run, place in paired])
-        sent = np.stack([traffic(run)[place] for run, place in paired])
-        return Course(
-            rounds=common.astype(np.float64),
-            sent=sent.mean(axis=0),
-            mean=values.mean(axis=0),
-            std=values.std(axis=0, ddof=1) if len(self.runs) > 1 else None,
-        )
+    def course(self, column: str) -> DataFrame:
+        """A metric by round, in the rounds in which every run measured it.
+
+        Columns: `sent` (mean bytes up and down since the start, NaN if unknown), `mean` and `std`
+        (sample) over the runs, `low` and `high` (95 % t interval of the mean), `n` runs. A single
+        run has no std and no interval.
+        """
+        import pandas as pd
+
+        values = pd.concat([run.series(column) for run in self.runs], axis=1, join="inner")
+        values = values.dropna()
+        sent = pd.concat([traffic(run) for run in self.runs], axis=1).loc[values.index]
+        mean, std, n = values.mean(axis=1), values.std(axis=1), len(self.runs)
+        half = t_half_width(std, n)
+        own = {"mean": mean, "std": std, "low": mean - half, "high": mean + half, "n": n}
+        return pd.DataFrame({"sent": sent.mean(axis=1, skipna=False)} | own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +97,11 @@ class Experiment:
 
     @property
     def data(self) -> str:
-        return self.group.runs[0].data
+        return self.group.data
 
     @property
     def algorithm(self) -> str:
-        return self.group.runs[0].algorithm
+        return self.group.algorithm
 
 
 Member = TypeVar("Member", bound=Experiment | Group)
@@ -119,7 +132,7 @@ def studied(members: Iterable[Member], name: Callable[[Member], str]) -> list[St
     return [Study(name, usual_metric(own), tuple(own)) for name, own in found]
 
 
-def runs_of(members: Iterable[Experiment | Group]) -> list[RunFiles]:
+def runs_of(members: Iterable[Experiment | Group]) -> list[Run]:
     groups = (one.group if isinstance(one, Experiment) else one for one in members)
     return [run for group in groups for run in group.runs]
 
@@ -140,33 +153,57 @@ def usual_metric(members: Iterable[Experiment | Group]) -> str:
     return Counter(names).most_common(1)[0][0]
 
 
-def singles(runs: Sequence[RunFiles]) -> list[Group]:
-    """A row per run, labelled by its name, or by its path if two runs have the same name."""
+def singles(runs: Sequence[Run]) -> list[Group]:
+    """A row per run, named by its name, or by its path if two runs have the same name."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         parent = common_parent(runs)
         names = [os.path.relpath(run.folder.absolute(), parent) for run in runs]
-    return [_group(name, [run]) for name, run in zip(names, runs, strict=True)]
+    groups = [_group(name, [run]) for name, run in zip(names, runs, strict=True)]
+    return _labelled(groups, [{"seed": str(run.seed)} for run in runs])
 
 
-def grouped(runs: Sequence[RunFiles]) -> list[Group]:
+def grouped(runs: Sequence[Run]) -> list[Group]:
     """A row per experiment, in the order of their first runs."""
     groups, times = [], Counter[str]()
     for found in gathered(runs, identity).values():
-        label = _label(found)
-        times[label] += 1
-        groups.append(_group(f"{label} #{times[label]}" if times[label] > 1 else label, found))
-    return groups
+        name = _name(found)
+        times[name] += 1
+        groups.append(_group(f"{name} #{times[name]}" if times[name] > 1 else name, found))
+    return _labelled(groups, [{}] * len(groups))
 
 
-def _group(label: str, runs: Sequence[RunFiles]) -> Group:
+def _group(name: str, runs: Sequence[Run]) -> Group:
     finished = tuple(run for run in runs if run.finished)
     if not finished:
-        return Group(f"{label} (not finished)", tuple(runs))
-    return Group(label, finished, tuple(run for run in runs if not run.finished))
+        return Group(name + RUNNING, tuple(runs))
+    return Group(name, finished, tuple(run for run in runs if not run.finished))
 
 
-def identity(run: RunFiles) -> str:
+def _labelled(groups: Sequence[Group], further: Sequence[Mapping[str, str]]) -> list[Group]:
+    """With labels that say in what the groups differ; those that do not differ keep their names."""
+    terms = [{**_terms(group), **own} for group, own in zip(groups, further, strict=True)]
+    labels = told_apart(terms)
+    times = Counter(labels)
+    return [
+        replace(
+            group,
+            label=(label if label and times[label] == 1 else group.name.removesuffix(RUNNING))
+            + (RUNNING if group.name.endswith(RUNNING) else ""),
+        )
+        for group, label in zip(groups, labels, strict=True)
+    ]
+
+
+def _terms(group: Group) -> dict[str, str]:
+    """What a label may say, the most telling first."""
+    run = group.runs[0]
+    stated = {"method": run.environment.get("algorithm"), "data": run.environment.get("dataset")}
+    known = {key: str(text) for key, text in stated.items() if text is not None}
+    return known | options(run.settings, but=STATED, unspoken=UNSPOKEN)
+
+
+def identity(run: Run) -> frozenset[tuple[str, str]]:
     """A key that runs share if they differ only in the seed.
 
     It is the configuration without seeds and output paths. Without a configuration it is the name
@@ -174,29 +211,30 @@ def identity(run: RunFiles) -> str:
     """
     if run.config is None:
         keys = ("algorithm", "dataset", "clients", "rounds")
-        return repr((_stem(run.name), [run.environment.get(key) for key in keys]))
+        stated = ((key, str(run.environment.get(key))) for key in keys)
+        return frozenset((("name", _stem(run.name)), *stated))
     names = {run.name, run.folder.absolute().name}
-    kept = [line for line in run.config.splitlines() if not _names_place(line, names)]
-    return SEED_SETTING.sub("", "\n".join(kept))
+    return frozenset(
+        (key, text)
+        for key, text in run.settings.items()
+        if not (
+            any(map(SEED.match, key.split(".")))
+            or (PLACE.match(key) and names & {*re.split(r"[/\\'\"\s]+", text)})
+        )
+    )
 
 
-def common_parent(runs: Sequence[RunFiles]) -> Path:
+def common_parent(runs: Sequence[Run]) -> Path:
     """The deepest folder that holds all the runs; relative if it is below the current one."""
     parent = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
     return parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
-
-
-def _names_place(line: str, names: set[str]) -> bool:
-    setting = PLACE_SETTING.match(line)
-    parts = re.split(r"[/\\'\"\s]+", setting.group(1)) if setting else []
-    return any(part in names for part in parts)
 
 
 def _stem(name: str) -> str:
     return SEED_SUFFIX.sub("", name) or name
 
 
-def _label(runs: Sequence[RunFiles]) -> str:
+def _name(runs: Sequence[Run]) -> str:
     """The common part of the runs' names."""
     if len(runs) == 1:
         return runs[0].name
@@ -205,3 +243,32 @@ def _label(runs: Sequence[RunFiles]) -> str:
         return stems.pop()
     names = [run.name for run in runs]
     return os.path.commonprefix(names).rstrip("-_. ") or names[0]  # noqa: RUF071 - no paths
+
+
+def tidy(groups: Sequence[Group]) -> DataFrame:
+    """The final values of all runs, a row a run and metric of the whole run.
+
+    Columns: `run`, `label`, `method`, `data`, `seed`, `finished`, `metric`, `value`.
+    """
+    import pandas as pd
+
+    rows = [
+        (run.name, group.label, run.algorithm, run.data, run.seed, run.finished, column, value)
+        for group in groups
+        for run in (*group.runs, *group.left_out)
+        for column, value in run.rounds.ffill().iloc[-1].dropna().items()
+        if "/" in str(column) and column not in run.client_group_columns
+    ]
+    names = ["run", "label", "method", "data", "seed", "finished", "metric", "value"]
+    return pd.DataFrame(rows, columns=pd.Index(names))
+
+
+def courses(groups: Sequence[Group], columns: Sequence[str]) -> DataFrame:
+    """`Group.course` of several groups and columns of metrics.csv, one below the other.
+
+    Columns: `label`, `metric`, `round` and those of `Group.course`.
+    """
+    import pandas as pd
+
+    found = {(g.label, column): g.course(column) for g in groups for column in columns}
+    return pd.concat(found, names=["label", "metric"]).reset_index()

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightfed.results.groups import Group
-from lightfed.results.outcome import last
-from lightfed.results.runfiles import RunFiles, whole_number
+from lightfed.results.outcome import LEVEL, last
+from lightfed.results.run import Run, whole_number
 from lightfed.results.tables import readable
 from lightfed.results.units import direction, is_share, metric_text
 
 INTERVAL = "95 % paired t interval"
-LEVEL = 0.95
 CHOSEN = "The best rival is chosen on the same runs, and each interval holds for its own pair only."
 BETTER, WORSE, UNDECIDED = "better", "worse", "no difference shown"
 ALONE, APART = "one seed shows no interval", "no seed in common"
@@ -132,7 +131,7 @@ def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> P
     )
 
 
-def each_seed_once(runs: Sequence[RunFiles]) -> list[RunFiles]:
+def each_seed_once(runs: Sequence[Run]) -> list[Run]:
     """The longest run of each seed.
 
     Sweeps of several studies share experiments. Two runs of one seed have the same bits, so
@@ -148,16 +147,16 @@ def goal_text(column: str, target: float) -> str:
     return f"{metric_text(column, target)} {readable(column)}"
 
 
-def resolution_text(runs: Iterable[RunFiles], column: str) -> str:
+def resolution_text(runs: Iterable[Run], column: str) -> str:
     """`4 rounds`, `4 to 40 rounds`: the most between two evaluations; empty without any."""
     found = sorted({steps for run in runs if (steps := resolution(run, column))})
     ends = " to ".join(str(steps) for steps in dict.fromkeys((*found[:1], *found[-1:])))
     return f"{ends} round{'s' * (found[-1] != 1)}" if found else ""
 
 
-def resolution(run: RunFiles, column: str) -> int:
+def resolution(run: Run, column: str) -> int:
     """The most rounds between two evaluations of a column; 0 where there was none."""
-    measured = run.rounds[np.isfinite(run.series(column))]
+    measured = run.series(column).dropna().index
     return int(np.diff(measured, prepend=0).max(initial=0))
 
 
@@ -185,13 +184,13 @@ def _final(group: Group, column: str) -> dict[int, float]:
     return {
         seed: value
         for run in each_seed_once(group.runs)
-        if (seed := whole_number(run.environment.get("seed"))) is not None
+        if (seed := run.seed) is not None
         and not _going_on(run)
         and math.isfinite(value := last(run.series(column)))
     }
 
 
-def _going_on(run: RunFiles) -> bool:
+def _going_on(run: Run) -> bool:
     planned = whole_number(run.environment.get("rounds")) or 0
     return "finished" not in run.environment and run.last_round < planned
 

@@ -1,12 +1,17 @@
-"""The settings in a run's config.yaml by their dotted keys."""
+"""The settings in a run's config.yaml by their dotted keys, and in which of them runs differ."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.results.csvrows import damaged
+from lightfed.results.csvfile import damaged
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 # settings that define an experiment, as opposed to where and how it was run
 OPTION = re.compile(
@@ -14,12 +19,17 @@ OPTION = re.compile(
     r"|model\.(?!(export|evaluate)\b|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
     r"|data\.(?!dataset\.init_args\.(root|download)$|(eval_batch_size|channels_last)$)"
 )
+NOTHING_ELSE = re.compile(r"(?!)")
+UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
 _FORMER = re.compile(r"^model\.cohorts\b")  # the key's name in version 0.1
 
 
 def options(
-    settings: Mapping[str, str], *, but: re.Pattern[str], unspoken: re.Pattern[str]
+    settings: Mapping[str, str],
+    *,
+    but: re.Pattern[str] = NOTHING_ELSE,
+    unspoken: re.Pattern[str] = UNSPOKEN,
 ) -> dict[str, str]:
     """The settings that define an experiment, by short names; classes without their module.
 
@@ -59,3 +69,74 @@ def _flat(value: object, *path: str) -> Iterator[tuple[str, str]]:
             yield from _flat(inner, *path, str(step))
     elif path:
         yield ".".join(path), str(value)
+
+
+def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by key, in the order of each key's first item."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def usual(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The most frequent value of each option; `unset` if most have none.
+
+    In a tie no value is usual, so all of them are shown.
+    """
+    names = dict.fromkeys(name for one in options for name in one)
+    found = {}
+    for name in names:
+        (value, times), *others = Counter(one.get(name, "unset") for one in options).most_common(2)
+        found[name] = "" if others and others[0][1] == times else value
+    return found
+
+
+def difference(options: Mapping[str, str], usual: Mapping[str, str]) -> str:
+    """The options with unusual values, such as `norm gn, width 0.5`."""
+    own = {name: options.get(name, "unset") for name in usual}
+    return ", ".join(f"{name} {own[name]}" for name in usual if own[name] != usual[name])
+
+
+def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) -> list[str]:
+    """How each differs from most of those with the same key.
+
+    Args:
+        options: of each experiment.
+        alike: the key of each experiment.
+    """
+    paired = list(zip(options, alike, strict=True))
+    members = gathered(paired, lambda pair: pair[1])
+    most = {key: usual([own for own, _ in found]) for key, found in members.items()}
+    return [difference(own, most[key]) for own, key in paired]
+
+
+def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
+    """The fewest options that tell experiments apart, such as `HeteroFL, lr 0.1`.
+
+    Earlier options are preferred. Equal experiments get equal texts.
+
+    Args:
+        options: of each experiment; the values of `method` and `data` stand without their names.
+    """
+    names = list(dict.fromkeys(name for one in options for name in one))
+
+    def distinct(chosen: Sequence[str]) -> int:
+        return len({tuple(one.get(name) for name in chosen) for one in options})
+
+    chosen: list[str] = []
+    for name in names:
+        if distinct([*chosen, name]) > distinct(chosen):
+            chosen.append(name)
+    for name in chosen[::-1]:
+        rest = [other for other in chosen if other != name]
+        if name != "method" and distinct(rest) == distinct(chosen):
+            chosen = rest
+    return [
+        ", ".join(
+            one[name] if name in ("method", "data") else f"{name} {one[name]}"
+            for name in chosen
+            if name in one
+        )
+        for one in options
+    ]

@@ -1,14 +1,15 @@
 """The tables of a run as text, made once for the terminal and the page."""
 
-import csv
-import io
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lightfed.results.columns import OF_CLIENTS
 from lightfed.results.outcome import Outcome
-from lightfed.results.runfiles import RunFiles, whole_number
+from lightfed.results.run import Run, whole_number
 from lightfed.results.units import (
     NOTHING,
     bytes_text,
@@ -18,6 +19,9 @@ from lightfed.results.units import (
     seconds_text,
     spread_text,
 )
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 COSTS = {
     "bytes_up": bytes_text,
@@ -40,49 +44,26 @@ class Figure:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class TextTable:
+def text_table(rows: Sequence[Mapping[str, str]]) -> DataFrame:
     """Cells of text; the first column is the name of the row, the others are numbers."""
+    import pandas as pd
 
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def of(cls, rows: Sequence[Mapping[str, str]]) -> "TextTable":
-        """Rows by their headers, which all rows share."""
-        return cls(tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows))
-
-    def without_shared_columns(self, names: tuple[str, ...]) -> tuple["TextTable", str]:
-        """The table without those named columns that have one value, and a text of these values."""
-        said = {
-            header: self.rows[0][i]
-            for i, header in enumerate(self.headers)
-            if header in names and len({row[i] for row in self.rows}) == 1
-        }
-        shared = ", ".join(f"{name} {text}" for name, text in said.items())
-        return self.without(tuple(said)), shared
-
-    def without(self, names: Sequence[str]) -> "TextTable":
-        kept = [i for i, header in enumerate(self.headers) if header not in names]
-        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return TextTable(tuple(self.headers[i] for i in kept), rows)
-
-    def without_empty_columns(self) -> "TextTable":
-        columns = list(zip(self.headers, *self.rows, strict=True))[1:]
-        return self.without([header for header, *own in columns if {*own} <= {NOTHING}])
+    return pd.DataFrame(rows, dtype="str")
 
 
-def csv_text(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A csv file; unknown numbers are empty fields."""
-    file = io.StringIO()
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(columns)
-    for line in lines:
-        rows.writerow("" if isinstance(x, float) and not math.isfinite(x) else x for x in line)
-    return file.getvalue()
+def without_empty_columns(table: DataFrame) -> DataFrame:
+    """The table without columns in which nothing was measured; the first one stays."""
+    kept = [name for i, name in enumerate(table) if i == 0 or (table[name] != NOTHING).any()]
+    return table[kept]
 
 
-def _tested(run: RunFiles) -> str | None:
+def without_shared_columns(table: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str]:
+    """The table without those named columns that have one value, and a text of these values."""
+    said = [name for name in table if name in names and table[name].nunique() == 1]
+    return table.drop(columns=said), ", ".join(f"{name} {table[name].iloc[0]}" for name in said)
+
+
+def _tested(run: Run) -> str | None:
     """How many clients were evaluated, if not all."""
     tested = whole_number(run.environment.get("evaluated_clients"))
     if not tested or run.num_clients is None or tested >= run.num_clients:
@@ -90,7 +71,7 @@ def _tested(run: RunFiles) -> str | None:
     return f"personal metrics of {count_text(tested)} of {count_text(run.num_clients)} clients"
 
 
-def headline(run: RunFiles) -> str:
+def headline(run: Run) -> str:
     """One line: `HeteroFL on Digits, 20 clients in 5 groups, 30 rounds, seed 0, 4 ranks`."""
     names = [run.environment.get(key) for key in ("algorithm", "dataset")]
     seed, ranks = run.environment.get("seed"), whole_number(run.environment.get("ranks"))
@@ -146,13 +127,13 @@ def key_figures(outcome: Outcome) -> list[Figure]:
     return [Figure(*figure) for figure in figures if figure[1] != NOTHING]
 
 
-def rounds_text(run: RunFiles) -> str:
+def rounds_text(run: Run) -> str:
     """`60`, or `38 of 60` for an unfinished run."""
     of = "" if run.finished else f" of {run.planned or 'any number of'}"
     return f"{run.last_round}{of}"
 
 
-def client_group_table(outcome: Outcome) -> TextTable:
+def client_group_table(outcome: Outcome) -> DataFrame:
     """One row per client group: metrics of its clients' models and, if different, the global model.
 
     Bytes and FLOPs are means over its clients, counted from the start of the run.
@@ -160,34 +141,31 @@ def client_group_table(outcome: Outcome) -> TextTable:
     metric = outcome.client_metric or ""
     rows = [
         {
-            "group": client_group.name,
-            "clients": count_text(client_group.clients),
-            readable(metric) or "metric": metric_text(metric, client_group.mean),
-            "std": metric_text(metric, client_group.std),
-            "worst 10 %": metric_text(metric, client_group.worst10),
-            "of the global model": metric_text(metric, client_group.local),
-            "up / client": bytes_text(client_group.bytes_up),
-            "down / client": bytes_text(client_group.bytes_down),
-            "compute / client": flops_text(client_group.flops),
-            "stored / client": _stored(client_group.stored_bytes),
+            "group": str(name),
+            "clients": count_text(own["clients"]),
+            readable(metric) or "metric": metric_text(metric, own["mean"]),
+            "std": metric_text(metric, own["std"]),
+            "worst 10 %": metric_text(metric, own["worst10"]),
+            "of the global model": metric_text(metric, own["local"]),
+            "up / client": bytes_text(own["bytes_up"]),
+            "down / client": bytes_text(own["bytes_down"]),
+            "compute / client": flops_text(own["flops"]),
+            "stored / client": _stored(own["stored_bytes"]),
         }
-        for client_group in outcome.client_groups
+        for name, own in outcome.client_groups.to_dict("index").items()
     ]
-    return TextTable.of(rows).without_empty_columns()
+    return without_empty_columns(text_table(rows))
 
 
-def rounds_table(run: RunFiles, newest: int) -> TextTable:
+def rounds_table(run: Run, newest: int) -> DataFrame:
     """The last `newest` rounds, latest first, without learning rates and means of groups."""
-    names = [
-        n for n in run.metrics if n not in run.client_group_columns and not n.startswith("lr-")
-    ]
-    picked = range(len(run.rounds) - 1, max(-1, len(run.rounds) - 1 - newest), -1)
-    rows = tuple(
-        (str(run.rounds[i]), *(_cell(name, float(run.metrics[name][i])) for name in names))
-        for i in picked
-    )
-    table = TextTable(("round", *(readable(name) for name in names)), rows)
-    return table.without_empty_columns()
+    picked = run.rounds.iloc[: -newest - 1 : -1]
+    texts = {
+        readable(name): [_cell(name, x) for x in picked[name]]
+        for name in picked.columns.astype(str)
+        if name not in run.client_group_columns and not name.startswith("lr-")
+    }
+    return without_empty_columns(text_table([]).assign(round=picked.index.astype("str"), **texts))
 
 
 def readable(name: str) -> str:

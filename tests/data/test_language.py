@@ -15,7 +15,7 @@ from lightfed.data.partition.partitioner import Partitioner
 from lightfed.data.partition.schemes import Iid, Natural
 from lightfed.drawing.heatmap import partition_figure
 from lightfed.drawing.style import LIGHT, png_bytes
-from lightfed.results.runfiles import load
+from lightfed.results.run import read
 from lightfed.utils.errors import UserError
 from tests.data import tiny
 from tests.report.make_run import write_run
@@ -233,9 +233,9 @@ def test_the_partition_is_printed_and_drawn(root: Path, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     data.partition_.save(folder / "partition.npz")
     assert (folder / "partition.npz").stat().st_size < 50_000  # no vocabulary in it
-    run = load(folder)
-    assert run.split is not None
-    assert run.split.classes == ("window",)
+    run = read(folder)
+    assert run.partition is not None
+    assert run.partition.classes == ("window",)
     figure = partition_figure(run, LIGHT)
     assert figure is not None
     assert png_bytes(figure).startswith(b"\x89PNG")

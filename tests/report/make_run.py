@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from safetensors.numpy import save_file
 
 METRICS = {
@@ -108,6 +109,11 @@ def write_gates(folder: Path, personal: np.ndarray, *, number: int = 3) -> None:
     """Mean weights of the private experts, (clients, classes), those of the shared one the rest."""
     own = personal.astype(np.float32)
     np.savez(folder / "gate.npz", round=np.array(number), general=1 - own, personal=own)
+
+
+def rows_of(table: pd.DataFrame) -> tuple[tuple[str, ...], ...]:
+    """The cells of a table of text."""
+    return tuple(table.itertuples(index=False, name=None))
 
 
 def append(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from tests.report.make_run import write_run
 
 DEPTHS = (11, 13, 16, 19)
@@ -35,7 +35,7 @@ def strategy_run(
     batch_size: int = 64,
     metric: str = "accuracy",
     **changes: Any,
-) -> RunFiles:
+) -> Run:
     """A run whose mean over all clients is `course`; version i lies `steps[i]` above the first.
 
     Args:
@@ -114,4 +114,4 @@ def strategy_run(
         "evaluations": None,
         "counts": None,
     }
-    return load(write_run(root / f"{name or strategy}-s{seed}", **{**files, **changes}))
+    return read(write_run(root / f"{name or strategy}-s{seed}", **{**files, **changes}))

@@ -15,7 +15,7 @@ from lightfed.report import compare
 from lightfed.report.charts import charts
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from lightfed.studies.fedbcd.clouds import (
     Clouds,
     clouds,
@@ -26,7 +26,7 @@ from lightfed.studies.fedbcd.clouds import (
     traffic_figure,
 )
 from lightfed.utils.errors import UserError
-from tests.report.make_run import ENVIRONMENT, write_run
+from tests.report.make_run import ENVIRONMENT, rows_of, write_run
 from tests.report.read_page import ReadPage
 
 CONFIG = """\
@@ -64,7 +64,7 @@ def _run(
     metric: str = "accuracy",
     sent: Sequence[float] = (),
     **options: Any,
-) -> RunFiles:
+) -> Run:
     """A run whose global metric is `scores`, measured at `times`; servers `sent` so many bytes."""
     own = scores if personal is None else personal
     values = {
@@ -93,10 +93,10 @@ def _run(
         evaluations=None,
         counts=None,
     )
-    return load(folder)
+    return read(folder)
 
 
-def _study(root: Path) -> list[RunFiles]:
+def _study(root: Path) -> list[Run]:
     """All methods, and FedBCD with four B."""
     return [
         _run(root, "CloudFedAvg", (0.1, 0.2), name="fedavg"),
@@ -137,7 +137,7 @@ def _legend(figure: Figure | None) -> dict[str, tuple[str, str]]:
     return dict(zip(names, looks, strict=True))
 
 
-def _only(runs: Sequence[RunFiles]) -> Clouds:
+def _only(runs: Sequence[Run]) -> Clouds:
     (found,) = clouds(runs)
     return found
 
@@ -319,9 +319,9 @@ def test_nothing_is_drawn_of_what_is_not_there(tmp_path: Path) -> None:
     assert times_figure(_only([short]), LIGHT) is None
     assert clouds([_run(tmp_path, "HeteroFL")]) == []
     (short.folder / "metrics.csv").write_text("round,global/accuracy\n1,0.5\n2,0.6\n")
-    assert clouds([load(short.folder)]) == []
+    assert clouds([read(short.folder)]) == []
     bare = write_run(tmp_path / "bare", config=None, environment={"algorithm": "FedBCD"})
-    assert clouds([load(bare)]) == []
+    assert clouds([read(bare)]) == []
 
 
 def test_synthetic_data_are_reported(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_synthetic_data_are_reported(tmp_path: Path) -> None:
     (run.folder / "environment.json").write_text(
         '{"algorithm": "FedBCD", "dataset": "Tones", "synthetic": true}'
     )
-    figure = times_figure(_only([load(run.folder)]), LIGHT)
+    figure = times_figure(_only([read(run.folder)]), LIGHT)
     assert figure is not None
     assert "Tones, diversity 3, |Q_n| = 3 (synthetic data)" in figure.axes[0].get_title(loc="left")
 
@@ -369,7 +369,7 @@ def test_the_common_target_is_what_every_cloud_reached(tmp_path: Path) -> None:
         ]
     )
     assert common_target(losses, "global/loss") == 0.7
-    untimed = load(write_run(tmp_path / "untimed"))
+    untimed = read(write_run(tmp_path / "untimed"))
     assert math.isnan(common_target(singles([untimed]), "global/accuracy"))
 
 
@@ -377,21 +377,24 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
     runs = [
         _run(tmp_path, "FedBCD", (0.1, 0.5), (10, 20), seed=0),
         _run(tmp_path, "FedBCD", (0.5, 0.7), (14, 30), seed=1),
-        load(write_run(tmp_path / "untimed")),
+        read(write_run(tmp_path / "untimed")),
     ]
     table = comparison_table(grouped(runs), "global/accuracy")
-    assert table.headers[-2:] == ("virtual time to 50.00 % global accuracy", "its resolution")
-    assert [row[-2:] for row in table.rows] == [("17 +- 4 s", "1 round"), ("-", "-")]
+    assert tuple(table.columns[-2:]) == (
+        "virtual time to 50.00 % global accuracy",
+        "its resolution",
+    )
+    assert [row[-2:] for row in rows_of(table)] == [("17 +- 4 s", "1 round"), ("-", "-")]
     table = comparison_table(singles(runs), "global/accuracy", target=0.6)
-    assert table.headers[-2] == "virtual time to 60.00 % global accuracy"
-    assert [row[-2] for row in table.rows] == ["-", "30 s", "-"]
+    assert table.columns[-2] == "virtual time to 60.00 % global accuracy"
+    assert [row[-2] for row in rows_of(table)] == ["-", "30 s", "-"]
     runs[1] = _run(tmp_path, "FedBCD", ("", "", 0.7), (10, 20, 30), seed=2)
     table = comparison_table(singles(runs), "global/accuracy", target=0.6)
-    assert [row[-2:] for row in table.rows] == [("-", "-"), ("30 s", "3 rounds"), ("-", "-")]
+    assert [row[-2:] for row in rows_of(table)] == [("-", "-"), ("30 s", "3 rounds"), ("-", "-")]
     table = comparison_table([Group("both", tuple(runs[:2]))], "global/accuracy", target=0.5)
-    assert table.rows[0][-2:] == ("25 +- 7 s", "1 to 3 rounds")
+    assert rows_of(table)[0][-2:] == ("25 +- 7 s", "1 to 3 rounds")
     untimed = comparison_table(singles(runs[2:]), "global/accuracy")
-    assert not any("virtual" in header for header in untimed.headers)
+    assert not any("virtual" in header for header in untimed.columns)
 
 
 def test_a_comparison_shows_both_charts_and_the_column(tmp_path: Path) -> None:

@@ -13,9 +13,17 @@ from lightfed.report import compare
 from lightfed.report.comparison import common_metric, lines_of, unfinished
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
-from lightfed.results.runfiles import load
+from lightfed.results.run import read
 from lightfed.utils.errors import UserError
-from tests.report.make_run import CLIENTS, CONFIG, ENVIRONMENT, EVALUATIONS, METRICS, write_run
+from tests.report.make_run import (
+    CLIENTS,
+    CONFIG,
+    ENVIRONMENT,
+    EVALUATIONS,
+    METRICS,
+    rows_of,
+    write_run,
+)
 from tests.report.read_page import ReadPage
 
 SCORES = {("x", 1): (0.25, 0.75), ("x", 2): (0.5, 0.875), ("y", 1): (0.5, 0.5)}
@@ -62,11 +70,11 @@ def test_what_clients_keep_is_a_column_where_some_run_tells_it(
 ) -> None:
     rows = [(*row, kept) for row, kept in zip(EVALUATIONS[-2:], (1000, 3000), strict=True)]
     stated = {"evaluations": rows, "client_columns": f"{CLIENTS},stored_bytes"}
-    runs = [load(folder) for folder in (three[0], _write(tmp_path, "z", 1, **stated))]
+    runs = [read(folder) for folder in (three[0], _write(tmp_path, "z", 1, **stated))]
     table = comparison_table(singles(runs), "global/accuracy")
-    place = table.headers.index("stored / client")
-    assert [row[place] for row in table.rows] == ["-", "2.00 kB"]
-    assert "stored / client" not in comparison_table(singles(runs[:1]), "global/accuracy").headers
+    place = list(table.columns).index("stored / client")
+    assert [row[place] for row in rows_of(table)] == ["-", "2.00 kB"]
+    assert "stored / client" not in comparison_table(singles(runs[:1]), "global/accuracy").columns
 
 
 def test_grouped_runs_share_a_row_with_their_deviation(
@@ -105,14 +113,14 @@ def test_an_unfinished_run_is_in_no_mean_and_is_named(
 
 
 def test_a_mean_of_unfinished_runs_says_so(tmp_path: Path) -> None:
-    runs = [load(_write(tmp_path, "x", seed, rounds=9)) for seed in (1, 2)]
+    runs = [read(_write(tmp_path, "x", seed, rounds=9)) for seed in (1, 2)]
     (row,) = grouped(runs)
     assert (row.label, row.runs, row.left_out) == ("x (not finished)", tuple(runs), ())
 
 
 def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
     ended = {"finished": {"rounds": 2, "limits": {}}}
-    runs = [load(_write(tmp_path, "x", seed, rounds=9, stated=ended)) for seed in (1, 2)]
+    runs = [read(_write(tmp_path, "x", seed, rounds=9, stated=ended)) for seed in (1, 2)]
     (row,) = grouped(runs)
     assert (row.label, row.left_out) == ("x", ())
     assert unfinished(runs) == []
@@ -125,7 +133,7 @@ def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
 def test_a_run_without_a_word_of_its_end_is_judged_by_its_rounds(
     stated: dict[str, int], expected: bool, tmp_path: Path
 ) -> None:
-    run = load(write_run(tmp_path / "run", metrics={"train_loss": (1, 1)}, environment=stated))
+    run = read(write_run(tmp_path / "run", metrics={"train_loss": (1, 1)}, environment=stated))
     assert run.finished is expected
 
 
@@ -138,7 +146,7 @@ def test_many_runs_leave_out_unfinished_ones_of_their_lines(tmp_path: Path) -> N
 
 
 def test_the_lines_of_a_group_are_mean_and_band_over_seeds(three: list[Path]) -> None:
-    rows = grouped([load(folder) for folder in three])
+    rows = grouped([read(folder) for folder in three])
     figure = comparison_figure(rows, "global/accuracy", LIGHT)
     assert figure is not None
     over_rounds, over_bytes = figure.axes
@@ -156,11 +164,10 @@ def test_the_lines_of_a_group_are_mean_and_band_over_seeds(three: list[Path]) ->
 def test_seeds_that_were_evaluated_in_other_rounds_meet_in_the_common_ones(tmp_path: Path) -> None:
     first = _write(tmp_path, "x", 1, metrics={"global/accuracy": (0.1, 0.2, 0.3)})
     second = _write(tmp_path, "x", 2, metrics={"global/accuracy": (0.3, "", 0.5)})
-    course = Group("x", (load(first), load(second))).course("global/accuracy")
-    assert course.rounds.tolist() == [1, 3]
-    np.testing.assert_allclose(course.mean, [0.2, 0.4])
-    assert course.std is not None
-    np.testing.assert_allclose(course.std, np.std([[0.1, 0.3], [0.3, 0.5]], axis=0, ddof=1))
+    course = Group("x", (read(first), read(second))).course("global/accuracy")
+    assert course.index.tolist() == [1, 3]
+    np.testing.assert_allclose(course["mean"], [0.2, 0.4])
+    np.testing.assert_allclose(course["std"], np.std([[0.1, 0.3], [0.3, 0.5]], axis=0, ddof=1))
 
 
 def test_another_setting_is_another_experiment(tmp_path: Path) -> None:
@@ -169,23 +176,23 @@ def test_another_setting_is_another_experiment(tmp_path: Path) -> None:
         _write(tmp_path, "x", seed, config=config.format(seed, lr))
         for seed, lr in ((1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2))
     ]
-    rows = grouped([load(folder) for folder in runs])
+    rows = grouped([read(folder) for folder in runs])
     assert [(row.label, len(row.runs)) for row in rows] == [("x", 2), ("x #2", 2)]
 
 
 def test_the_place_of_a_run_is_no_setting_but_a_like_word_elsewhere_is(tmp_path: Path) -> None:
     place = "logger:\n  save_dir: runs/{0}\n  name: {0}\n"
     runs = [_write(tmp_path, "x", s, config=place.format(f"x-seed{s}")) for s in (1, 2)]
-    assert len(grouped([load(folder) for folder in runs])) == 1
+    assert len(grouped([read(folder) for folder in runs])) == 1
     data = "data:\n  name: {}\n"
     more = [_write(tmp_path, "y", s, config=data.format(f"Set{s}")) for s in (1, 2)]
-    assert len(grouped([load(folder) for folder in more])) == 2
+    assert len(grouped([read(folder) for folder in more])) == 2
 
 
 def test_without_a_configuration_the_name_without_its_seed_decides(tmp_path: Path) -> None:
     names = ("fedavg-s1", "fedavg_seed2", "fedavg-mnist-s1")
     runs = [
-        load(write_run(tmp_path / name, config=None, environment={"name": name, "rounds": 3}))
+        read(write_run(tmp_path / name, config=None, environment={"name": name, "rounds": 3}))
         for name in names
     ]
     assert [(row.label, len(row.runs)) for row in grouped(runs)] == [
@@ -195,7 +202,7 @@ def test_without_a_configuration_the_name_without_its_seed_decides(tmp_path: Pat
 
 
 def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path: Path) -> None:
-    runs = [load(write_run(tmp_path / where / "run")) for where in ("p", "q")]
+    runs = [read(write_run(tmp_path / where / "run")) for where in ("p", "q")]
     assert [row.label for row in singles(runs)] == ["p/run", "q/run"]
 
 
@@ -207,7 +214,7 @@ def test_the_metric_is_one_that_all_runs_measured(tmp_path: Path) -> None:
         "c": {"train_loss": (1.0,)},
         "d": {"global/f1": (1.0,)},
     }
-    runs = {k: load(write_run(tmp_path / k, metrics=v)) for k, v in metrics.items()}
+    runs = {k: read(write_run(tmp_path / k, metrics=v)) for k, v in metrics.items()}
     assert common_metric([runs["a"], runs["b"]]) == "personal/accuracy"
     assert common_metric([runs["a"], runs["c"]]) == "train_loss"
     assert common_metric([runs["a"], runs["d"]]) == "global/accuracy"
@@ -243,7 +250,7 @@ def test_the_page_of_a_comparison_stands_alone_and_escapes(tmp_path: Path) -> No
 
 
 def test_more_runs_than_colours_differ_in_their_lines(tmp_path: Path) -> None:
-    runs = [load(_write(tmp_path, "z", seed)) for seed in range(12)]
+    runs = [read(_write(tmp_path, "z", seed)) for seed in range(12)]
     figure = comparison_figure(singles(runs), "global/accuracy", LIGHT)
     assert figure is not None
     styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}
@@ -252,7 +259,7 @@ def test_more_runs_than_colours_differ_in_their_lines(tmp_path: Path) -> None:
 
 def test_many_runs_share_the_lines_of_their_experiments(tmp_path: Path) -> None:
     runs = [_write(tmp_path, name, seed) for name in "pqr" for seed in range(5)]
-    rows = singles([load(run) for run in runs])
+    rows = singles([read(run) for run in runs])
     assert [line.label for line in lines_of(rows[:12])] == [row.label for row in rows[:12]]
     assert [line.label for line in lines_of(rows)] == ["p", "q", "r"]
     page = ReadPage(compare(runs))
@@ -285,7 +292,7 @@ def test_runs_that_send_very_differently_have_a_log_axis(tmp_path: Path) -> None
     for much, scale in ((19 * 500, "linear"), (21 * 500, "log")):
         metrics = {"global/accuracy": (0.1, 0.2), "bytes_up": (much, much)}
         runs = [_write(tmp_path / scale, "x", 1), _write(tmp_path / scale, "y", 1, metrics=metrics)]
-        figure = comparison_figure(singles([load(run) for run in runs]), "global/accuracy", LIGHT)
+        figure = comparison_figure(singles([read(run) for run in runs]), "global/accuracy", LIGHT)
         assert figure is not None
         assert figure.axes[1].get_xscale() == scale
         assert ("log scale" in figure.axes[1].get_xlabel()) == (scale == "log")

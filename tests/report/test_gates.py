@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from lightfed.drawing.style import DARK, LIGHT, PALETTE, png_bytes
 from lightfed.report import build
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from lightfed.studies.pfedmoe.gates import MOST_ROWS, gate_rows, gates_figure
 from lightfed.utils.errors import UserError
 from tests.report.make_run import COUNTS, EVALUATIONS, write_gates, write_run
@@ -18,18 +18,16 @@ NAN = np.nan
 KNOWN = np.array([[0.9, 0.2, NAN], [NAN, 0.75, 0.25], [0.5, NAN, NAN], [NAN, NAN, 0.1]])
 
 
-def _run(
-    tmp_path: Path, personal: np.ndarray = KNOWN, *, client_groups: str | None = None
-) -> RunFiles:
+def _run(tmp_path: Path, personal: np.ndarray = KNOWN, *, client_groups: str | None = None) -> Run:
     """Classes have names while there are three; `client groups` is a letter for each client."""
     rows = [(3, k, name, 9, 0.5, 1.0, 0, 0, 0) for k, name in enumerate(client_groups or "")]
     counts = COUNTS if personal.shape[1] == COUNTS.shape[1] else None
     folder = write_run(tmp_path / "run", evaluations=rows or EVALUATIONS, counts=counts)
     write_gates(folder, personal)
-    return load(folder)
+    return read(folder)
 
 
-def _figure(run: RunFiles) -> Figure:
+def _figure(run: Run) -> Figure:
     figure = gates_figure(run, LIGHT)
     assert figure is not None
     return figure
@@ -180,14 +178,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, broken: bytes) -> None:
     folder = _run(tmp_path).folder
     (folder / "gate.npz").write_bytes(broken)
     with pytest.raises(UserError, match=r"gate\.npz cannot be read"):
-        load(folder)
+        read(folder)
 
 
 def test_an_array_of_another_form_is_refused(tmp_path: Path) -> None:
     folder = _run(tmp_path).folder
     write_gates(folder, np.ones(3))
     with pytest.raises(UserError, match=r"gate\.npz cannot be read"):
-        load(folder)
+        read(folder)
     np.savez(folder / "gate.npz", general=KNOWN)
     with pytest.raises(UserError, match=r"gate\.npz cannot be read"):
-        load(folder)
+        read(folder)

@@ -15,8 +15,8 @@ from matplotlib.transforms import Bbox
 from lightfed.drawing.style import DARK, LIGHT, PALETTE, png_bytes
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.results.runfiles import RunFiles, load
-from lightfed.results.variants import usual
+from lightfed.results.run import Run, read
+from lightfed.results.settings import usual
 from lightfed.studies.heterofl.dynamics import dynamic_figure
 from lightfed.studies.heterofl.levels import Family, Level, families
 from lightfed.studies.heterofl.sizes import combinations_figure, shares_figure
@@ -40,7 +40,7 @@ def _run(
     metric: str = "accuracy",
     data: str = "Digits",
     **changes: Any,
-) -> RunFiles:
+) -> Run:
     """A run of so many clients per level, as the command line writes its files."""
     model = {
         "class_path": "lightfed.models.Conv",
@@ -82,10 +82,10 @@ def _run(
         "environment": environment,
         "config": yaml.safe_dump(config, sort_keys=False),
     }
-    return load(write_run(root / name, evaluations=None, counts=None, **{**files, **changes}))
+    return read(write_run(root / name, evaluations=None, counts=None, **{**files, **changes}))
 
 
-def _family(runs: list[RunFiles]) -> Family:
+def _family(runs: list[Run]) -> Family:
     (family,) = families(runs)
     return family
 
@@ -106,7 +106,7 @@ def _texts(axes: Axes) -> set[str]:
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> list[RunFiles]:
+def mixed(tmp_path: Path) -> list[Run]:
     return [
         _run(tmp_path, "a", {"a": 10}, 0.9),
         _run(tmp_path, "ae", {"a": 5, "e": 5}, 0.8),
@@ -115,7 +115,7 @@ def mixed(tmp_path: Path) -> list[RunFiles]:
     ]
 
 
-def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[RunFiles]) -> None:
+def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run]) -> None:
     figure = _drawn(combinations_figure(_family(mixed), LIGHT))
     overall, personal = figure.axes
     assert _marks(overall) == [(0.01, 0.5), (0.505, 0.8), (1.0, 0.9)]
@@ -126,7 +126,7 @@ def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run
 
 
 def test_unequal_shares_of_a_pair_are_a_line_from_one_level_to_the_other(
-    mixed: list[RunFiles],
+    mixed: list[Run],
 ) -> None:
     figure = _drawn(shares_figure(_family(mixed), LIGHT))
     line = figure.axes[0].get_lines()[0].get_xydata()
@@ -136,7 +136,7 @@ def test_unequal_shares_of_a_pair_are_a_line_from_one_level_to_the_other(
     assert shares_figure(_family([mixed[0], mixed[1], mixed[3]]), LIGHT) is None
 
 
-def test_a_lonely_share_is_a_point(mixed: list[RunFiles]) -> None:
+def test_a_lonely_share_is_a_point(mixed: list[Run]) -> None:
     figure = _drawn(combinations_figure(_family([mixed[0], mixed[2]]), LIGHT))
     assert _texts(figure.axes[0]) == {"a", "a2-e8"}
 
@@ -238,14 +238,14 @@ def test_a_rate_without_a_letter_is_its_own_name(rate: float, name: str) -> None
     assert Level(rate, clients=1, parameters=1).name == name
 
 
-def test_what_does_not_tell_two_widths_has_no_charts(mixed: list[RunFiles], tmp_path: Path) -> None:
+def test_what_does_not_tell_two_widths_has_no_charts(mixed: list[Run], tmp_path: Path) -> None:
     assert charts([mixed[0], _run(tmp_path, "a-2", {"a": 5}, 0.5)]) == []
     silent = [_run(tmp_path, "no config", {"a": 5, "e": 5}, 0.5, config=None)]
     silent.append(_run(tmp_path, "no counts", {"a": 5, "e": 5}, 0.5, environment={"seed": 1}))
     assert charts(silent) == []
 
 
-def test_data_sets_have_pictures_of_their_own(mixed: list[RunFiles], tmp_path: Path) -> None:
+def test_data_sets_have_pictures_of_their_own(mixed: list[Run], tmp_path: Path) -> None:
     other = [_run(tmp_path, f"m{n}", {n: 10}, 0.5, data="MNIST") for n in "ab"]
     found = {chart.file for chart in charts([*mixed, *other])}
     assert {"comparison-sizes-digits-conv.png", "comparison-sizes-mnist-conv.png"} <= found
@@ -268,7 +268,7 @@ def test_all_labels_of_a_full_study_are_apart_and_inside(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_the_same_runs_give_the_same_bytes(mixed: list[RunFiles], theme: Any) -> None:
+def test_the_same_runs_give_the_same_bytes(mixed: list[Run], theme: Any) -> None:
     for draw in (combinations_figure, shares_figure):
         first, second = (png_bytes(_drawn(draw(_family(mixed), theme))) for _ in range(2))
         assert first == second
@@ -276,7 +276,7 @@ def test_the_same_runs_give_the_same_bytes(mixed: list[RunFiles], theme: Any) ->
 
 
 def test_a_comparison_shows_the_charts_and_removes_those_of_other_runs(
-    mixed: list[RunFiles], tmp_path: Path
+    mixed: list[Run], tmp_path: Path
 ) -> None:
     stale = tmp_path / "comparison-dynamic-old.png"
     stale.write_bytes(b"")

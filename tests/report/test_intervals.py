@@ -21,18 +21,18 @@ from lightfed.results.intervals import (
     resolution_text,
     seeds_text,
 )
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from tests.report.make_run import ENVIRONMENT, write_run
 
 COLUMN = "personal/accuracy"
 T2 = 4.302652729911275  # the .975 quantile of Student's t with two degrees of freedom
 
 
-def _run(root: Path, name: str, seed: int, values: Any, *, column: str = COLUMN) -> RunFiles:
+def _run(root: Path, name: str, seed: int, values: Any, *, column: str = COLUMN) -> Run:
     stated = {**ENVIRONMENT, "name": name, "seed": seed, "rounds": 2}
     folder = root / f"{name}-{seed}-{len(list(root.glob('*')))}"
     write_run(folder, metrics={column: values}, environment=stated, evaluations=None, counts=None)
-    return load(folder)
+    return read(folder)
 
 
 def _group(root: Path, name: str, finals: Mapping[int, float], column: str = COLUMN) -> Group:

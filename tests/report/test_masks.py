@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lightfed_kernels import pack_mask, popcount
 from safetensors.numpy import load_file, save_file
 
-from lightfed.results.runfiles import load
+from lightfed.results.run import read
 from lightfed.studies.dispfl import masks
 from lightfed.studies.dispfl.masks import MaskPairs, mask_pairs
 from lightfed.utils.errors import UserError
@@ -31,7 +31,7 @@ def _run(root: Path, written: dict[int, np.ndarray], parameters: object = None) 
 
 
 def _pairs(root: Path, written: dict[int, np.ndarray], parameters: object = None) -> MaskPairs:
-    found = mask_pairs(load(_run(root, written, parameters)))
+    found = mask_pairs(read(_run(root, written, parameters)))
     assert found is not None
     return found
 
@@ -99,10 +99,10 @@ def test_of_very_many_clients_a_hundred_are_read(tmp_path: Path) -> None:
 
 
 def test_a_run_without_masks_has_no_pairs(tmp_path: Path) -> None:
-    assert mask_pairs(load(write_run(tmp_path / "dense"))) is None
+    assert mask_pairs(read(write_run(tmp_path / "dense"))) is None
     folder = _run(tmp_path, {})
     (folder / "masks" / "client.safetensors").write_bytes(b"no mask")
-    assert mask_pairs(load(folder)) is None
+    assert mask_pairs(read(folder)) is None
 
 
 def _cut(path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_damaged_mask_is_named(
     folder = _run(tmp_path, {k: np.arange(64) < 9 for k in range(3)})
     damage(folder / "masks" / "client1.safetensors")
     with pytest.raises(UserError) as caught:
-        mask_pairs(load(folder))
+        mask_pairs(read(folder))
     text = str(caught.value)
     assert text.startswith(f"report: {folder}/masks/client1.safetensors cannot be read: ")
     assert named in text

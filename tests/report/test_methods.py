@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from lightfed.drawing.style import LIGHT
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from lightfed.studies.pfedmoe.method_plots import (
     BETTER,
     WORSE,
@@ -23,7 +23,7 @@ from lightfed.studies.pfedmoe.method_plots import (
 )
 from lightfed.studies.pfedmoe.method_table import method_table, verdict
 from lightfed.studies.pfedmoe.methods import METHODS, Cost, Method, Protocol, protocols
-from tests.report.make_run import write_run
+from tests.report.make_run import rows_of, write_run
 
 COURSES = {
     "PFedMoE": (0.5, 0.8, 0.9),
@@ -45,7 +45,7 @@ def method_run(
     metric: str = "accuracy",
     sent: float = 100.0,
     lr: float = 0.1,
-) -> RunFiles:
+) -> Run:
     """A run as the command line writes it; up, down and FLOPs are `sent`, 2 and 10 of it a round.
 
     Args:
@@ -92,15 +92,15 @@ def method_run(
         client_columns=f"round,client,cohort,samples,{metric}",
         counts=None,
     )
-    return load(root / stem)
+    return read(root / stem)
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[RunFiles]:
+def runs(tmp_path: Path) -> list[Run]:
     return [method_run(tmp_path, name, course) for name, course in COURSES.items()]
 
 
-def _protocol(runs: list[RunFiles]) -> Protocol:
+def _protocol(runs: list[Run]) -> Protocol:
     (found,) = protocols(runs)
     return found
 
@@ -110,7 +110,7 @@ def _method(protocol: Protocol, name: str) -> Method:
 
 
 def test_methods_stand_in_the_order_of_the_kinds_whatever_the_order_of_the_runs(
-    runs: list[RunFiles],
+    runs: list[Run],
 ) -> None:
     found = _protocol(runs[::-1])
     assert [m.name for m in found.members] == ["pFedMoE", "FML", "FD", "Standalone"]
@@ -118,7 +118,7 @@ def test_methods_stand_in_the_order_of_the_kinds_whatever_the_order_of_the_runs(
     assert found.name == "CIFAR10"
 
 
-def test_a_gain_is_over_the_best_other_and_over_the_best_of_the_kind(runs: list[RunFiles]) -> None:
+def test_a_gain_is_over_the_best_other_and_over_the_best_of_the_kind(runs: list[Run]) -> None:
     found = _protocol(runs)
     ours, fml, fd = found.ours, _method(found, "FML"), _method(found, "FD")
     assert found.best_other(ours) is fd
@@ -160,7 +160,7 @@ def test_of_a_perplexity_less_is_a_gain(tmp_path: Path) -> None:
     assert found.ours.cost("perplexity", 6.0).rounds == 2
 
 
-def test_a_cost_is_what_was_sent_and_computed_until_the_target(runs: list[RunFiles]) -> None:
+def test_a_cost_is_what_was_sent_and_computed_until_the_target(runs: list[Run]) -> None:
     found = _protocol(runs)
     assert found.target(None) == 0.75  # Standalone's best is what all reached
     assert found.ours.cost("accuracy", 0.75) == Cost(rounds=2, bytes=600, flops=2000)
@@ -196,7 +196,7 @@ def test_protocols_are_apart_and_reported_by_what_differs(tmp_path: Path) -> Non
     assert [len(one.members) for one in found] == [2, 2]
 
 
-def test_methods_meet_at_rates_of_their_own(runs: list[RunFiles], tmp_path: Path) -> None:
+def test_methods_meet_at_rates_of_their_own(runs: list[Run], tmp_path: Path) -> None:
     rival = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.88), lr=0.3)
     slow = method_run(tmp_path, "FedKD", (0.5, 0.6, 0.7), lr=0.01, seed=1)
     labels = [method.label for method in _protocol([*runs, rival, slow]).members]
@@ -205,9 +205,7 @@ def test_methods_meet_at_rates_of_their_own(runs: list[RunFiles], tmp_path: Path
     ]
 
 
-def test_two_experiments_of_one_method_are_distinguished(
-    runs: list[RunFiles], tmp_path: Path
-) -> None:
+def test_two_experiments_of_one_method_are_distinguished(runs: list[Run], tmp_path: Path) -> None:
     runs.append(method_run(tmp_path, "PFedMoE", (0.5, 0.6, 0.89), name="gates"))
     found = _protocol(runs)
     labels = [method.label for method in found.members]
@@ -248,7 +246,7 @@ def test_a_bar_below_zero_has_another_colour(tmp_path: Path) -> None:
     assert [to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches] == [BETTER, WORSE]
 
 
-def test_costs_have_a_bar_each_and_say_who_did_not_get_there(runs: list[RunFiles]) -> None:
+def test_costs_have_a_bar_each_and_say_who_did_not_get_there(runs: list[Run]) -> None:
     found = _protocol(runs)
     figure = costs_figure(found, 0.8, LIGHT)
     assert figure is not None
@@ -278,12 +276,12 @@ def test_robustness_has_a_line_per_method_over_the_classes(tmp_path: Path) -> No
     assert robustness(protocols(runs[:2])) == []
 
 
-def test_the_table_has_a_star_and_a_dash(runs: list[RunFiles]) -> None:
+def test_the_table_has_a_star_and_a_dash(runs: list[Run]) -> None:
     table = method_table(_protocol(runs), None)
-    cells = {row[0]: row[1:] for row in table.rows}
+    cells = {row[0]: row[1:] for row in rows_of(table)}
     assert cells["pFedMoE"][:4] == ("mutual learning", "*90.00 %", "+2.50", "+5.00")
     assert cells["Standalone"] == ("-", "75.00 %", "-15.00", "-", "3", "900 B", "3.00 kFLOPs")
-    assert table.headers[-3:] == (
+    assert tuple(table.columns[-3:]) == (
         "rounds to 75.00 % personal accuracy, resolution 1 round",
         "bytes until then",
         "FLOPs until then",
@@ -298,14 +296,14 @@ def test_gains_of_several_seeds_have_their_intervals(tmp_path: Path) -> None:
         for seed, final in enumerate(own)
     ]
     stated = "+2.00 (-0.48 to 4.48)"  # 4.3027 * .01 / sqrt(3) to both sides
-    assert method_table(_protocol(runs), None).rows[0][3:5] == (stated, stated)
+    assert rows_of(method_table(_protocol(runs), None))[0][3:5] == (stated, stated)
     assert verdict(_protocol(runs)).startswith(
         "pFedMoE, final personal accuracy: +2.00 points over FML, the best baseline, "
         "95 % paired t interval -0.48 to 4.48, 3 seeds (0-2): no difference shown; "
     )
 
 
-def test_the_verdict_names_both_baselines(runs: list[RunFiles], tmp_path: Path) -> None:
+def test_the_verdict_names_both_baselines(runs: list[Run], tmp_path: Path) -> None:
     assert verdict(_protocol(runs)) == (
         "pFedMoE, final personal accuracy: "
         "+2.50 points over FD, the best baseline, 1 seed (0): one seed shows no interval; "
@@ -349,7 +347,7 @@ def test_a_comparison_shows_table_and_charts(
     assert charts(made[:1]) == []
 
 
-def _with(run: RunFiles, **stated: Any) -> RunFiles:
+def _with(run: Run, **stated: Any) -> Run:
     """A run of another configuration: of its algorithm, and `lr` of its optimiser."""
     path = run.folder / "config.yaml"
     config = yaml.safe_load(path.read_text())
@@ -357,10 +355,10 @@ def _with(run: RunFiles, **stated: Any) -> RunFiles:
         config["model"]["optimizer"] = {"class_path": "SGD", "init_args": {"lr": stated.pop("lr")}}
     config["model"]["algorithm"]["init_args"].update(stated)
     path.write_text(yaml.safe_dump(config, sort_keys=False))
-    return load(run.folder)
+    return read(run.folder)
 
 
-def test_methods_with_rates_of_their_own_are_of_one_protocol(runs: list[RunFiles]) -> None:
+def test_methods_with_rates_of_their_own_are_of_one_protocol(runs: list[Run]) -> None:
     rates = (0.1, 0.03, 0.03, 0.01)
     tuned = [_with(run, lr=lr) for run, lr in zip(runs, rates, strict=True)]
     assert len(_protocol(tuned).members) == len(COURSES)
@@ -368,7 +366,7 @@ def test_methods_with_rates_of_their_own_are_of_one_protocol(runs: list[RunFiles
 
 @pytest.mark.parametrize("part", [{"federate": False}, {"gate": "half"}, {"gate": "unnormalised"}])
 def test_pfedmoe_is_the_whole_method_beside_parts_of_it(
-    part: dict[str, Any], runs: list[RunFiles], tmp_path: Path
+    part: dict[str, Any], runs: list[Run], tmp_path: Path
 ) -> None:
     """A part that is better is neither pFedMoE nor a baseline."""
     whole = _with(runs[0], gate="paper", federate=True)

@@ -6,23 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lightfed.results.outcome import outcome_of, primary_metric, traffic, worst_tenth
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from lightfed.results.tables import client_group_table, key_figures
 from lightfed.results.units import bytes_text, flops_text, metric_text, seconds_text, spread_text
-from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, METRICS, write_run
+from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, METRICS, rows_of, write_run
 
 NAN = math.nan
 
 
-def _load(folder: Path, metrics: Mapping[str, Sequence[Any]]) -> RunFiles:
-    return load(write_run(folder / "run", metrics=metrics, evaluations=None, counts=None))
+def _load(folder: Path, metrics: Mapping[str, Sequence[Any]]) -> Run:
+    return read(write_run(folder / "run", metrics=metrics, evaluations=None, counts=None))
 
 
 def test_the_figures_of_a_known_run(tmp_path: Path) -> None:
-    outcome = outcome_of(load(write_run(tmp_path / "run")))
+    outcome = outcome_of(read(write_run(tmp_path / "run")))
     assert (outcome.primary, outcome.metric) == ("global/accuracy", "accuracy")
     assert outcome.run.last_round == outcome.run.planned == 3
     assert (outcome.overall, outcome.best, outcome.best_round) == (0.75, 0.75, 3)
@@ -34,7 +35,7 @@ def test_the_figures_of_a_known_run(tmp_path: Path) -> None:
 
 
 def test_bytes_between_servers_are_a_figure_of_runs_that_have_them(tmp_path: Path) -> None:
-    bare = outcome_of(load(write_run(tmp_path / "run")))
+    bare = outcome_of(read(write_run(tmp_path / "run")))
     assert math.isnan(bare.server_bytes)
     assert "between servers" not in [figure.label for figure in key_figures(bare)]
     clouds = outcome_of(_load(tmp_path / "clouds", METRICS | {"server_bytes": (500, 700, 800)}))
@@ -44,22 +45,22 @@ def test_bytes_between_servers_are_a_figure_of_runs_that_have_them(tmp_path: Pat
 
 
 def test_the_figures_of_each_client_group(tmp_path: Path) -> None:
-    first, second = outcome_of(load(write_run(tmp_path / "run"))).client_groups
-    assert (first.name, first.clients) == ("a", 2)
+    first, second = outcome_of(read(write_run(tmp_path / "run"))).client_groups.itertuples()
+    assert (first.Index, first.clients) == ("a", 2)
     assert (first.mean, first.std) == (pytest.approx(0.9), pytest.approx(0.1))
     assert (first.worst10, first.bytes_up, first.bytes_down, first.flops) == (0.8, 1000, 2000, 4e9)
-    assert (second.name, second.mean, second.worst10) == ("b", pytest.approx(0.4), 0.3)
+    assert (second.Index, second.mean, second.worst10) == ("b", pytest.approx(0.4), 0.3)
 
 
 def test_the_spread_over_clients_is_computed_where_the_run_did_not_log_it(tmp_path: Path) -> None:
     metrics = {"personal/accuracy": METRICS["personal/accuracy"]}
-    outcome = outcome_of(load(write_run(tmp_path / "run", metrics=metrics)))
+    outcome = outcome_of(read(write_run(tmp_path / "run", metrics=metrics)))
     assert outcome.personal_std == pytest.approx(np.std([1.0, 0.8, 0.5, 0.3]))
     assert outcome.worst10 == 0.3
 
 
 def test_without_clients_csv_a_client_group_has_its_logged_mean_alone(tmp_path: Path) -> None:
-    first, second = outcome_of(_load(tmp_path, METRICS)).client_groups
+    first, second = outcome_of(_load(tmp_path, METRICS)).client_groups.itertuples()
     assert (first.mean, second.mean) == (0.9, 0.4)
     assert math.isnan(first.clients)
     assert math.isnan(first.std)
@@ -98,24 +99,23 @@ def test_a_loss_that_is_not_finite_is_reported_by_its_round(tmp_path: Path) -> N
     assert outcome.train_loss_round == 2
 
 
-def _keeping(folder: Path, *stored: float) -> RunFiles:
+def _keeping(folder: Path, *stored: float) -> Run:
     """A run of sparse clients that keep so many bytes each."""
     rows = [(*row, kept) for row, kept in zip(EVALUATIONS[-len(stored) :], stored, strict=True)]
-    return load(write_run(folder, evaluations=rows, client_columns=f"{CLIENTS},stored_bytes"))
+    return read(write_run(folder, evaluations=rows, client_columns=f"{CLIENTS},stored_bytes"))
 
 
 def test_stored_bytes_are_a_cost_of_the_clients_and_no_metric(tmp_path: Path) -> None:
     run = _keeping(tmp_path / "run", 1000, 3000, 500, 500)
     outcome = outcome_of(run)
     assert outcome.stored_bytes == 1250
-    assert [client_group.stored_bytes for client_group in outcome.client_groups] == [2000, 500]
-    assert run.evaluation is not None
-    assert run.evaluation.metrics == ("accuracy", "loss")
+    assert outcome.client_groups["stored_bytes"].tolist() == [2000, 500]
+    assert run.client_metrics == ["accuracy", "loss"]
     (stated,) = [figure for figure in key_figures(outcome) if figure.label == "stored / client"]
     assert (stated.value, stated.note) == ("1.25 kB", "mean over clients")
     table = client_group_table(outcome)
-    assert table.headers[-1] == "stored / client"
-    assert [row[-1] for row in table.rows] == ["2.00 kB", "500 B"]
+    assert table.columns[-1] == "stored / client"
+    assert [row[-1] for row in rows_of(table)] == ["2.00 kB", "500 B"]
 
 
 @pytest.mark.parametrize("stored", [(0, 0, 0, 0), ("", "", "", "")])
@@ -124,7 +124,7 @@ def test_clients_that_keep_nothing_have_no_figure_of_it(
 ) -> None:
     outcome = outcome_of(_keeping(tmp_path / "run", *stored))
     assert "stored / client" not in [figure.label for figure in key_figures(outcome)]
-    assert client_group_table(outcome).headers[-1] == "compute / client"
+    assert client_group_table(outcome).columns[-1] == "compute / client"
 
 
 def test_what_was_not_measured_is_not_a_number(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_number_of_clients_comes_from_the_environment_without_a_partition(
     tmp_path: Path,
 ) -> None:
     environment = {**ENVIRONMENT, "clients": 50}
-    run = load(write_run(tmp_path / "run", environment=environment, counts=None))
+    run = read(write_run(tmp_path / "run", environment=environment, counts=None))
     assert outcome_of(run).per_client(3000) == 60
 
 
@@ -156,11 +156,11 @@ def test_traffic_adds_up_both_ways_and_over_rounds(tmp_path: Path) -> None:
     ],
 )
 def test_the_worst_tenth(values: np.ndarray, metric: str, expected: float) -> None:
-    assert worst_tenth(values, metric) == expected
+    assert worst_tenth(pd.Series(values), metric) == expected
 
 
 def test_the_worst_tenth_of_nothing_is_nothing() -> None:
-    assert math.isnan(worst_tenth(np.array([NAN]), "accuracy"))
+    assert math.isnan(worst_tenth(pd.Series([NAN]), "accuracy"))
 
 
 @pytest.mark.parametrize(

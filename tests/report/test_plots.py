@@ -18,7 +18,7 @@ from lightfed.drawing.curves import curves_figure
 from lightfed.drawing.heatmap import evenly_spaced, partition_figure
 from lightfed.drawing.style import DARK, LIGHT, PALETTE, Theme, png_bytes, render
 from lightfed.report.page import PICTURES
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from tests.report.make_run import (
     CLIENTS,
     ENVIRONMENT,
@@ -29,11 +29,11 @@ from tests.report.make_run import (
     write_run,
 )
 
-Draw = Callable[[RunFiles, Theme], Figure | None]
+Draw = Callable[[Run, Theme], Figure | None]
 DRAWS: list[Draw] = [partition_figure, curves_figure, clients_figure]
 
 
-def _figure(draw: Draw, run: RunFiles) -> Figure:
+def _figure(draw: Draw, run: Run) -> Figure:
     figure = draw(run, LIGHT)
     assert figure is not None
     return figure
@@ -62,7 +62,7 @@ def _panel(figure: Figure, title: str) -> Axes:
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_picture_is_a_png_with_something_on_it(tmp_path: Path, draw: Draw, theme: Theme) -> None:
-    figure = draw(load(write_run(tmp_path / "run")), theme)
+    figure = draw(read(write_run(tmp_path / "run")), theme)
     assert figure is not None
     pixels = _pixels(png_bytes(figure))
     height, width = pixels.shape[:2]
@@ -77,7 +77,7 @@ def test_a_metric_with_a_slash_has_curves_of_its_own_and_of_its_client_groups(
 ) -> None:
     metrics = {name.replace("accuracy", "val/acc"): values for name, values in METRICS.items()}
     columns = CLIENTS.replace("accuracy", "val/acc")
-    run = load(write_run(tmp_path / "run", metrics=metrics, client_columns=columns))
+    run = read(write_run(tmp_path / "run", metrics=metrics, client_columns=columns))
     figure = _figure(curves_figure, run)
     panel = _panel(figure, "Val acc")
     assert _lines(panel)["global"].tolist() == [[1, 0.5], [3, 0.75]]
@@ -88,17 +88,17 @@ def test_a_metric_with_a_slash_has_curves_of_its_own_and_of_its_client_groups(
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_client_group_has_one_colour_in_all_pictures(tmp_path: Path, draw: Draw) -> None:
-    run = load(write_run(tmp_path / "run"))
+    run = read(write_run(tmp_path / "run"))
     pixels = _pixels(png_bytes(_figure(draw, run)))
     assert _share_of(pixels, PALETTE[1]) > 1e-4
     assert _share_of(pixels, PALETTE[2]) == 0
 
 
 def test_the_heat_map_shows_the_counts(tmp_path: Path) -> None:
-    run = load(write_run(tmp_path / "run"))
+    run = read(write_run(tmp_path / "run"))
     bars, heat, _ = _figure(partition_figure, run).axes
-    assert run.split is not None
-    np.testing.assert_array_equal(heat.images[0].get_array(), run.split.counts.T)
+    assert run.partition is not None
+    np.testing.assert_array_equal(heat.images[0].get_array(), run.partition.counts.T)
     boxes = [
         patch.get_path().get_extents(patch.get_transform() - bars.transData)
         for patch in bars.patches
@@ -115,7 +115,7 @@ def test_any_number_of_clients_can_be_drawn(tmp_path: Path, clients: int) -> Non
     folder = write_run(tmp_path / "run", evaluations=None)
     counts = np.arange(clients)[:, None] * [1, 0, 2] + 1
     write_partition(folder, counts, classes=("zero", "one", "two"))
-    figure = _figure(partition_figure, load(folder))
+    figure = _figure(partition_figure, read(folder))
     bars, heat, _ = figure.axes
     shown = min(clients, 200)
     drawn = np.asarray(heat.images[0].get_array())
@@ -130,7 +130,7 @@ def test_any_number_of_clients_can_be_drawn(tmp_path: Path, clients: int) -> Non
 def test_many_classes_are_summed_in_groups(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     write_partition(folder, np.ones((4, 1000), int), classes=())
-    bars, heat, _ = _figure(partition_figure, load(folder)).axes
+    bars, heat, _ = _figure(partition_figure, read(folder)).axes
     drawn = np.asarray(heat.images[0].get_array())
     assert drawn.shape == (100, 4)
     assert (drawn == 10).all()
@@ -148,7 +148,7 @@ def test_an_even_sample_keeps_both_ends(total: int, most: int) -> None:
 
 
 def test_the_curves_go_through_the_measured_points(tmp_path: Path) -> None:
-    figure = _figure(curves_figure, load(write_run(tmp_path / "run")))
+    figure = _figure(curves_figure, read(write_run(tmp_path / "run")))
     lines = _lines(_panel(figure, "Accuracy"))
     np.testing.assert_allclose(lines["global"], [[1, 0.5], [3, 0.75]])
     np.testing.assert_allclose(lines["personal, mean"], [[1, 0.55], [3, 0.65]])
@@ -164,7 +164,7 @@ def test_the_curves_go_through_the_measured_points(tmp_path: Path) -> None:
 
 
 def test_the_cost_panel_is_against_all_bytes_so_far(tmp_path: Path) -> None:
-    figure = _figure(curves_figure, load(write_run(tmp_path / "run")))
+    figure = _figure(curves_figure, read(write_run(tmp_path / "run")))
     axes = _panel(figure, "Accuracy for the bytes sent")
     np.testing.assert_allclose(_lines(axes)["global"], [[3, 0.5], [9, 0.75]])
     assert axes.get_xlabel().endswith("(kB)")
@@ -173,14 +173,14 @@ def test_the_cost_panel_is_against_all_bytes_so_far(tmp_path: Path) -> None:
 
 def test_a_run_that_sends_nothing_has_no_cost_panel(tmp_path: Path) -> None:
     metrics = {**METRICS, "bytes_up": (0, 0, 0), "bytes_down": (0, 0, 0)}
-    figure = _figure(curves_figure, load(write_run(tmp_path / "run", metrics=metrics)))
+    figure = _figure(curves_figure, read(write_run(tmp_path / "run", metrics=metrics)))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["Accuracy", "Loss", "Personal accuracy per client group"]
 
 
 def test_metrics_of_a_users_own_get_a_panel_and_other_columns_none(tmp_path: Path) -> None:
     metrics = {**METRICS, "global/f1": (0.1, 0.2, 0.3), "temperature": (1, 2, 3)}
-    figure = _figure(curves_figure, load(write_run(tmp_path / "run", metrics=metrics)))
+    figure = _figure(curves_figure, read(write_run(tmp_path / "run", metrics=metrics)))
     np.testing.assert_allclose(_lines(_panel(figure, "F1"))["global"][:, 1], [0.1, 0.2, 0.3])
     titles = " ".join(axes.get_title(loc="left") for axes in figure.axes).lower()
     assert "temperature" not in titles
@@ -189,7 +189,7 @@ def test_metrics_of_a_users_own_get_a_panel_and_other_columns_none(tmp_path: Pat
 
 
 def test_a_loss_over_decades_has_a_log_axis(tmp_path: Path) -> None:
-    run = load(write_run(tmp_path / "run", metrics={"train_loss": (100, 10, "inf", 1)}))
+    run = read(write_run(tmp_path / "run", metrics={"train_loss": (100, 10, "inf", 1)}))
     axes = _panel(_figure(curves_figure, run), "Loss")
     assert axes.get_yscale() == "log"
     assert axes.get_ylabel() == "loss (log scale)"
@@ -197,7 +197,7 @@ def test_a_loss_over_decades_has_a_log_axis(tmp_path: Path) -> None:
 
 
 def test_every_client_is_a_point_in_the_row_of_its_client_group(tmp_path: Path) -> None:
-    figure = _figure(clients_figure, load(write_run(tmp_path / "run")))
+    figure = _figure(clients_figure, read(write_run(tmp_path / "run")))
     (axes,) = figure.axes
     rows = [np.asarray(points.get_offsets()) for points in axes.collections]
     np.testing.assert_allclose(rows[0], [[0.8, 0], [1.0, 0]])
@@ -212,7 +212,7 @@ def test_many_clients_keep_their_distribution_in_fewer_points(tmp_path: Path) ->
     scores = np.linspace(0, 1, 3001) ** 2
     rows = [(1, i, "a", 1, score, 0, 0, 0, 0) for i, score in enumerate(scores)]
     folder = write_run(tmp_path / "run", evaluations=rows, metrics={"personal/accuracy": (0.5,)})
-    (axes,) = _figure(clients_figure, load(folder)).axes
+    (axes,) = _figure(clients_figure, read(folder)).axes
     points = np.asarray(axes.collections[0].get_offsets())
     assert len(points) == POINTS_SHOWN
     drawn = np.quantile(points[:, 0], [0, 0.25, 0.5, 0.75, 1])
@@ -225,7 +225,7 @@ def test_many_clients_keep_their_distribution_in_fewer_points(tmp_path: Path) ->
 def test_one_client_group_or_many_can_be_drawn(tmp_path: Path, client_groups: int) -> None:
     rows = [(1, i, f"c{i % client_groups}", 1, i / 99, 0, 0, 0, 0) for i in range(99)]
     folder = write_run(tmp_path / "run", evaluations=rows, metrics={"personal/accuracy": (0.5,)})
-    figure = _figure(clients_figure, load(folder))
+    figure = _figure(clients_figure, read(folder))
     assert len(figure.axes[0].get_yticklabels()) == client_groups
     assert _pixels(png_bytes(figure)).std() > 0.03
 
@@ -234,7 +234,7 @@ def test_one_client_group_or_many_can_be_drawn(tmp_path: Path, client_groups: in
 def test_clients_that_are_all_alike_can_be_drawn(tmp_path: Path, score: float) -> None:
     rows = [(1, i, "a", 1, score, 0, 0, 0, 0) for i in range(8)]
     folder = write_run(tmp_path / "run", evaluations=rows, metrics={"personal/accuracy": (score,)})
-    (axes,) = _figure(clients_figure, load(folder)).axes
+    (axes,) = _figure(clients_figure, read(folder)).axes
     points = np.asarray(axes.collections[0].get_offsets())
     assert len(np.unique(points, axis=0)) == 8
 
@@ -246,7 +246,7 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
     folder = write_run(
         tmp_path / "run", metrics=metrics, evaluations=rows, classes=("$\\frac{", "$", "$$")
     )
-    run = load(folder)
+    run = read(folder)
     for draw in DRAWS:
         assert len(png_bytes(_figure(draw, run))) > 5000
 
@@ -254,13 +254,13 @@ def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
 def test_a_long_client_group_name_leaves_room_for_the_plot(tmp_path: Path) -> None:
     name = "a client group whose name is a whole sentence " * 3
     rows = [(1, i, f"{name}{i}", 3, 0.5, 1, 1, 1, 1) for i in range(4)]
-    figure = _figure(partition_figure, load(write_run(tmp_path / "run", evaluations=rows)))
+    figure = _figure(partition_figure, read(write_run(tmp_path / "run", evaluations=rows)))
     png_bytes(figure)
     assert figure.axes[0].get_position().width > 0.5
 
 
 def test_synthetic_data_is_reported_on_the_picture(tmp_path: Path) -> None:
-    run = load(write_run(tmp_path / "run", environment={**ENVIRONMENT, "synthetic": True}))
+    run = read(write_run(tmp_path / "run", environment={**ENVIRONMENT, "synthetic": True}))
     for draw in (partition_figure, clients_figure):
         title = _figure(draw, run).axes[0].get_title(loc="left")
         assert "(synthetic data)" in title
@@ -278,15 +278,15 @@ def test_synthetic_data_is_reported_on_the_picture(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_to_show_is_no_picture(tmp_path: Path, draw: Draw, missing: dict[str, Any]) -> None:
-    run = load(write_run(tmp_path / "run", **missing))
+    run = read(write_run(tmp_path / "run", **missing))
     assert render(lambda theme: draw(run, theme)) is None
 
 
 def test_drawing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    run = load(write_run(tmp_path / "run"))
+    run = read(write_run(tmp_path / "run"))
     write_masks(run.folder, {k: np.arange(64) % 5 != k for k in range(4)})
     write_gates(run.folder, np.full((4, 3), 0.25))
-    run = load(run.folder)
+    run = read(run.folder)
     for draw in PICTURES.values():
         first, second = draw(run, LIGHT), draw(run, LIGHT)
         assert first is not None

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 from lightfed.drawing.style import LIGHT, png_bytes
 from lightfed.report import build
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from lightfed.studies.dispfl.similarity import (
     Similarity,
     similarity_figure,
@@ -29,11 +29,11 @@ TWIN_MASKS = {k: (AT < 32) | ((AT - k) % 2 == 0) for k in range(4)}
 
 def _run(
     root: Path, masks: dict[int, np.ndarray], counts: np.ndarray | None, **changes: Any
-) -> RunFiles:
+) -> Run:
     files: dict[str, Any] = {"metrics": {"train_loss": (2.0,)}, "evaluations": None}
     folder = write_run(root / "run", counts=counts, classes=(), **{**files, **changes})
     write_masks(folder, masks)
-    return load(folder)
+    return read(folder)
 
 
 def _found(root: Path, masks: dict[int, np.ndarray], counts: np.ndarray) -> Similarity:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from lightfed.drawing.style import LIGHT, PALETTE
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.results.runfiles import RunFiles, load
+from lightfed.results.run import Run, read
 from lightfed.studies.flexifed.stages import Stages, stages, stages_figure
 from tests.report.make_run import ENVIRONMENT, write_run
 from tests.report.read_page import ReadPage
@@ -23,7 +23,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def _write(root: Path, method: str, seed: int = 1, **changes: Any) -> RunFiles:
+def _write(root: Path, method: str, seed: int = 1, **changes: Any) -> Run:
     stated = ENVIRONMENT | {"name": f"{method}-s{seed}", "algorithm": method, "seed": seed}
     stated["rounds"] = len(next(iter(METHODS.get(method, {"": (1,)}).values())))
     files: dict[str, Any] = {
@@ -34,7 +34,7 @@ def _write(root: Path, method: str, seed: int = 1, **changes: Any) -> RunFiles:
         "counts": None,
     }
     folder = root / f"{method}-s{seed}"
-    return load(write_run(folder, **{**files, **changes}))
+    return read(write_run(folder, **{**files, **changes}))
 
 
 def _axes(found: Stages) -> Axes:

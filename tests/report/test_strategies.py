@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightfed.results.runfiles import RunFiles
+from lightfed.results.run import Run
 from lightfed.studies.flexifed.strategies import Pace, Setting, Study, studies
 from tests.report.make_study import strategy_run
 
 FLAT = (0.5, 0.5)
 
 
-def _study(runs: list[RunFiles]) -> Study:
+def _study(runs: list[Run]) -> Study:
     (study,) = studies(runs)
     return study
 
@@ -24,7 +24,7 @@ def _names(study: Study) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def row(tmp_path: Path) -> list[RunFiles]:
+def row(tmp_path: Path) -> list[Run]:
     """One setting; the folders' order is not the paper's."""
     courses = {
         "MaxCommon": (0.5, 0.8, 0.9, 0.9),
@@ -35,12 +35,12 @@ def row(tmp_path: Path) -> list[RunFiles]:
     return [strategy_run(tmp_path, name, course) for name, course in courses.items()]
 
 
-def _one(runs: list[RunFiles]) -> Setting:
+def _one(runs: list[Run]) -> Setting:
     (setting,) = _study(runs).settings
     return setting
 
 
-def test_experiments_that_differ_in_the_strategy_alone_are_one_setting(row: list[RunFiles]) -> None:
+def test_experiments_that_differ_in_the_strategy_alone_are_one_setting(row: list[Run]) -> None:
     setting = _one(row)
     assert setting.name == "CIFAR10, VGG"
     assert list(setting.trials) == ["Standalone", "Clustered-FL", "Basic-Common", "Max-Common"]
@@ -48,7 +48,7 @@ def test_experiments_that_differ_in_the_strategy_alone_are_one_setting(row: list
     assert setting.topic.metric == "accuracy"
 
 
-def test_the_speed_is_the_ratio_of_rounds_to_what_clustered_fl_reached(row: list[RunFiles]) -> None:
+def test_the_speed_is_the_ratio_of_rounds_to_what_clustered_fl_reached(row: list[Run]) -> None:
     setting = _one(row)
     assert setting.target(None) == 0.8
     assert setting.pace("Max-Common", None) == Pace(rounds=2, speed=2.0)
@@ -58,7 +58,7 @@ def test_the_speed_is_the_ratio_of_rounds_to_what_clustered_fl_reached(row: list
     assert math.isnan(never.speed)
 
 
-def test_the_target_can_be_asked_for(row: list[RunFiles]) -> None:
+def test_the_target_can_be_asked_for(row: list[Run]) -> None:
     setting = _one(row)
     assert setting.pace("Max-Common", 0.5) == Pace(rounds=1, speed=3.0)
     assert setting.pace("Basic-Common", 0.5) == Pace(rounds=2, speed=1.5)
@@ -68,7 +68,7 @@ def test_the_target_can_be_asked_for(row: list[RunFiles]) -> None:
 
 
 def test_without_clustered_fl_there_is_no_target_but_one_that_is_asked_for(
-    row: list[RunFiles],
+    row: list[Run],
 ) -> None:
     setting = _one([row[0], row[3]])
     assert math.isnan(setting.target(None))
@@ -101,7 +101,7 @@ def test_a_low_perplexity_is_a_good_one(tmp_path: Path) -> None:
     assert setting.pace("Max-Common", None) == Pace(rounds=2, speed=1.5)
 
 
-def test_the_best_of_a_version_is_one_of_those_that_have_it(row: list[RunFiles]) -> None:
+def test_the_best_of_a_version_is_one_of_those_that_have_it(row: list[Run]) -> None:
     setting = _one(row)
     assert setting.best(None) == {"Max-Common"}
     assert setting.best("13") == {"Max-Common"}
@@ -194,7 +194,7 @@ def test_standalone_shares_the_setting_whatever_start_the_others_have(
     assert _names(_study(runs)) == {"": ["Standalone", "Basic-Common", "Max-Common"]}
 
 
-def test_a_limit_is_held_against_clustered_fl_without_one(row: list[RunFiles]) -> None:
+def test_a_limit_is_held_against_clustered_fl_without_one(row: list[Run]) -> None:
     root = row[0].folder.parent
     options = {"max_common_layers": 2}
     limited = strategy_run(root, "MaxCommon", (0.1, 0.8, 0.8, 0.8), name="l2", options=options)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from lightfed.drawing.style import DARK, LIGHT, png_bytes
 from lightfed.report import compare
 from lightfed.report.charts import charts
-from lightfed.results.runfiles import RunFiles
+from lightfed.results.run import Run
 from lightfed.studies.flexifed.strategies import Setting, Study, studies
 from lightfed.studies.flexifed.strategy_plots import COLOURS, courses_figure, factors_figure
 from tests.report.make_study import strategy_run
@@ -25,16 +25,16 @@ COURSES = {
 
 
 @pytest.fixture
-def row(tmp_path: Path) -> list[RunFiles]:
+def row(tmp_path: Path) -> list[Run]:
     return [strategy_run(tmp_path, name, course) for name, course in COURSES.items()]
 
 
-def _study(runs: list[RunFiles]) -> Study:
+def _study(runs: list[Run]) -> Study:
     (study,) = studies(runs)
     return study
 
 
-def _setting(runs: list[RunFiles]) -> Setting:
+def _setting(runs: list[Run]) -> Setting:
     (setting,) = _study(runs).settings
     return setting
 
@@ -53,7 +53,7 @@ def _lines(axes: Axes) -> dict[str, list[list[float]]]:
     }
 
 
-def test_each_strategy_has_a_line_for_all_clients_and_for_each_version(row: list[RunFiles]) -> None:
+def test_each_strategy_has_a_line_for_all_clients_and_for_each_version(row: list[Run]) -> None:
     figure = _drawn(courses_figure(_setting(row), None, LIGHT))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["all clients", "VGG 11", "VGG 13", "VGG 16", "VGG 19"]
@@ -81,7 +81,7 @@ def test_a_target_that_is_asked_for_is_drawn(tmp_path: Path) -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_a_strategy_has_one_colour_in_all_pictures(row: list[RunFiles]) -> None:
+def test_a_strategy_has_one_colour_in_all_pictures(row: list[Run]) -> None:
     for runs in (row, row[1:]):
         axes = _drawn(courses_figure(_setting(runs), None, LIGHT)).axes[0]
         colours = {str(line.get_label()): line.get_color() for line in axes.get_lines()}
@@ -103,7 +103,7 @@ def test_seeds_are_a_mean_and_a_band(tmp_path: Path) -> None:
 
 
 def test_one_strategy_or_one_round_has_no_picture_of_courses(
-    row: list[RunFiles], tmp_path: Path
+    row: list[Run], tmp_path: Path
 ) -> None:
     assert courses_figure(_setting(row[2:]), None, LIGHT) is None
     short = [strategy_run(tmp_path / "short", name, (0.5,)) for name in COURSES]
@@ -126,7 +126,7 @@ def _ticks(axes: Axes) -> list[str]:
     return [label.get_text() for label in axes.get_xticklabels()]
 
 
-def _max(root: Path, name: str, score: float, **changes: Any) -> RunFiles:
+def _max(root: Path, name: str, score: float, **changes: Any) -> Run:
     return strategy_run(root, "MaxCommon", (0.1, score), name=name, **changes)
 
 
@@ -150,7 +150,7 @@ def test_versions_clients_and_layers_have_a_panel_each(tmp_path: Path) -> None:
     assert all(list(_lines(axes)) == ["Max-Common"] for axes in panels.values())
 
 
-def test_a_panel_needs_two_values_and_all_else_alike(row: list[RunFiles], tmp_path: Path) -> None:
+def test_a_panel_needs_two_values_and_all_else_alike(row: list[Run], tmp_path: Path) -> None:
     assert factors_figure(_study(row), LIGHT) is None
     both = _max(tmp_path, "more and smaller batches", 0.8, counts=6, batch_size=32)
     assert factors_figure(_study([*row, both]), LIGHT) is None
@@ -204,14 +204,14 @@ def test_seeds_of_an_experiment_are_a_point_with_a_bar(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_the_same_runs_give_the_same_bytes(row: list[RunFiles], theme: Any) -> None:
+def test_the_same_runs_give_the_same_bytes(row: list[Run], theme: Any) -> None:
     pictures = [png_bytes(_drawn(courses_figure(_setting(row), None, theme))) for _ in range(2)]
     assert pictures[0] == pictures[1]
     assert len(pictures[0]) > 10_000
 
 
 def test_a_comparison_has_a_picture_per_data_set_and_family_and_one_of_factors(
-    row: list[RunFiles], tmp_path: Path
+    row: list[Run], tmp_path: Path
 ) -> None:
     more = [
         strategy_run(tmp_path, name, COURSES[name], **changes)

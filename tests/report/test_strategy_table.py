@@ -11,10 +11,11 @@ from rich.console import Console
 
 from lightfed.drawing.markup import Cell, document, parts
 from lightfed.report import compare
-from lightfed.results.runfiles import RunFiles
+from lightfed.results.run import Run
 from lightfed.studies.flexifed.strategies import studies
 from lightfed.studies.flexifed.strategy_table import StrategyTable, print_strategies
 from lightfed.utils.errors import UserError
+from tests.report.make_run import rows_of
 from tests.report.make_study import strategy_run
 from tests.report.read_page import ReadPage
 
@@ -24,7 +25,7 @@ STRATEGIES = ["Clustered-FL", "Max-Common"]
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[RunFiles]:
+def runs(tmp_path: Path) -> list[Run]:
     """Two seeds of two strategies with two versions, a limit, and a data set with one version."""
     two: dict[str, Any] = {"versions": (11, 13), "steps": STEPS}
     courses = {"ClusteredFL": (0.3, 0.5), "MaxCommon": (0.5, 0.7)}
@@ -45,7 +46,7 @@ def runs(tmp_path: Path) -> list[RunFiles]:
     return found
 
 
-def _table(runs: list[RunFiles], asked: float | None = None) -> StrategyTable:
+def _table(runs: list[Run], asked: float | None = None) -> StrategyTable:
     return StrategyTable(studies(runs), asked)
 
 
@@ -56,15 +57,15 @@ def _page(table: StrategyTable, folder: Path) -> ReadPage:
     return ReadPage(path)
 
 
-def test_the_terminal_has_a_row_per_setting_and_strategy(runs: list[RunFiles]) -> None:
+def test_the_terminal_has_a_row_per_setting_and_strategy(runs: list[Run]) -> None:
     text = _table(runs).text(spread=True)
     versions = ("V1", "V2", "mean")
-    assert text.headers == ("setting", "strategy", *versions, "target", "rounds", "speed")
+    assert tuple(text.columns) == ("setting", "strategy", *versions, "target", "rounds", "speed")
     first, second = (
         [f"{value:.2f} +- {100 * DEVIATION:.2f}" for value in values]
         for values in ((50, 60, 55), (70, 80, 75))
     )
-    assert text.rows == (
+    assert rows_of(text) == (
         ("CIFAR10, VGG", "Clustered-FL", *first, "55.00", "2", "1.00"),
         ("", "Max-Common", *(f"*{cell}" for cell in second), "55.00", "1", "2.00"),
         ("CIFAR10, VGG;", "Max-Common", "35.00", "45.00", "40.00", "55.00", "-", "-"),
@@ -75,7 +76,7 @@ def test_the_terminal_has_a_row_per_setting_and_strategy(runs: list[RunFiles]) -
 
 @pytest.mark.parametrize(("width", "there"), [(69, False), (75, True)])
 def test_deviations_are_reported_where_there_is_room(
-    runs: list[RunFiles], width: int, there: bool
+    runs: list[Run], width: int, there: bool
 ) -> None:
     written = StringIO()
     print_strategies(Console(file=written, width=width), _table(runs))
@@ -84,7 +85,7 @@ def test_deviations_are_reported_where_there_is_room(
     assert "marked with a star" in " ".join(written.getvalue().split())
 
 
-def test_the_page_has_the_papers_columns(runs: list[RunFiles], tmp_path: Path) -> None:
+def test_the_page_has_the_papers_columns(runs: list[Run], tmp_path: Path) -> None:
     page = _page(_table(runs), tmp_path)
     ((groups, columns, *rows),) = [
         found for found in page.cells if found[0][0] == "data and family"
@@ -101,7 +102,7 @@ def test_the_page_has_the_papers_columns(runs: list[RunFiles], tmp_path: Path) -
 
 
 def test_what_was_run_with_one_strategy_has_a_table_of_its_own(
-    runs: list[RunFiles], tmp_path: Path
+    runs: list[Run], tmp_path: Path
 ) -> None:
     page = _page(_table(runs), tmp_path)
     assert "Settings with one strategy" in page.texts["h2"]
@@ -113,14 +114,14 @@ def test_what_was_run_with_one_strategy_has_a_table_of_its_own(
     assert "Settings with one strategy" not in page.texts["h2"]
 
 
-def test_the_notes_tell_the_target(runs: list[RunFiles]) -> None:
+def test_the_notes_tell_the_target(runs: list[Run]) -> None:
     measured = "in personal accuracy (resolution 1 round)."
     stated = _table(runs).notes(best="so")[-1]
     assert stated.endswith(f"Target: what Clustered-FL reached in the end, {measured}")
     assert _table(runs, 0.6).notes(best="so")[-1].endswith(f"Target: 0.6, {measured}")
 
 
-def test_the_csv_file_has_every_figure(runs: list[RunFiles]) -> None:
+def test_the_csv_file_has_every_figure(runs: list[Run]) -> None:
     rows = list(csv.DictReader(StringIO(_table(runs, 0.6).csv())))
     found = {(row["setting"], row["strategy"], row["version"]): row for row in rows}
     assert len(found) == len(rows) == 3 * 3 + 2
@@ -147,7 +148,7 @@ def test_the_csv_file_has_no_line_for_a_version_that_nobody_has(tmp_path: Path) 
 
 
 def test_a_comparison_writes_the_file_and_removes_one_of_other_runs(
-    runs: list[RunFiles], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = ReadPage(compare([run.folder for run in runs], target=0.6))
     assert "Strategies by version" in page.texts["h2"]
@@ -162,7 +163,7 @@ def test_a_comparison_writes_the_file_and_removes_one_of_other_runs(
 
 
 @pytest.mark.parametrize("target", [80.0, 0.0, -0.5, float("nan"), float("inf")])
-def test_a_target_that_is_no_accuracy_is_refused(runs: list[RunFiles], target: float) -> None:
+def test_a_target_that_is_no_accuracy_is_refused(runs: list[Run], target: float) -> None:
     with pytest.raises(UserError, match=r"^--target: .*; give an accuracy in 0..1, such as 0.8"):
         compare([run.folder for run in runs], target=target)
 

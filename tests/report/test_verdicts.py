@@ -12,8 +12,8 @@ from lightfed.report import compare
 from lightfed.report.final_figures import comparison_table
 from lightfed.report.verdicts import Contest, contests, verdicts_csv
 from lightfed.results.groups import grouped
-from lightfed.results.runfiles import RunFiles, load
-from tests.report.make_run import ENVIRONMENT, write_run
+from lightfed.results.run import Run, read
+from tests.report.make_run import ENVIRONMENT, rows_of, write_run
 from tests.report.read_page import ReadPage
 
 SENT = {"bytes_up": (5, 5), "bytes_down": (5, 5)}
@@ -32,7 +32,7 @@ def _run(
     alpha: float = 0.3,
     data: str = "Digits",
     **stated: Any,
-) -> RunFiles:
+) -> Run:
     config = (
         f"model:\n  algorithm: {name}\n  seed: {seed}\n"
         f"data:\n  partition:\n    class_path: Dirichlet\n    init_args:\n      alpha: {alpha}\n"
@@ -46,10 +46,10 @@ def _run(
         evaluations=None,
         counts=None,
     )
-    return load(folder)
+    return read(folder)
 
 
-def _study(root: Path) -> list[RunFiles]:
+def _study(root: Path) -> list[Run]:
     """DisPFL and FedAvg, both measured twice a round, and Standalone; two seeds of each."""
     runs = []
     for name, columns in (("dispfl", DISPFL), ("fedavg", FEDAVG), ("alone", ALONE)):
@@ -61,7 +61,7 @@ def _study(root: Path) -> list[RunFiles]:
 
 
 def _columns(found: Sequence[Contest]) -> dict[str, dict[str, str]]:
-    return {one.name: {g.label: c for g, c in one.columns.items()} for one in found}
+    return {one.name: {g.name: c for g, c in one.columns.items()} for one in found}
 
 
 def test_a_client_that_has_trained_meets_clients_that_have_trained(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_only_runs_on_equal_data_meet(tmp_path: Path) -> None:
     runs += [_run(tmp_path, "c", ALONE, alpha=0.7), _run(tmp_path, "d", ALONE, data="MNIST")]
     runs += [_run(tmp_path, name, ALONE, clients=9) for name in ("e", "f")]
     found = contests(runs)
-    assert [(one.data, [g.label for g in one.columns]) for one in found] == [
+    assert [(one.data, [g.name for g in one.columns]) for one in found] == [
         ("Digits", ["a-s0", "b-s0"]),
         ("Digits; partition alpha 0.5", ["a-s0 #2", "b-s0 #2"]),
         ("Digits; clients 9", ["e-s0", "f-s0"]),
@@ -136,11 +136,11 @@ def test_only_runs_on_equal_data_meet(tmp_path: Path) -> None:
 
 def test_the_table_holds_each_against_the_best_of_the_others(tmp_path: Path) -> None:
     table = contests(_study(tmp_path))[1].table()
-    assert table.headers == (
+    assert tuple(table.columns) == (
         *("experiment", "accuracy after local training", "against", "difference, points"),
         *("95 % paired t interval", "seeds", "verdict"),
     )
-    cells = {row[0]: row[2:] for row in table.rows}
+    cells = {row[0]: row[2:] for row in rows_of(table)}
     assert cells["fedavg"] == ("dispfl", "+2.00", "2.00 to 2.00", "2 seeds (0-1)", "better")
     assert cells["alone"] == ("fedavg", "-17.00", "-17.00 to -17.00", "2 seeds (0-1)", "worse")
 
@@ -185,6 +185,6 @@ def test_a_comparison_tells_verdicts_and_writes_the_file(
 
 def test_runs_of_one_moment_have_no_columns_of_moments(tmp_path: Path) -> None:
     runs = [_run(tmp_path, name, {**ALONE, "local/accuracy": (0.1, 0.2)}) for name in "ab"]
-    headers = comparison_table(grouped(runs), "personal/accuracy").headers
+    headers = comparison_table(grouped(runs), "personal/accuracy").columns
     assert not any("after" in header for header in headers)
     assert "local accuracy" in headers

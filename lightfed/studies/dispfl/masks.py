@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightfed.drawing.heatmap import evenly_spaced
-from lightfed.results.csvrows import damaged
-from lightfed.results.runfiles import Floats, Integers, RunFiles, whole_number
+from lightfed.results.csvfile import damaged
+from lightfed.results.run import Floats, Integers, Run, whole_number
 
 CLIENTS_READ = 100
 BLOCK = 1024  # bytes of every mask to unpack at a time, small enough to stay in cache
@@ -46,7 +46,7 @@ class MaskPairs:
         return self.differing / max(1, self.sparse)
 
 
-def mask_pairs(run: RunFiles) -> MaskPairs | None:
+def mask_pairs(run: Run) -> MaskPairs | None:
     """Read the masks of a run; None if it has none.
 
     At most 100 clients, evenly spaced by id, are read. If models have several sizes, only clients
@@ -112,7 +112,7 @@ def _ones(mask: Bytes) -> int:
     return int(np.unpackbits(mask).sum(dtype=np.int64))
 
 
-def _parameters(run: RunFiles) -> int | None:
+def _parameters(run: Run) -> int | None:
     """Elements of a client's model; None unless they are the same for all client groups."""
     stated = run.environment.get("parameters")
     found = set(stated.values()) if isinstance(stated, dict) else set()

@@ -24,8 +24,8 @@ from lightfed.drawing.style import (
     new_figure,
     share_axis,
 )
-from lightfed.results.csvrows import damaged
-from lightfed.results.runfiles import Floats, Integers, RunFiles
+from lightfed.results.csvfile import damaged
+from lightfed.results.run import Floats, Integers, Run
 from lightfed.results.tables import Figure as KeyFigure
 from lightfed.results.units import NOTHING
 from lightfed.studies.dispfl.masks import mask_pairs
@@ -73,19 +73,19 @@ class Similarity:
 
 
 @lru_cache(maxsize=1)  # called for two themes and the page; large masks take seconds
-def similarity_of(run: RunFiles) -> Similarity | None:
+def similarity_of(run: Run) -> Similarity | None:
     """The similarities; None without a partition, three clients with masks, or a sparse mask.
 
     Raises:
         UserError: a mask is damaged or of a client that the partition does not know.
     """
-    found = mask_pairs(run) if run.split else None
-    if run.split is None or found is None or len(found.client) < FEWEST or not found.sparse:
+    found = mask_pairs(run) if run.partition else None
+    if run.partition is None or found is None or len(found.client) < FEWEST or not found.sparse:
         return None
-    if found.client[-1] >= len(run.split.counts):
+    if found.client[-1] >= len(run.partition.counts):
         text = f"it knows no client {found.client[-1]}, who has a mask"
         raise damaged(run.folder / "partition.npz", text)
-    counts = run.split.counts[found.client]
+    counts = run.partition.counts.to_numpy()[found.client]
     dominant = counts.argmax(axis=1)
     share = counts.max(axis=1) / np.maximum(1, counts.sum(axis=1))
     order = np.lexsort((-share, dominant))
@@ -98,7 +98,7 @@ def similarity_of(run: RunFiles) -> Similarity | None:
     )
 
 
-def similarity_figure(run: RunFiles, theme: Theme) -> Figure | None:
+def similarity_figure(run: Run, theme: Theme) -> Figure | None:
     """The two heat maps next to each other; None for a run without these data."""
     found = similarity_of(run)
     if found is None:
@@ -115,7 +115,7 @@ def similarity_figure(run: RunFiles, theme: Theme) -> Figure | None:
     return figure
 
 
-def similarity_figures(run: RunFiles) -> list[KeyFigure]:
+def similarity_figures(run: Run) -> list[KeyFigure]:
     """The correlation for the key figures of a run; empty if there is none."""
     found = similarity_of(run)
     if found is None or math.isnan(found.correlation):
@@ -147,12 +147,12 @@ def _draw(axes: Axes, values: Floats, theme: Theme, *, title: str, near_low: boo
         dress_colour_bar(bar, theme, label="cosine similarity of the classes' shares")
 
 
-def _name_clients(axes: Axes, found: Similarity, run: RunFiles) -> None:
+def _name_clients(axes: Axes, found: Similarity, run: Run) -> None:
     """Label the axes: ids of few clients, or the classes of many, unless these are many as well.
 
     White lines separate labelled classes.
     """
-    assert run.split is not None
+    assert run.partition is not None
     starts = np.flatnonzero(np.diff(found.dominant, prepend=-1))
     places: Floats = np.empty(0)
     names: list[str] = []
@@ -162,7 +162,7 @@ def _name_clients(axes: Axes, found: Similarity, run: RunFiles) -> None:
     elif len(starts) <= CLASSES_NAMED:
         ends = np.append(starts[1:], len(found.client))
         places = (starts + ends - 1) / 2
-        names = [label_of(run.split.classes[found.dominant[start]]) for start in starts]
+        names = [label_of(run.partition.counts.columns[found.dominant[start]]) for start in starts]
         face = axes.get_facecolor()
         for start in starts[1:]:
             axes.axhline(start - 0.5, color=face, linewidth=0.8)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,9 +28,9 @@ from lightfed.drawing.style import (
     whole_ticks,
 )
 from lightfed.drawing.versus import draw_course
-from lightfed.results.groups import Course, Experiment, Group, Study, grouped, runs_of, studied
+from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, studied
 from lightfed.results.outcome import mean_and_std, reached_by_all, when_reached
-from lightfed.results.runfiles import Floats, RunFiles
+from lightfed.results.run import Run
 from lightfed.results.tables import readable
 from lightfed.results.units import unit_of
 from lightfed.studies.heterofl.panels import KINDS
@@ -49,7 +49,7 @@ SHARE_PLACES = {0.3: 0, 0.5: 1, 0.7: 2, 1.0: 3}  # of B/N in the paper, their co
 DASHES = ("-", "--", ":", "-.")
 QUIET = (colour_of(8), colour_of(5))  # of what does not wait for B
 _INIT = "model.algorithm.init_args"
-Along = Callable[[RunFiles], Floats]  # (R,) what a run's rounds stand at
+Along = Callable[[Run], Any]  # (R,) what a run's rounds stand at
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +80,10 @@ class Cloud(Experiment):
         """Whether the method can wait for B < N; those with one model or no model cannot."""
         return self.method in ("FedBCD", "FedBCD-I")
 
-    def course(self, column: str, along: Along) -> tuple[Course, Floats]:
+    def course(self, column: str, along: Along) -> tuple[Any, Any]:
         """(M,) a metric and the positions of its rounds, means over the runs."""
         course = self.group.course(column)
-        places = [along(run)[np.isin(run.rounds, course.rounds)] for run in self.group.runs]
+        places = [along(run)[course.index] for run in self.group.runs]
         return course, np.stack(places).mean(axis=0)
 
 
@@ -100,12 +100,12 @@ class Line:
     label: str
 
 
-def timed(run: RunFiles) -> bool:
+def timed(run: Run) -> bool:
     """Whether a run measured virtual time."""
     return bool(np.isfinite(run.series(TIME)).any())
 
 
-def clouds(runs: Sequence[RunFiles]) -> list[Clouds]:
+def clouds(runs: Sequence[Run]) -> list[Clouds]:
     """The studies of all runs with virtual time, in the order of their first runs.
 
     Runs with the same data, partition and number of active devices share a picture.
@@ -139,20 +139,20 @@ def times_figure(found: Clouds, theme: Theme) -> Figure | None:
 
 def traffic_figure(found: Clouds, theme: Theme) -> Figure | None:
     """The same against bytes between servers, for clouds whose servers send any."""
-    members = [m for m in found.members if all(_sent(run)[-1] > 0 for run in m.group.runs)]
-    most = max((_sent(run)[-1] for run in runs_of(members)), default=0.0)
+    members = [m for m in found.members if all(_sent(run).iloc[-1] > 0 for run in m.group.runs)]
+    most = max((_sent(run).iloc[-1] for run in runs_of(members)), default=0.0)
     factor, unit = unit_of(most, "B")
     label = f"between servers and coordinator so far ({unit})"
     return _waiting_figure(found, members, theme, lambda run: _sent(run) / factor, label)
 
 
-def _rounds(run: RunFiles) -> Floats:
-    return run.rounds.astype(np.float64)
+def _rounds(run: Run) -> Any:
+    return run.rounds.index.to_series()
 
 
-def _sent(run: RunFiles) -> Floats:
+def _sent(run: Run) -> Any:
     """(R,) bytes between servers since the start."""
-    return np.nancumsum(run.series(BYTES))
+    return run.series(BYTES).fillna(0.0).cumsum()
 
 
 def _waiting_figure(
@@ -228,7 +228,7 @@ def _setting(member: Cloud) -> str:
 def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:
     """The members that measured the metric in two rounds, and their columns."""
     by_column = {
-        column: [m for m in members if len(m.group.course(column).rounds) > 1]
+        column: [m for m in members if len(m.group.course(column)) > 1]
         for column in (f"{kind}/{found.metric}" for kind in KINDS)
     }
     having = [m for m in members if any(m in own for own in by_column.values())]
@@ -250,7 +250,7 @@ def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:
         elif by_share:
             colour, label = colours[member.share], f"B/N = {member.share:g}"
         if len(twins) > 1:
-            label = f"{label} ({member.group.label})"
+            label = f"{label} ({member.group.name})"
         found.append(Line(member, colour, dashes, label))
     return found
 

@@ -28,7 +28,7 @@ from lightfed.drawing.style import (
 from lightfed.drawing.versus import draw_course
 from lightfed.results.groups import Group, Study, grouped, studied
 from lightfed.results.outcome import traffic
-from lightfed.results.runfiles import RunFiles
+from lightfed.results.run import Run
 from lightfed.results.tables import readable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Stages(Study[Group]):
         return f"{self.name}: {readable(self.metric)} {AGGREGATED} and {TRAINED}"
 
 
-def stages(runs: Sequence[RunFiles]) -> list[Stages]:
+def stages(runs: Sequence[Run]) -> list[Stages]:
     """The studies of stages: data sets on which at least one method measured both."""
     groups = grouped(runs)
     colours = {group: place for place, group in enumerate(groups)}
@@ -74,7 +74,7 @@ def stages_figure(found: Stages, theme: Theme) -> Figure | None:
         for group in found.members
         for stage, column in stage_columns(group, found.metric).items()
     ]
-    if all(len(course.rounds) < 2 for *_, course in courses):
+    if all(len(course.index) < 2 for *_, course in courses):
         return None
     figure = new_figure(10.0, 5.4 + 0.05 * len(found.members), theme, pad=0.1)
     axes = figure.subplots()
@@ -82,13 +82,15 @@ def stages_figure(found: Stages, theme: Theme) -> Figure | None:
     dress(axes, theme, title=found.heading + found.note, x_label="round", y_label=label)
     for group in found.members:
         colour = colour_of(found.colours[group])
-        axes.plot([], [], color=colour, label=label_of(group.label))
+        axes.plot([], [], color=colour, label=label_of(group.name))
     for stage, lines in LINES.items():
         axes.plot([], [], lines[0], color=theme.ink, label=stage)
     for place, stage, course in courses:
         line = LINES[stage][place // len(PALETTE) % 2]
-        draw_course(axes, course.rounds, course, colour=colour_of(place), line=line, label="_")
-    metric_axis(axes, found.metric, np.concatenate([course.mean for *_, course in courses]))
+        draw_course(
+            axes, course.index.to_numpy(), course, colour=colour_of(place), line=line, label="_"
+        )
+    metric_axis(axes, found.metric, np.concatenate([course["mean"] for *_, course in courses]))
     whole_ticks(axes)
     legend_of_all(figure, axes, theme)
     return figure
@@ -118,4 +120,4 @@ def _measured(group: Group, column: str) -> bool:
 
 
 def _sends(group: Group) -> bool:
-    return any(np.nanmax(traffic(run), initial=0.0) > 0 for run in group.runs)
+    return any(traffic(run).max() > 0 for run in group.runs)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from lightfed.results.groups import grouped, usual_metric
 from lightfed.results.intervals import each_seed_once
 from lightfed.results.outcome import when_reached
-from lightfed.results.runfiles import RunFiles, natural_order
+from lightfed.results.run import Run, natural_order
+from lightfed.results.settings import difference, gathered, usual
 from lightfed.results.units import direction
-from lightfed.results.variants import difference, gathered, usual
 from lightfed.studies.flexifed.trials import ALONE, BASELINE, PLACES, Trial, trial_of
 
 LIMIT, START, NO_LIMIT = "max_common_layers", "initial", "null"
@@ -98,15 +98,15 @@ class Setting:
             return asked
         if self.baseline is None:
             return math.nan
-        reached = self.baseline.course(self.topic.metric).mean
-        return float(reached[-1]) if len(reached) else math.nan
+        reached = self.baseline.course(self.topic.metric)["mean"]
+        return float(reached.iloc[-1]) if len(reached) else math.nan
 
     def pace(self, strategy: str, asked: float | None) -> Pace:
         target, metric = self.target(asked), self.topic.metric
 
         def rounds(trial: Trial) -> float:
             course = trial.course(metric)
-            return when_reached(target, course.mean, course.rounds, metric)
+            return when_reached(target, course["mean"], course.index.to_series(), metric)
 
         own = rounds(self.trials[strategy])
         return Pace(own, rounds(self.baseline) / own if self.baseline else math.nan)
@@ -129,7 +129,7 @@ class Study:
     settings: tuple[Setting, ...]
 
 
-def studies(runs: Sequence[RunFiles]) -> list[Study]:
+def studies(runs: Sequence[Run]) -> list[Study]:
     """The studies of strategies; a data set with only Standalone is not a study."""
     once = (replace(group, runs=tuple(each_seed_once(group.runs))) for group in grouped(runs))
     trials = [trial for group in once if (trial := trial_of(group))]

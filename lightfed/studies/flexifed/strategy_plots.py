@@ -29,8 +29,8 @@ from lightfed.drawing.style import (
 )
 from lightfed.drawing.versus import draw_course
 from lightfed.results.groups import synthetic_note
+from lightfed.results.settings import difference, gathered
 from lightfed.results.tables import readable
-from lightfed.results.variants import difference, gathered
 from lightfed.studies.flexifed.strategies import LIMIT, NO_LIMIT, Setting, Study
 from lightfed.studies.flexifed.trials import CLIENTS, PLACES, VERSIONS, Trial
 
@@ -61,7 +61,7 @@ FACTORS: dict[str, tuple[str, Callable[[Trial], float]]] = {
 def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figure | None:
     """Mean over all clients and per version; None unless two strategies have two rounds."""
     metric = setting.topic.metric
-    shown = {n: t for n, t in setting.trials.items() if len(t.course(metric).rounds) > 1}
+    shown = {n: t for n, t in setting.trials.items() if len(t.course(metric)) > 1}
     if len(shown) < 2:
         return None
     panels: list[str | None] = [None, *(setting.versions if len(setting.versions) > 1 else ())]
@@ -77,10 +77,10 @@ def courses_figure(setting: Setting, asked: float | None, theme: Theme) -> Figur
         for name, trial in shown.items():
             course = trial.course(metric, version)
             colour = COLOURS[name]
-            draw_course(axes, course.rounds, course, colour=colour, line="-", label=name)
+            draw_course(axes, course.index.to_numpy(), course, colour=colour, line="-", label=name)
         whole_ticks(axes)
     _target(grid[0], setting.target(asked), theme)
-    metric_axis(grid[0], metric, np.concatenate([t.course(metric).mean for t in shown.values()]))
+    metric_axis(grid[0], metric, np.concatenate([t.course(metric)["mean"] for t in shown.values()]))
     for axes in grid[len(panels) :]:
         axes.remove()
     title_over_all(figure, f"{setting.name}: personal {readable(metric)}{note}", theme)

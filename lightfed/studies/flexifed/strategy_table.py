@@ -5,15 +5,17 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+from pandas import DataFrame
 from rich.console import Console
 
 from lightfed.drawing.markup import Cell, parts
 from lightfed.drawing.summary import fits, print_line, print_table
 from lightfed.results.groups import runs_of
 from lightfed.results.intervals import resolution, resolution_text
-from lightfed.results.tables import TextTable, csv_text, readable
+from lightfed.results.settings import Item, gathered
+from lightfed.results.tables import readable, text_table
 from lightfed.results.units import NOTHING, is_share, spread_text
-from lightfed.results.variants import Item, gathered
 from lightfed.studies.flexifed.strategies import Setting, Study
 from lightfed.studies.flexifed.trials import BASELINE, STRATEGIES
 
@@ -46,7 +48,7 @@ class StrategyTable:
         most = max(len(study.topic.versions) for study in self.studies)
         return [f"V{number + 1}" for number in range(most)]
 
-    def text(self, *, spread: bool) -> TextTable:
+    def text(self, *, spread: bool) -> DataFrame:
         """A row per setting and strategy, a star before the best of a setting and version.
 
         Args:
@@ -89,7 +91,8 @@ class StrategyTable:
         """A line per setting, strategy and version, and one for all clients; unknown is empty."""
         trials = [(setting, name) for setting in self.settings for name in setting.trials]
         lines = [line for setting, name in trials for line in self._csv_lines(setting, name)]
-        return csv_text((*CSV_COLUMNS, *PACE, RESOLUTION), lines)
+        columns = pd.Index((*CSV_COLUMNS, *PACE, RESOLUTION))
+        return pd.DataFrame(lines, columns=columns).to_csv(index=False)
 
     def _csv_lines(self, setting: Setting, name: str) -> Iterator[tuple[object, ...]]:
         topic, trial, runs = setting.topic, setting.trials[name], setting.trials[name].group.runs
@@ -127,9 +130,9 @@ class StrategyTable:
         texts = (f"{readable(c)} (resolution {resolution_text(own, c)})" for c, own in runs.items())
         return " and ".join(texts)
 
-    def _table(self, rows: Sequence[tuple[str, ...]]) -> TextTable:
+    def _table(self, rows: Sequence[tuple[str, ...]]) -> DataFrame:
         headers = ("setting", "strategy", *self.versions, "mean", *PACE)
-        return TextTable(headers, tuple(rows))
+        return text_table([dict(zip(headers, row, strict=True)) for row in rows])
 
     def _row(self, setting: Setting, name: str, *, spread: bool) -> tuple[str, ...]:
         """Of the text, without the setting's name."""
@@ -174,7 +177,7 @@ class StrategyTable:
 def print_strategies(console: Console, strategies: StrategyTable) -> None:
     """Print the table, without deviations if the console is too narrow, and its notes."""
     content = strategies.text(spread=True)
-    if not fits(console, content.without(SPARE)):
+    if not fits(console, content.drop(columns=[*SPARE])):
         content = strategies.text(spread=False)
     print_table(console, content, left=(0, 1), spare=SPARE)
     for text in strategies.notes(best="with a star"):

@@ -10,8 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightfed.results.groups import Course, Experiment, Group
-from lightfed.results.runfiles import natural_order, whole_number
+from pandas import DataFrame
+
+from lightfed.results.groups import Experiment, Group
+from lightfed.results.run import natural_order, whole_number
 from lightfed.results.settings import options
 
 ALONE, BASELINE = "Standalone", "Clustered-FL"
@@ -54,7 +56,7 @@ class Trial(Experiment):
         """The final value of a version (None: all clients): mean and deviation over the seeds."""
         return self.group.score(self._column(metric, version))
 
-    def course(self, metric: str, version: str | None = None) -> Course:
+    def course(self, metric: str, version: str | None = None) -> DataFrame:
         return self.group.course(self._column(metric, version))
 
     def _column(self, metric: str, version: str | None) -> str:

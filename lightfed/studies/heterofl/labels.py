@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lightfed.drawing.style import Theme, label_of
-from lightfed.results.runfiles import Floats
+from lightfed.results.run import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightfed.results.groups import Experiment, Group, Study, grouped, studied
-from lightfed.results.runfiles import RunFiles, whole_number
-from lightfed.results.settings import options
-from lightfed.results.variants import variants
+from lightfed.results.run import Run, whole_number
+from lightfed.results.settings import options, variants
 
 LETTERS = "abcde"
 UNEVEN = 0.05  # of the clients: rounding error of a level's share that still counts as equal
@@ -133,7 +132,7 @@ class Family(Study[Mixture]):
         return max(every, key=lambda level: level.parameters)
 
 
-def families(runs: Sequence[RunFiles]) -> list[Family]:
+def families(runs: Sequence[Run]) -> list[Family]:
     """The families with models of at least two widths."""
     found = [mixture for group in grouped(runs) if (mixture := _mixture(group))]
     every = [
@@ -169,7 +168,7 @@ def _client_group_keys(settings: Mapping[str, str]) -> list[str]:
     )
 
 
-def _levels(run: RunFiles, settings: Mapping[str, str]) -> tuple[Level, ...]:
+def _levels(run: Run, settings: Mapping[str, str]) -> tuple[Level, ...]:
     """The levels of a run, combining client groups of one width; empty if unknown."""
     stated = run.environment.get("parameters")
     parameters = list(stated.values()) if isinstance(stated, Mapping) else []
@@ -199,10 +198,10 @@ def _rate(settings: Mapping[str, str], client_group: str) -> float | None:
         return None
 
 
-def _split(run: RunFiles, settings: Mapping[str, str]) -> str:
+def _split(run: Run, settings: Mapping[str, str]) -> str:
     """`IID`, or the partition scheme."""
     chosen = settings.get("data.partition.class_path", "").rsplit(".", 1)[-1]
-    scheme = str(run.split.meta.get("scheme", chosen)) if run.split else chosen
+    scheme = str(run.partition.meta.get("scheme", chosen)) if run.partition else chosen
     return "IID" if scheme in ("Iid", "Iid()") else scheme or "partition unknown"
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lightfed.drawing.style import Theme, dress, new_figure
-from lightfed.results.runfiles import Floats
+from lightfed.results.run import Floats
+from lightfed.results.settings import gathered
 from lightfed.results.tables import readable
-from lightfed.results.variants import gathered
 from lightfed.studies.heterofl.levels import Family, Mixture
 
 if TYPE_CHECKING:

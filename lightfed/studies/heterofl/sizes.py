@@ -14,8 +14,8 @@ import numpy as np
 
 from lightfed.drawing.axes import metric_axis, size_axis
 from lightfed.drawing.style import LINES, Theme, colour_of, label_of, legend_of_all
+from lightfed.results.settings import gathered
 from lightfed.results.units import count_text
-from lightfed.results.variants import gathered
 from lightfed.studies.heterofl.labels import place_labels
 from lightfed.studies.heterofl.levels import Family, Mixture
 from lightfed.studies.heterofl.panels import Panel, new_panels

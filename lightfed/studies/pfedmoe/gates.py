@@ -25,7 +25,7 @@ from lightfed.drawing.style import (
     legend_of_all,
     new_figure,
 )
-from lightfed.results.runfiles import Floats, Gates, Integers, RunFiles
+from lightfed.results.run import Floats, Gates, Integers, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ class GateRows:
     grouped: bool
 
 
-def gate_rows(run: RunFiles, gates: Gates) -> GateRows:
+def gate_rows(run: Run, gates: Gates) -> GateRows:
     """A row per client in the order of the ids, up to 50 of them.
 
     More clients are combined within their client group by similar mean weight, the most personal
@@ -91,7 +91,7 @@ def gate_rows(run: RunFiles, gates: Gates) -> GateRows:
     )
 
 
-def gates_figure(run: RunFiles, theme: Theme) -> Figure | None:
+def gates_figure(run: Run, theme: Theme) -> Figure | None:
     """Rows x classes next to the mean of each row; None for a run without gates."""
     if run.gates is None or not np.isfinite(run.gates.personal).any():
         return None
@@ -119,9 +119,9 @@ def gates_figure(run: RunFiles, theme: Theme) -> Figure | None:
     return figure
 
 
-def _client_groups(run: RunFiles, client: Integers) -> np.ndarray:
+def _client_groups(run: Run, client: Integers) -> np.ndarray:
     """The client group of each client; empty if unknown, or if there are more than colours."""
-    found = run.client_groups_of(client)
+    found = run.evaluation["cohort"].reindex(client, fill_value="").to_numpy(dtype=np.str_)
     return found if len(set(found)) <= len(PALETTE) else np.full(len(client), "")
 
 
@@ -139,13 +139,13 @@ def _mean_of_known(values: Floats, starts: Integers, *, axis: int) -> Floats:
     return np.where(counts > 0, sums / np.maximum(1, counts), np.nan)
 
 
-def _class_names(run: RunFiles, gates: Gates) -> tuple[str, ...]:
-    known = run.split.classes if run.split else ()
+def _class_names(run: Run, gates: Gates) -> tuple[str, ...]:
+    known = tuple(run.partition.counts.columns) if run.partition else ()
     number = gates.personal.shape[1]
     return known if len(known) == number else tuple(str(i) for i in range(number))
 
 
-def _title(run: RunFiles, gates: Gates, columns: int) -> str:
+def _title(run: Run, gates: Gates, columns: int) -> str:
     title = f"Mean weight of the private expert after round {gates.round}{run.note}"
     classes = gates.personal.shape[1]
     return title + (f"; {classes:,} classes in {columns} groups" if columns < classes else "")
@@ -167,7 +167,7 @@ def _draw_heat(axes: Axes, weights: Floats, theme: Theme) -> AxesImage:
     return image
 
 
-def _draw_means(axes: Axes, rows: GateRows, run: RunFiles, theme: Theme) -> None:
+def _draw_means(axes: Axes, rows: GateRows, run: Run, theme: Theme) -> None:
     """A bar from 1/2 to the mean of each row, in the colour of its group if there are several."""
     axes.tick_params(left=False, labelleft=False)
     axes.grid(axis="y", visible=False)

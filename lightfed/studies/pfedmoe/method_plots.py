@@ -21,9 +21,9 @@ from lightfed.drawing.style import (
     title_over_all,
 )
 from lightfed.results.intervals import goal_text, resolution_text
+from lightfed.results.settings import variants
 from lightfed.results.tables import readable
 from lightfed.results.units import bytes_text, flops_text, is_share, unit_of
-from lightfed.results.variants import variants
 from lightfed.studies.pfedmoe.methods import OURS, PLACES, Protocol
 
 if TYPE_CHECKING:

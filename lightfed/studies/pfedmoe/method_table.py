@@ -3,17 +3,18 @@
 import math
 from collections.abc import Sequence
 
+from pandas import DataFrame
 from rich.console import Console
 
 from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import print_line, print_table
 from lightfed.results.intervals import CHOSEN, INTERVAL, goal_text, resolution_text
-from lightfed.results.tables import TextTable, readable
+from lightfed.results.tables import readable, text_table
 from lightfed.results.units import NOTHING, bytes_text, flops_text, is_share, spread_text
 from lightfed.studies.pfedmoe.methods import Method, Protocol
 
 
-def method_table(protocol: Protocol, asked: float | None) -> TextTable:
+def method_table(protocol: Protocol, asked: float | None) -> DataFrame:
     """A row per method, a star before the best.
 
     Args:
@@ -21,7 +22,7 @@ def method_table(protocol: Protocol, asked: float | None) -> TextTable:
         asked: the target of the costs; None for what all methods reached.
     """
     target = protocol.target(asked)
-    return TextTable.of([_row(protocol, method, target) for method in protocol.members])
+    return text_table([_row(protocol, method, target) for method in protocol.members])
 
 
 def notes(protocol: Protocol, asked: float | None) -> list[str]:
@@ -71,7 +72,7 @@ def print_methods(console: Console, protocols: Sequence[Protocol], asked: float 
     for protocol in protocols:
         print_line(console, f"{protocol.name}{protocol.note}")
         content = method_table(protocol, asked)
-        print_table(console, content, left=(0, 1), spare=("kind", content.headers[5]))
+        print_table(console, content, left=(0, 1), spare=("kind", content.columns[5]))
         print_line(console, verdict(protocol))
     for text in notes(protocols[0], asked) if protocols else ():
         print_line(console, text)

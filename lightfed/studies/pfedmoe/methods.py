@@ -17,10 +17,9 @@ import numpy as np
 from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, usual_metric
 from lightfed.results.intervals import Paired, paired
 from lightfed.results.outcome import reached_by_all, traffic, when_reached
-from lightfed.results.runfiles import Floats, RunFiles
-from lightfed.results.settings import options
+from lightfed.results.run import Floats, Run
+from lightfed.results.settings import gathered, options, variants
 from lightfed.results.units import direction
-from lightfed.results.variants import gathered, variants
 
 OURS = "pFedMoE"
 DISTILLATION, MIXING, MUTUAL = "distillation", "model mixing", "mutual learning"
@@ -99,7 +98,7 @@ class Protocol(Study[Method]):
         return f"personal/{self.metric}"
 
     @property
-    def runs(self) -> list[RunFiles]:
+    def runs(self) -> list[Run]:
         return runs_of(self.members)
 
     @property
@@ -159,7 +158,7 @@ class Protocol(Study[Method]):
         return {client: np.array([more for _, more in pairs]) for client, pairs in found.items()}
 
 
-def protocols(runs: Sequence[RunFiles]) -> list[Protocol]:
+def protocols(runs: Sequence[Run]) -> list[Protocol]:
     """The protocols with pFedMoE and at least one other method."""
     methods = [method for group in grouped(runs) if (method := _method(group))]
     every = gathered(methods, lambda m: (m.data, frozenset(m.options.items()))).values()
@@ -190,7 +189,7 @@ def _distinguished(found: Sequence[Method]) -> list[Method]:
     times = Counter(method.name for method in found)
     ordered = sorted(found, key=lambda method: (PLACES[method.name], _is_part(method)))
     return [
-        replace(m, label=f"{m.name} ({m.group.label})") if times[m.name] > 1 else m for m in ordered
+        replace(m, label=f"{m.name} ({m.group.name})") if times[m.name] > 1 else m for m in ordered
     ]
 
 
@@ -202,24 +201,18 @@ def _is_part(method: Method) -> bool:
     )
 
 
-def _cost(run: RunFiles, column: str, target: float) -> list[float]:
+def _cost(run: Run, column: str, target: float) -> list[float]:
     """Rounds, bytes and FLOPs."""
-    spent = (run.rounds, traffic(run), np.nancumsum(run.series("flops")))
+    spent = (run.rounds.index.to_series(), traffic(run), run.series("flops").fillna(0.0).cumsum())
     return [when_reached(target, run.series(column), at, column) for at in spent]
 
 
 def _by_seed(method: Method, metric: str) -> dict[object, dict[int, float]]:
     """The last evaluation of each client, by the seed of the run."""
     return {
-        run.environment.get("seed"): {
-            client: value
-            for client, value in zip(
-                run.evaluation.client.tolist(), run.evaluation.values[metric].tolist(), strict=True
-            )
-            if math.isfinite(value)
-        }
+        run.seed: {int(str(k)): v for k, v in run.evaluation[metric].dropna().items()}
         for run in method.group.runs
-        if run.evaluation and metric in run.evaluation.metrics
+        if metric in run.client_metrics
     }
 
 

@@ -8,68 +8,69 @@ import numpy as np
 import pytest
 
 from lightfed.results.outcome import base_names, outcome_of
-from lightfed.results.runfiles import load, natural_order
+from lightfed.results.run import natural_order, read
 from lightfed.utils.errors import UserError
-from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, METRICS, append, write_run
+from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, append, write_run
 
 
 def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
-    run = load(write_run(tmp_path / "run"))
-    assert run.rounds.tolist() == [1, 2, 3]
+    run = read(write_run(tmp_path / "run"))
+    assert run.rounds.index.tolist() == [1, 2, 3]
     assert run.series("train_loss").tolist() == [2.0, 1.0, 0.5]
     np.testing.assert_array_equal(run.series("global/accuracy"), [0.5, np.nan, 0.75])
-    assert run.evaluation is not None
-    assert run.evaluation.round == 3
-    assert run.evaluation.client.tolist() == [0, 1, 2, 3]
-    assert run.evaluation.values["accuracy"].tolist() == [1.0, 0.8, 0.5, 0.3]
-    assert run.evaluation.metrics == ("accuracy", "loss")
-    assert run.split is not None
-    assert run.split.counts.shape == (4, 3)
-    assert run.split.classes == ("zero", "one", "two")
+    assert run.evaluation.index.tolist() == [0, 1, 2, 3]
+    assert run.evaluation["round"].unique().tolist() == [3]
+    assert run.evaluation["accuracy"].tolist() == [1.0, 0.8, 0.5, 0.3]
+    assert run.client_metrics == ["accuracy", "loss"]
+    assert run.clients[["round", "client"]].to_numpy().tolist() == [
+        *([1, client] for client in range(4)),
+        *([3, client] for client in range(4)),
+    ]
+    assert run.partition is not None
+    assert run.partition.counts.shape == (4, 3)
+    assert run.partition.counts.columns.tolist() == ["zero", "one", "two"]
     assert (run.name, run.client_groups, run.num_clients) == ("known", ("a", "b"), 4)
 
 
 def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     append(folder / "metrics.csv", "4,0.25,0.9,1.0,0.7,0.1,0.5,0.9,0.95,0.4,1000,2000,4e9,0,4,0,1.")
-    assert load(folder).rounds.tolist() == [1, 2, 3]
+    assert read(folder).rounds.index.tolist() == [1, 2, 3]
 
 
 def test_an_evaluation_that_is_being_written_gives_way_to_the_one_before(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     append(folder / "clients.csv", "4,0,a,30,0.9,0.1,1,1,1\r\n4,1,a,20,0.9")
-    evaluation = load(folder).evaluation
-    assert evaluation is not None
-    assert (evaluation.round, len(evaluation.client)) == (3, 4)
+    evaluation = read(folder).evaluation
+    assert evaluation["round"].tolist() == [3, 3, 3, 3]
 
 
 def test_the_first_evaluation_counts_even_while_it_is_being_written(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", evaluations=EVALUATIONS[:2])
     append(folder / "clients.csv", "1,2,b")
-    evaluation = load(folder).evaluation
-    assert evaluation is not None
-    assert evaluation.client.tolist() == [0, 1]
+    evaluation = read(folder).evaluation
+    assert evaluation.index.tolist() == [0, 1]
 
 
 def test_a_header_that_is_being_written_is_no_evaluation(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", evaluations=None)
     append(folder / "clients.csv", CLIENTS)
-    assert load(folder).evaluation is None
+    assert read(folder).evaluation.empty
 
 
 def test_a_round_written_twice_counts_once_as_it_was_last(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics={"train_loss": (2.0, 1.0)})
     append(folder / "metrics.csv", "2,0.75\r\n3,0.5\r\n")
-    run = load(folder)
-    assert run.rounds.tolist() == [1, 2, 3]
+    run = read(folder)
+    assert run.rounds.index.tolist() == [1, 2, 3]
     assert run.series("train_loss").tolist() == [2.0, 0.75, 0.5]
 
 
 def test_only_the_metrics_have_to_be_there(tmp_path: Path) -> None:
-    run = load(
+    run = read(
         write_run(tmp_path / "bare", environment=None, config=None, evaluations=None, counts=None)
     )
-    assert (run.name, run.evaluation, run.split, run.config) == ("bare", None, None, None)
+    assert (run.name, len(run.evaluation), run.partition, run.config) == ("bare", 0, None, None)
     assert run.num_clients is None
     assert run.client_groups == ()
     assert np.isnan(run.series("no such column")).all()
@@ -79,7 +80,7 @@ def test_a_quoted_client_group_name_may_hold_a_comma_and_a_slash(tmp_path: Path)
     metrics = {"personal/accuracy": (0.5,), "personal/accuracy/wide, 1/2": (0.5,)}
     rows = [(1, 0, "wide, 1/2", 3, 0.5, 1.0, 1, 1, 1)]
     stated = ENVIRONMENT | {"cohorts": {"wide, 1/2": 1, "narrow": 3}}
-    run = load(write_run(tmp_path / "run", metrics=metrics, evaluations=rows, environment=stated))
+    run = read(write_run(tmp_path / "run", metrics=metrics, evaluations=rows, environment=stated))
     assert run.client_groups == ("narrow", "wide, 1/2")
     assert base_names(run) == ["accuracy"]
 
@@ -93,15 +94,15 @@ def test_client_groups_are_those_that_the_run_recorded_and_no_part_of_a_name(
         "personal/val/acc_std": (0.1,), "personal/val/acc/a": (0.75,),
         "personal/val/acc/b": (0.25,), "personal/val/loss": (0.5,),
     }  # fmt: skip
-    run = load(write_run(tmp_path / "run", metrics=metrics, evaluations=None))
+    run = read(write_run(tmp_path / "run", metrics=metrics, evaluations=None))
     assert run.client_groups == ("a", "b")
     assert base_names(run) == ["val/acc", "val/loss"]
-    assert [(c.name, c.mean) for c in outcome_of(run).client_groups] == [("a", 0.75), ("b", 0.25)]
+    assert outcome_of(run).client_groups["mean"].to_dict() == {"a": 0.75, "b": 0.25}
     alone = {k: v for k, v in metrics.items() if not k.endswith(("/a", "/b"))}
     stated = ENVIRONMENT | {"cohorts": {"acc": 4}}  # the name of the only one
-    run = load(write_run(tmp_path / "alone", metrics=alone, environment=stated, evaluations=None))
+    run = read(write_run(tmp_path / "alone", metrics=alone, environment=stated, evaluations=None))
     assert (run.client_groups, base_names(run)) == (("acc",), ["val/acc", "val/loss"])
-    assert outcome_of(run).client_groups == ()
+    assert outcome_of(run).client_groups.empty
 
 
 def test_names_are_in_natural_order() -> None:
@@ -134,6 +135,22 @@ def _half_a_round(folder: Path) -> None:
 
 def _short_row(folder: Path) -> None:
     (folder / "clients.csv").write_text(f"{CLIENTS}\n1,0,a\n")
+
+
+def _long_row(folder: Path) -> None:
+    append(folder / "metrics.csv", "4" + 40 * ",1" + "\n")
+
+
+def _long_rows(folder: Path) -> None:
+    (folder / "metrics.csv").write_text("round,train_loss\n1,0.5,3\n2,0.5,4\n")
+
+
+def _newer_format(folder: Path) -> None:
+    (folder / "environment.json").write_text('{"format": 2}')
+
+
+def _no_yaml(folder: Path) -> None:
+    (folder / "config.yaml").write_text("model: {a: 1")
 
 
 def _bytes_that_are_no_text(folder: Path) -> None:
@@ -175,7 +192,11 @@ def _list_for_meta(folder: Path) -> None:
         (_no_round_column, "metrics.csv cannot be read: its first line has no column round"),
         (_word_for_number, "line 3, column train_loss: 'much'"),
         (_half_a_round, "line 2, column round: '1.5'"),
-        (_short_row, "line 2 has 3 fields, but the first line has 9"),
+        (_short_row, "line 2 has fewer fields than the first line"),
+        (_long_row, "line 5 has more fields than the first line"),
+        (_long_rows, "line 2 has more fields than the first line"),
+        (_newer_format, "has format 2 of a newer version"),
+        (_no_yaml, "config.yaml cannot be read"),
         (_bytes_that_are_no_text, "clients.csv cannot be read: line 2"),
         (_broken_environment, "environment.json cannot be read"),
         (_list_for_environment, "a list instead of a mapping"),
@@ -191,19 +212,13 @@ def test_damage_is_one_error_that_names_the_file(
     folder = write_run(tmp_path / "run")
     damage(folder)
     with pytest.raises(UserError, match=r"^report: ") as caught:
-        load(folder)
+        read(folder)
     assert named in str(caught.value)
     assert str(folder) in caught.value.found
     assert caught.value.fix
 
 
 def test_an_unknown_number_of_classes_gets_numbers_for_names(tmp_path: Path) -> None:
-    run = load(write_run(tmp_path / "run", classes=("only", "two")))
-    assert run.split is not None
-    assert run.split.classes == ("0", "1", "2")
-
-
-def test_every_column_is_as_long_as_the_run(tmp_path: Path) -> None:
-    run = load(write_run(tmp_path / "run"))
-    assert set(run.metrics) == set(METRICS)
-    assert {len(values) for values in run.metrics.values()} == {3}
+    run = read(write_run(tmp_path / "run", classes=("only", "two")))
+    assert run.partition is not None
+    assert run.partition.counts.columns.tolist() == ["0", "1", "2"]

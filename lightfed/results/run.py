@@ -1,28 +1,33 @@
-"""The contents of a run folder, as arrays.
+"""A run folder as tables.
 
 Its files are metrics.csv, clients.csv, partition.npz, gate.npz, environment.json and config.yaml.
-Only metrics.csv must exist. Masks of sparse clients are large and read by `studies.dispfl.masks`.
+Only metrics.csv must exist. Masks of sparse clients are large and read by `studies.dispfl`.
 The run may still be writing: a last line without a line end is ignored, and the evaluation that it
 belongs to counts only if there is no earlier one.
 """
+
+from __future__ import annotations
 
 import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from lightfed.results.columns import of_client_groups
-from lightfed.results.csvrows import CsvRows, damaged
+from lightfed.results.csvfile import damaged, read_csv
 from lightfed.results.settings import read_settings
 from lightfed.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -30,43 +35,21 @@ T = TypeVar("T")
 
 # what numpy raises for a truncated file or one of another format
 UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
+FORMAT = 1  # of run folders
 CLIENT_KEYS = ("round", "client", "cohort")
 CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The last personalised evaluation: K clients in the order of their ids.
-
-    Attributes:
-        round: finished rounds at that time.
-        client: (K,) ids.
-        client_group: of each client, length K.
-        values: the other columns of clients.csv, (K,) each. Bytes and FLOPs count from the start.
-    """
-
-    round: int
-    client: Integers
-    client_group: tuple[str, ...]
-    values: dict[str, Floats]
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return tuple(name for name in self.values if name not in CLIENT_COSTS)
-
-
-@dataclass(frozen=True)
-class Split:
+class Partition:
     """How many training samples of each class each client has.
 
     Attributes:
-        counts: (clients, classes).
-        classes: their names.
+        counts: a row a client, a column a class.
         meta: scheme, seed, data set and whatever else was saved with the counts.
     """
 
-    counts: Integers
-    classes: tuple[str, ...]
+    counts: DataFrame
     meta: dict[str, Any]
 
 
@@ -85,28 +68,32 @@ class Gates:
 
 
 @dataclass(frozen=True, eq=False)
-class RunFiles:
+class Run:
     """One run folder.
 
     Attributes:
         folder: its path.
-        rounds: (R,) numbers of the finished rounds, ascending.
-        metrics: the other columns of metrics.csv, (R,) each; NaN if not measured.
-        evaluation: None if no clients were evaluated individually.
-        split: None without partition.npz.
+        rounds: a row a finished round, which is the index; the columns of metrics.csv, NaN where
+            they were not measured.
+        clients: a row a client and evaluation: `round`, `client`, `cohort`, metrics and costs.
+            Bytes and FLOPs count from the start. Empty without clients.csv.
+        evaluation: the last complete evaluation, by client; empty without any.
+        partition: None without partition.npz.
         gates: None without gate.npz.
         environment: empty without environment.json.
         config: the text of config.yaml; None without it.
+        settings: of config.yaml by their dotted keys, all values text.
     """
 
     folder: Path
-    rounds: Integers
-    metrics: dict[str, Floats]
-    evaluation: Evaluation | None
-    split: Split | None
-    gates: Gates | None
-    environment: dict[str, Any]
-    config: str | None
+    rounds: DataFrame = field(repr=False)
+    clients: DataFrame = field(repr=False)
+    evaluation: DataFrame = field(repr=False)
+    partition: Partition | None = field(repr=False)
+    gates: Gates | None = field(repr=False)
+    environment: dict[str, Any] = field(repr=False)
+    config: str | None = field(repr=False)
+    settings: dict[str, str] = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -114,20 +101,29 @@ class RunFiles:
 
     @property
     def last_round(self) -> int:
-        return int(self.rounds[-1])
+        return int(self.rounds.index[-1])
+
+    @property
+    def seed(self) -> int | None:
+        return whole_number(self.environment.get("seed"))
 
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
         """As the run recorded them, in natural order; the position gives the colour."""
-        found = set(self.evaluation.client_group) if self.evaluation else set()
         stated = self.environment.get("cohorts")
-        found |= set(stated) if isinstance(stated, dict) else set()
+        found = {*self.evaluation["cohort"]} | (set(stated) if isinstance(stated, dict) else set())
         return tuple(sorted(found, key=natural_order))
 
     @cached_property
     def client_group_columns(self) -> frozenset[str]:
         """Columns of metrics.csv with means over a single client group."""
-        return of_client_groups(self.metrics, self.client_groups)
+        return of_client_groups(self.rounds.columns, self.client_groups)
+
+    @property
+    def client_metrics(self) -> list[str]:
+        """The metrics in clients.csv."""
+        known = {*CLIENT_KEYS, *CLIENT_COSTS}
+        return [name for name in self.evaluation.columns if name not in known]
 
     @property
     def holds(self) -> str:
@@ -139,12 +135,10 @@ class RunFiles:
     @property
     def num_clients(self) -> int | None:
         """From the partition, else from the environment, else from the last evaluation."""
-        if self.split is not None:
-            return len(self.split.counts)
+        if self.partition is not None:
+            return len(self.partition.counts)
         stated = whole_number(self.environment.get("clients"))
-        if stated is None and self.evaluation is not None:
-            return len(self.evaluation.client)
-        return stated
+        return stated if stated is not None else len(self.evaluation) or None
 
     @property
     def planned(self) -> int | None:
@@ -164,7 +158,7 @@ class RunFiles:
 
     @property
     def synthetic(self) -> bool:
-        meta = self.split.meta if self.split else {}
+        meta = self.partition.meta if self.partition else {}
         return self.environment.get("synthetic") is True or meta.get("synthetic") is True
 
     @property
@@ -180,40 +174,26 @@ class RunFiles:
     def data(self) -> str:
         return str(self.environment.get("dataset", "data not known"))
 
-    @cached_property
-    def settings(self) -> dict[str, str]:
-        """The settings in config.yaml by their dotted keys.
-
-        Raises:
-            UserError: the file is not YAML.
-        """
-        return read_settings(self.config or "", self.folder / "config.yaml")
-
-    def client_groups_of(self, clients: Integers) -> np.ndarray:
-        """(clients,) the group of each client; empty if no evaluation names it."""
-        found = self.evaluation
-        known = dict(zip(found.client.tolist(), found.client_group, strict=True)) if found else {}
-        return np.array([known.get(client, "") for client in clients.tolist()], dtype=np.str_)
-
-    def series(self, name: str) -> Floats:
-        """(R,) a column of metrics.csv; all NaN if there is no such column."""
-        return self.metrics.get(name, np.full(len(self.rounds), np.nan))
+    def series(self, name: str) -> Series:
+        """A column of `rounds`; all NaN if there is no such column."""
+        return self.rounds.reindex(columns=[name])[name]
 
 
-def load(folder: Path) -> RunFiles:
+def read(folder: Path | str) -> Run:
     """Read a run folder.
 
     Raises:
-        UserError: the folder does not exist, has no metrics.csv or no finished round, or a file is
-            damaged.
+        UserError: the folder does not exist, has no metrics.csv or no finished round, a file is
+            damaged, or it was written by a newer version.
     """
+    folder = Path(folder)
     if not folder.is_dir():
         raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
     if not (folder / "metrics.csv").is_file():
         fix = "name the folder of a run, such as runs/NAME"
         raise UserError("report", f"{folder} holds no metrics.csv", fix)
     try:
-        return _load(folder)
+        return _read(folder)
     except OSError as error:
         raise damaged(Path(str(error.filename)), str(error.strerror)) from error
 
@@ -229,71 +209,49 @@ def whole_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _load(folder: Path) -> RunFiles:
-    rounds, metrics = _read_metrics(folder / "metrics.csv")
-    config = folder / "config.yaml"
-    return RunFiles(
+def _read(folder: Path) -> Run:
+    environment = _environment(folder / "environment.json")
+    clients, evaluation = _clients(folder / "clients.csv")
+    path = folder / "config.yaml"
+    config = path.read_text("utf-8", "replace") if path.is_file() else None
+    return Run(
         folder=folder,
-        rounds=rounds,
-        metrics=metrics,
-        evaluation=_read_evaluation(folder / "clients.csv"),
-        split=_read_arrays(folder / "partition.npz", _split),
-        gates=_read_arrays(folder / "gate.npz", _gates),
-        environment=_read_environment(folder / "environment.json"),
-        config=config.read_text("utf-8", "replace") if config.is_file() else None,
+        rounds=_rounds(folder / "metrics.csv"),
+        clients=clients,
+        evaluation=evaluation,
+        partition=_arrays(folder / "partition.npz", _partition),
+        gates=_arrays(folder / "gate.npz", _gates),
+        environment=environment,
+        config=config,
+        settings=read_settings(config or "", path),
     )
 
 
-def _read_metrics(path: Path) -> tuple[Integers, dict[str, Floats]]:
-    rows: dict[int, list[float]] = {}
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        reader = CsvRows(path, file)
-        reader.require(("round",))
-        columns = [name for name in reader.header if name != "round"]
-        for row in reader:
-            # a killed and resumed run may have written a round twice: the later row counts
-            rows[reader.whole(row, "round")] = [reader.number(row, name) for name in columns]
-    if not rows:
+def _rounds(path: Path) -> DataFrame:
+    table, _ = read_csv(path, keys=["round"])
+    if table.empty:
         fix = "wait for the first round to end"
         raise UserError("report", f"{path} holds no finished round yet", fix)
-    order = sorted(rows)
-    return np.array(order, dtype=np.int64), _by_column(columns, [rows[i] for i in order])
+    # a killed and resumed run may have written a round twice: the later row counts
+    table = table.drop_duplicates("round", keep="last").set_index("round").sort_index()
+    return table.replace([np.inf, -np.inf], np.nan)
 
 
-def _read_evaluation(path: Path) -> Evaluation | None:
-    """The last evaluation in the file; earlier ones may be millions of rows and are dropped."""
-    if not path.is_file():
-        return None
-    number, rows = -1, dict[int, tuple[str, list[float]]]()
-    earlier = number, rows
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        reader = CsvRows(path, file)
-        reader.require(CLIENT_KEYS)
-        columns = [name for name in reader.header if name not in CLIENT_KEYS]
-        for row in reader:
-            if (found := reader.whole(row, "round")) != number:
-                earlier, number, rows = (number, rows), found, {}
-            values = [reader.number(row, name) for name in columns]
-            rows[reader.whole(row, "client")] = row["cohort"], values
-    if reader.cut and earlier[1]:
-        number, rows = earlier
-    if not rows:
-        return None
-    order = sorted(rows)
-    return Evaluation(
-        round=number,
-        client=np.array(order, dtype=np.int64),
-        client_group=tuple(rows[client][0] for client in order),
-        values=_by_column(columns, [rows[client][1] for client in order]),
-    )
+def _clients(path: Path) -> tuple[DataFrame, DataFrame]:
+    """All evaluations, and the last complete one by client."""
+    import pandas as pd
+
+    table, cut = pd.DataFrame(columns=pd.Index(CLIENT_KEYS)), False
+    if path.is_file():
+        table, cut = read_csv(path, keys=CLIENT_KEYS, text=["cohort"])
+    table = table.drop_duplicates(["round", "client"], keep="last")
+    table = table.replace([np.inf, -np.inf], np.nan)
+    at = table["round"].unique()
+    last = table[table["round"] == at[-2 if cut and len(at) > 1 else -1]] if len(at) else table
+    return table, last.set_index("client").sort_index()
 
 
-def _by_column(columns: list[str], rows: list[list[float]]) -> dict[str, Floats]:
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), -1)
-    return {name: table[:, i] for i, name in enumerate(columns)}
-
-
-def _read_arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:
+def _arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:
     """`read` applied to the arrays of an npz file; None if there is no file."""
     if not path.is_file():
         return None
@@ -304,14 +262,16 @@ def _read_arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T
         raise damaged(path, str(error)) from error
 
 
-def _split(file: Mapping[str, np.ndarray]) -> Split:
+def _partition(file: Mapping[str, np.ndarray]) -> Partition:
+    import pandas as pd
+
     counts = file["train_counts"].astype(np.int64)
     _, num_classes = counts.shape
     meta = json.loads(str(file["meta"])) if "meta" in file else {}
-    classes = tuple(str(name) for name in meta.get("classes", ()))
+    classes = [str(name) for name in meta.get("classes", ())]
     if len(classes) != num_classes:
-        classes = tuple(str(i) for i in range(num_classes))
-    return Split(counts=counts, classes=classes, meta=meta)
+        classes = [str(i) for i in range(num_classes)]
+    return Partition(pd.DataFrame(counts, columns=pd.Index(classes)), meta)
 
 
 def _gates(file: Mapping[str, np.ndarray]) -> Gates:
@@ -320,7 +280,7 @@ def _gates(file: Mapping[str, np.ndarray]) -> Gates:
     return Gates(int(file["round"]), personal)
 
 
-def _read_environment(path: Path) -> dict[str, Any]:
+def _environment(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
@@ -329,4 +289,7 @@ def _read_environment(path: Path) -> dict[str, Any]:
         raise damaged(path, str(error)) from error
     if not isinstance(environment, dict):
         raise damaged(path, f"a {type(environment).__name__} instead of a mapping")
+    if (found := whole_number(environment.get("format")) or FORMAT) > FORMAT:
+        fix = f"read it with that version: this one reads format {FORMAT}"
+        raise UserError("report", f"{path.parent} has format {found} of a newer version", fix)
     return environment
