@@ -175,10 +175,10 @@ class Coverage:
         slice_finish_(row, sums, members([]))
 
     def _product(self, rows: Tensor, sources: set[int], weights: Sequence[float]) -> Tensor | None:
-        """(P,) float64: the weighted sum of (K, P) as one product, exact as that of `slice_sum`.
+        """(P,) float64: the weighted sum of (K, P) as one product, as exact as that of `slice_sum`.
 
-        None for rows of several kinds, large ones, for which adding one by one is faster on a CPU,
-        and rows of weight 0, which may hold anything.
+        None for rows of several kinds and for rows of weight 0, which may hold anything. Also for
+        large rows: on a CPU, adding these one by one is faster.
         """
         size = self.copies.get(next(iter(sources)), 0) if len(sources) == 1 else 0
         if size == 0 or self.table.num_labels or min(weights) <= 0:

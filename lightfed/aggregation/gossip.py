@@ -89,7 +89,10 @@ class Exchange:
         # Reused by all blocks: on a CPU, new memory costs as much as the sums.
         means = torch.empty(len(mine), blocks[0][1], device=self._ranks.device)
         for begin, end in blocks:
-            here = {k: self._part(rows[k].floats, begin, end) for k in traffic.local(self._ranks)}
+            here = {
+                k: rows[k].floats[begin:end].to(self._ranks.device, non_blocking=True)
+                for k in traffic.locals[self._ranks.rank]
+            }
             cover = None if masks is None else {k: block_words(masks[k], begin, end) for k in here}
             shipment.fetch(begin, end, here, cover)
             if mine:
@@ -152,21 +155,13 @@ class Exchange:
                 counts[i] = count_per_tensor(masks[client], self._tensors.segments)
         return self._ranks.sum_(counts).cpu().numpy()
 
-    def _part(self, row: Tensor, begin: int, end: int) -> Tensor:
-        """A block of a row, on the device."""
-        return row[begin:end].to(self._ranks.device, non_blocking=True)
-
     def _integer_maxima(
         self, rows: Mapping[int, Row], lists: Mapping[int, Sequence[int]], senders: Sequence[int]
     ) -> None:
         """Set integer buffers to the largest over the receiver and its senders."""
         least = torch.iinfo(torch.int64).min
-        every = torch.full(
-            (len(senders), self._integers.size),
-            least,
-            dtype=torch.int64,
-            device=self._ranks.device,
-        )
+        shape, device = (len(senders), self._integers.size), self._ranks.device
+        every = torch.full(shape, least, dtype=torch.int64, device=device)
         position = {client: i for i, client in enumerate(senders)}
         for client, row in rows.items():
             if client in position:

@@ -52,10 +52,6 @@ class Traffic:
         present = [n + len(o) for n, o in zip(receivers, own, strict=True)]
         return cls(needed, present, [sorted(o) for o in own], owner, routes)
 
-    def local(self, ranks: Ranks) -> list[int]:
-        """This rank's clients whose rows are read."""
-        return self.locals[ranks.rank]
-
     def sent(self, rank: int) -> int:
         """Number of rows that a rank sends; a row to several ranks counts for each."""
         return sum(len(clients) for (sender, _), clients in self.routes.items() if sender == rank)

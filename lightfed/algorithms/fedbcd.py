@@ -231,7 +231,7 @@ class FedBCD(Hierarchical):
         return {i: gammas[i] for i in pulling}
 
     def _stored(self, fed: Fleet, servers: list[int]) -> tuple[list[int], list[int]]:
-        """Devices of servers, whose models these know, and those that have just sent."""
+        """All devices of some servers, which know their last models, and those that just sent."""
         devices = [i for n in servers for i in self.hierarchy.devices(n, fed.clients)]
         return devices, self._pulled([i for n in servers for i in self.queue[n].tolist()])
 

@@ -97,7 +97,7 @@ class Clients(PlacedClients):
             Row(torch.full_like(rows.floats[0], x), torch.full_like(rows.integers[0], x))
             for x in (0, 1)
         )
-        for row in (zeros, ones):  # what differs between them afterwards is not the server's
+        for row in (zeros, ones):  # elements that still differ afterwards are not the server's
             self._coverages.take(model, self.group_of(clients[0]), parts, row)
 
         def mixed(own: Tensor, zero: Tensor, one: Tensor) -> Tensor:

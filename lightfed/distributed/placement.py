@@ -31,8 +31,6 @@ def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
         client -> rank. Ties go to the lower client and the lower rank, so the result is
         deterministic.
     """
-    if ranks == 1:
-        return dict.fromkeys(costs, 0)
     loads = [(0.0, rank) for rank in range(ranks)]
     owner: dict[int, int] = {}
     for client in sorted(costs, key=lambda k: (-costs[k], k)):

@@ -8,8 +8,8 @@ The kinds, each with its own name:
                 `evaluate_at`; at the other moment it is `trained` or `aggregated`
     finetuned   the server's model after a session, on the client's test split
 
-A job is one client's own test split, a rank's share of the global test set, or a piece of what many
-clients are tested with at once (`lightfed.local.packed.evaluation`). The global test set has the
+A job is one client's own test split, a rank's share of the global test set, or a piece of a test of
+many clients at once (`lightfed.local.packed.evaluation`). The global test set has the
 same batches on any number of ranks, and means are taken over them in order, so the metrics do not
 depend on the ranks. Models that no longer exist at the end of the round are tested in the
 sessions (`Training.tested`); their reports are added here.
@@ -117,7 +117,7 @@ class Evaluation:
         return sorted(rng.choice(everyone, count, replace=False, shuffle=False).tolist())
 
     def _test_together(self, packed: Packed) -> dict[tuple[Kind, int], tuple[Tests, int]]:
-        """What is tested at once, by kind and group, and clients of a pack."""
+        """Tests of many clients at once, with the sizes of their packs, by kind and group."""
         fleet, algorithm, found = self._fleet, self._fleet.algorithm, {}
         asked: dict[Kind, Tested] = {
             kind: "personal" for m, kind in self._at_rest.items() if m in algorithm.moments

@@ -22,7 +22,7 @@ from lightfed.utils.recorded import Recorded
 
 # When a client is tested: after the last aggregation or after its last session.
 Moment = Literal["aggregated", "trained"]
-# What `tests_together` is asked for: `evaluated_server`, `local` or `evaluated`.
+# Which model `tests_together` is about: that of `evaluated_server`, `local` or `evaluated`.
 Tested = Literal["global", "local", "personal"]
 
 SESSION_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
@@ -83,13 +83,13 @@ class Hooks(Recorded, nn.Module, ABC):
             (HeteroFL).
         depths: a client may lack layers of a server's model; its row covers the tensors that it has
             (DepthFL).
-        surplus_rows: all clients cover the rows of such tensors beyond the classes, such as a mask
-            token's.
+        surplus_rows: rows of these tensors beyond the classes, such as a mask token's, are covered
+            by all clients.
         global_models: number of models tested as global ones; metrics are their means.
         hold_out: share of every client's training samples that no session trains on.
         moments: when `evaluated` tests a client; both if aggregation does not change the client's
             model. The first is the default of `model.evaluate_at`.
-        tests_both: the paper reports clients at both moments, and so does every evaluation.
+        tests_both: every evaluation tests clients at both moments, as the paper reports them.
         holds: short description of the client's own model, for the run's page.
         side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
             `session_end` then use the row, not the parameters of the module, and keep nothing of
@@ -186,12 +186,10 @@ class Hooks(Recorded, nn.Module, ABC):
         return None
 
     def tests_together(self, fed: Any, kind: Tested, group: int) -> Together | None:
-        """How the clients of a group are tested at once, with the models of the hooks above.
+        """How the clients of a group are tested at once; None to test them one after the other.
 
-        A class that overrides one of those has to override this too, or its clients are tested one
-        after the other. The global model is that of group 0.
-
-        Returns None for one after the other.
+        A class that overrides one of the hooks above has to override this too. Otherwise its
+        clients are tested one after the other. The global model is that of group 0.
         """
         if kind != "personal" or not self.stateful:
             return None

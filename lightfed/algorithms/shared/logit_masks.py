@@ -50,7 +50,7 @@ class LogitMasks:
         return {_BUFFER: absent}
 
     def hold(self, module: L.LightningModule, labels: Tensor | None) -> None:
-        """Which labels the module's current client holds; None for all."""
+        """Set the labels that the module's current client holds; None for all."""
         buffer = module.get_buffer(_BUFFER)
         absent = torch.full((len(buffer),), labels is not None)
         if labels is not None:

@@ -19,7 +19,8 @@ from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, S
 
 # What torch.autograd.grad calls. The name is private: a test and the pinned torch guard it.
 _run_backward = Variable._execution_engine.run_backward
-# Elements of the widest vector of a CPU. torch's fused kernel rounds what is left over otherwise.
+# Elements of the widest vector of a CPU. torch's fused kernel rounds the elements after the last
+# whole vector differently.
 _LANES = 16
 
 
