@@ -48,6 +48,7 @@ _NAMES = {
     "data.datasets.speech": "SpeechCommands",
     "data.datasets.text": "AGNews",
     "data.datasets.tones": "Tones",
+    "data.datasets.torch_data": "FromTorch",
     "data.datasets.vision": "CIFAR10 CIFAR100 Digits FashionMNIST MNIST",
     "data.partition.dirichlet": "Dirichlet DirichletClient Quantity",
     "data.partition.partitioner": "Partitioner",

@@ -13,6 +13,7 @@ from lightfed.data.datasets.language import Prose, WikiText2
 from lightfed.data.datasets.speech import SpeechCommands
 from lightfed.data.datasets.text import AGNews
 from lightfed.data.datasets.tones import Tones
+from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from lightfed.data.partition import (
     Classes,
@@ -44,6 +45,7 @@ __all__ = [
     "Docstrings",
     "FashionMNIST",
     "FederatedDataModule",
+    "FromTorch",
     "Hub",
     "Iid",
     "Natural",

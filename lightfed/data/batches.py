@@ -68,16 +68,19 @@ class Plan:
 
 
 class Resident(ABC):
-    """One split on one device, and the batches of it.
+    """One split, and the batches of it on one device.
 
     Attributes:
-        y: (N,) int64, `Samples.y` on the device.
-        device: of the split.
+        y: (N,) int64, `Samples.y`, where the split is.
+        device: of the batches.
+        home: of the split: the device, or the CPU.
     """
 
-    def __init__(self, y: Tensor, *, device: torch.device, sample_bytes: int) -> None:
-        self.device = device
-        self.y = y.to(device)
+    def __init__(
+        self, y: Tensor, *, device: torch.device, sample_bytes: int, home: torch.device
+    ) -> None:
+        self.device, self.home = device, home
+        self.y = y.to(home)
         self._sample_bytes = sample_bytes  # of x in a batch
         self._gather_bytes = _GATHER_BYTES.get(device.type, _GATHER_BYTES["cpu"])
 
@@ -96,7 +99,7 @@ class Resident(ABC):
             and y, (B,) int64.
         """
         draw = self._draw(len(index), generator)
-        return self.take(index.to(self.device), draw)
+        return self.take(index.to(self.home), draw)
 
     @abstractmethod
     def span(self, start: int, stop: int) -> Batch:
@@ -136,7 +139,7 @@ class Resident(ABC):
         """The batches of a plan as by `batch`; no two of them share memory."""
         if not plan.sizes:
             return iter(())
-        index = torch.as_tensor(plan.index).to(self.device)
+        index = torch.as_tensor(plan.index).to(self.home)
         return self._gathers(index, plan.draw, plan.sizes, plan.sizes[0])
 
     def epoch(self, index: Tensor | np.ndarray, **how: Unpack[How]) -> Iterator[Batch]:
@@ -162,7 +165,17 @@ class Resident(ABC):
 
     @abstractmethod
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
-        """The samples of an index on the device, in new memory."""
+        """The samples of an index where the split is; in new memory on the device."""
+
+    def _rows(self, stored: Tensor, index: Tensor) -> Tensor:
+        """Rows of a stored tensor in new memory on the device."""
+        return self._moved(stored.index_select(0, index))
+
+    def _moved(self, rows: Tensor) -> Tensor:
+        """Rows on the device; copied from pinned memory, while a GPU computes what came before."""
+        if rows.device == self.device:
+            return rows
+        return rows.pin_memory().to(self.device, non_blocking=True)
 
 
 class PackBatches:
@@ -198,7 +211,7 @@ class PackBatches:
         size = int(self.sizes[places[0], step])
         span = self._starts[places, step][:, None] + np.arange(size)
         where = span.ravel()
-        index = torch.from_numpy(self._index[where]).to(self._source.device)
+        index = torch.from_numpy(self._index[where]).to(self._source.home)
         draw = None if self._draw is None else self._draw[..., torch.from_numpy(where)]
         x, y = self._source.take(index, draw)
         return x.unflatten(0, span.shape), y.unflatten(0, span.shape)

@@ -12,7 +12,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.batches import Batch, LastBatch, PackBatches, Plan, Resident, batch_sizes
-from lightfed.data.datasets.dataset import Dataset, Samples, Task
+from lightfed.data.checks import check_samples
+from lightfed.data.datasets.dataset import Dataset, Task
 from lightfed.data.partition.draw import (
     Partition,
     Partitioner,
@@ -21,7 +22,7 @@ from lightfed.data.partition.draw import (
     draw_partition,
 )
 from lightfed.data.portions import Portions
-from lightfed.data.resident import ResidentSplit, ResidentTokens
+from lightfed.data.resident import Place, resident
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.recorded import Recorded
 
@@ -57,6 +58,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         last_batch: LastBatch = "keep",
         chunks: int = 1,
         pool: Pool = "train",
+        resident: Place = "auto",
     ) -> None:
         """Describe the data of a run; nothing is loaded yet.
 
@@ -78,6 +80,9 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 trains only on chunk t mod chunks.
             pool: what the partition deals to clients: the training set, or its union with the test
                 set; this needs personal_test: split, and leaves no sample for a global test.
+            resident: where the samples are: on the device; in the memory of the host, from where
+                batches are copied; or mapped from a file of the cache, if the data set keeps one.
+                auto takes the first that fits in half of the free memory.
         """
         super().__init__()
         check_personal_test(personal_test, train_fraction)
@@ -94,6 +99,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         self.last_batch: LastBatch = last_batch
         self.chunks = chunks
         self.pool: Pool = pool
+        self.resident: Place = resident
         for key in ("batch_size", "eval_batch_size", "chunks"):
             count = getattr(self, key)
             require(count >= 1, f"data.{key}", count, "give at least 1")
@@ -169,6 +175,8 @@ class FederatedDataModule(Recorded, LightningDataModule):
         if self._prepared == (clients, seed, device):
             return
         train, test = self.dataset.load("train"), self.dataset.load("test")
+        check_samples(train, "train", self.dataset)
+        check_samples(test, "test", self.dataset)
         if self.pool == "union":
             train = train.and_then(test)
         self.partition_ = draw_partition(
@@ -187,8 +195,10 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 self.partition_ = stored
         self._seed = seed
         self.reserve(0.0)
-        self.train = self._resident(train, device, train=True)
-        self.test = self._resident(test, device, train=False)
+        given: dict[str, Any] = {"device": device, "place": self.resident}
+        given["channels_last"] = self.channels_last
+        self.train = resident(train, self.dataset, **given, train=True)
+        self.test = resident(test, self.dataset, **given, train=False)
         self._tokens = train.x if self.task == "masked_lm" else None
         self._union = torch.from_numpy(np.unique(self.partition_.train_index))
         self._prepared = (clients, seed, device)
@@ -277,10 +287,6 @@ class FederatedDataModule(Recorded, LightningDataModule):
             limit=limit,
         )
 
-    def train_epoch(self, client: int, **how: Any) -> Iterator[Batch]:
-        """The batches of a `train_plan`; takes its arguments."""
-        return self.batches(self.train_plan(client, **how))
-
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """The training batches of a plan."""
         return self.train.batches(plan)
@@ -325,10 +331,3 @@ class FederatedDataModule(Recorded, LightningDataModule):
     def train_batch(self, i: int, batch_size: int) -> Batch:
         """Batch i of the training samples of all clients, each sample once, not augmented."""
         return self.train.batch(self._union[i * batch_size : (i + 1) * batch_size])
-
-    def _resident(self, samples: Samples, device: torch.device, *, train: bool) -> Resident:
-        transform = self.dataset.transform
-        if transform is None:
-            return ResidentTokens(samples, device=device, windows=self.task == "masked_lm")
-        last = self.channels_last
-        return ResidentSplit(samples, transform, device=device, channels_last=last, train=train)

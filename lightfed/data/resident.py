@@ -1,4 +1,7 @@
-"""Splits on the device: images, numbers and tokens; augmentation of many samples at once."""
+"""Splits on the device or the host, and the augmentation of many samples at once."""
+
+import os
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -6,8 +9,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.batches import MEBI, Batch, Resident
-from lightfed.data.datasets.dataset import Samples, Transform
+from lightfed.data.datasets.dataset import Dataset, Samples, Transform
+from lightfed.data.datasets.transforms import Functions, transformed
 from lightfed.data.erase import Size, draw_rectangles, hidden
+
+Place = Literal["auto", "device", "host", "mapped"]
 
 
 class ResidentSplit(Resident):
@@ -17,7 +23,8 @@ class ResidentSplit(Resident):
     is normalised by the same arithmetic, hence to the same bits. A split that is cropped is stored
     unchanged with a black border; a border of the mean colour, and erased rectangles, are set to 0
     after the normalisation of a batch. For channels_last a split is stored as NHWC, and a batch is
-    permuted after the gather, which copies nothing.
+    permuted after the gather, which copies nothing. A split that the device does not hold is stored
+    unchanged, and each batch is bordered after its copy.
     """
 
     def __init__(
@@ -28,51 +35,63 @@ class ResidentSplit(Resident):
         device: torch.device,
         channels_last: bool = False,
         train: bool,
+        held: bool = True,
         float_limit: int = 512 * MEBI,
     ) -> None:
-        """Move a split to a device.
+        """Move a split to a device, or leave it on the host.
 
         Args:
             samples: the split, on the CPU.
             transform: what happens to a batch.
-            device: of the split.
+            device: of the batches.
             channels_last: give images in that memory format; ignored for other shapes.
             train: whether crop, flip and erasing apply.
+            held: whether the device holds the split; if not, each batch is copied to it.
             float_limit: most bytes of a split that is stored as normalised float32.
         """
         shape = samples.x.shape[1:]
-        super().__init__(samples.y, device=device, sample_bytes=4 * shape.numel())
+        home, size = device if held else torch.device("cpu"), 4 * shape.numel()
+        super().__init__(samples.y, device=device, sample_bytes=size, home=home)
+        self._held = held
         self._last = channels_last and samples.x.dim() == 4
         self._flip = train and transform.flip
         self._padding = transform.crop_padding if train else 0
         self._erase = transform.erase if train else 0.0
         self._beyond = self._padding > 0 and transform.padding == "mean"
         self._size: Size = (shape[1], shape[2]) if len(shape) == 3 else (0, 0)
-        x = samples.x.to(device)
-        if self._padding:
-            x = F.pad(x, (self._padding,) * 4)
-        shift, scale = _constants(transform, x)
+        x = samples.x.to(home)
+        shift, scale = (constant.to(device) for constant in _constants(transform, x))
         # Useless with a crop: converting a copy costs no more than copying 4 times the bytes.
-        self._ready = not self._padding and 4 * x.numel() <= float_limit
+        self._ready = held and not self._padding and 4 * x.numel() <= float_limit
         if self._ready:
             x = x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
         # Shaped like a sample: broadcasting over an innermost axis of 3 channels is 7 times slower.
         self._shift = self._memory(shift.expand(1, *shape))[0]
         self._scale = self._memory(scale.expand(1, *shape))[0]
-        self._plain = x = self._memory(x)
-        if self._padding:
-            row = 1 if self._last else 2  # the axis of rows; that of columns comes next
-            windows = x.unfold(row, self._size[0], 1).unfold(row + 1, self._size[1], 1)
-            # All windows of the images, a view: (N, top, left, *sample)
-            self._windows = windows.movedim((row, row + 1, -2, -1), (1, 2, row + 2, row + 3))
-            self._plain = self._windows[:, self._padding, self._padding]
+        self._x = self._bordered(x) if held else x
+        self._plain, self._windows = self._views(self._x) if held else (x, x)
+
+    def _bordered(self, x: Tensor) -> Tensor:
+        """Samples as they are stored on the device, with a border."""
+        return self._memory(F.pad(x, (self._padding,) * 4) if self._padding else x)
+
+    def _views(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Bordered samples without their border, and all windows: (N, top, left, *sample)."""
+        if not self._padding:
+            return x, x
+        row = 1 if self._last else 2  # the axis of rows; that of columns comes next
+        windows = x.unfold(row, self._size[0], 1).unfold(row + 1, self._size[1], 1)
+        windows = windows.movedim((row, row + 1, -2, -1), (1, 2, row + 2, row + 3))
+        return windows[:, self._padding, self._padding], windows
 
     @override
     def span(self, start: int, stop: int) -> Batch:
         x = self._plain[start:stop]
+        if not self._held:
+            x = self._memory(self._moved(x))
         if not self._ready:
             x = x.to(torch.float32, copy=True).sub_(self._shift).mul_(self._scale)
-        return self._logical(x.contiguous()), self.y[start:stop]
+        return self._logical(x.contiguous()), self._moved(self.y[start:stop])
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
@@ -92,11 +111,15 @@ class ResidentSplit(Resident):
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
         """Gather, normalise, erase and mirror the samples of an index on the device."""
+        y, plain, windows = self._rows(self.y, index), self._plain, self._windows
+        if not self._held:
+            plain, windows = self._views(self._bordered(self._rows(self._x, index)))
+            index = torch.arange(len(index), device=self.device)
         if draw is None or not self._padding:
-            x = self._plain.index_select(0, index)
+            x = plain.index_select(0, index)
         else:
             top, left = draw[:2].to(self.device)
-            x = self._windows[index.long(), top, left]
+            x = windows[index.long(), top, left]
         x = x.float().contiguous()
         if not self._ready:
             x.sub_(self._shift).mul_(self._scale)
@@ -109,7 +132,7 @@ class ResidentSplit(Resident):
             mirrored = draw[2].nonzero().squeeze(1).to(self.device)
             width = 2 if self._last else 3
             x.index_copy_(0, mirrored, x.index_select(0, mirrored).flip(width))
-        return self._logical(x), self.y.index_select(0, index)
+        return self._logical(x), y
 
     def _memory(self, x: Tensor) -> Tensor:
         """(N, C, H, W) to the stored order of axes: (N, H, W, C) for channels_last."""
@@ -128,17 +151,20 @@ class ResidentTokens(Resident):
     positions to mask.
     """
 
-    def __init__(self, samples: Samples, *, device: torch.device, windows: bool) -> None:
+    def __init__(
+        self, samples: Samples, *, device: torch.device, windows: bool, held: bool = True
+    ) -> None:
         self._dtype = torch.int64 if windows else torch.float32
-        bytes_each = self._dtype.itemsize * samples.x.shape[1]
-        super().__init__(samples.y, device=device, sample_bytes=bytes_each)
-        self._tokens = samples.x.to(device)
+        home, size = device if held else torch.device("cpu"), samples.x.shape[1]
+        size *= self._dtype.itemsize
+        super().__init__(samples.y, device=device, sample_bytes=size, home=home)
+        self._tokens = samples.x.to(home)
         self._windows = windows
 
     @override
     def span(self, start: int, stop: int) -> Batch:
-        x = self._tokens[start:stop].to(self._dtype)
-        return x, x if self._windows else self.y[start:stop]
+        x = self._moved(self._tokens[start:stop]).to(self._dtype)
+        return x, x if self._windows else self._moved(self.y[start:stop])
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> None:
@@ -146,8 +172,94 @@ class ResidentTokens(Resident):
 
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
-        x = self._tokens.index_select(0, index).to(self._dtype)
-        return x, x if self._windows else self.y.index_select(0, index)
+        x = self._rows(self._tokens, index).to(self._dtype)
+        return x, x if self._windows else self._rows(self.y, index)
+
+
+class ResidentFunctions(Resident):
+    """Samples whose batches go through a user's functions on the device."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        functions: Functions,
+        *,
+        device: torch.device,
+        channels_last: bool = False,
+        train: bool,
+        held: bool = True,
+    ) -> None:
+        home = device if held else torch.device("cpu")
+        self._plain, self._augmented = functions.test, functions.train if train else functions.test
+        size = 4 * transformed(samples.x[:1], self._plain, None).numel()
+        super().__init__(samples.y, device=device, sample_bytes=size, home=home)
+        self._x = samples.x.to(home)
+        self._last = channels_last
+
+    @override
+    def span(self, start: int, stop: int) -> Batch:
+        return self._batch(self._x[start:stop], None), self._moved(self.y[start:stop])
+
+    @override
+    def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
+        """(1, count) on the CPU: the seed of each sample."""
+        if generator is None or self._augmented is self._plain:
+            return None
+        return torch.randint(0, 2**62, (1, count), generator=generator)
+
+    @override
+    def take(self, index: Tensor, draw: Tensor | None) -> Batch:
+        rows = self._x.index_select(0, index)
+        return self._batch(rows, draw), self._rows(self.y, index)
+
+    def _batch(self, rows: Tensor, draw: Tensor | None) -> Tensor:
+        function, seeds = (self._plain, None) if draw is None else (self._augmented, draw[0])
+        x = transformed(self._moved(rows), function, seeds)
+        last = self._last and x.dim() == 4
+        return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+def resident(
+    samples: Samples,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    place: Place,
+    channels_last: bool,
+    train: bool,
+) -> Resident:
+    """A split where it should be; the bits of its batches do not depend on that.
+
+    Args:
+        samples: the split.
+        dataset: whose transform the batches need.
+        device: of the batches.
+        place: on the device; in the memory of the host; or as it was loaded, which for a data set
+            in the cache folder is mapped from there; "auto" is the first with memory to spare.
+        channels_last: give images in that memory format.
+        train: whether this is the training split.
+    """
+    if place == "auto":
+        place = _place(samples.x.nbytes, device)
+    if place == "host":
+        samples = Samples(samples.x.clone(), samples.y, samples.groups)
+    transform, held = dataset.transform, place == "device"
+    if transform is None:
+        windows = dataset.task == "masked_lm"
+        return ResidentTokens(samples, device=device, windows=windows, held=held)
+    given: dict[str, Any] = {"device": device, "channels_last": channels_last, "train": train}
+    if isinstance(transform, Functions):
+        return ResidentFunctions(samples, transform, **given, held=held)
+    return ResidentSplit(samples, transform, **given, held=held)
+
+
+def _place(size: int, device: torch.device) -> Place:
+    """Where so many bytes fit in half of the free memory, which leaves space for models."""
+    host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
+    if 2 * size <= free:
+        return "device"
+    return "host" if 2 * size <= host else "mapped"
 
 
 def _constants(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,9 @@ def clients_of(fed: Fleet) -> list[mutual.FedAPEN]:
 def kept(fed: Fleet, client: int) -> tuple[Tensor, Tensor]:
     """All that a client trains on, as one batch."""
     rng = torch.Generator().manual_seed(0)
-    ((x, y),) = fed.data.train_epoch(client, order=rng, augment=None, limit=None, t=0)
+    ((x, y),) = fed.data.batches(
+        fed.data.train_plan(client, order=rng, augment=None, limit=None, t=0)
+    )
     return x, y
 
 

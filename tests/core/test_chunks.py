@@ -28,7 +28,9 @@ def chunked(*, batch_size: int = 4, **work: int) -> Fleet:
 
 def chunk(fleet: Fleet, client: int, t: int) -> tuple[Tensor, Tensor]:
     order = torch.Generator().manual_seed(0)
-    ((x, y),) = fleet.data.train_epoch(client, order=order, augment=None, limit=None, t=t)
+    ((x, y),) = fleet.data.batches(
+        fleet.data.train_plan(client, order=order, augment=None, limit=None, t=t)
+    )
     return x, y
 
 

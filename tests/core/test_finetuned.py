@@ -85,7 +85,7 @@ def session_by_hand(
     order = torch_generator(0, "finetune-order", -1, client)
     net.train()
     for _ in range(EPOCHS):
-        for x, y in source.train_epoch(client, order=order, augment=None):
+        for x, y in source.batches(source.train_plan(client, order=order, augment=None)):
             loss = F.cross_entropy(net(x).masked_fill(absent, 0.0), y)
             far = sum(((p - r) ** 2).sum() for p, r in zip(net.parameters(), received, strict=True))
             optimizer.zero_grad()

@@ -54,7 +54,9 @@ def test_it_is_that_of_one_batch_in_evaluation() -> None:
     net.load_state_dict(state_dict(layout, row))
     net.eval()
     order = torch_generator(0, "gradient-order", 3, 1)
-    x, y = next(iter(fed.data.train_epoch(1, order=order, augment=None, limit=1, t=3)))
+    x, y = next(
+        iter(fed.data.batches(fed.data.train_plan(1, order=order, augment=None, limit=1, t=3)))
+    )
     assert len(y) == 4
     F.cross_entropy(net(x), y).backward()
     for name, parameter in net.named_parameters():

@@ -63,7 +63,7 @@ def epoch(
     data: FederatedDataModule, client: int, *, seed: int = 0, limit: int | None = None, t: int = 0
 ) -> Iterator[Batch]:
     order, augment = (torch.Generator().manual_seed(seed + i) for i in range(2))
-    return data.train_epoch(client, order=order, augment=augment, limit=limit, t=t)
+    return data.batches(data.train_plan(client, order=order, augment=augment, limit=limit, t=t))
 
 
 def numbers(batches: Any) -> list[int]:

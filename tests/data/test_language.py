@@ -185,7 +185,9 @@ def test_the_target_of_a_window_is_the_window(root: Path, channels_last: bool) -
     samples = dataset.load("train").x.long()
     own = torch.from_numpy(data.partition_.train(3)).long()
     order = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(1))]
-    batches = list(data.train_epoch(3, order=torch.Generator().manual_seed(1), augment=None))
+    batches = list(
+        data.batches(data.train_plan(3, order=torch.Generator().manual_seed(1), augment=None))
+    )
     assert len(batches) == data.num_batches(3)
     assert torch.equal(torch.cat([x for x, _ in batches]), samples[order])
     test = dataset.load("test").x.long()
@@ -201,7 +203,9 @@ def test_the_target_of_a_window_is_the_window(root: Path, channels_last: bool) -
 def test_a_long_epoch_is_gathered_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def windows() -> list[torch.Tensor]:
         data = prepared(WikiText2(str(root)), clients=2, batch_size=4)
-        epoch = data.train_epoch(0, order=torch.Generator().manual_seed(1), augment=None)
+        epoch = data.batches(
+            data.train_plan(0, order=torch.Generator().manual_seed(1), augment=None)
+        )
         return [x for x, _ in epoch]
 
     at_once = windows()

@@ -34,7 +34,7 @@ def prepared(*sizes: int, seed: int = 0, **settings: Any) -> FederatedDataModule
 
 def trained(data: FederatedDataModule, client: int, t: int = 0, order: int = 0) -> list[int]:
     rng = torch.Generator().manual_seed(order)
-    epoch = data.train_epoch(client, order=rng, augment=None, t=t)
+    epoch = data.batches(data.train_plan(client, order=rng, augment=None, t=t))
     return [int(value) for x, _ in epoch for value in x[:, 0]]
 
 

@@ -1,12 +1,18 @@
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lightfed.data.batches import LastBatch
-from lightfed.data.datasets.dataset import Samples, Transform
-from lightfed.data.resident import ResidentSplit
+from lightfed.data.datasets.cache import cached
+from lightfed.data.datasets.dataset import Dataset, Samples, Transform
+from lightfed.data.datasets.language import Prose
+from lightfed.data.datasets.vision import Digits
+from lightfed.data.resident import Place, ResidentSplit, _place, resident
 
 CPU = torch.device("cpu")
 COLOUR = Transform((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -272,3 +278,53 @@ def test_a_gpu_gives_the_batches_of_the_cpu(channels_last: bool, transform: Tran
             assert x_gpu.is_cuda
             torch.testing.assert_close(x_gpu.cpu(), x, rtol=1e-6, atol=1e-6)
             assert torch.equal(y_gpu.cpu(), y)
+
+
+@pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED], ids=["plain", "crop", "erased"])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_split_on_the_host_has_the_same_batches(transform: Transform, last: bool) -> None:
+    def batches(held: bool) -> list[Tensor]:
+        split = ResidentSplit(
+            images(50), transform, device=CPU, channels_last=last, train=True, held=held
+        )
+        how = {"generator": seeded(2), "order": seeded(3)}
+        epoch = split.epoch(np.arange(50), batch_size=8, **how)  # type: ignore[arg-type]
+        return [*(x for x, _ in epoch), split.span(3, 9)[0], split.batch(torch.arange(5))[0]]
+
+    for one, other in zip(batches(held=True), batches(held=False), strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("dataset", [Digits(), Prose(rows=4)], ids=["images", "tokens"])
+@pytest.mark.parametrize("place", ["auto", "host", "mapped"])
+def test_the_bits_of_batches_do_not_depend_on_the_place(dataset: Dataset, place: Place) -> None:
+    samples = dataset.load("test")
+    given: Any = {"device": CPU, "channels_last": False, "train": False}
+    splits = [resident(samples, dataset, place=p, **given) for p in ("device", place)]
+    epochs = [list(split.epoch(np.arange(9), batch_size=4)) for split in splits]
+    for (one, y), (other, z) in zip(*epochs, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(y, z)
+
+
+def test_auto_takes_the_first_place_with_memory_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 100}.get(name, 10))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (400, 800))
+    found = [_place(size, gpu) for size in (200, 201, 500, 501)]
+    assert found == ["device", "host", "host", "mapped"]
+    assert [_place(size, CPU) for size in (500, 501)] == ["device", "mapped"]
+
+
+def test_what_is_larger_than_memory_stays_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch copies its own rows only: the file is read where it is, and is never copied."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x = cached("x", 1, lambda: [np.arange(40, dtype=np.uint8).reshape(10, 1, 2, 2)])
+    samples = Samples(x, torch.arange(10))
+    split = ResidentSplit(samples, Transform((0.0,), (1.0,)), device=CPU, train=True, held=False)
+    assert split._x.data_ptr() == x.data_ptr()
+    found = split.batch(torch.tensor([9]))[0].flatten()
+    torch.testing.assert_close(found * 255, torch.arange(36.0, 40.0))

@@ -81,7 +81,7 @@ def test_batches_hold_the_letters_and_the_classes(tmp_path: Path) -> None:
     seen = []
     for client in range(2):
         order, augment = torch.Generator().manual_seed(client), torch.Generator()
-        for x, y in data.train_epoch(client, order=order, augment=augment):
+        for x, y in data.batches(data.train_plan(client, order=order, augment=augment)):
             assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
             seen += [(*map(int, row), int(label)) for row, label in zip(x, y, strict=True)]
     assert len(seen) == len(texts)

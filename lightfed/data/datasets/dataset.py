@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightfed.data.datasets.transforms import Functions
 from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import Recorded
 
@@ -117,7 +118,7 @@ class Dataset(Recorded, ABC):
 
     @property
     @abstractmethod
-    def transform(self) -> Transform | None:
+    def transform(self) -> Transform | Functions | None:
         """Turns stored samples into batches.
 
         None if only the type changes: tokens become int64, and characters float32.

@@ -1,0 +1,44 @@
+"""Samples are checked once after loading, whatever their source."""
+
+import torch
+
+from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.utils.errors import UserError
+
+_PART = 4096  # samples looked at together; they may be larger than memory
+
+
+def check_samples(samples: Samples, split: Split, dataset: Dataset) -> None:
+    """Refuse samples that no model can train on, or be tested on.
+
+    Raises:
+        UserError: names the data set, the split and the first bad sample.
+    """
+    found = _mistake(samples, dataset)
+    if found is not None:
+        fix = "correct the data, or the arguments of the data set"
+        raise UserError("data.dataset", f"{dataset.name}, {split} split: {found}", fix)
+
+
+def _mistake(samples: Samples, dataset: Dataset) -> str | None:
+    x, y, groups = samples.x, samples.y, samples.groups
+    if not len(x) or not len(y):
+        return "there are no samples"
+    if len(x) != len(y):
+        return f"{len(x)} samples, but {len(y)} labels: sample {min(len(x), len(y))} lacks one"
+    if groups is not None and len(groups) != len(y):
+        return f"{len(y)} samples, but {len(groups)} natural owners"
+    if y.dtype != torch.int64 or y.dim() != 1:
+        return f"the labels are {y.dtype} of shape {tuple(y.shape)}, not int64 of one axis"
+    bad = ((y < 0) | (y >= len(dataset.classes))).nonzero()
+    if len(bad):
+        first = int(bad[0])
+        return f"sample {first} has class {int(y[first])}, of {len(dataset.classes)} classes"
+    expected, shape = tuple(dataset.input_shape), tuple(x.shape[1:])
+    if isinstance(dataset.transform, Transform | None) and shape != expected:
+        return f"sample 0 has the shape {shape}, not {expected}"
+    for start in range(0, len(x) if x.is_floating_point() else 0, _PART):
+        finite = x[start : start + _PART].isfinite().flatten(1).all(1)
+        if not finite.all():
+            return f"sample {start + int(finite.logical_not().nonzero()[0])} is not finite"
+    return None

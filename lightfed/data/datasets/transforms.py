@@ -1,0 +1,85 @@
+"""Transforms of torchvision, or any function, for the samples of a batch on its device.
+
+What cannot be random is called once for a batch. Anything else is called for each sample, with
+torch's generators seeded for it, so that its draws do not depend on the other samples of the batch.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from lightfed.utils.rng import seed_default_generators
+
+Function = Callable[[Any], Any]
+
+# For a batch these do what they do for a sample.
+_ON_BATCHES = (
+    v2.CenterCrop,
+    v2.Grayscale,
+    v2.Identity,
+    v2.Normalize,
+    v2.Pad,
+    v2.RGB,
+    v2.Resize,
+    v2.ToDtype,
+    v2.ToImage,
+    v2.ToPureTensor,
+)
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The transforms of a data set, in place of `Transform`.
+
+    Attributes:
+        train: of training samples; None does nothing.
+        test: of test samples, and of training samples that are not to be augmented.
+    """
+
+    train: Function | None = None
+    test: Function | None = None
+
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether the training transform may draw anything."""
+        return not all(isinstance(step, _ON_BATCHES) for step in steps(self.train))
+
+
+def steps(transform: Function | None) -> Iterator[Function]:
+    """The single steps of a transform."""
+    inner: Any = transform if isinstance(transform, nn.Sequential) else None
+    if isinstance(transform, v2.Compose | v1.Compose):
+        inner = transform.transforms
+    if inner is not None:
+        for step in inner:
+            yield from steps(step)
+    elif transform is not None:
+        yield transform
+
+
+def transformed(x: Tensor, transform: Function | None, seeds: Tensor | None) -> Tensor:
+    """Samples (B, ...) after a transform, float32; uint8 that is left becomes 0..1.
+
+    Args:
+        x: on any device.
+        transform: None does nothing.
+        seeds: (B,) int64 on the CPU, of the draws of each sample; None seeds all with 0.
+    """
+    for step in steps(transform):
+        x = step(x) if isinstance(step, _ON_BATCHES) else _one_by_one(x, step, seeds)
+    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+
+def _one_by_one(x: Tensor, step: Function, seeds: Tensor | None) -> Tensor:
+    samples = []
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        for sample, seed in zip(x, [0] * len(x) if seeds is None else seeds.tolist(), strict=True):
+            seed_default_generators(seed, x.device)
+            samples.append(step(sample))
+    return torch.stack(samples)

@@ -1,0 +1,168 @@
+"""`FromTorch`: data sets and transforms of torch, and data modules."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.datasets import FakeData
+from torchvision.transforms import v2
+
+from lightfed.data import Dirichlet, FederatedDataModule, FromTorch, Iid, Natural
+from lightfed.data.datasets.dataset import Samples, Transform, moments
+from lightfed.data.datasets.transforms import Functions, transformed
+from lightfed.data.resident import ResidentFunctions
+from lightfed.utils.errors import UserError
+
+CPU = torch.device("cpu")
+IMAGES = {"image_size": (3, 10, 8), "num_classes": 3}
+FIXED = v2.Compose([v2.Resize(6), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [2])])
+RANDOM = v2.Compose([v2.RandomCrop(6), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32)])
+
+
+def pairs(count: int, *, seed: int = 0) -> TensorDataset:
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(x, torch.arange(count) % 2)
+
+
+def prepared(dataset: FromTorch, partition: Any = None, **given: Any) -> FederatedDataModule:
+    data = FederatedDataModule(dataset, partition or Iid(), **given)
+    data.prepare(clients=2, seed=0, device=CPU, folder=None)
+    return data
+
+
+def test_tensors_stay_as_they_are() -> None:
+    train, test = pairs(12), pairs(6, seed=1)
+    data = FromTorch(train, test, groups=["b", "a", "a"] * 4)
+    loaded = data.load("train")
+    assert torch.equal(loaded.x, train.tensors[0])
+    assert torch.equal(loaded.y, train.tensors[1])
+    assert loaded.groups is not None
+    assert loaded.groups.tolist() == [1, 0, 0] * 4
+    assert (data.classes, data.input_shape, data.num_classes) == (("0", "1"), (4,), 2)
+    module = prepared(data, Natural())
+    assert sorted(module.num_samples(client) for client in range(2)) == [4, 8]
+    assert torch.equal(module.global_test_batch(0)[0], test.tensors[0])
+
+
+def test_images_of_torchvision_are_standardised() -> None:
+    train, test = FakeData(20, **IMAGES), FakeData(10, **IMAGES, random_offset=99)
+    data = FromTorch(train, test, classes=["ant", "bee", "cow"])
+    loaded = data.load("train")
+    assert (loaded.x.dtype, loaded.x.shape) == (torch.uint8, (20, 3, 10, 8))
+    np.testing.assert_array_equal(loaded.x[3].permute(1, 2, 0), np.asarray(train[3][0]))
+    assert data.transform == Transform(*moments(loaded.x))
+    assert prepared(data, Dirichlet(1.0)).class_names == ("ant", "bee", "cow")
+
+
+def test_a_fixed_transform_is_that_of_every_sample() -> None:
+    train, test = FakeData(9, **IMAGES), FakeData(5, **IMAGES, random_offset=9)
+    data = prepared(FromTorch(train, test, train_transform=FIXED, test_transform=FIXED))
+    assert data.input_shape == (3, 7, 6)
+    x, _ = data.global_test_batch(0)
+    for i in range(5):
+        sample = torch.from_numpy(np.array(test[i][0])).permute(2, 0, 1)
+        torch.testing.assert_close(x[i], FIXED(sample))
+    assert not Functions(FIXED, FIXED).is_random
+
+
+def resident(**given: Any) -> ResidentFunctions:
+    x = torch.randint(0, 256, (30, 3, 6, 6), generator=torch.Generator().manual_seed(0))
+    samples = Samples(x.byte(), torch.arange(30))
+    crop = v2.Compose([v2.Pad(2), *RANDOM.transforms])
+    functions = Functions(crop, v2.ToDtype(torch.float32))
+    return ResidentFunctions(samples, functions, device=CPU, train=True, **given)
+
+
+def test_every_sample_has_draws_of_its_own() -> None:
+    split = resident()
+    state = torch.random.get_rng_state()
+    x, _ = split.batch(torch.zeros(40, dtype=torch.int64), torch.Generator().manual_seed(1))
+    assert len({sample.numpy().tobytes() for sample in x}) > 20
+    assert torch.equal(torch.random.get_rng_state(), state)
+    plain, _ = split.batch(torch.arange(30))
+    assert torch.equal(plain, split.span(0, 30)[0])
+    assert torch.equal(plain, split._x.float())
+
+
+def test_an_epoch_does_not_depend_on_what_is_gathered_together() -> None:
+    def epoch(split: ResidentFunctions) -> Tensor:
+        generators = {name: torch.Generator().manual_seed(1) for name in ("generator", "order")}
+        return torch.cat([x for x, _ in split.epoch(np.arange(30), batch_size=7, **generators)])  # type: ignore[arg-type]
+
+    one, other = resident(), resident(held=False)
+    other._gather_bytes = 0
+    assert torch.equal(epoch(one), epoch(other))
+    last = resident(channels_last=True)
+    assert torch.equal(epoch(last), epoch(one))
+    assert last.span(0, 2)[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_any_function_may_be_a_transform() -> None:
+    x = torch.arange(6.0).view(3, 2)
+    doubled = transformed(x, v2.Compose([torch.nn.Identity(), lambda s: s * 2]), None)
+    assert torch.equal(doubled, x * 2)
+    noise = v2.Compose([lambda sample: sample + torch.rand(2)])
+    assert Functions(noise).is_random
+    seeds = torch.tensor([4, 5, 4])
+    added = transformed(torch.zeros(3, 2), noise, seeds)
+    assert torch.equal(added[0], added[2])
+    assert not torch.equal(added[0], added[1])
+
+
+class Given(LightningDataModule):
+    """A user's own module, with the loader that tests."""
+
+    def __init__(self, test: Any) -> None:
+        super().__init__()
+        self.test = test
+
+    def setup(self, stage: str) -> None:
+        self.train = pairs(8)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, batch_size=3)
+
+    def test_dataloader(self) -> Any:
+        return self.test
+
+
+def test_a_data_module_gives_its_data_sets() -> None:
+    data = FromTorch(Given(DataLoader(pairs(4, seed=1))))
+    assert (len(data.load("train")), len(data.load("test"))) == (8, 4)
+    assert len(prepared(data).test) == 4
+
+
+def refused(key: str, *given: Any, **named: Any) -> str:
+    with pytest.raises(UserError) as error:
+        prepared(FromTorch(*given, **named))
+    assert error.value.key == f"data.dataset.init_args.{key}"
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_is_no_data_set_is_refused() -> None:
+    good = pairs(4)
+    refused("test", good)
+    refused("test", Given(DataLoader(good)), good)
+    refused("train", Given([DataLoader(good)]))
+    refused("test", good, (i for i in range(3)))
+    refused("train", [], good)
+    assert "sample 1" in refused("train", [good[0], (torch.zeros(3), 0)], good)
+    assert "sample 2" in refused("train", [*good, 5][2:], good)
+    assert "0.5" in refused("train", [(torch.zeros(4), 0.5)], good)
+    assert "Image" not in refused("test", good, [(Image.new("L", (2, 2)), "cat")])
+
+
+def test_transforms_that_do_not_fit_are_refused() -> None:
+    images = FakeData(6, **IMAGES)
+    inside = FakeData(6, **IMAGES, transform=v2.Compose([v2.RandomCrop(4)]))
+    assert "RandomCrop" in refused("train", inside, images)
+    both = {"train_transform": RANDOM, "test_transform": v2.Resize(5)}
+    assert "(3, 6, 6)" in refused("train_transform", images, images, **both)
+    wrong = v2.Normalize([0.5] * 4, [1.0] * 4)
+    refused("test_transform", images, images, test_transform=wrong)
