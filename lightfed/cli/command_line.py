@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -21,6 +22,7 @@ USAGE_ERROR = UserError.status
 # Commands with a parser of their own, and the modules whose `main` they are.
 _WITHOUT_A_TRAINER = {
     "report": "lightfed.report.command",
+    "configs": "lightfed.cli.shipped",
     "control": "lightfed.studies.heterofl.control",
     "latency": "lightfed.cli.latency_command",
 }
@@ -66,6 +68,9 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
 
         print(help_text(), end="")
         return
+    if arguments == ["--version"]:
+        print(f"lightfed {version('lightfed')}")
+        return
     try:
         if arguments and arguments[0] in _WITHOUT_A_TRAINER:
             command = import_module(_WITHOUT_A_TRAINER[arguments[0]])
@@ -81,10 +86,11 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
 def _run(arguments: list[str], *, from_python: bool) -> None:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+    from lightfed.cli.shipped import with_paths
     from lightfed.studies.heterofl.control import with_configurations
 
     try:
-        words = with_configurations(arguments)
+        words = with_configurations(with_paths(arguments))
         if words[:1] == ["plan"]:
             words = [word.replace("--world-size", "--world_size", 1) for word in words]
         _command_line(words if from_python or words != arguments else None)
@@ -103,7 +109,7 @@ def _command_line(arguments: list[str] | None) -> None:
     import warnings
 
     import yaml  # type: ignore[import-untyped]
-    from jsonargparse import ArgumentError, Namespace
+    from jsonargparse import ArgumentError, Namespace, set_parsing_settings
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
     import lightfed.cli.catalog  # noqa: F401 - short class names in a configuration are those of imported classes
@@ -113,6 +119,7 @@ def _command_line(arguments: list[str] | None) -> None:
     from lightfed.runs.federation_state import config_digest
 
     imports_end()
+    set_parsing_settings(add_print_completion_argument=True)
     # Tips, and advice for runs that are not federations.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

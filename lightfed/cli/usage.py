@@ -9,6 +9,7 @@ COMMANDS = {
     "partition": "print the split of the data over the clients",
     "groups": "print the layers that groups have in common (FlexiFed's trie)",
     "plan": "print balance, bytes and memory of a run on many ranks",
+    "configs": "list the configurations in the installation, or copy them",
     "report": "make the page of a run folder, or compare several",
     "control": "explain a control string of HeteroFL",
     "latency": "analyse the time saved by waiting only for the first servers",
@@ -21,9 +22,12 @@ def help_text() -> str:
         "lightfed",
         description="Train federations of heterogeneous clients.",
         epilog="`lightfed COMMAND --help` lists the arguments of a command. "
-        "`--config control:DATA:STRING` uses the configuration of a control string.",
+        "`--config lightfed:NAME` uses a configuration of `lightfed configs`, "
+        "`--config control:DATA:STRING` that of a control string.",
     )
     parser.add_argument("-c", "--config", help="a YAML file with a section for each command")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("--print_completion", metavar="SHELL", help="print a completion script")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)

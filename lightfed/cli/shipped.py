@@ -1,0 +1,76 @@
+"""The configurations in the installation: `lightfed configs`, and `--config lightfed:NAME`."""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import shorten
+
+from lightfed.utils.errors import UserError
+
+PREFIX = "lightfed:"
+ROOT = Path(__file__).parents[1] / "configs"  # in the repository a link to the folder of that name
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the sub-command; `argv` holds the words after `lightfed configs`.
+
+    Raises:
+        UserError: there is nothing of that name, or it has been copied already.
+    """
+    parser = argparse.ArgumentParser(
+        "lightfed configs", description="List the configurations in the installation, or copy them."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    copy = commands.add_parser("copy", help="copy a configuration or a folder of them to configs/")
+    copy.add_argument("name", help="such as heterofl, or fedavg/digits")
+    asked = parser.parse_args(argv)
+    if asked.command == "copy":
+        print(_copy(asked.name))
+        return 0
+    for name in names():
+        headline = path_of(name).read_text("utf-8").partition("\n")[0].strip("# ")
+        print(f"{name:<34}{shorten(headline, 100, placeholder=' ...')}")
+    return 0
+
+
+def names() -> list[str]:
+    """All of them, without the ending."""
+    found = (path.relative_to(ROOT).with_suffix("") for path in ROOT.rglob("*.yaml"))
+    return sorted(map(str, found), key=lambda name: (name.count("/"), name))
+
+
+def path_of(name: str) -> Path:
+    """The file of a configuration.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name in names():
+        return ROOT / f"{name}.yaml"
+    near = [other for other in names() if other.startswith(f"{name}/")]
+    near = near or get_close_matches(name, names())
+    fix = f"did you mean {' or '.join(near[:4])}?" if near else "see `lightfed configs`"
+    raise UserError("--config", f"no configuration {name!r} in the installation", fix)
+
+
+def with_paths(words: Sequence[str]) -> list[str]:
+    """A command line with the paths of configurations in place of their names."""
+    found = []
+    for word in words:
+        head, prefix, name = word.rpartition(PREFIX)
+        named = prefix and head in ("", "--config=", "-c=")
+        found.append(f"{head}{path_of(name)}" if named else word)
+    return found
+
+
+def _copy(name: str) -> Path:
+    source = ROOT / name if name and (ROOT / name).is_dir() else path_of(name)
+    target = "configs" / source.relative_to(ROOT)
+    if target.exists():
+        raise UserError("configs copy", f"{target} exists", "move it away first")
+    if source.is_dir():
+        return Path(shutil.copytree(source, target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(source, target))
