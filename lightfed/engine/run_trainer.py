@@ -15,6 +15,7 @@ from lightfed.engine.checks import Clips
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.session_setup import step_schedule
+from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
@@ -63,6 +64,18 @@ class RunTrainer(Recorded, L.Trainer):
     @config.setter
     def config(self, config: dict[str, Any]) -> None:
         self._config = config
+
+    @property
+    def results(self) -> Run:
+        """The run folder's tables: `rounds`, and `clients` with a row a client and evaluation.
+
+        Raises:
+            UserError: the run has no folder.
+        """
+        logger = self.run_logger
+        if logger is None or not logger.claimed:
+            raise UserError("trainer.logger", "no run folder to read", "call fit with logger=True")
+        return read(logger.folder)
 
     @property
     def last_checkpoint(self) -> LastCheckpoint | None:
