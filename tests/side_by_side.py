@@ -43,7 +43,7 @@ class Groups:
         self.work = options["work"]
         self.masks = None
         self.groups = [
-            GroupState.build(
+            GroupState(
                 group,
                 data,
                 name=name,

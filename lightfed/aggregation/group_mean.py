@@ -131,7 +131,9 @@ class GroupMeans:
         if accumulate == "fixed":
             sums = self._fixed_sums(parts, totals, weights, place)
             _sum(sums, ranks)
-            self._spread_fixed(parts, totals, sums)
+            for part, total, mean in zip(parts, totals, self._cut(sums, self._floats), strict=True):
+                for piece in part.values() if total else ():
+                    piece.copy_(mean.double() / FIXED_SCALE)
             return
         jobs, first = [], 0
         for run, part in zip(self._floats, parts, strict=True):
@@ -161,13 +163,6 @@ class GroupMeans:
                     share = weights[k] * FIXED_SCALE / total
                     out += (piece.double() * share).round_().long()
         return sums
-
-    def _spread_fixed(
-        self, parts: Sequence[Mapping[int, Tensor]], totals: Sequence[float], sums: Tensor
-    ) -> None:
-        for part, total, mean in zip(parts, totals, self._cut(sums, self._floats), strict=True):
-            for piece in part.values() if total else ():
-                piece.copy_(mean.double() / FIXED_SCALE)
 
     def _largest_integers(
         self, rows: Mapping[int, Row], givers: Collection[int], ranks: Ranks

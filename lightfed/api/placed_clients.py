@@ -54,7 +54,7 @@ class PlacedClients:
         self.kept: dict[str, Kept] = {}
         self.masks: Kept | None = None
         self.groups = [
-            GroupState.build(
+            GroupState(
                 group,
                 data,
                 name=name,

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -141,13 +141,20 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     return flops
 
 
-@dataclass(eq=False)
 class GroupState:
-    """A group on this rank.
+    """A group on this rank; its module is built on the CPU, for the same values on all ranks.
+
+    Args:
+        group: as configured.
+        data: number of classes and shape of a sample.
+        name: in metrics and reports.
+        position: among the groups; seeds the initial values.
+        seed: of the run.
+        device: of the rank.
+        host_rows: keep the rows in host memory.
+        prepare: the algorithm's change to a fresh module.
 
     Attributes:
-        group: as configured.
-        name: in metrics and reports.
         layout: of its rows.
         live: the one module, bound to one row at a time.
         initial: the module's initial values.
@@ -158,21 +165,11 @@ class GroupState:
         takes_lr: whether its optimiser uses the round's learning rate.
     """
 
-    group: ClientGroup
-    name: str
-    layout: ModelLayout
-    live: LiveModule
-    initial: Row
-    store: RowStore
-    staging: Staging | None
-    flops: float
-    session: LocalSession = field(init=False)
+    session: LocalSession
     takes_lr: bool = True
-    _borrowed: Row | None = None
 
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         group: ClientGroup,
         data: DataSpec,
         *,
@@ -182,38 +179,20 @@ class GroupState:
         device: torch.device,
         host_rows: bool,
         prepare: Callable[[L.LightningModule, DataSpec], None],
-    ) -> "GroupState":
-        """Build the group's module on the CPU, for identical values on all ranks, and move it.
-
-        Args:
-            group: as configured.
-            data: number of classes and shape of a sample.
-            name: in metrics and reports.
-            position: among the groups; seeds the initial values.
-            seed: of the run.
-            device: of the rank.
-            host_rows: keep the rows in host memory.
-            prepare: the algorithm's change to a fresh module.
-        """
+    ) -> None:
         module = group.build(data, position=position, seed=seed)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(seed, "prepare"))
             prepare(module, data)
-        layout = ModelLayout.of(module)
-        initial = LiveModule(module, layout).row_of_module()
-        flops = _flops(module, data, position)
+        self.group, self.name = group, name
+        self.layout = ModelLayout.of(module)
+        self.initial = LiveModule(module, self.layout).row_of_module()
+        self.flops = _flops(module, data, position)
         module.to(device)
-        store = RowStore(layout, device=device, host=host_rows)
-        return cls(
-            group=group,
-            name=name,
-            layout=layout,
-            live=LiveModule(module, layout),  # created after the move, which replaces buffers
-            initial=initial,
-            store=store,
-            staging=Staging(store) if host_rows else None,
-            flops=flops,
-        )
+        self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers
+        self.store = RowStore(self.layout, device=device, host=host_rows)
+        self.staging = Staging(self.store) if host_rows else None
+        self._borrowed: Row | None = None
 
     @property
     def rate(self) -> float:

@@ -258,16 +258,13 @@ class RowStore:
             self.slots.setdefault(client, len(self.slots))
         if len(self.slots) <= len(self._floats):
             return False
-        self._grow(len(self.slots), keep=keep)
-        return True
-
-    def _grow(self, slots: int, *, keep: bool) -> None:
-        floats = self._allocate(slots)
-        integers = self._integers.new_zeros(slots, self.layout.integers.size)
+        floats = self._allocate(len(self.slots))
+        integers = self._integers.new_zeros(len(self.slots), self.layout.integers.size)
         if keep:
             floats[: len(self._floats)] = self._floats
             integers[: len(self._integers)] = self._integers
         self._floats, self._integers = floats, integers
+        return True
 
     def row(self, client: int) -> Row:
         """The client's row as views of the store."""

@@ -88,7 +88,3 @@ class SwitchNorm1d(nn.Module):
         seen = self.num_batches_tracked > 0
         weight = torch.where(seen, 1 - self.momentum**self.num_batches_tracked, 1.0)
         return self.running_mean / weight, torch.where(seen, self.running_var / weight, 1.0)
-
-    @override
-    def extra_repr(self) -> str:
-        return f"{len(self.weight)}, eps={self.eps}, momentum={self.momentum}"

@@ -204,7 +204,3 @@ class PadShortcut(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.channels))
-
-    @override
-    def extra_repr(self) -> str:
-        return f"stride={self.stride}, channels={self.channels}"
