@@ -29,7 +29,7 @@ _NAN = {
 
 @dataclass(frozen=True)
 class Order:
-    """What is chosen first: the smallest or largest |row|, or at random by a seed of two int32."""
+    """The order of choice: smallest or largest |row| first, or random by a seed of two int32."""
 
     row: Tensor | None
     largest: bool = False

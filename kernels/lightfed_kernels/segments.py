@@ -38,11 +38,11 @@ class Segments:
         """Tables for rows of this layout; other devices than `device` get theirs at first use.
 
         Raises:
-            ValueError: the tensors do not lie as Layout.build lays them.
+            ValueError: the tensors are not placed as by Layout.build.
         """
         if layout != Layout.build((entry.name, entry.shape) for entry in layout):
             raise ValueError(
-                "layout: its tensors do not lie back to back, as Layout.build lays them"
+                "layout: its tensors are not back to back, as Layout.build places them"
             )
         pairs = [(entry.offset, entry.numel) for entry in layout]
         bounds = np.array(pairs, np.int64).reshape(-1, 2)

@@ -1,6 +1,6 @@
-"""Which elements of every tensor a mask keeps, drops or grows: exact counts, deterministic ties.
+"""Choice of the elements that a mask keeps, drops or grows: exact counts, deterministic ties.
 
-Of every tensor t exactly counts[t] candidates are chosen (all, if there are fewer). Ties go to the
+Exactly counts[t] candidates of every tensor t are chosen, or all if there are fewer. Ties go to the
 lowest index, so the result is the same on every device.
 """
 

@@ -155,7 +155,7 @@ def _measure(options: argparse.Namespace, device: torch.device, copy_gb_per_s: f
 def _cases(
     options: argparse.Namespace, device: torch.device, models: list[str], clients: list[int]
 ) -> list[Case]:
-    """What was asked for; `models` and `clients` where nothing was."""
+    """The cases asked for; `models` and `clients` are the defaults."""
     dtypes = options.dtype or (["float32"] if options.gate else ["float32", "bfloat16"])
     return list(
         build_cases(

@@ -13,18 +13,18 @@ from lightfed_kernels._rows import short
 from lightfed_kernels.layout import padded
 from lightfed_kernels.masks import unpack_mask
 
-# What a call returns: a row, the named tensors of a row, or several of either.
+# The result of a call: a row, the named tensors of a row, or several of either.
 Result = Tensor | Mapping[str, Tensor] | Sequence[Any]
 
 Run = Callable[[], Result]
 
-# Input set -> the call that is timed. What is done here is not timed. Every code gets input sets of
-# its own, so it may overwrite them.
+# Input set -> the call that is timed; the preparation here is not. Every code gets its own input
+# sets, so it may overwrite them.
 Bind = Callable[[Any], Run]
 
 OURS, OFFICIAL, COMPILED = "ours", "official", "compiled"
 
-# Of a sum of a few rows: ours rounds once, a rival at every addition, in the dtype of the rows.
+# For sums of a few rows. Ours rounds once; a rival rounds at every addition, in the rows' dtype.
 OUR_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float64: 1e-12}
 RIVAL_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-1, torch.float64: 1e-12}
 

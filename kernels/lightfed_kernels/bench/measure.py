@@ -35,7 +35,7 @@ SCRAP_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Environment:
-    """What a reader needs to know about the machine.
+    """The machine, for readers of the results.
 
     Attributes:
         processor: the name of the card or of the CPU.

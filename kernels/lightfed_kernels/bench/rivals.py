@@ -1,4 +1,4 @@
-"""What a careful user of torch would write instead: `_foreach`, views, flat rows, one expression.
+"""The code that a careful user of torch would write: `_foreach`, views, flat rows, one expression.
 
 A `foreach_` function takes models as lists of tensors, a `flat_` one as rows; other arguments are
 those of the papers' formulation in `official`. The `flat_` functions are what torch.compile gets.

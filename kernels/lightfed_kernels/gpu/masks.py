@@ -15,14 +15,14 @@ from lightfed_kernels import _rows
 
 # Mask words of a tile: 1024 elements.
 WORDS = 32
-# Of booleans, of which 16 are 16 bytes.
+# Mask words of a tile of booleans: a thread loads 16 of them, 16 bytes, at once.
 BYTE_WORDS = 64
 # Tiles that a program counts.
 TILES = 32
 WARPS = 4
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
-# What values are computed in.
+# The types of the arithmetic.
 WIDE = {**TYPES, torch.bfloat16: tl.float32}
 
 

@@ -82,7 +82,7 @@ def _magnitude_keys(
 
 @triton.jit
 def _tile(tiles, words_in, WORDS: tl.constexpr, FREE: tl.constexpr):
-    """A tile's tensor, first tile of that, first word, words, which exist, and candidates.
+    """A tile: its tensor, that tensor's first tile, first word, words, their mask, candidates.
 
     FREE: the candidates are the elements of the tensor whose bit is 0, else those where it is 1.
     """
@@ -147,7 +147,7 @@ def histogram(
     # In two steps, as in the first pass there is nothing above the digit.
     found = candidates & ((keys >> 8) == tl.load(thresholds + tensor).to(keys.dtype))
     digits = tl.where(found, (keys & 255).to(tl.int32), -1)
-    # One tensor and in any order, which saves a detour through shared memory.
+    # One tensor in any order: an ordered one would go through shared memory.
     digits = tl.reshape(digits, [WORDS * 32], can_reorder=True)
     if tl.max(digits, 0) >= 0:
         counts = tl.histogram(digits, 256, mask=digits >= 0).to(tl.int64)

@@ -59,8 +59,8 @@ def _within(row, column, r, q, about_ptr, n_b, FLAT: tl.constexpr, VECTOR: tl.co
     c = tl.load(about_ptr + 3)
     if FLAT:
         c = tl.multiple_of(c, VECTOR)
-    # Tiles of several rows are of tensors whose places within a tile fit into 32 bits; in tiles of
-    # one, what is left of the row may be longer, but only whether it ends matters.
+    # Within a tile of several rows all positions fit into 32 bits. In a tile of one row the rest of
+    # the row may be longer, but all that matters is whether it ends in the tile.
     columns = tl.minimum(c - column, 1 << 30).to(tl.int32)
     if FLAT:
         base = offset + row * c + column
@@ -158,7 +158,7 @@ def merge_kernel(
                 x = x.to(tl.float64) * tl.load(weights_ptr + client)
                 if FIXED:
                     x = _nearest(x)
-                # What is not held was not loaded: 0, times a finite weight.
+                # Elements that are not held were loaded as 0, and the weight is finite.
                 sums += x.to(SUMS)
         if MODE != SUM:
             total = tl.load(totals_ptr + level)

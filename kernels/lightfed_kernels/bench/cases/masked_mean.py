@@ -23,7 +23,7 @@ OPERATIONS = ("masked_mean",)
 # A receiver averages itself and ten others (DisPFL, section 4.1).
 DEGREE = 10
 
-# Receivers whose result is held against the reference, which is slow.
+# Number of receivers that are compared with the reference, which is slow.
 CHECKED = 4
 
 

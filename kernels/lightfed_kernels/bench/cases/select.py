@@ -81,7 +81,7 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         reference=partial(_reference, random=True),
         codes={OURS: partial(_ours, random=True), OFFICIAL: partial(_official, random=True)},
         floor_bytes=row_bytes + 2 * mask_bytes,
-        # What is drawn at random is another mask in each code.
+        # Each code draws another random mask.
         rival_tolerance=inf,
     )
     return [by_gradient, at_random]

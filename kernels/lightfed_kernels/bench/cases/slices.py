@@ -36,9 +36,9 @@ class Inputs:
     labels: list[list[int]]
 
     def views(self, row: Tensor, client: int, *, own: bool, labels: bool) -> list[Tensor]:
-        """What a client covers, in a row of the target or in its `own`.
+        """The parts that a client covers, in a row of the target or in its `own`.
 
-        With `labels`, of tensors whose rows are labels, only those that the client holds.
+        With `labels`, tensors whose rows are labels are cut to the rows that the client holds.
         """
         target, layout = self.model.layout, self.layouts[client]
         views: list[Tensor] = []
