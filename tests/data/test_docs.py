@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All files that the page names."""
     root = tmp_path_factory.mktemp("docs")
     rows = tables.points(root / "flowers.csv").read_text()
-    (root / "flowers.csv").write_text(rows.replace("a,b,kind,who", "petal,sepal,species,who", 1))
+    (root / "flowers.csv").write_text(rows.replace("a,b,kind,who", "petal,sepal,species,region", 1))
     tables.shades(root / "photos", each=8)
     tables.sounds(root / "words", each=4)
     letters: Any = {"x": ["to be or not"] * 4, "y": [" ", "t", " ", "t"]}
@@ -53,6 +53,8 @@ def test_the_examples_of_the_page_run(
         parser.add_class_arguments(FederatedDataModule, "data")
         data = parser.instantiate_classes(parser.parse_string(example)).data
     data.prepare(clients=3, seed=0, device=torch.device("cpu"), folder=None)
+    if "flowers" in example:
+        assert data.input_shape == (2,)
     plan = data.train_plan(1, order=torch.Generator(), augment=torch.Generator())
     x, y = next(data.batches(plan))
     assert x.shape[1:] == data.input_shape

@@ -63,6 +63,22 @@ def test_a_table_of_any_format_is_the_same_data(kind: str, tmp_path: Path) -> No
     assert data.transform == Transform(mean, std)
 
 
+def test_the_columns_left_are_the_samples_if_they_are_of_one_kind(tmp_path: Path) -> None:
+    path = tables.points(tmp_path / "points.csv")
+    data = Hub(str(path), test=0.25, label="kind", group="who")
+    assert data.input_shape == (2,)
+    net = torch.nn.Linear(2, 2)
+    steps = torch.optim.SGD(net.parameters(), lr=0.5)
+    module = FederatedDataModule(data, Natural())
+    module.prepare(clients=1, seed=0, device=CPU, folder=None)
+    for x, y in (module.train.span(0, 30),) * 30:
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        steps.step()
+    x, y = module.global_test_batch(0)
+    assert torch.equal(net(x).argmax(1), y)
+
+
 def test_moments_are_those_of_the_channels() -> None:
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (7, 3, 4, 5))).byte()
     mean, std = moments(x)
@@ -209,6 +225,7 @@ def test_columns_and_splits_that_are_not_there_are_named(tmp_path: Path) -> None
     path = tables.points(tmp_path / "points.csv")
     both = {"label": "kind", "test": 0.2}
     assert "a, b, kind, who" in refused("label", path, test=0.2)
+    assert "a, b, who" in refused("features", path, **both)  # the writer may be a text to read
     assert "kin" in refused("label", path, label="kin", test=0.2)
     assert "who" in refused("text", path, label="kind", test=0.2, text="says")
     assert "whose" in refused("group", path, **both, group="whose")

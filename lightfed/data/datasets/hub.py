@@ -60,7 +60,8 @@ class Hub(Dataset):
             audio: the column of recordings: PCM wave; other formats need FFmpeg and the extra
                 `audio`.
             features: the column or columns of numbers. By default the samples are the only column
-                of images, recordings or texts, or else all columns of numbers.
+                of images or recordings; or all columns but `label` and `group`, if they are one
+                text or all numbers.
             label: the column of classes, words or whole numbers; by default `label`, `labels`, `y`,
                 `target` or `class`.
             group: the column of the natural owner of a sample, such as its writer, for `Natural`.
@@ -175,13 +176,14 @@ class Hub(Dataset):
                 return kind, names
         others = {self._column(table, "label"), self._group}
         kinds = {name: kind_of(name, feature) for name, feature in table.features.items()}
+        kinds = {name: kind for name, kind in kinds.items() if kind and name not in others}
         for kind in ("image", "audio", "text", "features"):
-            names = [name for name, its in kinds.items() if its == kind and name not in others]
-            if len(names) == 1 or (kind == "features" and names):
+            names = [name for name, its in kinds.items() if its == kind]
+            alone = kind in ("image", "audio") or len(names) == len(kinds)  # beside other columns
+            if alone and (len(names) == 1 or (kind == "features" and names)):
                 return kind, names
-            found = f"which of {', '.join(names)} is not given"
-            require(not names, f"{KEY}.{kind}", found, "name one of them")
-        raise UserError(f"{KEY}.features", "no column of samples", "name one")
+        found = f"not given, and which of the columns {', '.join(kinds)} are samples is not clear"
+        raise UserError(f"{KEY}.features", found, "name them, or the column image, text or audio")
 
     def _samples(self, split: Split) -> Tensor:
         kind, names = self._source
