@@ -2,22 +2,25 @@
 
 import torch
 
-from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.utils.errors import UserError
 
 _PART = 4096  # samples looked at together; they may be larger than memory
 
 
-def check_samples(samples: Samples, split: Split, dataset: Dataset) -> None:
-    """Refuse samples that no model can train on, or be tested on.
+def loaded(dataset: Dataset) -> tuple[Samples, Samples]:
+    """The training and the test split.
 
     Raises:
-        UserError: names the data set, the split and the first bad sample.
+        UserError: names the data set, the split and the first sample that no model can use.
     """
-    found = _mistake(samples, dataset)
-    if found is not None:
-        fix = "correct the data, or the arguments of the data set"
-        raise UserError("data.dataset", f"{dataset.name}, {split} split: {found}", fix)
+    splits = {"train": dataset.load("train"), "test": dataset.load("test")}
+    for split, samples in splits.items():
+        found = _mistake(samples, dataset)
+        if found is not None:
+            fix = "correct the data, or the arguments of the data set"
+            raise UserError("data.dataset", f"{dataset.name}, {split} split: {found}", fix)
+    return splits["train"], splits["test"]
 
 
 def _mistake(samples: Samples, dataset: Dataset) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.data.batches import Batch, LastBatch, PackBatches, Plan, Resident, batch_sizes
-from lightfed.data.checks import check_samples
+from lightfed.data.checks import loaded
 from lightfed.data.datasets.dataset import Dataset, Task
 from lightfed.data.partition.draw import (
     Partition,
@@ -89,15 +89,11 @@ class FederatedDataModule(Recorded, LightningDataModule):
         found = f"union, whose test samples personal_test: {personal_test} tests on"
         fits = pool != "union" or personal_test == "split"
         require(fits, "data.pool", found, "set data.personal_test: split")
-        self.dataset = dataset
-        self.partition = partition
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.personal_test = personal_test
-        self.train_fraction = train_fraction
-        self.channels_last = channels_last
+        self.dataset, self.partition = dataset, partition
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.personal_test, self.train_fraction = personal_test, train_fraction
+        self.channels_last, self.chunks = channels_last, chunks
         self.last_batch: LastBatch = last_batch
-        self.chunks = chunks
         self.pool: Pool = pool
         self.resident: Place = resident
         for key in ("batch_size", "eval_batch_size", "chunks"):
@@ -174,9 +170,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         """
         if self._prepared == (clients, seed, device):
             return
-        train, test = self.dataset.load("train"), self.dataset.load("test")
-        check_samples(train, "train", self.dataset)
-        check_samples(test, "test", self.dataset)
+        train, test = loaded(self.dataset)
         if self.pool == "union":
             train = train.and_then(test)
         self.partition_ = draw_partition(
@@ -195,10 +189,9 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 self.partition_ = stored
         self._seed = seed
         self.reserve(0.0)
-        given: dict[str, Any] = {"device": device, "place": self.resident}
-        given["channels_last"] = self.channels_last
-        self.train = resident(train, self.dataset, **given, train=True)
-        self.test = resident(test, self.dataset, **given, train=False)
+        how: dict[str, Any] = {"device": device, "place": self.resident, "last": self.channels_last}
+        self.train = resident(train, self.dataset, train=True, **how)
+        self.test = resident(test, self.dataset, train=False, **how)
         self._tokens = train.x if self.task == "masked_lm" else None
         self._union = torch.from_numpy(np.unique(self.partition_.train_index))
         self._prepared = (clients, seed, device)

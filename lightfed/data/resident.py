@@ -225,7 +225,7 @@ def resident(
     *,
     device: torch.device,
     place: Place,
-    channels_last: bool,
+    last: bool = False,
     train: bool,
 ) -> Resident:
     """A split where it should be; the bits of its batches do not depend on that.
@@ -236,7 +236,7 @@ def resident(
         device: of the batches.
         place: on the device; in the memory of the host; or as it was loaded, which for a data set
             in the cache folder is mapped from there; "auto" is the first with memory to spare.
-        channels_last: give images in that memory format.
+        last: give images in the memory format channels_last.
         train: whether this is the training split.
     """
     if place == "auto":
@@ -247,7 +247,7 @@ def resident(
     if transform is None:
         windows = dataset.task == "masked_lm"
         return ResidentTokens(samples, device=device, windows=windows, held=held)
-    given: dict[str, Any] = {"device": device, "channels_last": channels_last, "train": train}
+    given: dict[str, Any] = {"device": device, "channels_last": last, "train": train}
     if isinstance(transform, Functions):
         return ResidentFunctions(samples, transform, **given, held=held)
     return ResidentSplit(samples, transform, **given, held=held)

@@ -300,7 +300,7 @@ def test_a_split_on_the_host_has_the_same_batches(transform: Transform, last: bo
 @pytest.mark.parametrize("place", ["auto", "host", "mapped"])
 def test_the_bits_of_batches_do_not_depend_on_the_place(dataset: Dataset, place: Place) -> None:
     samples = dataset.load("test")
-    given: Any = {"device": CPU, "channels_last": False, "train": False}
+    given: Any = {"device": CPU, "train": False}
     splits = [resident(samples, dataset, place=p, **given) for p in ("device", place)]
     epochs = [list(split.epoch(np.arange(9), batch_size=4)) for split in splits]
     for (one, y), (other, z) in zip(*epochs, strict=True):
