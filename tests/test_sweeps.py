@@ -114,12 +114,23 @@ def kind(words: list[str]) -> tuple[str, ...]:
     return (algorithm, *words[:place], *words[place + 1 :])
 
 
+def kinds(sweep: Path) -> list[list[str]]:
+    """A command of each kind."""
+    shapes = [shape(words) for words in commands(sweep)]
+    return list({kind(words): words for words in shapes}.values())
+
+
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda path: path.name)
+def test_the_first_and_the_last_line_parse(sweep: Path, parser: ArgumentParser) -> None:
+    found = kinds(sweep)
+    for words in (found[0], found[-1]):
+        assert parser.parse_args(words).subcommand == "fit", words
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda path: path.name)
 def test_every_line_parses(sweep: Path, parser: ArgumentParser) -> None:
-    found = commands(sweep)
-    assert found
-    shapes = [shape(words) for words in found]
-    for words in {kind(words): words for words in shapes}.values():
+    for words in kinds(sweep):
         assert parser.parse_args(words).subcommand == "fit", words
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from lightfed.local.packed.rules import SideBySide
 from lightfed.testing.conformance import check_ranks, check_resumed, digests_of
+from lightfed.testing.processes import run_module
 from tests.conformance.kit import plan_of
 
 
@@ -24,3 +25,16 @@ def test_every_case_on_every_number_of_ranks(
     for name in plan.cases:
         check_ranks(plan, name, digests)
         check_resumed(plan, name, digests)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1500)
+def test_packs_of_any_size_on_any_ranks_survive_a_kill_within_one(tmp_path: Path) -> None:
+    run_module(
+        "tests.conformance.packs",
+        "--cases",
+        "heterofl, conv, bn, one channel",
+        "--out",
+        str(tmp_path / "table.md"),
+    )
+    assert "same" in (tmp_path / "table.md").read_text()

@@ -43,7 +43,7 @@ def test_a_clients_bits_are_those_of_any_pack(name: str) -> None:
     whole = fleet(name, CLIENTS)
     rows, metrics = after(whole)
     assert most(whole) == [CLIENTS]
-    for size in (1, 3, 5):
+    for size in (1, 4):
         some = fleet(name, max(size, 2))
         some.training._packs._most = {0: size}  # of 1: padded
         found = after(some)
@@ -117,7 +117,10 @@ class CurvedStep(Smooth):
 
 
 @pytest.mark.parametrize("model", [Curved, CurvedStep])
-@pytest.mark.parametrize("size", [50, 51, 53])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(50, marks=pytest.mark.matrix), 51, pytest.param(53, marks=pytest.mark.matrix)],
+)
 def test_neither_odd_widths_nor_the_ends_of_tensors_show_the_other_clients(
     model: type[nn.Module], size: int
 ) -> None:

@@ -7,7 +7,13 @@ from tests.kernels.backends import device
 __all__ = ["device"]
 
 # The other backends take them in the default tier, and the interpreter the smaller ones.
-_LONG_INTERPRETED = ("transformer_abcde", "resnet18_iid_aeec", "test_golden_dispfl_fire", "-16]")
+_LONG_INTERPRETED = (
+    "transformer_abcde",
+    "conv_nonorm",
+    "resnet18_iid_aeec",
+    "test_golden_dispfl_fire",
+    "-16]",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
