@@ -103,8 +103,8 @@ class Federation(Recorded, L.LightningModule):
             exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL).
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (where it pays and the module allows it) or off.
-            pack_memory: Memory in MiB for the rows of clients that train at once, with their
-                gradients; bounds auto.
+            pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
+                at once; bounds auto.
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
                 non-finite update, before the run ends; they are left out and named. The run always
                 ends when no session of a round has a usable update; with one session per round,

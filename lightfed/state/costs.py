@@ -92,6 +92,29 @@ def forward_flops(
     return counter.get_total_flops() / len(batch)
 
 
+def activation_bytes(module: nn.Module, batch: torch.Tensor) -> float:
+    """Bytes that the backward pass of one sample needs from the forward pass, without weights.
+
+    Args:
+        module: put into eval mode and back.
+        batch: (2, ...) zeros.
+    """
+    weights = {tensor.untyped_storage().data_ptr() for tensor in module.state_dict().values()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with evaluating(module), hooks:
+        kept = module(batch)  # until all are counted: no address is used twice
+    del kept
+    return sum(saved.values()) / len(batch)
+
+
 def weight_uses(module: nn.Module, batch: torch.Tensor) -> dict[str, float]:
     """Multiply-adds of every element of a weight in the forward pass of one sample.
 

@@ -1,13 +1,17 @@
 """What clients trained side by side cost, against the same clients one after the other.
 
     python tests/benchmarks/packs.py [--reps 5] [--clients 20]
+    python tests/benchmarks/packs.py --memory [--clients 20]
 
 CPU time of a round without a Trainer, one torch thread, both ways in turns. The ratio is of one
-turn. The rules of `lightfed.local.packed.rules` come from this table.
+turn. The rules of `lightfed.local.packed.rules` come from this table. With `--memory`, the growth
+of the process's peak memory in a round, one process each, and the estimate behind pack_memory.
 """
 
 import argparse
+import multiprocessing
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +26,7 @@ from torch.optim import SGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.packed.rules import client_bytes
 from lightfed.models import MLP, Conv, SimpleCNN
 from tests.small import data_of, fleet_of, run_round
 
@@ -80,12 +85,43 @@ def compare(name: str, sizes: Sequence[int], *, reps: int, clients: int) -> None
     print(f"{name:20} {flops:8.2f} MFLOPs a batch {step:7.2f} ms a step ", *ratios, flush=True)
 
 
+def peak(name: str, side: Any, clients: int) -> tuple[float, float]:
+    """MiB by which a round of one session a client grows the process, and the estimate of them."""
+    model, shape = MODELS[name]
+    fleet = build(model, shape, side, clients)
+    state = fleet.groups[0]
+    one = client_bytes(state, fleet.data)  # type: ignore[arg-type]
+    small = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run_round(fleet, 0)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - small
+    return grown / 1024, one * (1 if side == "off" else side) / 2**20
+
+
+def compare_memory(name: str, clients: int) -> None:
+    """Print one line of the table of memory."""
+    context = multiprocessing.get_context("spawn")
+    found = []
+    for side in ("off", clients // 2, clients):
+        with context.Pool(1) as pool:
+            found.append(pool.apply(peak, (name, side, clients)))
+            pool.close()
+            pool.join()
+    cells = [f"{grown:7.0f} ({estimate:5.0f})" for grown, estimate in found]
+    print(f"{name:20}", *cells, flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--memory", action="store_true", help="peak memory instead of time")
     options = parser.parse_args()
+    if options.memory:
+        print("MiB (estimate): off, packs of", options.clients // 2, options.clients)
+        for name in MODELS:
+            compare_memory(name, options.clients)
+        return
     sizes = [size for size in (3, 5, 10, 20) if size <= options.clients]
     print("packs of", *sizes)
     for name in MODELS:

@@ -17,8 +17,9 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.packed.rules import FLOOR
+from lightfed.local.packed.rules import FLOOR, client_bytes
 from lightfed.models import MLP
+from lightfed.state.costs import activation_bytes
 from lightfed.utils.errors import UserError
 from tests.core.packs import (
     CASES,
@@ -196,6 +197,16 @@ def test_the_environment_says_how_each_group_is_trained(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "run/environment.json").read_text())["side_by_side"]
     assert found["net"] == 2
     assert "item" in found["own"]
+
+
+def test_memory_bounds_a_pack_by_rows_and_activations() -> None:
+    """Of an MLP: inputs of the linear layers, outputs of the ReLUs, and log-probabilities."""
+    made = fleet("mlp", "auto")
+    state = made.groups[0]
+    floats = 4 + 40 + 30  # inputs of the three layers; a ReLU keeps what the next layer does
+    assert activation_bytes(state.module, torch.zeros(2, 4)) == 4 * floats
+    each = 4 * (5 * state.layout.size + 1.5 * 4 * floats)
+    assert client_bytes(state, made.data) == each  # type: ignore[arg-type]
 
 
 def test_a_number_below_two_is_refused() -> None:

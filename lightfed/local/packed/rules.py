@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from lightfed.local.client_group import GroupState
@@ -22,6 +22,7 @@ from lightfed.local.packed.forward import OWN, PackedForward, graph_of
 from lightfed.local.packed.steppers import PackedStepper, packed_stepper
 from lightfed.local.session import Autocast, Runtime
 from lightfed.models.build import DataSpec, blank
+from lightfed.state.costs import activation_bytes
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 
@@ -37,6 +38,9 @@ _MEBI = 1 << 20
 _MOST = 128  # clients of a pack under `auto`
 # Rows in work at once: parameters, gradients, momentum, a copy in case the pack fails.
 _ROWS = 5
+# Activations kept for the backward pass, and their gradients; convolutions also keep columns
+# (measured by tests/benchmarks/packs.py --memory).
+_ACTIVATIONS, _COLUMNS = 1.5, 5.0
 # Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing
 # (measured on the networks of tests/benchmarks/packs.py).
 _BUSY_CONVOLUTIONS = 1e7
@@ -83,7 +87,7 @@ class Packed:
 
     Attributes:
         side_by_side: clients of a pack, auto or off.
-        memory: MiB for the rows of a pack and their gradients; bounds auto.
+        memory: MiB for the rows, gradients and activations of a pack; bounds auto.
 
     Raises:
         UserError: a number below 2, or no memory.
@@ -162,10 +166,18 @@ class Packed:
         packed = packed_stepper(stepper, state.live.trainable, pulls=pulls)
         if isinstance(packed, str):
             return Packing(reason=packed)
-        fits = max(1, self.memory * _MEBI // (4 * state.layout.size * _ROWS))
-        most = min(_MOST, fits) if self.side_by_side == "auto" else int(self.side_by_side)
+        most = self.side_by_side
+        if most == "auto":
+            most = min(_MOST, int(self.memory * _MEBI / client_bytes(state, data)))
         floor = FLOOR if graph_of(state.module) is None else _PAIR
-        return Packing(max(most, floor), floor, packed)
+        return Packing(max(int(most), floor), floor, packed)
+
+
+def client_bytes(state: GroupState, data: BatchedData) -> float:
+    """An estimate of the memory that a client takes in a pack."""
+    batch = data.batch_size * activation_bytes(state.module, _zeros(state, data))
+    kept = _COLUMNS if _has(state.module, (_ConvNd,)) else _ACTIVATIONS
+    return 4 * state.layout.size * _ROWS + kept * batch
 
 
 def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
@@ -246,7 +258,7 @@ def _fails(state: GroupState, data: DataSpec, context: Autocast | None, *, start
         state.initial.floats.to(state.store.device).repeat(count, 1),
         state.initial.integers.to(state.store.device).repeat(count, 1),
     )
-    x = blank(data, samples=2).to(state.store.device)
+    x = _zeros(state, data)
     y = x if data.task == "masked_lm" else torch.zeros(2, dtype=torch.int64, device=x.device)
     batch = [part.expand(count, *part.shape).clone() for part in (x, y)]
     others = {n: b.clone() for n, b in module.named_buffers() if n not in forward.buffers}
@@ -269,6 +281,10 @@ def _fails(state: GroupState, data: DataSpec, context: Autocast | None, *, start
     finally:
         module.train(mode)
     return ""
+
+
+def _zeros(state: GroupState, data: DataSpec) -> Tensor:
+    return blank(data, samples=2).to(state.store.device)
 
 
 def _has(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
