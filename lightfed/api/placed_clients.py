@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, place
@@ -53,17 +54,12 @@ class PlacedClients:
         self.clients = sum(group.count for group in groups)
         self.kept: dict[str, Kept] = {}
         self.masks: Kept | None = None
+        prepare = algorithm.prepare_module
+        build = partial(
+            GroupState, seed=seed, device=self.device, host_rows=host_rows, prepare=prepare
+        )
         self.groups = [
-            GroupState(
-                group,
-                data,
-                name=name,
-                position=position,
-                seed=seed,
-                device=self.device,
-                host_rows=host_rows,
-                prepare=algorithm.prepare_module,
-            )
+            build(group, data, name=name, position=position)
             for position, (group, name) in enumerate(zip(groups, group_names(groups), strict=True))
         ]
         self._home_group = [i for i, group in enumerate(groups) for _ in range(group.count)]

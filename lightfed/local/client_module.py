@@ -122,9 +122,10 @@ LOG_PERPLEXITY = "log_perplexity"
 
 def reported(metrics: dict[str, float]) -> dict[str, float]:
     """Convert means of a client or the global model to reported metrics."""
-    return {
-        name.removeprefix("log_") if name.startswith(LOG_PERPLEXITY) else name: (
-            math.exp(min(value, 700.0)) if name.startswith(LOG_PERPLEXITY) else value
-        )
-        for name, value in metrics.items()
-    }
+    found = {}
+    for name, value in metrics.items():
+        if name.startswith(LOG_PERPLEXITY):
+            found[name.removeprefix("log_")] = math.exp(min(value, 700.0))
+        else:
+            found[name] = value
+    return found

@@ -57,12 +57,7 @@ class Transformer(nn.Module):
         rate: float = 1.0,
     ) -> None:
         super().__init__()
-        found = f"{tuple(input_shape)}, where a window of tokens has one dimension"
-        fix = "use data with windows of tokens as samples"
-        require(len(input_shape) == 1, "input_shape", found, fix)
-        found = f"{mask_rate} is outside [0, 1]"
-        require(0.0 <= mask_rate <= 1.0, "mask_rate", found, "give a probability")
-        require(heads >= 1, "heads", heads, "give at least 1")
+        _check(input_shape, mask_rate, heads)
         width = rounded_up(embedding * rate)
         if layers:
             check_heads(embedding, heads, rate, layer="layers.0.attention")
@@ -75,12 +70,9 @@ class Transformer(nn.Module):
         self.scaler = Scaler(rate)
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.Sequential(
-            *(
-                EncoderLayer(width, heads, rounded_up(hidden * rate), dropout, rate)
-                for _ in range(layers)
-            )
-        )
+        units = rounded_up(hidden * rate)
+        encoders = (EncoderLayer(width, heads, units, dropout, rate) for _ in range(layers))
+        self.layers = nn.Sequential(*encoders)
         self.decoder = nn.Sequential(
             nn.Linear(width, width),
             Scaler(rate),
@@ -103,6 +95,15 @@ class Transformer(nn.Module):
         # The Scaler of the sum is the sum of both embeddings' Scalers.
         embedded = self.scaler(self.token(kept) + self.position.weight[: tokens.shape[1]])
         return self.decoder(self.layers(self.dropout(self.norm(embedded))))
+
+
+def _check(input_shape: Sequence[int], mask_rate: float, heads: int) -> None:
+    found = f"{tuple(input_shape)}, where a window of tokens has one dimension"
+    fix = "use data with windows of tokens as samples"
+    require(len(input_shape) == 1, "input_shape", found, fix)
+    found = f"{mask_rate} is outside [0, 1]"
+    require(0.0 <= mask_rate <= 1.0, "mask_rate", found, "give a probability")
+    require(heads >= 1, "heads", heads, "give at least 1")
 
 
 class EncoderLayer(nn.Module):
