@@ -1,6 +1,7 @@
 """Tables of samples: what Hugging Face `datasets` loads, from its hub, its cache or a path."""
 
 import json
+import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -76,7 +77,8 @@ def _open(local: Path | None, path: str, split: str, name: str | None) -> Table:
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is raised, too
+    for name in ("datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is raised, too
     if local is None:
         return datasets.load_dataset(path, name, split=split)
     if local.is_file():

@@ -153,12 +153,9 @@ def draw_partition(
         scheme: deals the training samples.
         clients: number of clients.
         seed: names the draw, together with the class of the scheme.
-        test: "match": from the test set, with the class proportions of the client's training
-            samples; clients may share samples (DisPFL). "disjoint": likewise, but each sample is
-            used once (nearly HeteroFL's test shards). "random": an equal share of the test set,
-            regardless of the training samples; each sample is used once (FlexiFed). "split": held
-            out of the client's own training samples (pFedMoE). "labels": all test samples of the
-            classes that the client trains on (FedBCD).
+        test: where the test samples of a client come from, see `FederatedDataModule`: "match" is
+            DisPFL's rule, "disjoint" nearly that of HeteroFL, "random" FlexiFed's, "split"
+            pFedMoE's, and "labels" FedBCD's.
         train_fraction: with "split", the part used for training.
         train: the training set.
         test_samples: the test set.
