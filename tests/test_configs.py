@@ -161,7 +161,7 @@ def test_a_header_names_the_command_of_its_own_file(config: Path) -> None:
 
 
 def readme_commands() -> list[str]:
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs/using.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     return [line[line.index("lightfed ") :] for line in lines if re.search(r"\blightfed \w+", line)]

@@ -8,12 +8,13 @@ import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from typing_extensions import override
 
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.process import end_process, imports_begin, imports_end
 from lightfed.utils.signals import listen
 
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     if sys.argv[1:2] == ["fit"]:
         listen()  # the import of torch alone takes seconds
+    sys.path.append(os.getcwd())  # last: a file there must not hide an installed package
     imports_begin()
     status: Any = 0
     try:
@@ -86,11 +88,14 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
 def _run(arguments: list[str], *, from_python: bool) -> None:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+    from lightfed.cli.config_files import check_files, with_items
     from lightfed.cli.shipped import with_paths
     from lightfed.studies.heterofl.control import with_configurations
 
     try:
-        words = with_configurations(with_paths(arguments))
+        words = with_paths(arguments)
+        check_files(words)
+        words = with_configurations(with_items(words))
         if words[:1] == ["plan"]:
             words = [word.replace("--world-size", "--world_size", 1) for word in words]
         _command_line(words if from_python or words != arguments else None)
@@ -173,6 +178,7 @@ def _command_line(arguments: list[str] | None) -> None:
                 here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
                 options.trainer.update(Namespace(here))
             _rename_cohorts(options.model)
+            _check_values(options, sections)
             if options.trainer.name is None and options.config:
                 options.trainer.name = Path(str(options.config[-1])).stem
 
@@ -206,6 +212,14 @@ def _command_line(arguments: list[str] | None) -> None:
         parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(commands, options),
         args=arguments,
     )
+
+
+def _check_values(options: Any, sections: dict[str, type]) -> None:
+    """Reject an empty value of a key whose default is one."""
+    for section, owner in sections.items():
+        for name, parameter in signature(owner).parameters.items():
+            empty = options[section].get(name) is None and parameter.default is not None
+            require(not empty, f"{section}.{name}", "no value", "give one, or leave the key out")
 
 
 def _rename_cohorts(model: Any) -> None:

@@ -104,6 +104,9 @@ def class_error(error: Exception, config: Namespace) -> UserError | None:
     A delay does not know which argument of another class it is, so its key is that of the value at
     fault in `config`.
     """
+    needed = re.search(r"(Requirement '.*?' not met).*`(pip install .*?)`", str(error))
+    if needed:  # by a logger or callback of Lightning
+        return UserError("trainer", needed[1], needed[2])
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, UserError):
         inner = inner.__cause__
@@ -146,6 +149,9 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     if found := _REQUIRED.match(text):
         hint = _class_hint("", takes.get(found[1]))
         return UserError(f"{below}.{found[1]}", _plain(text), hint)
+    missing = re.match(r"No module named '(.+?)'", text)
+    if missing and path and not path.startswith(missing[1]):
+        return UserError(key, f"{path}: {_plain(text)}", "correct the imports of its file")
     named = re.search(r"(?:import path string:|class, but) ([\w.]+)", text)
     name = named[1] if named else "" if owner else path
     value = re.match(".*(?:Got|Given) value: (.*)", text, re.DOTALL)

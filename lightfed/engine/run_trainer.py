@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+    StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
@@ -19,7 +29,7 @@ from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.errors import Interrupted, UserError, require
 from lightfed.utils.lightning_private import _PATH, _SignalConnector
 from lightfed.utils.recorded import Recorded, arguments
 
@@ -185,6 +195,16 @@ class FlagSignals(_SignalConnector):
         pass
 
 
+# Callbacks that change the steps, batches or weights of a single training loop.
+_IDLE = (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+
+
 def with_defaults(
     callbacks: list[Callback] | Callback | None,
     loggers: Sequence[Logger],
@@ -195,6 +215,9 @@ def with_defaults(
 ) -> list[Callback]:
     """A user's callbacks, and those that a run has by default unless they are among them."""
     given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    for callback in given:
+        idle, found = isinstance(callback, _IDLE), type(callback).__name__
+        require(not idle, "trainer.callbacks", f"{found} has no effect on sessions", "remove it")
     if progress and not any(isinstance(c, ProgressBar) for c in given):
         given.append(RoundProgressBar())
     if checkpoint and not any(_is_found(c, loggers) for c in given):

@@ -99,7 +99,7 @@ class FederatedTrainer(RunTrainer):
             precision: Precision of local training. With 16-mixed every session has its own loss
                 scaler.
             strategy: How ranks are started; only `federated` works here.
-            logger: True for the run folder; Lightning's loggers; False for none.
+            logger: Lightning's loggers, besides the run folder; False for neither.
             callbacks: Lightning callbacks; a batch is a wave of sessions, an epoch a round.
             fast_dev_run: One round of one batch per client, no files.
             limit_train_batches: Batches (int) or share of the batches (float) per session.
@@ -165,12 +165,12 @@ class FederatedTrainer(RunTrainer):
             "OMP_NUM_THREADS", str(num_threads)
         )  # otherwise Lightning's launcher sets another value
         keep_heap()
-        loggers: list[Logger]
-        if isinstance(logger, bool):
-            made = logger and not fast_dev_run
-            loggers = [RunLogger(default_root_dir, name or "run")] if made else []
-        else:
+        loggers: list[Logger] = []
+        if not isinstance(logger, bool):
             loggers = [logger] if isinstance(logger, Logger) else list(logger)
+        own = any(isinstance(given, RunLogger) for given in loggers)
+        if logger is not False and not fast_dev_run and not own:
+            loggers.insert(0, RunLogger(default_root_dir, name or "run"))
         super().__init__(
             accelerator=accelerator,
             strategy=strategy,

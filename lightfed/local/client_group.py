@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import lightning.pytorch as L
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from lightfed.local.client_module import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.local.session import LocalSession
@@ -86,6 +87,11 @@ class ClientGroup(Recorded):
             torch.default_generator.manual_seed(derive_seed(seed, "init", client=position))
             key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
+        for name, parameter in module.named_parameters():
+            lazy = isinstance(parameter, UninitializedParameter)
+            odd = "lazy" if lazy else "complex" if parameter.is_complex() else ""
+            found = f"{name} of {type(module).__name__} is {odd}"
+            require(not odd, key, found, "use real parameters of known sizes")
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()
@@ -127,7 +133,7 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
             flops = forward_flops(module.net, blank(data, samples=2), lambda x: losses(x, labels))
     except NotImplementedError:
         return 0.0
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # of the user's forward
         found = f"it cannot take samples of shape {shape} ({error})"
         raise UserError(key, found, "use a model, or init_args, that can") from error
     finally:
@@ -135,6 +141,8 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     positions = shape if data.task == "masked_lm" else ()
     expected = (2, *positions, data.num_classes)
     if isinstance(module, NetworkClient):
+        found = f"its forward returns a {type(outputs[0]).__name__}"
+        require(isinstance(outputs[0], Tensor), key, found, "return a tensor of logits")
         found = f"its output for two samples has shape {tuple(outputs[0].shape)}"
         fits, fix = outputs[0].shape == expected, f"it must be {expected}, a number for each class"
         require(fits, key, found, fix)

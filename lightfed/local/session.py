@@ -217,6 +217,10 @@ class LocalSession:
         metrics = {name: float(value) for name, value in self._log.close().items()}
         return Report(client, samples, metrics=metrics, batch=batch)
 
+    def forget(self) -> None:
+        """Discard what an evaluation that raised has logged."""
+        self._log.clear()
+
 
 @dataclass
 class PendingReport:

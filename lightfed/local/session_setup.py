@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightfed.local.client_group import GroupState
@@ -83,6 +83,7 @@ def client_stepper(
     trains = bool(state.live.trainable)
     require(trains, key, "it has no parameters to train", "use another model")
     optimizer = make_optimizer(factory, state.live.trainable)
+    _check_steps(optimizer, "model.optimizer")
     stepper = make_stepper(
         optimizer,
         schedulers=[],
@@ -119,6 +120,13 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
         raise
     except (TypeError, ValueError) as error:
         raise UserError("model.optimizer", str(error), "correct its init_args") from error
+
+
+def _check_steps(optimizer: Optimizer, key: str) -> None:
+    """Reject optimisers that need more of a session than one dense gradient a step."""
+    fits = not isinstance(optimizer, LBFGS | SparseAdam)
+    found = f"{type(optimizer).__name__}, which needs closures or sparse gradients"
+    require(fits, key, found, "use one of dense gradients, such as Adam")
 
 
 def _not_finite(arguments: Mapping[str, Any]) -> dict[str, float | Tensor]:
@@ -192,7 +200,11 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
     module = state.module
     if runtime.trainer is not None:
         module.trainer = runtime.trainer
-    configured: Any = module.configure_optimizers()
+    try:
+        configured: Any = module.configure_optimizers()
+    except Exception as error:
+        found = f"configure_optimizers of {type(module).__name__}: {error!r}"
+        raise UserError(key, found, "correct it") from error
     try:
         optimizers, schedulers, monitor = _configure_optimizers(configured)
     except MisconfigurationException as error:
@@ -200,6 +212,7 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
         raise UserError(key, found, "return an optimizer, and with it a scheduler") from error
     found = f"{len(optimizers)} optimizers from configure_optimizers"
     require(len(optimizers) == 1, key, found, "return exactly one")
+    _check_steps(optimizers[0], key)
     for group in optimizers[0].param_groups:
         for name, value in _not_finite(group).items():
             found = f"{name} {value} from configure_optimizers"

@@ -1,4 +1,4 @@
-"""The README's lines on the kernels run as they stand."""
+"""The documentation's lines on the kernels run as they stand."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,8 @@ from lightfed_kernels import Layout, Segments, pack_mask
 
 
 def test_the_lines_on_kernels_run() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    section = text.split("## Kernels")[1].split("\n## ")[0]
-    [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    text = (Path(__file__).parents[2] / "docs/kernels.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
     def layout(width: int) -> Layout:
         return Layout.build([("body.weight", (width, 8)), ("head.weight", (10, width))])

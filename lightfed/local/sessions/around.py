@@ -18,6 +18,7 @@ from lightfed.local.session import Known, LocalSession, PendingReport, Report, R
 from lightfed.models.build import blank
 from lightfed.state.costs import MaskedFlops
 from lightfed.state.rows import Row
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, seed_default_generators
 
 log = logging.getLogger(__name__)
@@ -187,13 +188,20 @@ class AroundSessions:
         """Test a module on a client's test split.
 
         A module's draws in evaluation (tokens to mask) are named (seed, purpose, client), so that
-        they are the same on any rank.
+        they are the same on any rank. If its `validation_step` raises, no sample is tested.
         """
         if module.training:
             module.eval()
         self._seed(f"{purpose}-evaluation", -1, client)
         batches = self._fleet.data.test_batches(client)
-        report = self.session_of(module).evaluate(batches, client=client)
+        session = self.session_of(module)
+        try:
+            report = session.evaluate(batches, client=client)
+        except UserError:
+            raise
+        except Exception as error:
+            session.forget()
+            return Report(client, 0, error=" ".join(f"{type(error).__name__}: {error}".split()))
         report.metrics = reported(report.metrics)
         return report
 
