@@ -34,8 +34,7 @@ SHARDS = "lightfed_shards"  # key in the main file: tags of the shards, number o
 FORMAT = 3  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
 _PREVIOUS = ".previous"
-# Kept in config.yaml; only primitives can be loaded safely.
-_NOT_STATE = [a + b for a in ("", "datamodule_") for b in ("hyper_parameters", "hparams_name")]
+_NOT_STATE = ("hyper_parameters", "hparams_name")  # ends of keys; config.yaml has these values
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 log = logging.getLogger(__name__)
 
@@ -72,18 +71,15 @@ def save(
     tag = ranks.broadcast(uuid4().hex[:12])
     rows = checkpoint.pop(CLIENTS, None)
     chain = None if chains is None or rows is None else chains.next(shard_folder(main))
-    for key in _NOT_STATE:
-        checkpoint.pop(key, None)
+    for key in [key for key in checkpoint if key.endswith(_NOT_STATE)]:
+        del checkpoint[key]  # only primitives can be loaded safely
     if rows is not None:
         rows = rows if chain is None else chain.changes(rows, shard_folder(main), ranks)
         shard = shard_folder(main) / tag / f"rank{ranks.rank}.pt"
         _together(lambda: _write(rows, shard), main, tag, ranks)
     tags = [tag] if chain is None else [*chain.tags, tag]
-    checkpoint[SHARDS] = {
-        "tags": tags,
-        "ranks": 0 if rows is None else ranks.world,
-        "format": FORMAT,
-    }
+    world = 0 if rows is None else ranks.world
+    checkpoint[SHARDS] = {"tags": tags, "ranks": world, "format": FORMAT}
 
     def commit() -> None:
         if ranks.rank == 0:
