@@ -77,8 +77,8 @@ def _open(local: Path | None, path: str, split: str, name: str | None) -> Table:
     import datasets
 
     datasets.disable_progress_bars()
-    for name in ("datasets", "huggingface_hub"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is raised, too
+    for package in ("datasets", "huggingface_hub"):
+        logging.getLogger(package).setLevel(logging.CRITICAL)  # what fails is raised, too
     if local is None:
         return datasets.load_dataset(path, name, split=split)
     if local.is_file():
