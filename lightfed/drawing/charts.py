@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightfed.drawing.theme import colour_of, dash_of
-from lightfed.results.tables import readable, sentence
+from lightfed.results.tables import readable
 from lightfed.results.units import is_share
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Axis:
 
     @property
     def heading(self) -> str:
-        return self.title or sentence(self.column)
+        return self.title or readable(self.column)
 
 
 def metric_axis(column: str, metric: str, values: pd.Series[float], title: str = "") -> Axis:
@@ -119,7 +119,9 @@ class Chart:
     @property
     def table(self) -> pd.DataFrame:
         """What a reader may want as numbers."""
-        return self.data[list(self.headings)].rename(columns=dict(self.headings))
+        shown = self.data[list(self.headings)]
+        numbers = shown.select_dtypes("number")
+        return shown[numbers.notna().any(axis=1)].rename(columns=dict(self.headings))
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,10 @@ class Figure:
                 drawn = set(chart.data["series"])
                 found |= {n: p for n, p in chart.series.places.items() if n in drawn}
         return dict(sorted(found.items(), key=lambda pair: pair[1]))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The numbers of all its charts."""
+        import pandas as pd
+
+        return pd.concat({chart.title: chart.table for chart in self.charts}, names=["chart"])

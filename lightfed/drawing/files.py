@@ -65,6 +65,29 @@ def table_text(table: pd.DataFrame, format: str) -> str:
     return "\n".join((begin, r"\hline", lines[0], r"\hline", *lines[1:], r"\hline", end, ""))
 
 
+def write_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> None:
+    """Each figure in each of the formats.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    for figure in figures:
+        for format in formats:
+            write_file(folder / f"{figure.name}.{format}", picture(figure, format))
+
+
+def write_table(table: pd.DataFrame, stem: Path, format: str) -> None:
+    """The table as `stem` with the end of the format.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    if len(table):
+        write_file(
+            stem.with_name(f"{stem.name}.{TABLES[format]}"), table_text(table, format).encode()
+        )
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: a reader sees the old one or the new one.
 

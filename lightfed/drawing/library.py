@@ -8,6 +8,7 @@ import base64
 import gzip
 import hashlib
 import os
+import zlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,7 +45,7 @@ def library() -> Library:
     try:
         packed = place.read_bytes()
         script = gzip.decompress(packed)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         script = _bundle()
         packed = gzip.compress(script, mtime=0)
         _keep(place, packed)

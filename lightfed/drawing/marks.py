@@ -7,6 +7,7 @@ interval. Series can be switched off on the page by the parameter `hidden`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 HEIGHT = 250
 STEP = 24  # pixels of a row of bars or points
 MOST_ROUNDS = 250  # points of a line; of more, evenly spaced ones are drawn
+MOST_POINTS = 4000  # of all lines of a chart
+WHOLE = ("round", "rank")  # columns of whole numbers
 FEW = 15  # points of a line that are marked
 MOST_SHOWN = 400  # members of a group that are drawn as points
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 # drag with a mouse moves, shift and wheel zooms: a plain wheel and a finger scroll the page
+INK = {"color": "theme:ink"}
 JITTER = {"yOffset": {"expr": "isValid(datum.offset) ? (datum.offset - 0.5) * 22 : 0"}}
 ZOOM = {
     "name": "zoom",
@@ -44,7 +48,9 @@ NEAREST = {
 def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
     """A line for each series through its measured points, with a band from `low` to `high`."""
     data = _canonical(table, {"x": x.column, "y": y.column, "series": by.column})
-    data = data.groupby("series", sort=False, group_keys=False)[list(data)].apply(_thinned)
+    own = data.groupby("series", sort=False, group_keys=False)[list(data)]
+    most = min(MOST_ROUNDS, max(30, MOST_POINTS // max(1, own.ngroups)))
+    data = own.apply(lambda part: part.iloc[evenly_spaced(len(part), most=most)])
     few = len(data) == 0 or data.groupby("series").size().max() <= FEW
     shown, seen = {"value": 1 if few else 0}, {"param": "near", "empty": False, "value": 1}
     headings = _headings(data, x, y, by)
@@ -124,7 +130,7 @@ def bars(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") 
     }
     layers = [bar]
     if "low" in data:
-        rule = _interval("rule", "x", x, {"strokeWidth": 1.5, "color": "theme:ink"})
+        rule = _interval("rule", "x", replace(x, zero=True), {"strokeWidth": 1.5} | INK)
         layers.append(rule)
         rule["encoding"]["y"] = place["y"]
     chart = _chart(title or x.heading, data, headings, formats, by, layers, {})
@@ -168,7 +174,7 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = ""
                 "tooltip": _tooltip({"y": y.heading, "x": x.heading}, formats),
             },
         },
-        _tick("p50", row, scale, {"thickness": 3, "color": "theme:ink", "height": size}),
+        _tick("p50", row, scale, {"thickness": 3, "height": size, **INK}),
         _tick("mean", row, scale, {"thickness": 2, "color": "theme:accent", "height": size}),
     ]
     both = pd.concat([boxes, dots], ignore_index=True)
@@ -248,10 +254,6 @@ def _canonical(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     return data.dropna(subset=list(names)).reset_index(drop=True)
 
 
-def _thinned(own: pd.DataFrame) -> pd.DataFrame:
-    return own.iloc[evenly_spaced(len(own), most=MOST_ROUNDS)]
-
-
 def _headings(data: pd.DataFrame, x: Axis, y: Axis, by: Series) -> dict[str, str]:
     ends = {end: end for end in ("low", "high") if end in data}
     places = {"x": x.heading, "y": y.heading}
@@ -285,7 +287,9 @@ def _position(
     role: str, axis: Axis, *, padding: int | None = None, zero: bool = False
 ) -> dict[str, Any]:
     """The channel of a position; `_chart` says whether it is of names."""
-    scale: dict[str, Any] = {"type": "log"} if axis.log else {"zero": axis.zero or zero}
+    scale: dict[str, Any] = (
+        {"type": "log", "nice": False} if axis.log else {"zero": axis.zero or zero}
+    )
     if axis.ends:
         scale |= {"domain": list(axis.ends)}
     elif padding is not None:
@@ -295,6 +299,7 @@ def _position(
     if role == "x":
         look |= {"grid": False}
     names = {"sort": list(axis.names)} if axis.names else {}
+    look |= {"tickMinStep": 1} if axis.column in WHOLE else {}
     return {"field": role, "type": "quantitative", "scale": scale, "axis": look, **names}
 
 
@@ -358,4 +363,4 @@ def _with_rows(chart: Chart, y: Axis, data: pd.DataFrame, *, step: int = STEP) -
 
 
 def _with_height(chart: Chart, height: int) -> Chart:
-    return Chart(**{**vars(chart), "spec": {**chart.spec, "height": height}})
+    return replace(chart, spec={**chart.spec, "height": height})

@@ -1,22 +1,29 @@
-"""Self-contained HTML: escaped text, inline CSS, pictures as data URIs.
+"""Pages that need nothing from outside: templates, charts with their data, and the library.
 
-`parts()` has the macros of templates/parts.html: `heading`, `paragraph`, `table` and so on.
+A page works from a file, offline, under a content policy that lets only its own two scripts run
+and nothing be fetched. It draws its charts in the reader's colours and draws them again if these
+change. Every text is escaped. `parts()` has the macros of templates/parts.html.
 """
 
-import base64
-import contextlib
-import os
-from collections.abc import Sequence
+from __future__ import annotations
+
+import math
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from lightfed.drawing.style import DARK, DPI, LIGHT, PALETTE
-from lightfed.utils.errors import UserError
+from lightfed.drawing.charts import Chart, Figure
+from lightfed.drawing.library import LICENCES, digest, library
+from lightfed.drawing.theme import DARK, LIGHT, coloured, config, dash_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DIGITS = 5  # of a number in a chart
 
 
 @dataclass(frozen=True)
@@ -27,42 +34,81 @@ class Cell:
     best: bool = False
 
 
-def document(
-    name: str, body: Sequence[str] = (), *, template: str = "page.html", **also: Any
-) -> str:
-    """A whole page.
-
-    Args:
-        name: title of the browser tab.
-        body: parts in order, for the default template.
-        template: a file in templates/.
-        also: further variables of the template.
-    """
-    return _environment().get_template(template).render(name=name, body=body, **also)
-
-
 @cache
 def parts() -> Any:
     """The macros of parts.html; each returns markup."""
     return _environment().get_template("parts.html").module
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically: a reader sees the old one or the new one.
+def document(name: str, *, template: str, refresh: int = 0, **also: Any) -> str:
+    """A whole page.
 
-    Raises:
-        UserError: the folder cannot be written to.
+    Args:
+        name: title of the browser tab.
+        template: a file in templates/.
+        refresh: seconds after which the page loads itself again; 0 for a page that stays.
+        also: further variables of the template.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        found = f"{path} cannot be written: {error.strerror}"
-        raise UserError("report", found, "make the folder writable or choose another") from error
+    own, packed = _script(), library()
+    policy = f"script-src '{digest(own.encode())}' '{packed.digest}'"
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            name=name,
+            refresh=refresh,
+            script=Markup(own),
+            packed=packed.packed,
+            policy=f"default-src 'none'; {policy}; style-src 'unsafe-inline'; img-src data:",
+            looks={"light": coloured(config(), LIGHT), "dark": coloured(config(), DARK)},
+            colours={"light": LIGHT.colours, "dark": DARK.colours},
+            licences=LICENCES,
+            **also,
+        )
+    )
+
+
+def content(figure: Figure) -> list[dict[str, Any]]:
+    """What the page's script draws: each chart's specification and the columns of its data."""
+    return [
+        {
+            "spec": chart.spec,
+            "data": {name: _column(chart.data[name]) for name in chart.data},
+            "headings": chart.headings,
+            "formats": chart.formats,
+            "series": chart.series is not None,
+        }
+        for chart in figure.charts
+    ]
+
+
+def describe(chart: Chart) -> str:
+    """For readers who do not see the chart."""
+    names = [] if chart.series is None else list(dict.fromkeys(chart.data["series"]))
+    of = f" of {', '.join(map(str, names[:12]))}" if names else ""
+    return f"{chart.title}{of}. The numbers are in the table below the figure."
+
+
+def _column(values: pd.Series[Any]) -> Any:
+    """Numbers with DIGITS digits, up to the last that is known; names once each, with places."""
+    if values.dtype.kind == "b":
+        return [bool(value) for value in values]
+    if values.dtype.kind in "iuf":
+        known = len(values) - int(values[::-1].notna().to_numpy().argmax()) if len(values) else 0
+        return [_number(value) for value in values.tolist()[:known]]
+    codes, names = values.factorize()
+    return {"of": [str(name) for name in names], "at": codes.tolist()}
+
+
+def _number(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return int(short) if short == int(short) and abs(short) < 2**53 else short
+
+
+def _script() -> str:
+    return (files("lightfed.drawing") / "templates" / "charts.js").read_text("utf-8")
 
 
 @cache
@@ -72,22 +118,13 @@ def _environment() -> Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.do"],
     )
-    made.filters |= {"typeset": _typeset, "data_uri": _data_uri, "css_width": _css_width}
-    made.globals |= {"light": LIGHT, "dark": DARK, "palette": PALETTE, "colours": len(PALETTE)}
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # and columns in their order
+    made.filters |= {"typeset": _typeset, "content": content, "describe": describe}
+    made.globals |= {"light": LIGHT, "dark": DARK, "dash": dash_of, "series": len(LIGHT.series)}
     return made
 
 
 def _typeset(text: str) -> Markup:
-    """Escaped, with a true plus-minus sign."""
+    """Escaped, with a true plus-minus and minus sign."""
     return escape(text).replace(" +- ", Markup(" &plusmn; "))
-
-
-def _css_width(png: bytes) -> int:
-    """100 pixels per inch, so that all pictures have one text size; the IHDR has the width."""
-    return round(int.from_bytes(png[16:20], "big") * 100 / DPI)
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"

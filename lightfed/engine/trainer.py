@@ -13,6 +13,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEn
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+from lightfed import report
 from lightfed.distributed import requeue
 from lightfed.distributed.slurm import check_launch, check_tasks
 from lightfed.engine.checks import (
@@ -29,7 +30,7 @@ from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
 from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.report import build, print_summary
+from lightfed.report.live import LivePage
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError
@@ -123,7 +124,7 @@ class FederatedTrainer(RunTrainer):
             ranks_per_device: Ranks that share each GPU, for clients too small to fill one. They
                 communicate over gloo, since NCCL rejects two ranks on a GPU. Under SLURM, a node
                 needs this many tasks per GPU.
-            enable_page: Make the run folder's page at the end, and print the summary.
+            enable_page: Keep the run folder's page up to date, and print the summary at the end.
         """
         self.resumes_from = None
         self.in_round = False
@@ -210,6 +211,8 @@ class FederatedTrainer(RunTrainer):
             enable_autolog_hparams=False,
         )
         self.fit_loop = FederatedLoop(self)
+        if enable_page:
+            self.callbacks.append(LivePage())
         self._signal_connector = FlagSignals(self)
 
     @property
@@ -245,8 +248,8 @@ class FederatedTrainer(RunTrainer):
             if logger is not None:
                 logger.finish(self.current_epoch, self._limits)
                 if self._makes_page and self.is_global_zero:
-                    build(logger.folder)
-                    print_summary(logger.folder)
+                    report.build(logger.folder)
+                    report.print_summary(logger.folder)
 
     @override
     def validate(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:

@@ -1,23 +1,27 @@
-"""Reports on runs: pictures, a self-contained page, tables in the terminal, comparisons.
+"""Reports on runs: a self-contained page, figures, tables in the terminal, comparisons.
 
-They need only the files of a run folder, so they work on a copy of it.
+They need only the files of a run folder, so they work on a copy of it. Names are imported on first
+use: pandas takes half a second.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lightfed.drawing.summary import print_summary
-from lightfed.report.page import build
-
 if TYPE_CHECKING:
+    from lightfed.drawing.summary import print_summary
     from lightfed.report.comparison import compare
+    from lightfed.report.page import build
 
 __all__ = ["build", "compare", "print_summary"]
 
+_HOMES = {
+    "build": "lightfed.report.page",
+    "compare": "lightfed.report.comparison",
+    "print_summary": "lightfed.drawing.summary",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """`compare`, imported on first use: the page of a single run does not need its imports."""
-    if name != "compare":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    from lightfed.report.comparison import compare
-
-    return compare
+    return getattr(import_module(_HOMES[name]), name)

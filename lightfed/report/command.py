@@ -1,13 +1,19 @@
 """`lightfed report`: the page of one run, or a comparison of several."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from typing_extensions import override
+
+from lightfed.drawing.files import FORMATS, TABLES
 from lightfed.drawing.summary import print_summary
 from lightfed.report.page import build
+from lightfed.results.run import Run, read
 from lightfed.utils.errors import UserError
+
+METRICS, OWN = "metrics.csv", "comparison.html"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,22 +23,60 @@ def main(argv: Sequence[str]) -> int:
         UserError: a folder cannot be read or written, or an argument does not fit.
     """
     asked = _parser().parse_args(argv)
-    if not (asked.compare or len(asked.runs) > 1):
+    if len(asked.runs) == 1 and not asked.compare:
         _refuse_idle_flags(asked)
-        build(asked.runs[0])
-        print_summary(asked.runs[0])
-        return 0
+        return _one(asked.runs[0], asked)
+    runs, skipped = readable_runs([run for folder in asked.runs for run in _runs_in(folder)])
+    if len(runs) == 1 and not asked.compare:
+        print("\n".join(skipped))
+        return _one(runs[0].folder, asked)
+    if len(runs) < 2:
+        found = "; ".join([f"a comparison of {len(runs)} run{'s' * (not runs)}", *skipped])
+        raise UserError("report", found, "name two or more runs")
     from lightfed.report.comparison import compare
 
-    runs = [run for folder in asked.runs for run in _runs_in(folder)]
-    compare(runs, output=asked.output, group=asked.group, target=asked.target)
+    compare(
+        runs,
+        output=asked.output,
+        group=asked.group is not False,
+        target=asked.target,
+        formats=asked.format,
+        tables=asked.table,
+        notes=skipped,
+    )
+    return 0
+
+
+def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs among some folders, and a line for each of the others.
+
+    Raises:
+        UserError: a folder does not exist.
+    """
+    runs, skipped = [], []
+    for folder in folders:
+        if not folder.exists():
+            raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
+        if (folder / OWN).is_file() and not (folder / METRICS).is_file():
+            skipped.append(f"skipped {folder}: a comparison of lightfed report")
+            continue
+        try:
+            runs.append(read(folder))
+        except UserError as error:
+            skipped.append(f"skipped {folder}: {error.found}")
+    return runs, skipped
+
+
+def _one(run: Path, asked: argparse.Namespace) -> int:
+    build(run, formats=asked.format, tables=asked.table)
+    print_summary(run)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="lightfed report",
-        description="Make the pictures and the page of a run folder, or compare several of them.",
+        description="Make the page of a run folder, or compare several of them.",
     )
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a run folder; two or more are compared"
@@ -46,12 +90,13 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="where to write a comparison (default: the folder that holds all the runs)",
+        help="where to write a comparison (default: comparison, beside the runs)",
     )
     parser.add_argument(
         "--group",
-        action="store_true",
-        help="compare experiments: runs that differ only in the seed share a line, mean +- std",
+        action=argparse.BooleanOptionalAction,
+        help="compare experiments: runs that differ only in the seed share a row, mean and 95 %% "
+        "interval (the default); --no-group: a row a run",
     )
     parser.add_argument(
         "--target",
@@ -61,29 +106,42 @@ def _parser() -> argparse.ArgumentParser:
         "Clustered-FL reached in the end), and clouds and methods compared with pFedMoE (default: "
         "what all of them reached)",
     )
+    for flag, kinds, what in (
+        ("--format", FORMATS, "also write each figure as a file"),
+        ("--table", tuple(TABLES), "also write each table as a file; csv: all clients as well"),
+    ):
+        parser.add_argument(
+            flag, type=_listed(kinds), default=(), metavar=",".join(kinds), help=what
+        )
     return parser
+
+
+def _listed(kinds: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def read_list(text: str) -> tuple[str, ...]:
+        words = tuple(dict.fromkeys(text.split(",")))
+        if unknown := [word for word in words if word not in kinds]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(kinds)}")
+        return words
+
+    return read_list
 
 
 class _Parser(argparse.ArgumentParser):
     """Reports errors in one line, as every command does."""
 
+    @override
     def error(self, message: str) -> NoReturn:
         raise UserError("report", message, "see lightfed report --help")
 
 
 def _refuse_idle_flags(asked: argparse.Namespace) -> None:
-    flags = {
-        "--output": asked.output is not None,
-        "--group": asked.group,
-        "--target": asked.target is not None,
-    }
-    for flag, given in flags.items():
-        if given:
-            raise UserError(flag, "nothing to compare with one run", "give two runs or drop it")
+    for name in ("output", "group", "target"):
+        if getattr(asked, name) is not None:
+            raise UserError(f"--{name}", "nothing to compare with one run", "give two or drop it")
 
 
 def _runs_in(folder: Path) -> list[Path]:
     """The folder itself if it is a run, else the runs directly below it."""
-    if (folder / "metrics.csv").is_file() or not folder.is_dir():
+    if (folder / METRICS).is_file() or not folder.is_dir():
         return [folder]
-    return sorted(path.parent for path in folder.glob("*/metrics.csv")) or [folder]
+    return sorted(path.parent for path in folder.glob(f"*/{METRICS}")) or [folder]

@@ -1,27 +1,28 @@
-"""Compares runs: comparison.png, comparison.html and a table with a row per run.
+"""Compares runs: comparison.html, tables, and files of its figures, in a folder of their own.
 
-`charts` adds pictures of special studies, comparison-*.png. pFedMoE and its rivals get a table, and
-so do FlexiFed's strategies, by version; the latter is also written to comparison-strategies.csv.
-Experiments on the same data are compared seed by seed, all pairs in comparison-verdicts.csv.
-
-With `group`, runs that differ only in the seed share a row: mean +- sample standard deviation.
-Unfinished runs are named, and are never averaged with finished ones.
+Runs that differ only in the seed share a row: mean and 95 % t interval. Unfinished runs are named
+and left out. `study_figures` adds the pictures of single papers. pFedMoE and its rivals get a
+table, and so do FlexiFed's strategies, by version; the latter is also written to
+comparison-strategies.csv. Experiments on the same data are compared seed by seed, all pairs in
+comparison-verdicts.csv.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
-from lightfed.drawing.markup import document, write_file
-from lightfed.drawing.style import Image, render
+from lightfed.drawing.charts import Figure
+from lightfed.drawing.files import write_figures, write_file, write_table
+from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
-from lightfed.drawing.versus import comparison_figure
-from lightfed.report.charts import FILES, Chart, charts
+from lightfed.report.comparison_figures import comparison_figures, seeds_note
 from lightfed.report.final_figures import comparison_table
+from lightfed.report.study_figures import study_figures, study_pictures
 from lightfed.report.verdicts import (
     Contest,
     contests,
@@ -29,7 +30,7 @@ from lightfed.report.verdicts import (
     verdicts_csv,
     verdicts_markup,
 )
-from lightfed.results.groups import Group, common_parent, grouped, repeated, runs_of, singles
+from lightfed.results.groups import Group, common_parent, grouped, runs_of, singles
 from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run, read
 from lightfed.results.tables import rounds_text, without_shared_columns
@@ -41,13 +42,14 @@ from lightfed.studies.pfedmoe.method_table import markup, print_methods
 from lightfed.studies.pfedmoe.methods import Protocol, protocols
 from lightfed.utils.errors import UserError
 
-SETTINGS = ("seed", "algorithm", "data", "clients", "rounds")
+FOLDER = "comparison"  # of its output, beside the runs
+PAGE = "comparison.html"
+SETTINGS = ("seed", "algorithm", "data", "clients", "rounds", "n")
 SPARE = (
     *("train loss", "time / round", "between servers", "stored / client", "compute"),
     *("rounds", "algorithm", "seed", "worst 10 %"),
 )
-GROUPED_NOTE = "mean +- sample standard deviation over the seeds of a row"
-MOST_LINES = 12  # that can be distinguished in one picture
+MOST_NAMED = 12  # runs in a sentence
 STRATEGY_TABLE, VERDICTS = "comparison-strategies.csv", "comparison-verdicts.csv"
 
 
@@ -58,17 +60,15 @@ class Comparison:
     Attributes:
         rows: of the table of final values.
         column: of metrics.csv, for the lines.
-        lines: of the common picture, see `lines_of`.
         studies: of FlexiFed's strategies.
         protocols: in which pFedMoE is compared with other methods.
         contests: the metrics in which experiments are compared seed by seed.
         target: as requested.
-        notes: about unfinished runs.
+        notes: what all runs share, and which are left out.
     """
 
     rows: Sequence[Group]
     column: str
-    lines: Sequence[Group]
     studies: Sequence[Study]
     protocols: Sequence[Protocol]
     contests: Sequence[Contest]
@@ -91,20 +91,26 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[Path],
+    runs: Sequence[Run | Path],
     *,
     output: Path | None = None,
-    group: bool = False,
+    group: bool = True,
     target: float | None = None,
+    formats: Sequence[str] = (),
+    tables: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Path:
-    """Write the picture and the page of a comparison, and print its table.
+    """Write the page of a comparison, and print its table.
 
     Args:
-        runs: two or more run folders; a folder named twice counts once.
-        output: the folder to write to, created if needed; by default the deepest that holds all
-            runs.
+        runs: two or more runs or their folders; a folder named twice counts once.
+        output: the folder to write to, created if needed; by default `comparison` in the deepest
+            that holds all runs.
         group: whether runs that differ only in the seed share a row.
-        target: value of the metric to reach, see `charts`.
+        target: value of the metric to reach, see `study_figures`.
+        formats: of files for each figure, such as `svg`.
+        tables: formats of files for each table, such as `csv`.
+        notes: for the page and the terminal.
 
     Returns:
         The page, comparison.html.
@@ -113,50 +119,40 @@ def compare(
         UserError: there are fewer than two runs, a folder is not a run, the target is not a
             possible value or applies to none of the runs, or the output cannot be written.
     """
-    folders = list({run.resolve(): run for run in runs}.values())
-    if len(folders) < 2:
-        raise UserError("report", f"a comparison of {len(folders)} run", "name two or more runs")
-    files = [read(folder) for folder in folders]
-    rows = grouped(files) if group else singles(files)
-    column, lines = common_metric(files), lines_of(rows)
-    charted = studies(files), protocols(files), contests(files)
-    found = Comparison(rows, column, lines, *charted, target, unfinished(files))
+    every = [run if isinstance(run, Run) else read(run) for run in runs]
+    files = list({run.folder.resolve(): run for run in every}.values())
+    if len(files) < 2:
+        raise UserError("report", f"a comparison of {len(files)} run", "name two or more runs")
+    ended, left_out = finished(files)
+    rows = grouped(ended) if group else singles(ended)
+    found = Comparison(
+        rows=rows,
+        column=common_metric(ended),
+        studies=studies(ended),
+        protocols=protocols(ended),
+        contests=contests(ended),
+        target=target,
+        notes=[*notes, *left_out],
+    )
     _check_target(found)
-    content = comparison_table(rows, found.column, target=target)
-    page = _write(found, content, target=common_parent(files) if output is None else output)
-    console = new_console()
-    narrow, shared = without_shared_columns(content, SETTINGS)
-    if shared:
-        print_line(console, f"all runs: {shared}")
-    print_table(console, narrow, spare=SPARE)
-    if group:
-        print_line(console, GROUPED_NOTE)
-    for note in found.notes:
-        print_line(console, note)
-    if found.strategies:
-        print_strategies(console, found.strategies)
-    print_methods(console, found.protocols, target)
-    print_verdicts(console, found.further_contests)
-    print_line(console, f"page: {page}")
+    finals, shared = without_shared_columns(
+        comparison_table(rows, found.column, target=target), SETTINGS
+    )
+    found = replace(found, notes=[f"all runs: {shared}", *found.notes] if shared else found.notes)
+    folder = common_parent(files) / FOLDER if output is None else output
+    page = _write(found, finals, folder, formats, tables)
+    _print(found, finals)
+    print_line(new_console(), f"page: {page}")
     return page
 
 
-def unfinished(runs: Sequence[Run]) -> list[str]:
-    """Notes that name the runs left out of their group's means, and other unfinished runs."""
-    out = [run for group in grouped(runs) for run in group.left_out]
-    rest = [run for run in runs if not run.finished and run not in out]
-    notes = {"not finished, in no mean over seeds": out, "not finished": rest}
-    return [f"{text}: {', '.join(map(_how_far, found))}" for text, found in notes.items() if found]
-
-
-def _how_far(run: Run) -> str:
-    return f"{run.name} ({rounds_text(run)} rounds)"
-
-
-def lines_of(rows: Sequence[Group]) -> Sequence[Group]:
-    """The rows; if there are too many, the experiments; none if these are too many as well."""
-    runs = [run for row in rows for run in row.runs]
-    return next((lines for lines in (rows, grouped(runs)) if len(lines) <= MOST_LINES), ())
+def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The runs that have ended, and a note that names the others; all if fewer than two ended."""
+    ended = [run for run in runs if run.finished]
+    rest = [f"{run.name} ({rounds_text(run)} rounds)" for run in runs if not run.finished]
+    if len(ended) < 2:
+        return list(runs), [f"not finished: {', '.join(rest)}"] if rest else []
+    return ended, [f"not finished, left out: {', '.join(rest)}"] if rest else []
 
 
 def common_metric(runs: Sequence[Run]) -> str:
@@ -164,6 +160,24 @@ def common_metric(runs: Sequence[Run]) -> str:
     candidates = [*(primary_metric(run) for run in runs), "train_loss"]
     shared = [name for name in candidates if all(run.series(name).notna().any() for run in runs)]
     return (shared or candidates)[0]
+
+
+def clients_of(groups: Sequence[Group]) -> DataFrame:
+    """The clients of all evaluations of all runs, a row a client and evaluation.
+
+    Columns: `run`, `experiment`, `method`, `seed` and those of clients.csv.
+    """
+    parts = [
+        run.clients.assign(
+            run=run.name, experiment=group.label, method=run.algorithm, seed=run.seed
+        )
+        for group in groups
+        for run in group.runs
+        if len(run.clients)
+    ]
+    table = concat(parts, ignore_index=True) if parts else DataFrame()
+    first = [name for name in ("run", "experiment", "method", "seed") if name in table]
+    return table[[*first, *(name for name in table if name not in first)]]
 
 
 def _check_target(found: Comparison) -> None:
@@ -182,60 +196,74 @@ def _check_target(found: Comparison) -> None:
         raise UserError(key, f"{target:g}", fix)
 
 
-def _write(found: Comparison, content: DataFrame, *, target: Path) -> Path:
-    image = render(partial(comparison_figure, found.lines, found.column))
-    every = charts(found.runs, target=found.target)
-    drawn = [(chart, drawing) for chart in every if (drawing := render(chart.draw))]
-    files = {chart.file: drawing.light for chart, drawing in drawn}
-    if image is not None:
-        files["comparison.png"] = image.light
+def _write(
+    found: Comparison,
+    finals: DataFrame,
+    folder: Path,
+    formats: Sequence[str],
+    tables: Sequence[str],
+) -> Path:
+    figures = [
+        *comparison_figures(found.rows, found.column),
+        *study_figures(found.runs, target=found.target),
+    ]
+    page = folder / PAGE
+    write_file(page, _page(found, figures, finals).encode())
     if found.strategies:
-        files[STRATEGY_TABLE] = found.strategies.csv().encode()
+        write_file(folder / STRATEGY_TABLE, found.strategies.csv().encode())
     if found.contests:
-        files[VERDICTS] = verdicts_csv(found.contests).encode()
-    for name, written in files.items():
-        write_file(target / name, written)
-    singular = (target / name for name in ("comparison.png", STRATEGY_TABLE, VERDICTS))
-    for old in (*singular, *(p for f in FILES for p in target.glob(f))):
-        if old.name not in files:
-            old.unlink(missing_ok=True)  # a picture of other runs would now be wrong
-    page = target / "comparison.html"
-    write_file(page, _page(found, image, drawn, content).encode())
+        write_file(folder / VERDICTS, verdicts_csv(found.contests).encode())
+    for name, stale in ((STRATEGY_TABLE, not found.strategies), (VERDICTS, not found.contests)):
+        if stale:
+            (folder / name).unlink(missing_ok=True)  # a table of other runs would now be wrong
+    write_figures(figures, folder, formats)
+    for table in tables:
+        write_table(finals, folder / "comparison-finals", table)
+        for figure in figures:
+            write_table(figure.table, folder / figure.name, table)
+    if "csv" in tables:
+        clients = clients_of(found.rows)
+        write_table(clients, folder / "clients", "csv")
+        write_file(folder / "clients.parquet", clients.to_parquet(index=False))
     return page
 
 
-def _page(
-    found: Comparison,
-    image: Image | None,
-    drawn: Sequence[tuple[Chart, Image]],
-    content: DataFrame,
-) -> str:
-    rows, lines = found.rows, enumerate(found.lines)
-    places = {run: place for place, line in lines for run in (*line.runs, *line.left_out)}
+def _page(found: Comparison, figures: Sequence[Figure], finals: DataFrame) -> str:
     tables = found.strategies.markup() if found.strategies else []
+    note = seeds_note(found.rows)
     return document(
         f"Comparison of {len(found.runs)} runs",
         template="comparison.html",
         lead=_lead(found),
-        image=image,
-        repeated=repeated(found.lines),
-        most=None if found.lines else MOST_LINES,
-        charts=drawn,
+        figures=figures,
+        pictures=study_pictures(found.runs, target=found.target),
         tables=[*tables, *(part for p in found.protocols for part in markup(p, found.target))],
-        figures=content,
-        dots=[places[row.runs[0]] for row in rows] if places else (),
-        note=f"{GROUPED_NOTE.capitalize()}." if repeated(rows) else "",
+        finals=finals,
+        places=range(len(found.rows)),
+        note=f"{note[0].upper()}{note[1:]}; n is their number." if note else "",
         verdicts=verdicts_markup(found.further_contests),
     )
 
 
 def _lead(found: Comparison) -> list[tuple[str, str]]:
-    """Paragraphs: the rows, unless there are too many, and which data are synthetic."""
-    several = [("lead", ", ".join(row.name for row in found.rows))]
+    """Paragraphs: who is ahead, which data are synthetic, and what is left out."""
+    verdicts = [f"{one.title}: {one.verdict()}" for one in found.further_contests]
     synthetic = [run.name for run in found.runs if run.synthetic]
-    text = ", ".join(synthetic) if len(synthetic) <= MOST_LINES else f"{len(synthetic)} runs"
+    text = ", ".join(synthetic) if len(synthetic) <= MOST_NAMED else f"{len(synthetic)} runs"
     return [
-        *(several if len(found.rows) <= MOST_LINES else []),
+        *(("lead", verdict) for verdict in verdicts),
         *([("note", f"Synthetic data: {text}.")] if synthetic else []),
         *(("note", f"{note[0].upper()}{note[1:]}.") for note in found.notes),
     ]
+
+
+def _print(found: Comparison, finals: DataFrame) -> None:
+    console = new_console()
+    print_table(console, finals, spare=SPARE)
+    for note in (seeds_note(found.rows), *found.notes):
+        if note:
+            print_line(console, note)
+    if found.strategies:
+        print_strategies(console, found.strategies)
+    print_methods(console, found.protocols, found.target)
+    print_verdicts(console, found.further_contests)

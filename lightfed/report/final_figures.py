@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 
 from pandas import DataFrame
 
-from lightfed.results.columns import base_name
+from lightfed.report.comparison_figures import interval_of
+from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.groups import Group
-from lightfed.results.intervals import goal_text, resolution_text
+from lightfed.results.intervals import goal_text, resolution_text, seeds_text
 from lightfed.results.outcome import mean_and_std, outcome_of
 from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
 from lightfed.results.units import (
@@ -45,30 +46,33 @@ def comparison_table(
 
 def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str]:
     outcomes = [outcome_of(run, primary=column) for run in row.runs]
+    metric = base_name(column)
+    name = readable(metric)
 
-    def spread(figure: str, metric: str) -> str:
-        return spread_text(metric, *mean_and_std([getattr(o, figure) for o in outcomes]))
+    def final(column: str) -> str:
+        return spread_text(column, *interval_of(row, column)) if column else NOTHING
 
     def mean(text: Callable[[float], str], figure: str) -> str:
         return text(mean_and_std([getattr(o, figure) for o in outcomes])[0])
 
-    metric = base_name(column)
-    name, clients = readable(metric), [run.num_clients or math.nan for run in row.runs]
     stages = stage_columns(row, metric) if staged else {}
+    kinds = {} if staged else {kind: text for kind, (text, _) in OF_CLIENTS.items()}
     time = time_to(row, column, goal)
+    clients = [run.num_clients or math.nan for run in row.runs]
     return {
-        "run": row.name,
-        "seed": _stated(row, "seed"),
+        "run": row.label,
+        "n": str(len(row.runs)),
+        "seed": seeds_text(sorted(run.seed for run in row.runs if run.seed is not None)) or NOTHING,
         "algorithm": _stated(row, "algorithm"),
         "data": _stated(row, "dataset"),
         "clients": count_text(mean_and_std(clients)[0]),
         "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
-        f"global {name}": spread("overall", metric),
-        f"local {name}": spread_text(metric, *row.score(f"local/{metric}")),
-        f"personal {name}": spread("personal", metric),
-        **{f"{name} {s}": spread_text(metric, *row.score(stages.get(s, ""))) for s in STAGES},
-        "worst 10 %": spread("worst10", metric),
-        "train loss": spread("train_loss", "loss"),
+        f"global {name}": final(f"global/{metric}"),
+        **{f"{name} {stage}": final(stages.get(stage, "")) for stage in STAGES},
+        f"personal {name}": final(f"personal/{metric}"),
+        "worst 10 %": final(f"personal/{metric}_worst10"),
+        **{f"{text} {name}": final(f"{kind}/{metric}") for kind, text in kinds.items()},
+        "train loss": final("train_loss"),
         "sent": mean(bytes_text, "sent"),
         "between servers": mean(bytes_text, "server_bytes"),
         "compute": mean(flops_text, "flops"),

@@ -1,18 +1,18 @@
-"""The page of a run: index.html and its pictures, written into the run's folder."""
+"""The page of a run: index.html, written into the run's folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightfed.drawing.clients import clients_figure
-from lightfed.drawing.curves import curves_figure
-from lightfed.drawing.heatmap import partition_figure
-from lightfed.drawing.markup import document, write_file
-from lightfed.drawing.style import Image, Theme, render
+from lightfed.drawing.charts import Figure
+from lightfed.drawing.files import write_figures, write_file, write_table
+from lightfed.drawing.markup import document
+from lightfed.report.run_figures import run_figures
+from lightfed.report.study_figures import figures_of_run, pictures_of_run
 from lightfed.results.outcome import Outcome, outcome_of
 from lightfed.results.run import Run, read
 from lightfed.results.tables import (
@@ -22,26 +22,32 @@ from lightfed.results.tables import (
     measured,
     rounds_table,
     rounds_text,
+    text_table,
 )
-from lightfed.studies.dispfl.similarity import similarity_figure, similarity_figures
-from lightfed.studies.pfedmoe.gates import gates_figure
+from lightfed.results.units import seconds_text
+from lightfed.studies.dispfl.similarity import similarity_figures
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+FILES = "report"  # folder of figures and tables that were asked for
 ROUNDS_SHOWN = 10
-# by file in the run folder (light theme); a function returns None if there is nothing to show
-PICTURES: dict[str, Callable[[Run, Theme], Figure | None]] = {
-    "curves.png": curves_figure,
-    "clients.png": clients_figure,
-    "partition.png": partition_figure,
-    "gate.png": gates_figure,
-    "similarity.png": similarity_figure,
+REFRESH = 20  # seconds after which the page of a running run loads itself
+COSTS = ("train loss", "sent", "between", "compute", "stored", "time")
+ABSENT = {
+    "curves": "No curves: fewer than two rounds were measured.",
+    "clients": "No picture of the clients: none were evaluated individually (clients.csv).",
+    "partition": "No picture of the partition: it was not recorded (partition.npz).",
 }
 
 
-def build(run: Path) -> Path:
-    """Make the pictures and the page of a run folder, finished or not.
+def build(
+    run: Path, *, live: bool = False, formats: Sequence[str] = (), tables: Sequence[str] = ()
+) -> Path:
+    """Make the page of a run folder, finished or not.
+
+    Args:
+        run: the folder.
+        live: whether the run is going on: the page then loads itself again.
+        formats: of files for each figure, such as `svg`.
+        tables: formats of files for each table, such as `csv`.
 
     Returns:
         The page, `run`/index.html.
@@ -50,41 +56,61 @@ def build(run: Path) -> Path:
         UserError: the folder is not a run, or cannot be read or written.
     """
     files = read(run)
-    images = {name: render(partial(draw, files)) for name, draw in PICTURES.items()}
-    for name, image in images.items():
-        if image is None:
-            (run / name).unlink(missing_ok=True)  # a picture of an earlier state would now be wrong
-        else:
-            write_file(run / name, image.light)
+    outcome = outcome_of(files)
+    figures = [*run_figures(files), *figures_of_run(files)]
+    write_figures(figures, run / FILES, formats)
+    for table in tables:
+        rows = [{"figure": f.label, "final": f.value, "note": f.note} for f in key_figures(outcome)]
+        write_table(text_table(rows), run / FILES / "final", table)
+        write_table(client_group_table(outcome), run / FILES / "client-groups", table)
+        for figure in figures:
+            write_table(figure.table, run / FILES / figure.name, table)
     page = run / "index.html"
-    write_file(page, _page(files, outcome_of(files), images).encode())
+    write_file(page, _page(files, outcome, figures, live=live and not files.finished).encode())
     return page
 
 
-def _page(run: Run, outcome: Outcome, images: Mapping[str, Image | None]) -> str:
+def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) -> str:
+    every = [*key_figures(outcome), *similarity_figures(run)]
+    costs = [figure for figure in every if figure.label.startswith(COSTS)]
+    drawn = {figure.name for figure in figures}
+    groups = client_group_table(outcome)
     return document(
         run.name,
         template="run.html",
+        refresh=REFRESH if live else 0,
         run=run,
         headline=headline(run),
-        notes=_notes(run, outcome),
-        figures=[*key_figures(outcome), *similarity_figures(run)],
-        images=images,
-        client_groups=client_group_table(outcome),
-        dots=[run.client_groups.index(name) for name in outcome.client_groups.index],
+        notes=[*([_progress(run, outcome)] if live else []), *_notes(run, outcome, live=live)],
+        results=[figure for figure in every if figure not in costs],
+        costs=costs,
+        figures=figures,
+        pictures=pictures_of_run(run),
+        absent=[text for name, text in ABSENT.items() if name not in drawn],
+        client_groups=groups if len(groups) else None,
+        places=[run.client_groups.index(name) for name in outcome.client_groups.index],
         rounds=rounds_table(run, newest=ROUNDS_SHOWN),
         environment=flattened(run.environment),
     )
 
 
-def _notes(run: Run, outcome: Outcome) -> list[str]:
+def _progress(run: Run, outcome: Outcome) -> str:
+    """`Running: 12 of 30 rounds, about 4.5 min left. Written at 12:30:05; ...`."""
+    rest = (run.planned or run.last_round) - run.last_round
+    left = f", about {seconds_text(rest * outcome.seconds_per_round)} left" if rest else ""
+    now = datetime.now().astimezone().strftime("%H:%M:%S")
+    again = f"Written at {now}; the page loads itself every {REFRESH} s until the run ends."
+    return f"Running: {rounds_text(run)} rounds{left}. {again}"
+
+
+def _notes(run: Run, outcome: Outcome, *, live: bool) -> list[str]:
     """What a reader must know before the numbers."""
     synthetic = "Synthetic data: these results say nothing about the data set that it imitates."
     unfinished = f"Not finished: {rounds_text(run)} rounds at the time of writing."
     personal = measured(outcome)
     return [
         *([synthetic] if run.synthetic else []),
-        *([] if run.finished else [unfinished]),
+        *([] if run.finished or live else [unfinished]),
         *([personal] if personal else []),
     ]
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import print_line
+from lightfed.report.comparison_figures import interval_of
 from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
 from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
 from lightfed.results.run import Run
@@ -29,8 +30,9 @@ from lightfed.studies.pfedmoe.methods import UNSPOKEN
 KINDS = ("global", "local", "personal")
 NO_TERM = re.compile(r"(?!data\.(dataset|partition)\b)")
 NOTE = (
-    "Each experiment is compared with the best of the others; a positive difference is in its "
-    f"favour. The interval is that of scipy's paired t-test over the seeds that both have. {CHOSEN}"
+    "Means with their 95 % t interval over the seeds. Each experiment is compared with the best of "
+    "the others; a positive difference is in its favour. The interval of a difference is that of "
+    f"a paired t-test over the seeds that both have. {CHOSEN}"
 )
 CSV_COLUMNS = (
     *("data", "metric", "method", "rival", "rival_metric", "n", "seeds", "missing"),
@@ -75,8 +77,8 @@ class Contest:
         """Compares the best experiment with the next best, in a sentence."""
         best = self.best_but(None)
         rival = self.best_but(best)
-        text = self.paired(best, rival).sentence(best.name, rival.name, role="the next best")
-        return f"{best.name} {text}."
+        text = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
+        return f"{best.label} {text}."
 
     def table(self) -> DataFrame:
         """A row per experiment, against the best of the others."""
@@ -86,11 +88,11 @@ class Contest:
         rival = self.best_but(group)
         found = self.paired(group, rival)
         unit = "points" if is_share(self.metric) else readable(self.metric)
-        seeds = (found.seeds_label, found.lacking(group.name, rival.name))
+        seeds = (found.seeds_label, found.lacking(group.label, rival.label))
         return {
-            "experiment": group.name,
-            self.name: spread_text(self.metric, *self.score(group)),
-            "against": rival.name,
+            "experiment": group.label,
+            self.name: spread_text(self.metric, *interval_of(group, self.columns[group])),
+            "against": rival.label,
             f"difference, {unit}": found.gain if found.seeds else NOTHING,
             INTERVAL: found.interval or NOTHING,
             "seeds": ", ".join(text for text in seeds if text),

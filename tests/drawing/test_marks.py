@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import altair
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.files import TABLES, picture, records, static_spec, table_text
-from lightfed.drawing.theme import DARK, LIGHT, coloured, config
+from lightfed.drawing.theme import DARK, LIGHT, Theme, coloured, config
 
 METHODS = ("FedAvg", "<script>alert(1)</script>", "a.b[c] $x$ 50 %")
 TABLE = pd.DataFrame(
@@ -36,6 +35,16 @@ CHARTS: Mapping[str, Callable[[], Chart]] = {
     "heat": lambda: marks.heat(CELLS, Axis("client"), Axis("label"), Axis("n", "samples")),
     "areas": lambda: marks.areas(TABLE, ROUND, ACC, BY),
 }
+# Machado, Oliveira, Fernandes 2009, table 1, severity 1, on linear RGB
+DEFICIENCIES = {
+    "none": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                   [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                     [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                   [0.004733, 0.691367, 0.303900]],
+}  # fmt: skip
 FIGURE = Figure("all", "All marks", tuple(draw() for draw in CHARTS.values()))
 
 
@@ -60,11 +69,19 @@ def test_a_figure_is_drawn_with_the_names_as_texts() -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_texts_and_series_have_the_contrast_of_aa(theme: Any) -> None:
+def test_texts_and_series_have_the_contrast_of_aa(theme: Theme) -> None:
     for text in (theme.ink, theme.muted, theme.accent):
         assert min(contrast(text, theme.face), contrast(text, theme.page)) >= 4.5
     for colour in theme.series:
         assert contrast(colour, theme.face) >= 3
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_any_two_colours_stay_apart(theme: Theme, deficiency: str) -> None:
+    seen = [_lab(np.array(DEFICIENCIES[deficiency]) @ _linear(colour)) for colour in theme.series]
+    apart = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
+    assert min(apart) > 14  # CIE76; some 2 is a just noticeable difference
 
 
 def test_a_name_has_one_colour_and_one_dash_in_every_chart() -> None:
@@ -114,6 +131,16 @@ def contrast(one: str, other: str) -> float:
 
 
 def _luminance(colour: str) -> float:
+    return float(_linear(colour) @ np.array([0.2126, 0.7152, 0.0722]))
+
+
+def _linear(colour: str) -> np.ndarray:
     parts = np.array([int(part, 16) for part in re.findall("[0-9a-f]{2}", colour)]) / 255
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear: np.ndarray) -> np.ndarray:
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ linear.clip(0, 1) / [0.9505, 1, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])

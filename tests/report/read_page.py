@@ -59,7 +59,7 @@ class ReadPage(HTMLParser):
         self._open.pop()
         if tag == "div" and len(self._card) == 3:
             label, value, note = self._card
-            self.cards[label] = value, note
+            self.cards.setdefault(label, (value, note))
 
     @override
     def handle_data(self, data: str) -> None:
@@ -68,7 +68,7 @@ class ReadPage(HTMLParser):
         self.texts[self._open[-1]] = self.texts.get(self._open[-1], "") + data
         if self._open[-1] in ("td", "th"):
             self.cells[-1][-1][-1] += data
-        elif self._open[-1] == "div" and self._card:
+        elif self._open[-1] == "div" and self._card and data.strip():
             self._card[-1] += data
 
     def table(self, first_header: str) -> dict[str, dict[str, str]]:

@@ -27,7 +27,6 @@ from lightfed.studies.fedbcd.clouds import (
 )
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, rows_of, write_run
-from tests.report.read_page import ReadPage
 
 CONFIG = """\
 model:
@@ -395,26 +394,6 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
     assert rows_of(table)[0][-2:] == ("25 +- 7 s", "1 to 3 rounds")
     untimed = comparison_table(singles(runs[2:]), "global/accuracy")
     assert not any("virtual" in header for header in untimed.columns)
-
-
-def test_a_comparison_shows_both_charts_and_the_column(tmp_path: Path) -> None:
-    runs = _study(tmp_path)
-    stale = tmp_path / "comparison-times-old.png"
-    stale.write_bytes(b"")
-    page = ReadPage(compare([run.folder for run in runs], target=0.3))
-    assert "Digits, diversity 3, |Q_n| = 3: accuracy of sync clouds" in page.texts["h2"]
-    assert "Digits, diversity 3, |Q_n| = 3: accuracy against virtual time" in page.texts["h2"]
-    assert (tmp_path / "comparison-rounds-digits-diversity-3-q-n-3.png").is_file()
-    assert (tmp_path / "comparison-times-digits-diversity-3-q-n-3.png").is_file()
-    assert not stale.exists()
-    drawn = [_panels(figure) for chart in charts(runs) if (figure := chart.draw(LIGHT))]
-    assert ["sync clouds" in " ".join(panels) for panels in drawn] == [True, False]
-    times = {
-        name: row["virtual time to 30.00 % global accuracy"]
-        for name, row in page.table("run").items()
-    }
-    assert times["b3-s0"] == "6 s"
-    assert times["fedavg-s0"] == "-"
 
 
 @pytest.mark.parametrize("target", [0.0, 1.5, math.nan])

@@ -4,8 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from lightfed.report import compare
 from lightfed.report.command import main
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_run
@@ -34,7 +36,7 @@ def test_two_folders_are_compared_beside_themselves(
     _two(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     assert main(["runs/p", "runs/q"]) == 0
-    assert capsys.readouterr().out.endswith("page: runs/comparison.html\n")
+    assert capsys.readouterr().out.endswith("page: runs/comparison/comparison.html\n")
     assert not (tmp_path / "runs" / "p" / "index.html").exists()
 
 
@@ -51,7 +53,10 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
     for name in ("ClusteredFL", "MaxCommon"):
         strategy_run(tmp_path, name, (0.5, 0.75))
     assert main(["--compare", str(tmp_path), "--target", "0.625"]) == 0
-    assert "Target: 0.625, in personal accuracy" in (tmp_path / "comparison.html").read_text()
+    assert (
+        "Target: 0.625, in personal accuracy"
+        in (tmp_path / "comparison" / "comparison.html").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["empty"], "report: empty holds no metrics.csv; name the folder of a run"),
         (["p", "nowhere"], "report: there is no folder nowhere"),
         (["p", "--compare"], "report: a comparison of 1 run; name two or more runs"),
-        (["--compare", "empty"], "report: a comparison of 1 run"),
+        (["--compare", "empty"], "report: a comparison of 0 runs; skipped empty"),
         (["p", "--group"], "--group: nothing to compare with one run; "),
         (["p", "--output", "there"], "--output: nothing to compare with one run; "),
         (["p", "--target", "0.8"], "--target: nothing to compare with one run; "),
@@ -85,6 +90,7 @@ def test_what_cannot_be_made_is_one_line(
     [
         ([], "the following arguments are required: RUN"),
         (["p", "--nope"], "unrecognized arguments: --nope"),
+        (["p", "--format", "gif"], "argument --format: 'gif' is none of svg, pdf, png"),
         (["p", "--target", "high"], "argument --target: invalid float value: 'high'"),
     ],
 )
@@ -108,3 +114,54 @@ def test_a_report_needs_no_torch_and_no_global_pyplot(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[] []"
+
+
+def test_what_is_no_finished_run_is_skipped_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = _two(tmp_path)
+    compare([Path(folder) for folder in folders])
+    for name, header in (("started", "round,train_loss"), ("cut", "round,train_loss\n1,2.0\n2,")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text(header)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    newer = write_run(tmp_path / "newer", environment={**ENVIRONMENT, "format": 99})
+    capsys.readouterr()
+    assert main([str(path) for path in sorted(tmp_path.iterdir())]) == 0
+    printed = capsys.readouterr().out
+    skipped = [line.split(":")[0] for line in printed.splitlines() if line.startswith("skipped")]
+    names = ("bare", "comparison", newer.name, "notes.txt", "started")
+    assert skipped == [f"skipped {tmp_path / name}" for name in names]
+    assert "Skipped" in (tmp_path / "comparison" / "comparison.html").read_text()
+
+
+def test_the_only_run_of_many_folders_gets_its_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bare").mkdir()
+    run = write_run(tmp_path / "run")
+    assert main([str(tmp_path / "bare"), str(run)]) == 0
+    assert f"page: {run / 'index.html'}" in capsys.readouterr().out
+
+
+def test_figures_and_tables_are_written_as_files(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert main([str(run), "--format", "svg,pdf,png", "--table", "csv,latex,markdown"]) == 0
+    begins = {"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}
+    for kind, begin in begins.items():
+        for name in ("curves", "clients", "partition"):
+            assert (run / "report" / f"{name}.{kind}").read_bytes().startswith(begin)
+    assert "| personal accuracy | 65.00 +- 25.00 % |" in (run / "report" / "final.md").read_text()
+    assert r"65.00 $\pm$ 25.00 \%" in (run / "report" / "final.tex").read_text()
+    curves = pd.read_csv(run / "report" / "curves.csv")
+    assert curves[curves["model"] == "global"]["accuracy"].dropna().tolist() == [0.5, 0.75] * 2
+
+
+def test_the_clients_of_a_comparison_are_one_tidy_table(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert main([*_two(tmp_path), "--output", str(output), "--table", "csv"]) == 0
+    table = pd.read_parquet(output / "clients.parquet")
+    assert list(table.columns[:4]) == ["run", "experiment", "method", "seed"]
+    assert len(table) == len(pd.read_csv(output / "clients.csv")) == 16
+    assert (output / "comparison-finals.csv").is_file()

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
+from scipy import stats
 
-from lightfed.drawing.style import LIGHT
-from lightfed.drawing.versus import comparison_figure
 from lightfed.report import compare
-from lightfed.report.comparison import common_metric, lines_of, unfinished
+from lightfed.report.comparison import common_metric, finished
+from lightfed.report.comparison_figures import comparison_figures
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
 from lightfed.results.run import read
@@ -35,7 +34,7 @@ def _write(root: Path, name: str, seed: int, **changes: Any) -> Path:
     costs = {"bytes_up": (500, 500), "flops": (1e6, 1e6)}
     metrics = changes.pop("metrics", {"global/accuracy": scores} | costs)
     rounds = changes.pop("rounds", len(next(iter(metrics.values()))))
-    stated = {"name": f"{name}-seed{seed}", "seed": seed, "rounds": rounds}
+    stated = {"name": f"{name}-seed{seed}", "algorithm": name, "seed": seed, "rounds": rounds}
     files: dict[str, Any] = {
         "metrics": metrics,
         "environment": ENVIRONMENT | stated | changes.pop("stated", {}),
@@ -49,20 +48,98 @@ def three(tmp_path: Path) -> list[Path]:
     return [_write(tmp_path, name, seed) for name, seed in SCORES]
 
 
-def test_a_comparison_is_a_picture_a_page_and_a_table(
+def test_a_comparison_is_a_page_and_a_table(
     three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = compare(three)
-    assert path == tmp_path / "comparison.html"
-    assert imread(tmp_path / "comparison.png").std() > 0.03
-    row = ReadPage(path).table("run")["x-seed2"]
+    path = compare(three, group=False)
+    assert path == tmp_path / "comparison" / "comparison.html"
+    row = ReadPage(path).table("run")["x, seed 2"]
     assert row["seed"] == "2"
     assert row["global accuracy"] == "87.50 %"
-    assert (row["sent"], row["compute"], row["clients"]) == ("1.00 kB", "2.00 MFLOPs", "4")
+    assert (row["sent"], row["compute"]) == ("1.00 kB", "2.00 MFLOPs")
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("x-seed1", "x-seed2", "y-seed1", "87.50 %"))
-    assert "all runs: algorithm HeteroFL, data Digits, clients 4, rounds 2" in printed
+    assert all(name in printed for name in ("x, seed 1", "x, seed 2", "y, seed 1", "87.50 %"))
+    assert "all runs: n 1, data Digits, clients 4, rounds 2" in printed
     assert printed.endswith(f"page: {path}\n")
+
+
+def test_runs_of_an_experiment_share_a_row_with_their_interval(
+    three: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ReadPage(compare(three))
+    rows = page.table("run")
+    assert list(rows) == ["x", "y"]
+    half = 100 * stats.t.ppf(0.975, 1) * np.std([0.75, 0.875], ddof=1) / np.sqrt(2)
+    assert rows["x"]["global accuracy"] == f"81.25 \u00b1 {half:.2f} %"
+    assert (rows["x"]["n"], rows["x"]["seed"]) == ("2", "1-2")
+    assert rows["y"]["global accuracy"] == "50.00 %"
+    assert "ean and 95 % t interval over 1 to 2 seeds" in page.texts["p"]
+    assert f"81.25 +- {half:.2f} %" in capsys.readouterr().out
+
+
+def test_unfinished_runs_are_named_and_left_out(
+    three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = {"metrics": {"global/accuracy": (0.25, 0.25)}, "rounds": 3}
+    runs = [*three, _write(tmp_path, "x", 3, **half), _write(tmp_path, "z", 1, **half)]
+    page = ReadPage(compare(runs))
+    assert {name: row["n"] for name, row in page.table("run").items()} == {
+        "x": "2",
+        "y": "1",
+    }
+    note = "ot finished, left out: x-seed3 (2 of 3 rounds), z-seed1 (2 of 3 rounds)"
+    assert note in page.texts["p"]
+    assert note in capsys.readouterr().out
+
+
+def test_without_two_finished_runs_all_are_compared(tmp_path: Path) -> None:
+    runs = [_write(tmp_path, name, 1, rounds=9) for name in "xy"]
+    page = ReadPage(compare(runs))
+    assert list(page.table("run")) == ["x (not finished)", "y (not finished)"]
+
+
+def test_an_experiment_has_one_colour_in_every_figure(three: list[Path], tmp_path: Path) -> None:
+    rows = grouped([read(folder) for folder in three])
+    figures = comparison_figures(rows, "global/accuracy")
+    assert [figure.name for figure in figures] == [
+        *("comparison", "comparison-finals", "comparison-clients"),
+    ]
+    for figure in figures:
+        assert figure.series == {"x": 0, "y": 1}
+    over_rounds, over_bytes = figures[0].charts
+    mean = over_rounds.data[over_rounds.data["series"] == "x"]
+    assert mean["y"].tolist() == pytest.approx([0.375, 0.8125])
+    assert (mean["high"] - mean["y"]).iloc[-1] == pytest.approx((mean["y"] - mean["low"]).iloc[-1])
+    assert over_bytes.data["x"].tolist() == pytest.approx([0.5, 1.0, 0.5, 1.0])
+    assert "kB" in over_bytes.headings["x"]
+
+
+def test_many_experiments_have_lines_of_their_own(tmp_path: Path) -> None:
+    rows = grouped([read(_write(tmp_path, letter, 1)) for letter in "abcdefghijklm"])
+    chart = comparison_figures(rows, "global/accuracy")[0].charts[0]
+    assert chart.series is not None
+    looks = zip(
+        chart.series.colour()["scale"]["range"], chart.series.dash()["scale"]["range"], strict=True
+    )
+    assert len({(colour, *dash) for colour, dash in looks}) == 13
+
+
+def test_one_round_each_is_a_table_without_curves(tmp_path: Path) -> None:
+    metrics = {"global/accuracy": (0.5,)}
+    runs = [_write(tmp_path, name, 1, metrics=metrics) for name in ("x", "y")]
+    page = ReadPage(compare(runs))
+    assert "Course of" not in page.texts["h2"]
+    assert page.table("run")["y"]["global accuracy"] == "50.00 %"
+
+
+def test_the_page_of_a_comparison_escapes(tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "name": "<b>&", "algorithm": "<b>&", "synthetic": True}
+    runs = [_write(tmp_path, "x", 1), write_run(tmp_path / "evil", environment=environment)]
+    page = ReadPage(compare(runs, output=tmp_path / "new" / "folder"))
+    assert "b" not in page.tags
+    assert "<b>&" in page.table("run")
+    assert "Synthetic data: <b>&." in page.texts["p"]
+    assert page.resources == []
 
 
 def test_what_clients_keep_is_a_column_where_some_run_tells_it(
@@ -77,41 +154,6 @@ def test_what_clients_keep_is_a_column_where_some_run_tells_it(
     assert "stored / client" not in comparison_table(singles(runs[:1]), "global/accuracy").columns
 
 
-def test_grouped_runs_share_a_row_with_their_deviation(
-    three: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = ReadPage(compare(three, group=True))
-    rows = page.table("run")
-    assert list(rows) == ["x", "y-seed1"]
-    deviation = 100 * np.std([0.75, 0.875], ddof=1)
-    assert rows["x"]["global accuracy"] == f"81.25 \u00b1 {deviation:.2f} %"
-    assert rows["x"]["seed"] == "1, 2"
-    assert rows["y-seed1"]["global accuracy"] == "50.00 %"
-    assert "sample standard deviation" in page.texts["p"]
-    assert f"81.25 +- {deviation:.2f} %" in capsys.readouterr().out
-
-
-def test_an_unfinished_run_is_in_no_mean_and_is_named(
-    three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    half = {"metrics": {"global/accuracy": (0.25, 0.25)}, "rounds": 3}
-    runs = [*three, _write(tmp_path, "x", 3, **half), _write(tmp_path, "z", 1, **half)]
-    page = ReadPage(compare(runs, group=True))
-    rows = page.table("run")
-    assert list(rows) == ["x", "y-seed1", "z-seed1 (not finished)"]
-    deviation = 100 * np.std([0.75, 0.875], ddof=1)
-    assert rows["x"]["global accuracy"] == f"81.25 \u00b1 {deviation:.2f} %"
-    assert (rows["x"]["seed"], rows["x"]["rounds"]) == ("1, 2", "2")
-    assert rows["z-seed1 (not finished)"]["rounds"] == "2 of 3"
-    printed = capsys.readouterr().out
-    for note in (
-        "ot finished, in no mean over seeds: x-seed3 (2 of 3 rounds)",
-        "ot finished: z-seed1 (2 of 3 rounds)",
-    ):
-        assert note in printed
-        assert f"{note}." in page.texts["p"]
-
-
 def test_a_mean_of_unfinished_runs_says_so(tmp_path: Path) -> None:
     runs = [read(_write(tmp_path, "x", seed, rounds=9)) for seed in (1, 2)]
     (row,) = grouped(runs)
@@ -123,7 +165,7 @@ def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
     runs = [read(_write(tmp_path, "x", seed, rounds=9, stated=ended)) for seed in (1, 2)]
     (row,) = grouped(runs)
     assert (row.label, row.left_out) == ("x", ())
-    assert unfinished(runs) == []
+    assert finished(runs) == (runs, [])
 
 
 @pytest.mark.parametrize(
@@ -135,30 +177,6 @@ def test_a_run_without_a_word_of_its_end_is_judged_by_its_rounds(
 ) -> None:
     run = read(write_run(tmp_path / "run", metrics={"train_loss": (1, 1)}, environment=stated))
     assert run.finished is expected
-
-
-def test_many_runs_leave_out_unfinished_ones_of_their_lines(tmp_path: Path) -> None:
-    runs = [_write(tmp_path, name, seed) for name in "pqr" for seed in range(4)]
-    page = ReadPage(compare([*runs, _write(tmp_path, "p", 4, rounds=9)]))
-    assert "p-seed4 (not finished)" in page.table("run")
-    dots = [page.source.count(f'<span class="dot c{place}">') for place in range(3)]
-    assert dots == [5, 4, 4]
-
-
-def test_the_lines_of_a_group_are_mean_and_band_over_seeds(three: list[Path]) -> None:
-    rows = grouped([read(folder) for folder in three])
-    figure = comparison_figure(rows, "global/accuracy", LIGHT)
-    assert figure is not None
-    over_rounds, over_bytes = figure.axes
-    lines = [np.asarray(line.get_xydata()) for line in over_rounds.get_lines()]
-    np.testing.assert_allclose(lines[0], [[1, 0.375], [2, 0.8125]])
-    np.testing.assert_allclose(lines[1], [[1, 0.5], [2, 0.5]])
-    (band,) = over_rounds.collections
-    edges = np.asarray(band.get_paths()[0].vertices)
-    np.testing.assert_allclose(edges[:, 1].max(), 0.8125 + np.std([0.75, 0.875], ddof=1))
-    sent = np.asarray(over_bytes.get_lines()[0].get_xydata())
-    np.testing.assert_allclose(sent[:, 0], [0.5, 1.0])
-    assert over_bytes.get_xlabel().endswith("(kB)")
 
 
 def test_seeds_that_were_evaluated_in_other_rounds_meet_in_the_common_ones(tmp_path: Path) -> None:
@@ -221,81 +239,18 @@ def test_the_metric_is_one_that_all_runs_measured(tmp_path: Path) -> None:
 
 
 def test_a_run_that_did_not_measure_the_metric_is_a_dash(tmp_path: Path) -> None:
-    first = write_run(tmp_path / "a", environment={"name": "a"}, metrics=METRICS)
-    second = write_run(tmp_path / "b", environment={"name": "b"}, metrics={"global/f1": (1, 2, 3)})
-    assert ReadPage(compare([first, second])).table("run")["b"]["global accuracy"] == "-"
-
-
-def test_one_round_each_is_a_table_without_a_picture(tmp_path: Path) -> None:
-    metrics = {"global/accuracy": (0.5,)}
-    runs = [_write(tmp_path, name, 1, metrics=metrics) for name in ("x", "y")]
-    page = ReadPage(compare(runs))
-    assert "img" not in page.tags
-    assert "No curves" in page.texts["p"]
-    assert not (tmp_path / "comparison.png").exists()
-    assert page.table("run")["y-seed1"]["global accuracy"] == "50.00 %"
-
-
-def test_the_page_of_a_comparison_stands_alone_and_escapes(tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "name": "<b>&", "synthetic": True}
-    runs = [_write(tmp_path, "x", 1), write_run(tmp_path / "evil", environment=environment)]
-    page = ReadPage(compare(runs, output=tmp_path / "new" / "folder"))
-    assert (tmp_path / "new" / "folder" / "comparison.png").is_file()
-    assert "b" not in page.tags
-    assert "<b>&" in page.table("run")
-    assert "Synthetic data: <b>&." in page.texts["p"]
-    assert len(page.resources) == 2
-    assert all(value.startswith("data:image/png;base64,") for value in page.resources)
-    assert "http" not in page.source
-
-
-def test_more_runs_than_colours_differ_in_their_lines(tmp_path: Path) -> None:
-    runs = [read(_write(tmp_path, "z", seed)) for seed in range(12)]
-    figure = comparison_figure(singles(runs), "global/accuracy", LIGHT)
-    assert figure is not None
-    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}
-    assert len(styles) == 12
-
-
-def test_many_runs_share_the_lines_of_their_experiments(tmp_path: Path) -> None:
-    runs = [_write(tmp_path, name, seed) for name in "pqr" for seed in range(5)]
-    rows = singles([read(run) for run in runs])
-    assert [line.label for line in lines_of(rows[:12])] == [row.label for row in rows[:12]]
-    assert [line.label for line in lines_of(rows)] == ["p", "q", "r"]
-    page = ReadPage(compare(runs))
-    assert (tmp_path / "comparison.png").is_file()
-    assert "one sample standard deviation over seeds" in page.texts["figcaption"]
-    rows_of_page = page.table("run")
-    assert len(rows_of_page) == 15
-    dots = [page.source.count(f'<span class="dot c{place}">') for place in range(4)]
-    assert dots == [5, 5, 5, 0]  # the colours of the lines
-    assert "p-seed0, p-seed1" not in page.source
-
-
-def test_too_many_experiments_have_no_common_picture(tmp_path: Path) -> None:
-    (tmp_path / "comparison.png").write_bytes(b"of other runs")
-    runs = [_write(tmp_path, letter, 1) for letter in "abcdefghijklm"]
-    page = ReadPage(compare(runs))
-    assert not (tmp_path / "comparison.png").exists()
-    assert "No common picture: more than 12 lines cannot be distinguished." in page.texts["p"]
-    assert 'class="dot' not in page.source
-    assert page.table("run")["m-seed1"]["global accuracy"] == "20.00 %"
+    first = write_run(tmp_path / "a", environment={"algorithm": "a"}, metrics=METRICS)
+    second = write_run(
+        tmp_path / "b", environment={"algorithm": "f1"}, metrics={"global/f1": (1, 2, 3)}
+    )
+    rows = ReadPage(compare([first, second], group=False)).table("run").values()
+    assert "-" in [row["global accuracy"] for row in rows]
 
 
 def test_many_synthetic_runs_are_counted_not_named(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "synthetic": True}
     runs = [_write(tmp_path, f"m{i}", 1, environment=environment) for i in range(13)]
     assert "Synthetic data: 13 runs." in ReadPage(compare(runs)).texts["p"]
-
-
-def test_runs_that_send_very_differently_have_a_log_axis(tmp_path: Path) -> None:
-    for much, scale in ((19 * 500, "linear"), (21 * 500, "log")):
-        metrics = {"global/accuracy": (0.1, 0.2), "bytes_up": (much, much)}
-        runs = [_write(tmp_path / scale, "x", 1), _write(tmp_path / scale, "y", 1, metrics=metrics)]
-        figure = comparison_figure(singles([read(run) for run in runs]), "global/accuracy", LIGHT)
-        assert figure is not None
-        assert figure.axes[1].get_xscale() == scale
-        assert ("log scale" in figure.axes[1].get_xlabel()) == (scale == "log")
 
 
 def test_a_run_named_twice_is_one_run(tmp_path: Path) -> None:

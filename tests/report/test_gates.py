@@ -7,12 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from lightfed.drawing.style import DARK, LIGHT, PALETTE, png_bytes
-from lightfed.report import build
 from lightfed.results.run import Run, read
 from lightfed.studies.pfedmoe.gates import MOST_ROWS, gate_rows, gates_figure
 from lightfed.utils.errors import UserError
 from tests.report.make_run import COUNTS, EVALUATIONS, write_gates, write_run
-from tests.report.read_page import ReadPage
 
 NAN = np.nan
 KNOWN = np.array([[0.9, 0.2, NAN], [NAN, 0.75, 0.25], [0.5, NAN, NAN], [NAN, NAN, 0.1]])
@@ -153,16 +151,6 @@ def test_many_classes_are_averaged_in_groups(tmp_path: Path) -> None:
     np.testing.assert_allclose(cells[0, 0], 0.6, atol=1e-6)
     np.testing.assert_allclose(cells[1], 0.3, atol=1e-6)
     assert figure.axes[0].get_title(loc="left").endswith("; 200 classes in 100 groups")
-
-
-def test_the_page_has_the_picture_only_while_there_are_gates(tmp_path: Path) -> None:
-    folder = _run(tmp_path).folder
-    page = build(folder)
-    assert (folder / "gate.png").read_bytes().startswith(b"\x89PNG")
-    assert "Weights of the experts" in ReadPage(page).source
-    (folder / "gate.npz").unlink()
-    assert "Weights of the experts" not in ReadPage(build(folder)).source
-    assert not (folder / "gate.png").exists()
 
 
 def test_both_themes_are_pictures(tmp_path: Path) -> None:

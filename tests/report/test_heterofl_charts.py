@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from lightfed.drawing.style import DARK, LIGHT, PALETTE, png_bytes
-from lightfed.report import compare
 from lightfed.report.charts import charts
 from lightfed.results.run import Run, read
 from lightfed.results.settings import usual
@@ -21,7 +20,6 @@ from lightfed.studies.heterofl.dynamics import dynamic_figure
 from lightfed.studies.heterofl.levels import Family, Level, families
 from lightfed.studies.heterofl.sizes import combinations_figure, shares_figure
 from tests.report.make_run import write_run
-from tests.report.read_page import ReadPage
 
 SIZES = {"a": 1000, "b": 400, "c": 100, "d": 30, "e": 10}
 
@@ -273,23 +271,6 @@ def test_the_same_runs_give_the_same_bytes(mixed: list[Run], theme: Any) -> None
         first, second = (png_bytes(_drawn(draw(_family(mixed), theme))) for _ in range(2))
         assert first == second
         assert len(first) > 10_000
-
-
-def test_a_comparison_shows_the_charts_and_removes_those_of_other_runs(
-    mixed: list[Run], tmp_path: Path
-) -> None:
-    stale = tmp_path / "comparison-dynamic-old.png"
-    stale.write_bytes(b"")
-    mine = tmp_path / "comparison-with-notes.png"
-    mine.write_bytes(b"")
-    page = ReadPage(compare([run.folder for run in mixed]))
-    assert "Digits, Conv: accuracy against model size" in page.texts["h2"]
-    assert "Digits, Conv: accuracy between two levels" in page.texts["h2"]
-    assert "dynamic levels" not in page.texts["h2"]
-    assert all(value.startswith("data:image/png;base64,") for value in page.resources)
-    assert (tmp_path / "comparison-sizes-digits-conv.png").is_file()
-    assert not stale.exists()
-    assert mine.exists()
 
 
 def test_of_two_variants_that_are_as_frequent_both_are_reported() -> None:

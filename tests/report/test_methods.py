@@ -10,8 +10,6 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.drawing.style import LIGHT
-from lightfed.report import compare
-from lightfed.report.charts import charts
 from lightfed.results.run import Run, read
 from lightfed.studies.pfedmoe.method_plots import (
     BETTER,
@@ -324,27 +322,6 @@ def test_the_kinds_are_those_of_the_paper() -> None:
     assert {name for name, kind in kinds.items() if kind == "distillation"} == {"FD", "FedProto"}
     assert kinds["LG-FedAvg"] == "model mixing"
     assert kinds["Standalone"] == ""
-
-
-def test_a_comparison_shows_table_and_charts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made: list[Any] = [
-        method_run(tmp_path, name, course, clients=(0.5, 0.6)) for name, course in COURSES.items()
-    ]
-    page = compare([run.folder for run in made], output=tmp_path / "out", target=0.8).read_text()
-    names = {path.name for path in (tmp_path / "out").glob("comparison-*.png")}
-    assert names == {"comparison-differences-cifar10.png", "comparison-costs-cifar10.png"}
-    stated = capsys.readouterr().out
-    assert "rounds to 80.00 % personal accuracy, resolution 1 round" in stated
-    assert "over the best of its kind" in stated
-    assert stated.count("+2.50 points over FD, the best baseline") == 1
-    assert "the next best" not in stated  # the verdict on the same figures would be stated twice
-    assert "over FD, the best baseline" in page
-    assert "CIFAR10: methods" in page
-    panels = [len(drawn.axes) for c in charts(made) if (drawn := c.draw(LIGHT))]
-    assert panels == [1, 2]  # differences; bytes and FLOPs
-    assert charts(made[:1]) == []
 
 
 def _with(run: Run, **stated: Any) -> Run:

@@ -9,7 +9,6 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from lightfed.drawing.style import LIGHT, png_bytes
-from lightfed.report import build
 from lightfed.results.run import Run, read
 from lightfed.studies.dispfl.similarity import (
     Similarity,
@@ -19,7 +18,6 @@ from lightfed.studies.dispfl.similarity import (
 )
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, write_masks, write_run
-from tests.report.read_page import ReadPage
 
 AT = np.arange(64)
 # clients 0 and 2 hold class 1 alone, 1 and 3 class 0 alone; masks follow, 0..31 are in all of them
@@ -129,37 +127,6 @@ def test_clients_that_are_left_out_are_reported(tmp_path: Path) -> None:
     figure = similarity_figure(_run(tmp_path, masks, np.vstack([TWINS, [[1, 1]]])), LIGHT)
     assert figure is not None
     assert "6 pairs of 4 of 5 clients" in figure.get_suptitle()
-
-
-def test_a_page_holds_the_picture_and_the_correlation(tmp_path: Path) -> None:
-    run = _run(tmp_path, TWIN_MASKS, TWINS)
-    page = ReadPage(build(run.folder))
-    stated = page.cards["label similarity, mask distance"]
-    assert stated == ("-1.000", "Pearson correlation, 6 pairs of clients")
-    assert "Labels and masks" in page.texts["h2"]
-    assert (run.folder / "similarity.png").is_file()
-
-
-@pytest.mark.parametrize(
-    ("masks", "counts"),
-    [
-        ({}, TWINS),
-        ({0: AT < 9, 3: AT > 9}, TWINS),
-        (TWIN_MASKS, None),
-        (dict.fromkeys(range(4), AT < 64), TWINS),
-    ],
-    ids=["no masks", "one pair", "no partition", "full masks"],
-)
-def test_a_run_that_has_nothing_to_compare_keeps_its_page(
-    tmp_path: Path, masks: dict[int, np.ndarray], counts: np.ndarray | None
-) -> None:
-    run = _run(tmp_path, masks, counts)
-    stale = run.folder / "similarity.png"
-    stale.write_bytes(b"of an earlier state")
-    page = ReadPage(build(run.folder))
-    assert "Labels and masks" not in page.texts["h2"]
-    assert "label similarity, mask distance" not in page.cards
-    assert not stale.exists()
 
 
 def test_equal_masks_have_no_correlation(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lightfed.drawing.style import LIGHT, PALETTE
-from lightfed.report import compare
 from lightfed.report.charts import charts
 from lightfed.results.run import Run, read
 from lightfed.studies.flexifed.stages import Stages, stages, stages_figure
 from tests.report.make_run import ENVIRONMENT, write_run
-from tests.report.read_page import ReadPage
 
 SENT = {"bytes_up": (5, 5), "bytes_down": (5, 5)}
 METHODS: dict[str, dict[str, Any]] = {
@@ -134,13 +132,3 @@ def test_another_metric_than_accuracy_is_drawn_too(tmp_path: Path) -> None:
     (found,) = stages([first, *runs])
     assert (found.metric, len(found.members)) == ("perplexity", 1)
     assert _axes(found).get_yscale() == "log"
-
-
-def test_a_comparison_shows_the_chart_and_removes_one_of_other_runs(tmp_path: Path) -> None:
-    stale = tmp_path / "comparison-stages-old.png"
-    stale.write_bytes(b"")
-    runs = [_write(tmp_path, method) for method in ("DisPFL", "FedAvg")]
-    page = ReadPage(compare([run.folder for run in runs]))
-    assert "Digits: accuracy after aggregation and after local training" in page.texts["h2"]
-    assert (tmp_path / "comparison-stages-digits.png").is_file()
-    assert not stale.exists()

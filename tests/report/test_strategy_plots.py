@@ -9,13 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lightfed.drawing.style import DARK, LIGHT, png_bytes
-from lightfed.report import compare
 from lightfed.report.charts import charts
 from lightfed.results.run import Run
 from lightfed.studies.flexifed.strategies import Setting, Study, studies
 from lightfed.studies.flexifed.strategy_plots import COLOURS, courses_figure, factors_figure
 from tests.report.make_study import strategy_run
-from tests.report.read_page import ReadPage
 
 COURSES = {
     "Standalone": (0.1, 0.2, 0.3),
@@ -65,20 +63,6 @@ def test_each_strategy_has_a_line_for_all_clients_and_for_each_version(row: list
     assert "target" not in last
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [*every, "target"]
-
-
-@pytest.mark.usefixtures("drawn")
-def test_a_target_that_is_asked_for_is_drawn(tmp_path: Path) -> None:
-    runs = [strategy_run(tmp_path, n, COURSES[n], versions=(16,)) for n in COURSES]
-    setting = _setting([runs[0], runs[2]])
-    assert "target" not in _lines(_drawn(courses_figure(setting, None, LIGHT)).axes[0])
-    asked = _lines(_drawn(courses_figure(setting, 0.25, LIGHT)).axes[0])
-    assert asked["target"] == [[0, 0.25], [1, 0.25]]
-    drawn = []
-    for target in (None, 0.25):
-        page = compare([run.folder for run in runs], target=target)
-        drawn.append((page.parent / "comparison-strategies-cifar10-vgg.png").read_bytes())
-    assert drawn[0] != drawn[1]
 
 
 def test_a_strategy_has_one_colour_in_all_pictures(row: list[Run]) -> None:
@@ -208,29 +192,3 @@ def test_the_same_runs_give_the_same_bytes(row: list[Run], theme: Any) -> None:
     pictures = [png_bytes(_drawn(courses_figure(_setting(row), None, theme))) for _ in range(2)]
     assert pictures[0] == pictures[1]
     assert len(pictures[0]) > 10_000
-
-
-def test_a_comparison_has_a_picture_per_data_set_and_family_and_one_of_factors(
-    row: list[Run], tmp_path: Path
-) -> None:
-    more = [
-        strategy_run(tmp_path, name, COURSES[name], **changes)
-        for name in ("ClusteredFL", "MaxCommon")
-        for changes in (
-            {"name": f"{name}-shards", "partition": "Shards"},
-            {"name": f"{name}-cinic", "data": "CINIC10", "family": "CIFARResNet"},
-        )
-    ]
-    other = strategy_run(tmp_path, "MaxCommon", COURSES["MaxCommon"], name="k24", counts=6)
-    stale = [tmp_path / f"comparison-{kind}-old.png" for kind in ("strategies", "factors")]
-    for path in stale:
-        path.write_bytes(b"")
-    page = ReadPage(compare([run.folder for run in (*row, other, *more)]))
-    assert {path.name for path in tmp_path.glob("comparison-*.png")} == {
-        "comparison-strategies-cifar10-vgg.png",
-        "comparison-strategies-cifar10-vgg-2.png",
-        "comparison-strategies-cinic10-cifarresnet.png",
-        "comparison-factors-cifar10-vgg.png",
-    }
-    assert "CIFAR10, VGG; partition Shards: accuracy by strategy" in page.texts["h2"]
-    assert "CIFAR10, VGG: accuracy by versions, clients and common layers" in page.texts["h2"]

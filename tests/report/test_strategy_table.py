@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightfed.drawing.markup import Cell, document, parts
+from lightfed.drawing.markup import Cell, parts
 from lightfed.report import compare
 from lightfed.results.run import Run
 from lightfed.studies.flexifed.strategies import studies
@@ -53,7 +53,7 @@ def _table(runs: list[Run], asked: float | None = None) -> StrategyTable:
 def _page(table: StrategyTable, folder: Path) -> ReadPage:
     """What a page says, without its pictures."""
     path = folder / "table.html"
-    path.write_text(document("table", table.markup()), "utf-8")
+    path.write_text("".join(table.markup()), "utf-8")
     return ReadPage(path)
 
 
@@ -152,12 +152,12 @@ def test_a_comparison_writes_the_file_and_removes_one_of_other_runs(
 ) -> None:
     page = ReadPage(compare([run.folder for run in runs], target=0.6))
     assert "Strategies by version" in page.texts["h2"]
-    written = (tmp_path / "comparison-strategies.csv").read_text()
+    written = (tmp_path / "comparison" / "comparison-strategies.csv").read_text()
     assert written == _table(runs, 0.6).csv()
     assert "Max-Common" in capsys.readouterr().out
     others = [strategy_run(tmp_path, "FedAvg", (0.5, 0.6), seed=seed) for seed in (0, 1)]
     page = ReadPage(compare([run.folder for run in others]))
-    assert not (tmp_path / "comparison-strategies.csv").exists()
+    assert not (tmp_path / "comparison" / "comparison-strategies.csv").exists()
     assert "Strategies by version" not in page.texts["h2"]
     assert "Standalone" not in capsys.readouterr().out
 

@@ -167,7 +167,7 @@ def test_a_comparison_tells_verdicts_and_writes_the_file(
 ) -> None:
     runs = _study(tmp_path)
     page = ReadPage(compare([run.folder for run in runs], group=True))
-    written = (tmp_path / "comparison-verdicts.csv").read_text()
+    written = (tmp_path / "comparison" / "comparison-verdicts.csv").read_text()
     assert written == verdicts_csv(contests(runs))
     stated = "fedavg +2.00 points over dispfl, the next best"
     assert stated in page.texts["p"]
@@ -180,7 +180,7 @@ def test_a_comparison_tells_verdicts_and_writes_the_file(
     assert [final["dispfl"][name][:5] for name in moments] == ["70.50", "80.50"]
     assert [final["alone"][name][:5] for name in moments] == ["-", "65.50"]
     compare([run.folder for run in runs[:2]])
-    assert not (tmp_path / "comparison-verdicts.csv").exists()
+    assert not (tmp_path / "comparison" / "comparison-verdicts.csv").exists()
 
 
 def test_runs_of_one_moment_have_no_columns_of_moments(tmp_path: Path) -> None:

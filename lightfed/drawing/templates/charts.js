@@ -1,0 +1,107 @@
+"use strict";
+// Draws the charts of a page with vega-embed, whose script is packed in the page.
+const read = (id) => JSON.parse(document.getElementById(id).textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const { looks, colours } = read("looks");
+const figures = [...document.querySelectorAll(".figure")].map((element) => {
+  const charts = JSON.parse(element.querySelector("script").textContent);
+  return { element, charts, views: [], hidden: new Set() };
+});
+
+async function unpack() {
+  const packed = document.getElementById("library").textContent.trim();
+  const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+}
+
+function rows(columns) {
+  const names = Object.keys(columns);
+  const places = (column) => (Array.isArray(column) ? column : column.at);
+  const count = Math.max(...names.map((name) => places(columns[name]).length));
+  const cell = (column, i) => (Array.isArray(column) ? column[i] : column.of[column.at[i]]) ?? null;
+  return Array.from({ length: count }, (_, i) =>
+    Object.fromEntries(names.map((name) => [name, cell(columns[name], i)])));
+}
+
+// a colour by name, as the theme has it
+function coloured(value, theme) {
+  if (typeof value === "string" && value.startsWith("theme:")) return theme[value.slice(6)] ?? value;
+  if (Array.isArray(value)) return value.map((one) => coloured(one, theme));
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, coloured(one, theme)]));
+}
+
+async function draw(figure) {
+  const scheme = dark.matches ? "dark" : "light";
+  const hosts = figure.element.querySelectorAll(".chart");
+  figure.views.forEach((view) => view.finalize());
+  figure.views = await Promise.all(figure.charts.map(async (chart, i) => {
+    const data = { values: rows(chart.data) };
+    const spec = { ...coloured(chart.spec, colours[scheme]), width: "container", data };
+    const options = { ast: true, actions: false, renderer: "svg", config: looks[scheme] };
+    return (await vegaEmbed(hosts[i], spec, { ...options, tooltip: { theme: scheme } })).view;
+  }));
+  await hide(figure);
+  figure.element.dataset.drawn = scheme;
+}
+
+async function hide(figure) {
+  const views = figure.views.filter((_, i) => figure.charts[i].series);
+  await Promise.all(views.map((view) => view.signal("hidden", [...figure.hidden]).runAsync()));
+}
+
+function toggle(figure, button) {
+  const name = button.dataset.name;
+  const shown = figure.hidden.delete(name);
+  if (!shown) figure.hidden.add(name);
+  button.setAttribute("aria-pressed", String(shown));
+  hide(figure);
+}
+
+function text(value, format) {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "number") return String(value);
+  if (format.includes("%")) return `${(100 * value).toFixed(2)} %`;
+  return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(5)));
+}
+
+function table(figure, folded) {
+  const MOST = 2000;
+  for (const chart of figure.charts) {
+    const names = Object.keys(chart.headings);
+    const every = rows(chart.data).filter((row) =>
+      names.some((name) => typeof row[name] === "number"));
+    const made = document.createElement("table");
+    const head = made.createTHead().insertRow();
+    for (const name of names) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = chart.headings[name];
+      head.append(cell);
+    }
+    const body = made.createTBody();
+    for (const row of every.slice(0, MOST)) {
+      const line = body.insertRow();
+      for (const name of names) line.insertCell().textContent = text(row[name], chart.formats[name] ?? "");
+    }
+    const frame = document.createElement("div");
+    frame.className = "scroll";
+    frame.tabIndex = 0;
+    frame.append(made);
+    folded.append(frame);
+    if (every.length > MOST) folded.append(`The first ${MOST} of ${every.length} rows.`);
+  }
+}
+
+for (const figure of figures) {
+  for (const button of figure.element.querySelectorAll(".legend button")) {
+    button.addEventListener("click", () => toggle(figure, button));
+  }
+  const folded = figure.element.querySelector("details");
+  folded.addEventListener("toggle", () => table(figure, folded), { once: true });
+}
+const drawAll = async () => { for (const figure of figures) await draw(figure); };
+if (figures.length) unpack().then(drawAll).then(() => dark.addEventListener("change", drawAll));

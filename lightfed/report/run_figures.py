@@ -1,0 +1,209 @@
+"""The figures of a single run: its course, its clients, and what each of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from lightfed.drawing import marks
+from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
+from lightfed.results.columns import OF_CLIENTS, base_name
+from lightfed.results.outcome import base_names, client_metric, primary_metric, traffic, worst_tenth
+from lightfed.results.run import Run
+from lightfed.results.tables import readable, sentence
+from lightfed.results.units import metric_text, unit_of
+
+DOTS = 250  # clients in a picture of points
+CELLS = 4000  # of a heat map
+MOST_PANELS = 9
+# by the column of clients.csv: what the axis is called and its unit
+BESIDE = {
+    "samples": ("training samples", ""),
+    "parameters": ("parameters of the client's model", ""),
+    "bytes": ("sent by the client, up and down", "B"),
+    "flops": ("computed by the client", "FLOPs"),
+    "stored_bytes": ("kept by the client", "B"),
+}
+TRAINING = "training"
+
+
+def run_figures(run: Run) -> list[Figure]:
+    """Those that the files of the run allow."""
+    made = (course(run), clients(run), partition(run))
+    return [figure for figure in made if figure is not None]
+
+
+def course(run: Run) -> Figure | None:
+    """Metrics, losses and the metric for the bytes sent; None below two evaluations."""
+    primary, every = base_name(primary_metric(run)), base_names(run)
+    losses = [name for name in every if "loss" in name.lower()]
+    others = [name for name in every if name != primary and name not in losses]
+    kinds = _kinds(primary)
+    by = Series.of("series", [*kinds.values(), TRAINING], "model")
+    by_round = _lines(run, kinds, primary)
+    loss = {"train_loss": TRAINING}
+    for name in losses:
+        loss |= {f"global/{name}": "global", f"personal/{name}": "personal, mean"}
+    sent = by_round.merge(traffic(run).rename("sent").reset_index(), on="round")
+    charts = [
+        _against_rounds(by_round, primary, by),
+        _against_rounds(_lines(run, loss, "loss"), "loss", by),
+        _against_bytes(sent[sent["sent"] > 0].drop(columns=["low", "high"]), primary, by),
+        *(_against_rounds(_lines(run, _kinds(name), name), name, by) for name in others),
+    ]
+    drawn = tuple(chart for chart in charts if chart is not None)[:MOST_PANELS]
+    caption = (
+        "Personal: a client's model on its own test samples; the band is one standard deviation "
+        "over the clients. Bytes are those the algorithm sends, for all clients. Drag to move, "
+        "shift and wheel to zoom, double click to go back."
+    )
+    return Figure("curves", "Course of the run", drawn, caption) if drawn else None
+
+
+def clients(run: Run) -> Figure | None:
+    """How the clients fare, by group, data, model and cost; None without their evaluation."""
+    metric = client_metric(run, base_name(primary_metric(run)))
+    table = run.evaluation
+    if metric is None or metric not in table or not table[metric].notna().any():
+        return None
+    by = Series.of("cohort", run.client_groups, "client group")
+    axis = metric_axis(metric, metric, table[metric])
+    spread = marks.spread(
+        table,
+        axis,
+        Axis("cohort", "client group", names=run.client_groups),
+        by,
+        title=f"{sentence(metric)} of each client",
+    )
+    columns = {f"personal/{metric}/{name}": name for name in run.client_groups}
+    groups = _lines(run, columns, metric).rename(columns={"series": "cohort"})
+    title = f"{sentence(metric)} by client group"
+    beside = _beside(run)
+    charts = [
+        spread,
+        *([_against_rounds(groups, metric, by, title)] if len(columns) > 1 else []),
+        *(_scatter(beside, name, metric, by) for name in BESIDE),
+    ]
+    worst = metric_text(metric, worst_tenth(table[metric], metric))
+    mean = metric_text(metric, float(table[metric].mean()))
+    caption = (
+        f"After round {int(table['round'].iloc[0])}: mean {mean}, worst tenth {worst}, "
+        f"{table[metric].count():,} clients{run.note}. Boxes: quartiles; lines: 5 % to 95 %; bars: "
+        f"median (dark) and mean (green). Of a larger group, {marks.MOST_SHOWN} clients of evenly "
+        f"spaced ranks are drawn, and {DOTS} in the other pictures."
+    )
+    drawn = tuple(chart for chart in charts if chart is not None)
+    return Figure("clients", "Clients: who suffers", drawn, caption)
+
+
+def partition(run: Run) -> Figure | None:
+    """Training samples by class and client; None without a partition."""
+    if run.partition is None or not run.partition.counts.to_numpy().any():
+        return None
+    counts = run.partition.counts
+    held = counts.sum(axis=1).sort_values(ascending=False)
+    most = max(2, min(200, CELLS // max(1, counts.shape[1])))
+    shown = counts.iloc[marks.evenly_spaced(len(counts), most=most)]
+    shown = shown.iloc[:, marks.evenly_spaced(counts.shape[1], most=100)]
+    cells = shown.rename_axis(index="client").reset_index()
+    heat = marks.heat(
+        cells.melt("client", var_name="label", value_name="samples"),
+        Axis("client"),
+        Axis("label", "class", names=tuple(map(str, shown.columns))),
+        Axis("samples", "samples"),
+        title="Training samples by class and client",
+    )
+    ranks = marks.evenly_spaced(len(held), most=200)
+    sizes = pd.DataFrame({"rank": ranks + 1, "samples": held.to_numpy()[ranks], "of": "clients"})
+    ordered = marks.lines(
+        sizes,
+        Axis("rank", "clients, by their samples"),
+        Axis("samples", zero=True),
+        Series.of("of", ["clients"]),
+        title="Training samples of each client",
+    )
+    classes = (counts > 0).sum(axis=1)
+    caption = (
+        f"{len(counts):,} clients hold {held.iloc[-1]:,} to {held.iloc[0]:,} samples "
+        f"(median {held.median():,.0f}) of {classes.min()} to {classes.max()} classes."
+        + f" {len(shown)} of them are drawn."
+        * (len(shown) < len(counts))
+    )
+    return Figure("partition", "Partition", (heat, ordered), caption)
+
+
+def _kinds(metric: str) -> dict[str, str]:
+    """Columns of one metric and their names in a legend."""
+    return {
+        f"global/{metric}": "global",
+        f"personal/{metric}": "personal, mean",
+        f"personal/{metric}_worst10": "personal, worst 10 %",
+        **{f"{kind}/{metric}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
+    }
+
+
+def _lines(run: Run, columns: Mapping[str, str], metric: str) -> pd.DataFrame:
+    """A row for each measured round and column: `round`, `series`, `value`, `low`, `high`."""
+    parts = []
+    for column, name in columns.items():
+        values = run.series(column).dropna()
+        std = run.series(f"{column}_std").reindex(values.index)
+        own = {"value": values, "low": values - std, "high": values + std, "series": name}
+        parts.append(pd.DataFrame(own).rename_axis("round").reset_index())
+    return pd.concat(parts, ignore_index=True)
+
+
+def _against_rounds(table: pd.DataFrame, metric: str, by: Series, title: str = "") -> Chart | None:
+    """None below two evaluations."""
+    if table["round"].nunique() < 2:
+        return None
+    axis = metric_axis("value", metric, table["value"])
+    bare = table if table["low"].notna().any() else table.drop(columns=["low", "high"])
+    return marks.lines(bare, Axis("round"), axis, by, title=title or sentence(metric))
+
+
+def _against_bytes(table: pd.DataFrame, metric: str, by: Series) -> Chart | None:
+    if table["sent"].nunique() < 2:
+        return None
+    axis, scaled = scaled_axis("sent", "sent by all clients and the server", "B", table["sent"])
+    title = f"{sentence(metric)} for the bytes sent"
+    y = metric_axis("value", metric, table["value"])
+    return marks.lines(table.assign(sent=scaled), axis, y, by, title=title)
+
+
+def scaled_axis(
+    column: str, title: str, unit: str, values: pd.Series[float]
+) -> tuple[Axis, pd.Series[float]]:
+    """An axis in a unit with short numbers, and the values in it; in log over decades."""
+    largest, positive = float(values.max()), values[values > 0]
+    factor, name = unit_of(largest, unit) if unit else (1.0, "")
+    log = len(positive) == len(values) and largest > 20 * float(positive.min())
+    text = f"{title} ({name}{', log' * log})" if name else title + ", log" * log
+    return Axis(column, text, log=log), values / factor
+
+
+def _beside(run: Run) -> pd.DataFrame:
+    """The clients with what they hold and spend, a sample of them if they are many."""
+    table = run.evaluation
+    table = table.iloc[marks.evenly_spaced(len(table), most=DOTS)]
+    stated = run.environment.get("parameters")
+    size = table["cohort"].map(stated) if isinstance(stated, dict) else np.nan
+    sent = table.reindex(columns=["bytes_up", "bytes_down"]).sum(axis=1, min_count=1)
+    table = table.assign(parameters=pd.to_numeric(size, errors="coerce"), bytes=sent)
+    if run.partition is None:
+        return table.drop(columns="samples", errors="ignore")
+    return table.assign(samples=run.partition.counts.sum(axis=1).reindex(table.index))
+
+
+def _scatter(table: pd.DataFrame, name: str, metric: str, by: Series) -> Chart | None:
+    """The metric against a quantity in which clients differ."""
+    if name not in table or table[name].nunique() < 2:
+        return None
+    title, unit = BESIDE[name]
+    known = table.dropna(subset=[name])
+    axis, scaled = scaled_axis(name, title, unit, known[name])
+    y = metric_axis(metric, metric, known[metric])
+    heading = f"{sentence(metric)} and {readable(name)}"
+    return marks.points(known.assign(**{name: scaled}), axis, y, by, title=heading)

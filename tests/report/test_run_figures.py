@@ -1,0 +1,116 @@
+"""The figures of a run: what is drawn is what was measured, and as much as a page can hold."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lightfed.drawing.charts import Chart, Figure
+from lightfed.drawing.markup import content
+from lightfed.report.run_figures import CELLS, DOTS, clients, course, partition, run_figures
+from lightfed.results.run import Run, read
+from tests.report.make_run import CLIENTS, ENVIRONMENT, METRICS, write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    stated = {**ENVIRONMENT, "parameters": {"a": 1000, "b": 250}}
+    return read(write_run(tmp_path / "run", environment=stated))
+
+
+def _chart(figure: Figure | None, title: str) -> Chart:
+    assert figure is not None
+    found = [chart for chart in figure.charts if chart.title == title]
+    assert len(found) == 1, [chart.title for chart in figure.charts]
+    return found[0]
+
+
+def _lines(chart: Chart) -> dict[str, list[list[float]]]:
+    return {
+        str(name): own[["x", "y"]].to_numpy().tolist() for name, own in chart.data.groupby("series")
+    }
+
+
+def test_the_curves_go_through_the_measured_points(run: Run) -> None:
+    lines = _lines(_chart(course(run), "Accuracy"))
+    assert lines["global"] == [[1, 0.5], [3, 0.75]]
+    assert lines["personal, worst 10 %"] == [[1, 0.4], [3, 0.3]]
+    assert _lines(_chart(course(run), "Loss"))["training"] == [[1, 2], [2, 1], [3, 0.5]]
+    band = _chart(course(run), "Accuracy").data.query("series == 'personal, mean'")
+    assert band["low"].tolist() == pytest.approx([0.5, 0.4])
+
+
+def test_the_cost_panel_is_against_all_bytes_so_far(run: Run) -> None:
+    chart = _chart(course(run), "Accuracy for the bytes sent")
+    assert _lines(chart)["global"] == [[3, 0.5], [9, 0.75]]
+    assert chart.headings["x"].endswith("(kB)")
+
+
+def test_a_run_that_sends_nothing_has_no_cost_panel(tmp_path: Path) -> None:
+    metrics = {**METRICS, "bytes_up": (0, 0, 0), "bytes_down": (0, 0, 0)}
+    figure = course(read(write_run(tmp_path / "run", metrics=metrics)))
+    assert figure is not None
+    assert not [chart for chart in figure.charts if "bytes" in chart.title]
+
+
+def test_a_metric_with_a_slash_and_one_of_a_users_own_have_panels(tmp_path: Path) -> None:
+    metrics = {name.replace("accuracy", "val/acc"): values for name, values in METRICS.items()}
+    metrics |= {"global/f1": (0.1, "", 0.2), "extra": (1, 2, 3)}
+    columns = CLIENTS.replace("accuracy", "val/acc")
+    run = read(write_run(tmp_path / "run", metrics=metrics, client_columns=columns))
+    assert "f1" in str(
+        [chart.title.lower() for figure in run_figures(run) for chart in figure.charts]
+    )
+    assert _chart(course(run), "Val acc").formats["y"] == "%"
+    groups = _chart(clients(run), "Val acc by client group")
+    assert set(_lines(groups)) == {"a", "b"}
+
+
+def test_clients_are_shown_against_data_model_and_costs(run: Run) -> None:
+    figure = clients(run)
+    assert figure is not None
+    assert [chart.title for chart in figure.charts] == [
+        "Accuracy of each client",
+        "Accuracy by client group",
+        *(f"Accuracy and {name}" for name in ("samples", "parameters", "bytes", "flops")),
+    ]
+    assert _chart(figure, "Accuracy and samples").data["x"].tolist() == [30, 20, 10, 5]
+    assert _chart(figure, "Accuracy and parameters").data["x"].tolist() == [1000, 1000, 250, 250]
+    assert figure.series == {"a": 0, "b": 1}
+    assert "mean 65.00 %, worst tenth 30.00 %, 4 clients" in figure.caption
+    spread = figure.charts[0]
+    assert sorted(spread.data["x"].dropna()) == [0.3, 0.5, 0.8, 1.0]
+    assert spread.table["mean"].tolist() == pytest.approx([0.9, 0.4])
+
+
+def test_ten_thousand_clients_fit_on_a_page(run: Run) -> None:
+    n, classes = 10_000, 100
+    table = pd.DataFrame({"client": range(n), "round": 3, "cohort": ["a", "b"] * (n // 2)})
+    table = table.assign(accuracy=np.linspace(0, 1, n), bytes_up=np.arange(n))
+    counts = pd.DataFrame(np.arange(n * classes).reshape(n, classes) % 7)
+    parts = {"evaluation": table.set_index("client"), "clients": table}
+    large = Run(**{**vars(run), **parts, "partition": type(run.partition)(counts, {})})
+    figures = [clients(large), partition(large)]
+    for figure in figures:
+        assert figure is not None
+        assert len(json.dumps(content(figure))) < 60_000
+    heat, sizes = figures[1].charts
+    assert len(heat.data) <= CELLS
+    assert len(sizes.data) <= 200
+    assert len(_chart(figures[0], "Accuracy and samples").data) <= DOTS
+    assert "10,000 clients" in figures[1].caption
+
+
+def test_the_heat_map_shows_the_counts(run: Run) -> None:
+    heat, sizes = partition(run).charts  # type: ignore[union-attr]
+    cells = heat.data.set_index(["y", "x"])["value"]
+    assert cells["zero"].tolist() == [20, 0, 10, 0]
+    assert sizes.data["y"].tolist() == [30, 20, 10, 5]
+
+
+def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:
+    metrics = {"train_loss": (2.0,)}
+    bare = read(write_run(tmp_path / "r", metrics=metrics, evaluations=None, counts=None))
+    assert run_figures(bare) == []
