@@ -253,6 +253,22 @@ def test_sources_that_cannot_be_read_are_named(
     assert "in the cache" in refused("path", "some/one")
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_the_name_of_a_configuration_is_passed_on(
+    local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(*given: Any, split: str) -> Any:
+        asked.append((*given, split))
+        return datasets.Dataset.from_dict({"x": [1.0, 2.0], "label": [0, 1]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    path = str(tables.shades(tmp_path / "shades", each=1)) if local else "some/one"
+    assert Hub(path, name="big", train="train[:1%]").load("train").x.tolist() == [[1.0], [2.0]]
+    assert asked == [(path, "big", "train[:1%]"), (path, "big", "test")]
+
+
 def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     root = tables.shades(tmp_path / "shades")
     (root / "test" / "cat" / "2.png").write_bytes(b"no image")
