@@ -58,7 +58,7 @@ def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "")
         "mark": {"type": "point", "filled": True, "size": 40},
         "params": [NEAREST],
         "encoding": {
-            "y": _position("y", y),
+            "y": _position("y", y, padding=6),
             "opacity": {"condition": seen, **shown},
             "tooltip": _tooltip(headings, _formats(x, y)),
         },
@@ -66,7 +66,7 @@ def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "")
     line = {
         "mark": {"type": "line", "strokeWidth": 2},
         "params": [ZOOM],
-        "encoding": {"y": _position("y", y), "strokeDash": by.dash()},
+        "encoding": {"y": _position("y", y, padding=6), "strokeDash": by.dash()},
     }
     band = _interval("area", "y", y, {"opacity": 0.16})
     across = {"x": _position("x", x, padding=8), "color": by.colour()}

@@ -41,7 +41,9 @@ def comparison_table(
     metric = base_name(column)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
     cells = [_row(row, column, goal, staged=staged) for row in rows]
-    return without_empty_columns(text_table(cells))
+    table = without_empty_columns(text_table(cells))
+    named = "algorithm" in table and (table["algorithm"] == table["run"]).all()
+    return table.drop(columns="algorithm") if named else table
 
 
 def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str]:
@@ -76,7 +78,7 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
         "sent": mean(bytes_text, "sent"),
         "between servers": mean(bytes_text, "server_bytes"),
         "compute": mean(flops_text, "flops"),
-        "stored / client": mean(bytes_text, "stored_bytes"),
+        "stored / client": mean(lambda x: bytes_text(x) if x else NOTHING, "stored_bytes"),
         "time / round": mean(seconds_text, "seconds_per_round"),
         f"virtual time to {goal_text(column, goal)}": virtual_text(*time),
         "its resolution": (

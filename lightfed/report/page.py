@@ -89,7 +89,10 @@ def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) 
         absent=[text for name, text in ABSENT.items() if name not in drawn],
         client_groups=groups if len(groups) else None,
         places=[run.client_groups.index(name) for name in outcome.client_groups.index],
-        rounds=rounds_table(run, newest=ROUNDS_SHOWN),
+        # a column a round: there may be thirty metrics
+        rounds=rounds_table(run, newest=ROUNDS_SHOWN)
+        .set_index("round")
+        .T.reset_index(names="round"),
         environment=flattened(run.environment),
     )
 
