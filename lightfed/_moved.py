@@ -79,14 +79,11 @@ _ROOMS = {
         core.plan core.rehearsal=dry_run core.previews=trainer
         core.groups=layer_groups
     """,
-    "studies.heterofl": """
-        control control_config control_string
-    """,
     "studies.fedbcd": """
         latency
     """,
     "cli": """
-        latency_command catalog
+        latency_command catalog control control_config control_string
     """,
 }
 _PACKAGES = ("lightfed.core", "lightfed.comm")

@@ -1,7 +1,6 @@
 """For all tests: one thread, and no network but the loopback device."""
 
 import atexit
-import base64
 import ipaddress
 import os
 import shutil
@@ -69,17 +68,6 @@ def _guarded_connect_ex(sock: socket.socket, address: Any) -> int:
 
 socket.socket.connect = _guarded_connect  # type: ignore[assignment, method-assign]
 socket.socket.connect_ex = _guarded_connect_ex  # type: ignore[assignment, method-assign]
-
-
-_PIXEL = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
-)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures have one pixel: to draw those of a page takes longer than a small run."""
-    monkeypatch.setattr("lightfed.drawing.style.png_bytes", lambda figure: _PIXEL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

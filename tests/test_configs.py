@@ -134,7 +134,6 @@ def test_every_configuration_parses(config: Path, capsys: pytest.CaptureFixture[
     assert set(printed) >= {"trainer", "model", "data"}
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("config", trained())
 def test_every_configuration_trains_a_round(
     config: Path,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightfed.cli import command_line as cli
-from lightfed.studies.heterofl.control import explained, sentences, with_configurations
-from lightfed.studies.heterofl.control_config import SETTINGS, configuration
-from lightfed.studies.heterofl.control_string import FIELDS, LEVELS, NORMS, Control
+from lightfed.cli.control import explained, sentences, with_configurations
+from lightfed.cli.control_config import SETTINGS, configuration
+from lightfed.cli.control_string import FIELDS, LEVELS, NORMS, Control
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN
 

@@ -34,8 +34,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     """The names of the example after it has run, in a folder of its own."""
     quiet()
     names = {"__name__": "example", "RANKS": 1}
-    with chdir(tmp_path_factory.mktemp("python")), pytest.MonkeyPatch.context() as patched:
-        patched.setattr("lightfed.drawing.style.png_bytes", lambda figure: b"")
+    with chdir(tmp_path_factory.mktemp("python")):
         exec(compile(example(), "example.py", "exec"), names)
         yield names
 

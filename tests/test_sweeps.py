@@ -13,8 +13,8 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
 from lightfed.cli import command_line as cli
-from lightfed.studies.heterofl.control import PREFIX, with_configurations
-from lightfed.studies.heterofl.control_string import LEVELS, Control
+from lightfed.cli.control import PREFIX, with_configurations
+from lightfed.cli.control_string import LEVELS, Control
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep"))

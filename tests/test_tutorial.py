@@ -14,7 +14,6 @@ from lightfed.cli import command_line
 TEXT = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_tutorial_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

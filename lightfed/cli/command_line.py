@@ -24,7 +24,7 @@ USAGE_ERROR = UserError.status
 _WITHOUT_A_TRAINER = {
     "report": "lightfed.report.command",
     "configs": "lightfed.cli.shipped",
-    "control": "lightfed.studies.heterofl.control",
+    "control": "lightfed.cli.control",
     "latency": "lightfed.cli.latency_command",
 }
 _OF_THE_TRAINER = ("fit", "validate", "test", "partition", "groups", "plan")
@@ -89,8 +89,8 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from lightfed.cli.config_files import check_files, with_items
+    from lightfed.cli.control import with_configurations
     from lightfed.cli.shipped import with_paths
-    from lightfed.studies.heterofl.control import with_configurations
 
     try:
         words = with_paths(arguments)

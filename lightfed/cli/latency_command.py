@@ -34,7 +34,7 @@ def latency(
         waits: values of B to analyse, such as [3,5,7,10]; by default every tenth of N.
         samples: rounds of the simulation.
         seed: of the simulation.
-        plot: a .png file for the curves.
+        plot: a .png, .svg or .pdf file for the curves.
     """
     from lightfed.simulation.clock import check_waits
     from lightfed.studies.fedbcd.latency import Cloud, latencies
@@ -51,8 +51,8 @@ def latency(
     if not waits:
         raise UserError("--waits", "an empty list", f"give numbers from 1 to {servers}")
     check_waits("--waits", waits, servers)
-    if plot is not None and plot.suffix != ".png":
-        raise UserError("--plot", f"{plot}", "name a file that ends in .png")
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError("--plot", f"{plot}", "name a file that ends in .png, .svg or .pdf")
     cloud = Cloud(delay, servers, devices)
     found = latencies(cloud, waits, samples=samples, seed=seed)
     _print(cloud, found)
@@ -83,12 +83,12 @@ def _print(cloud: "Cloud", found: Sequence["Latency"]) -> None:
 
 
 def _draw(cloud: "Cloud", found: Sequence["Latency"], path: Path) -> None:
-    from lightfed.drawing.style import LIGHT, png_bytes
-    from lightfed.studies.fedbcd.latency_plot import latency_figure
+    from lightfed.drawing.files import picture
+    from lightfed.studies.fedbcd.latency_figure import latency_figure
 
-    picture = png_bytes(latency_figure(_title(cloud), cloud.servers, found, LIGHT))
+    content = picture(latency_figure(_title(cloud), cloud.servers, found), path.suffix[1:])
     try:
-        path.write_bytes(picture)
+        path.write_bytes(content)
     except OSError as error:
         raise UserError("--plot", str(error), "name a file that can be written") from error
 

@@ -82,6 +82,7 @@ def points(
     *,
     connected: bool = False,
     across: bool = False,
+    name: str = "",
     title: str = "",
 ) -> Chart:
     """A point for each row with an error bar from `low` to `high`.
@@ -93,10 +94,12 @@ def points(
         by: the series.
         connected: whether a line goes through the points of a series.
         across: whether `low` and `high` are of x.
+        name: a column with the name of each point, which stands beside it if they are few.
         title: of the chart.
     """
-    data = _canonical(table, {"x": x.column, "y": y.column, "series": by.column})
-    headings, formats = _headings(data, x, y, by), _formats(x, y)
+    named = {"name": name} if name else {}
+    data = _canonical(table, {"x": x.column, "y": y.column, "series": by.column, **named})
+    headings, formats = {**named, **_headings(data, x, y, by)}, _formats(x, y)
     place = {"x": _position("x", x, padding=14), "y": _position("y", y, padding=14)}
     point = {
         "mark": {"type": "point", "filled": True, "size": 70},
@@ -114,6 +117,9 @@ def points(
         rule = _interval("rule", own, x if across else y, {"strokeWidth": 1.5})
         rule["encoding"][other] = place[other]
         layers.insert(0, rule)
+    if name and len(data) <= FEW:
+        text = {"type": "text", "align": "left", "dx": 6, "dy": -7, "fontSize": 11}
+        layers.append({"mark": text, "encoding": {**place, "text": {"field": "name"}}})
     heading = title or (x if _named(data, y, "y") else y).heading
     chart = _chart(heading, data, headings, formats, by, layers, {"color": by.colour()})
     return _with_rows(chart, y, data)
@@ -206,7 +212,7 @@ def heat(
     data = _canonical(table, {"x": x.column, "y": y.column, "value": value.column})
     headings = {"x": x.heading, "y": y.heading, "value": value.heading}
     formats = {"value": value.format}
-    scale: dict[str, Any] = {"range": f"theme:{colours}"}
+    scale: dict[str, Any] = {"range": f"theme:{colours}", "interpolate": "rgb"}
     scale |= {"domainMid": middle} if middle is not None else {}
     scale |= {"domain": list(value.ends)} if value.ends else {}
     shade: dict[str, Any] = {"field": "value", "type": "quantitative", "scale": scale}

@@ -22,7 +22,6 @@ from lightfed.drawing.markup import document
 from lightfed.drawing.summary import new_console, print_line, print_table
 from lightfed.report.comparison_figures import comparison_figures, seeds_note
 from lightfed.report.final_figures import comparison_table
-from lightfed.report.study_figures import study_figures, study_pictures
 from lightfed.report.verdicts import (
     Contest,
     contests,
@@ -36,6 +35,7 @@ from lightfed.results.run import Run, read
 from lightfed.results.tables import rounds_text, without_shared_columns
 from lightfed.results.units import is_share
 from lightfed.studies.fedbcd.clouds import timed
+from lightfed.studies.figures import study_figures
 from lightfed.studies.flexifed.strategies import Study, studies
 from lightfed.studies.flexifed.strategy_table import StrategyTable, print_strategies
 from lightfed.studies.pfedmoe.method_table import markup, print_methods
@@ -236,7 +236,6 @@ def _page(found: Comparison, figures: Sequence[Figure], finals: DataFrame) -> st
         template="comparison.html",
         lead=_lead(found),
         figures=figures,
-        pictures=study_pictures(found.runs, target=found.target),
         tables=[*tables, *(part for p in found.protocols for part in markup(p, found.target))],
         finals=finals,
         places=range(len(found.rows)),

@@ -12,7 +12,6 @@ from lightfed.drawing.charts import Figure
 from lightfed.drawing.files import write_figures, write_file, write_table
 from lightfed.drawing.markup import document
 from lightfed.report.run_figures import run_figures
-from lightfed.report.study_figures import figures_of_run, pictures_of_run
 from lightfed.results.outcome import Outcome, outcome_of
 from lightfed.results.run import Run, read
 from lightfed.results.tables import (
@@ -26,6 +25,7 @@ from lightfed.results.tables import (
 )
 from lightfed.results.units import seconds_text
 from lightfed.studies.dispfl.similarity import similarity_figures
+from lightfed.studies.figures import figures_of_run
 
 FILES = "report"  # folder of figures and tables that were asked for
 ROUNDS_SHOWN = 10
@@ -85,7 +85,6 @@ def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) 
         results=[figure for figure in every if figure not in costs],
         costs=costs,
         figures=figures,
-        pictures=pictures_of_run(run),
         absent=[text for name, text in ABSENT.items() if name not in drawn],
         client_groups=groups if len(groups) else None,
         places=[run.client_groups.index(name) for name in outcome.client_groups.index],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -64,6 +65,13 @@ class Group:
     def score(self, column: str) -> tuple[float, float]:
         """The last value in a column of metrics.csv: mean and sample deviation over the runs."""
         return mean_and_std([last(run.series(column)) for run in self.runs])
+
+    def interval(self, column: str) -> tuple[float, float, float, int]:
+        """The last value in a column: mean, 95 % t interval of the mean (NaN below two), n runs."""
+        known = [value for run in self.runs if math.isfinite(value := last(run.series(column)))]
+        mean, std = mean_and_std(known)
+        half = t_half_width(std, len(known))
+        return mean, mean - half, mean + half, len(known)
 
     def course(self, column: str) -> DataFrame:
         """A metric by round, in the rounds in which every run measured it.

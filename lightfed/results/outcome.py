@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from lightfed.results.units import direction, is_share, lower_is_better
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+Spread = TypeVar("Spread", float, "Series")
 NAN = math.nan
 LEVEL = 0.95  # of intervals
 COSTS = tuple(name for name in CLIENT_COSTS if name != "samples")
@@ -159,7 +160,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(known.std(ddof=1)) if len(known) > 1 else NAN
 
 
-def t_half_width(std: Series, n: int) -> Series:
+def t_half_width(std: Spread, n: int) -> Spread:
     """Half the 95 % t interval of a mean of n values with this sample deviation; NaN below two."""
     from scipy import stats  # takes a second, and most reports do not need it
 

@@ -112,31 +112,40 @@ def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) ->
 
 
 def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
-    """The fewest options that tell experiments apart, such as `HeteroFL, lr 0.1`.
+    """The method, and the fewest options that tell experiments of one method apart: `FML, lr 0.1`.
 
-    Earlier options are preferred. Equal experiments get equal texts.
+    Earlier options are preferred. Equal experiments get equal texts, empty if all are equal.
 
     Args:
         options: of each experiment; the values of `method` and `data` stand without their names.
     """
-    names = list(dict.fromkeys(name for one in options for name in one))
+    methods = gathered(range(len(options)), lambda i: options[i].get("method", ""))
+    texts = [""] * len(options)
+    for method, places in methods.items():
+        own = [options[i] for i in places]
+        chosen = _distinguishing(own)
+        for i, one in zip(places, own, strict=True):
+            said = [
+                one[name] if name == "data" else f"{name} {one[name]}"
+                for name in chosen
+                if one.get(name, "null") != "null"
+            ]
+            texts[i] = ", ".join([method] * (len(methods) > 1 and bool(method)) + said)
+    return texts
+
+
+def _distinguishing(options: Sequence[Mapping[str, str]]) -> list[str]:
+    """The fewest names whose values tell the options apart."""
 
     def distinct(chosen: Sequence[str]) -> int:
         return len({tuple(one.get(name) for name in chosen) for one in options})
 
     chosen: list[str] = []
-    for name in names:
+    for name in dict.fromkeys(name for one in options for name in one):
         if distinct([*chosen, name]) > distinct(chosen):
             chosen.append(name)
     for name in chosen[::-1]:
         rest = [other for other in chosen if other != name]
-        if name != "method" and distinct(rest) == distinct(chosen):
+        if distinct(rest) == distinct(chosen):
             chosen = rest
-    return [
-        ", ".join(
-            one[name] if name in ("method", "data") else f"{name} {one[name]}"
-            for name in chosen
-            if name in one
-        )
-        for one in options
-    ]
+    return chosen

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightfed.cli.control_string import Control
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.sizes import scaled
-from lightfed.studies.heterofl.control_string import Control
 from lightfed.utils.counts import rounded_down, rounded_up
 
 

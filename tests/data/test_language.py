@@ -13,8 +13,7 @@ from lightfed.data.partition.dirichlet import Dirichlet
 from lightfed.data.partition.draw import PersonalTest
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.data.partition.schemes import Iid, Natural
-from lightfed.drawing.heatmap import partition_figure
-from lightfed.drawing.style import LIGHT, png_bytes
+from lightfed.report.run_figures import partition
 from lightfed.results.run import read
 from lightfed.utils.errors import UserError
 from tests.data import tiny
@@ -240,9 +239,9 @@ def test_the_partition_is_printed_and_drawn(root: Path, tmp_path: Path) -> None:
     run = read(folder)
     assert run.partition is not None
     assert run.partition.counts.columns.tolist() == ["window"]
-    figure = partition_figure(run, LIGHT)
+    figure = partition(run)
     assert figure is not None
-    assert png_bytes(figure).startswith(b"\x89PNG")
+    assert "100 clients" in figure.caption
 
 
 def test_images_have_the_other_task() -> None:

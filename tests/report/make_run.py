@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import save_file
 
+from lightfed.drawing.charts import Chart, Figure
+
 METRICS = {
     "train_loss": (2.0, 1.0, 0.5),
     "global/accuracy": (0.5, "", 0.75),
@@ -114,6 +116,19 @@ def write_gates(folder: Path, personal: np.ndarray, *, number: int = 3) -> None:
 def rows_of(table: pd.DataFrame) -> tuple[tuple[str, ...], ...]:
     """The cells of a table of text."""
     return tuple(table.itertuples(index=False, name=None))
+
+
+def drawn(chart: Chart) -> dict[str, list[tuple[Any, Any]]]:
+    """The points of each series, rounded."""
+    return {
+        str(name): [(x, round(y, 6)) for x, y in zip(own["x"], own["y"], strict=True)]
+        for name, own in chart.data.groupby("series", sort=False)
+    }
+
+
+def by_title(figure: Figure | None) -> dict[str, Chart]:
+    assert figure is not None
+    return {chart.title: chart for chart in figure.charts}
 
 
 def append(path: Path, text: str) -> None:

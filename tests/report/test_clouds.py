@@ -7,12 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from lightfed.drawing.style import LIGHT, PALETTE
 from lightfed.report import compare
-from lightfed.report.charts import charts
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
 from lightfed.results.run import Run, read
@@ -25,8 +21,9 @@ from lightfed.studies.fedbcd.clouds import (
     times_figure,
     traffic_figure,
 )
+from lightfed.studies.figures import study_figures
 from lightfed.utils.errors import UserError
-from tests.report.make_run import ENVIRONMENT, rows_of, write_run
+from tests.report.make_run import ENVIRONMENT, by_title, drawn, rows_of, write_run
 
 CONFIG = """\
 model:
@@ -108,34 +105,6 @@ def _study(root: Path) -> list[Run]:
     ]
 
 
-def _panels(figure: Figure | None) -> dict[str, Axes]:
-    """Axes by the last line of their titles."""
-    assert figure is not None
-    return {axes.get_title(loc="left").splitlines()[-1]: axes for axes in figure.axes}
-
-
-def _lines(axes: Axes) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """(colour, dashes) -> points, of the lines that are no entries of the legend."""
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for line in axes.get_lines():
-        points = [(float(x), float(y)) for x, y in np.asarray(line.get_xydata())]
-        if points:
-            key = (str(line.get_color()), str(line.get_linestyle()))
-            assert key not in found, "two lines that look alike"
-            found[key] = points
-    return found
-
-
-def _legend(figure: Figure | None) -> dict[str, tuple[str, str]]:
-    assert figure is not None
-    (legend,) = figure.legends
-    handles = legend.get_lines()
-    names = [text.get_text() for text in legend.get_texts()]
-    looks = [(str(h.get_color()), str(h.get_linestyle())) for h in handles]
-    assert len(set(names)) == len(names)
-    return dict(zip(names, looks, strict=True))
-
-
 def _only(runs: Sequence[Run]) -> Clouds:
     (found,) = clouds(runs)
     return found
@@ -144,19 +113,17 @@ def _only(runs: Sequence[Run]) -> Clouds:
 def test_sync_clouds_stand_side_by_side_over_rounds(tmp_path: Path) -> None:
     found = _only(_study(tmp_path))
     assert found.name == "Digits, diversity 3, |Q_n| = 3"
-    figure = rounds_figure(found, LIGHT)
-    panels = _panels(figure)
-    assert list(panels) == ["personal accuracy, sync clouds", "global accuracy, sync clouds"]
-    points = {
-        "FedBCD": [(1, 0.5), (2, 1.0)],
-        "FedBCD-I": [(1, 0.3), (2, 0.4)],
-        "FedAvg": [(1, 0.1), (2, 0.2)],
-        "FedProx": [(1, 0.2), (2, 0.3)],
-    }
-    looks = _legend(figure)
-    assert list(looks) == list(points)
-    for axes in panels.values():
-        assert _lines(axes) == {looks[name]: course for name, course in points.items()}
+    figure = rounds_figure(found)
+    assert figure is not None
+    assert figure.series == {"FedBCD": 0, "FedBCD-I": 1, "FedAvg": 2, "FedProx": 3}
+    assert list(by_title(figure)) == ["Personal, sync clouds", "Global, sync clouds"]
+    for chart in figure.charts:
+        assert drawn(chart) == {
+            "FedBCD": [(1, 0.5), (2, 1.0)],
+            "FedBCD-I": [(1, 0.3), (2, 0.4)],
+            "FedAvg": [(1, 0.1), (2, 0.2)],
+            "FedProx": [(1, 0.2), (2, 0.3)],
+        }
 
 
 def test_devices_without_a_pull_are_standalone(tmp_path: Path) -> None:
@@ -169,78 +136,46 @@ def test_devices_without_a_pull_are_standalone(tmp_path: Path) -> None:
         _run(tmp_path, "CloudFedAvg", (0.8, 0.9), name="tuned", servers=5, sent=(20, 20)),
     ]
     found = _only(runs)
-    figure = rounds_figure(found, LIGHT)
-    looks = _legend(figure)
-    names = ["FedBCD", "FedAvg (CloudFedAvg-s0)", "FedAvg (tuned-s0)", "Standalone"]
-    assert list(looks) == names
-    assert len(set(looks.values())) == len(names)
-    panels = _panels(figure)
-    assert _lines(panels["personal accuracy, sync clouds"])[looks["Standalone"]] == [
-        (1, 0.5), (2, 0.6),
-    ]  # fmt: skip
-    assert looks["Standalone"] not in _lines(panels["global accuracy, sync clouds"])
-    assert "Standalone" in _legend(times_figure(found, LIGHT))
-    assert "Standalone" not in _legend(traffic_figure(found, LIGHT))
+    own, other = by_title(rounds_figure(found)).values()
+    fedavg = [f"FedAvg (CloudFedAvg, servers {n})" for n in (10, 5)]
+    assert list(drawn(own)) == ["FedBCD", *fedavg, "Standalone"]
+    assert drawn(own)["Standalone"] == [(1, 0.5), (2, 0.6)]
+    assert list(drawn(other)) == ["FedBCD", *fedavg]
+    for figure, there in ((times_figure(found), True), (traffic_figure(found), False)):
+        assert figure is not None
+        assert ("Standalone" in figure.series) is there
+        assert len(set(figure.series.values())) == len(figure.series)
 
 
-def test_each_quantity_has_a_panel_of_its_own(tmp_path: Path) -> None:
-    runs = [
-        _run(tmp_path, "FedBCD", (0.1, 0.2), personal=(0.6, 0.7)),
-        _run(tmp_path, "CloudFedAvg", (0.3, 0.4), personal=(0.5, 0.8)),
-        _run(tmp_path, "FedBCD", (0.35, 0.45), name="async", personal=(0.55, 0.65), wait=5),
-    ]
-    found = _only(runs)
-
-    def ends(figure: Figure | None) -> dict[str, list[float]]:
-        panels = _panels(figure).items()
-        return {name: sorted(p[-1][1] for p in _lines(a).values()) for name, a in panels}
-
-    assert ends(rounds_figure(found, LIGHT)) == {
-        "personal accuracy, sync clouds": [0.7, 0.8],
-        "global accuracy, sync clouds": [0.2, 0.4],
-    }
-    assert ends(times_figure(found, LIGHT)) == {
-        "FedBCD: global accuracy": [0.2, 0.4, 0.45],
-        "FedBCD: personal accuracy": [0.65, 0.7, 0.8],
-    }
-
-
-def test_the_servers_waited_for_are_colours_over_virtual_time(tmp_path: Path) -> None:
-    figure = times_figure(_only(_study(tmp_path)), LIGHT)
-    panels = _panels(figure)
-    assert list(panels) == [
+def test_the_servers_waited_for_are_series_over_virtual_time(tmp_path: Path) -> None:
+    figure = times_figure(_only(_study(tmp_path)))
+    charts = by_title(figure)
+    assert list(charts) == [
         *("FedBCD: global accuracy", "FedBCD-I: global accuracy"),
         *("FedBCD: personal accuracy", "FedBCD-I: personal accuracy"),
     ]
-    looks = _legend(figure)
-    assert list(looks) == [
+    assert figure is not None
+    assert list(figure.series) == [
         *("B/N = 0.3", "B/N = 0.5", "B/N = 0.7", "B/N = 1", "FedAvg", "FedProx"),
     ]
-    assert [looks[f"B/N = {b:g}"] for b in (0.3, 0.5, 0.7, 1)] == [
-        (colour, "-") for colour in PALETTE[:4]
-    ]
-    assert [looks[name][1] for name in ("FedAvg", "FedProx")] == ["--", ":"]
-    others = {looks["FedAvg"]: [(10, 0.1), (20, 0.2)], looks["FedProx"]: [(10, 0.2), (20, 0.3)]}
-    assert _lines(panels["FedBCD: global accuracy"]) == others | {
-        looks[f"B/N = {b / 10:g}"]: [(b, b / 20), (2 * b, b / 10)] for b in (3, 5, 7, 10)
+    others = {"FedAvg": [(10, 0.1), (20, 0.2)], "FedProx": [(10, 0.2), (20, 0.3)]}
+    assert drawn(charts["FedBCD: global accuracy"]) == others | {
+        f"B/N = {b / 10:g}": [(b, b / 20), (2 * b, b / 10)] for b in (3, 5, 7, 10)
     }
-    own = {looks["B/N = 1"]: [(10, 0.3), (20, 0.4)]}
-    assert _lines(panels["FedBCD-I: personal accuracy"]) == others | own
+    own = {"B/N = 1": [(10, 0.3), (20, 0.4)]}
+    assert drawn(charts["FedBCD-I: personal accuracy"]) == others | own
 
 
 def test_seeds_meet_at_their_mean_time_with_a_band(tmp_path: Path) -> None:
     runs = [
-        _run(tmp_path, "FedBCD", (0.2, 0.4), (10, 20), seed=0, wait=5),
-        _run(tmp_path, "FedBCD", (0.4, 0.8), (20, 40), seed=1, wait=5),
+        _run(tmp_path, "FedBCD", (0.46, 0.56), (10, 20), seed=0, wait=5),
+        _run(tmp_path, "FedBCD", (0.48, 0.58), (20, 40), seed=1, wait=5),
     ]
-    found = _only(runs)
-    axes = _panels(times_figure(found, LIGHT))["FedBCD: global accuracy"]
-    ((points),) = _lines(axes).values()
-    np.testing.assert_allclose(points, [(15, 0.3), (30, 0.6)])
-    (band,) = axes.collections
-    top = np.asarray(band.get_paths()[0].vertices)[:, 1].max()
-    np.testing.assert_allclose(top, 0.6 + np.std([0.4, 0.8], ddof=1))
-    assert all(chart.repeated for chart in charts(runs))
+    chart = by_title(times_figure(_only(runs)))["FedBCD: global accuracy"]
+    assert drawn(chart) == {"B/N = 0.5": [(15, 0.47), (30, 0.57)]}
+    half = 12.706204736432095 * 0.01  # Student's t with one degree of freedom
+    np.testing.assert_allclose(chart.data["high"], np.array([0.47, 0.57]) + half)
+    np.testing.assert_allclose(chart.data["low"], np.array([0.47, 0.57]) - half)
 
 
 def test_bytes_between_servers_have_a_chart_of_the_runs_that_have_some(tmp_path: Path) -> None:
@@ -250,24 +185,20 @@ def test_bytes_between_servers_have_a_chart_of_the_runs_that_have_some(tmp_path:
         _run(tmp_path, "CloudFedAvg", (0.5, 0.6), sent=(2000, 2000)),
         _run(tmp_path, "CloudFedAvg", (0.7, 0.8), name="old", mu=5.0),
     ]
-    figure = traffic_figure(_only(runs), LIGHT)
-    panels = _panels(figure)
-    assert list(panels) == ["FedBCD: global accuracy", "FedBCD: personal accuracy"]
-    looks = _legend(figure)
-    axes = panels["FedBCD: global accuracy"]
-    assert _lines(axes) == {
-        looks["B/N = 0.5"]: [(1.0, 0.1), (1.5, 0.2)],
-        looks["B/N = 1"]: [(2.0, 0.3), (4.0, 0.4)],
-        looks["FedAvg"]: [(2.0, 0.5), (4.0, 0.6)],
+    chart = by_title(traffic_figure(_only(runs)))["FedBCD: global accuracy"]
+    assert drawn(chart) == {
+        "B/N = 0.5": [(1.0, 0.1), (1.5, 0.2)],
+        "B/N = 1": [(2.0, 0.3), (4.0, 0.4)],
+        "FedAvg": [(2.0, 0.5), (4.0, 0.6)],
     }
-    assert panels["FedBCD: personal accuracy"].get_xlabel().endswith("(kB)")
-    assert traffic_figure(_only(runs[1:]), LIGHT) is None  # all of them sync
+    assert chart.headings["x"].endswith("(kB)")
+    assert traffic_figure(_only(runs[1:])) is None  # all of them sync
 
 
 def test_a_round_without_a_measurement_is_no_point(tmp_path: Path) -> None:
     runs = [_run(tmp_path, "FedBCD", (0.1, "", 0.3), (10, 20, 30), wait=3)]
-    axes = _panels(times_figure(_only(runs), LIGHT))["FedBCD: global accuracy"]
-    assert list(_lines(axes).values()) == [[(10, 0.1), (30, 0.3)]]
+    chart = by_title(times_figure(_only(runs)))["FedBCD: global accuracy"]
+    assert list(drawn(chart).values()) == [[(10, 0.1), (30, 0.3)]]
 
 
 def test_diversity_and_active_devices_have_pictures_of_their_own(tmp_path: Path) -> None:
@@ -278,59 +209,28 @@ def test_diversity_and_active_devices_have_pictures_of_their_own(tmp_path: Path)
         _run(tmp_path, "FedBCD", name="d", wait=5, partition="Quantity"),
         _run(tmp_path, "FedBCD", name="e", wait=5, data="MNIST"),
     ]
-    names = [
+    assert [found.name for found in clouds(runs)] == [
         "Digits, diversity 3, |Q_n| = 3",
         "Digits, diversity 3, |Q_n| = 1",
         "Digits, diversity 6, |Q_n| = 3",
         "Digits, |Q_n| = 3",
         "MNIST, diversity 3, |Q_n| = 3",
     ]
-    assert [found.name for found in clouds(runs)] == names
-    files = [chart.file for chart in charts(runs)]
-    assert len(set(files)) == len(files) == 15
-
-
-def test_two_of_a_method_are_reported_by_the_names_of_their_runs(tmp_path: Path) -> None:
-    runs = [
-        _run(tmp_path, "FedBCD", (0.1, 0.2), name="slow", wait=5, servers=10),
-        _run(tmp_path, "FedBCD", (0.3, 0.4), name="fast", wait=10, servers=20),
-        _run(tmp_path, "FedBCD", (0.5, 0.6), name="odd", wait=2),
-        _run(tmp_path, "FedBCD", (0.7, 0.8), name="one"),
-        _run(tmp_path, "FedBCD", (0.8, 0.9), name="two", servers=20),
-    ]
-    found = _only(runs)
-    looks = _legend(times_figure(found, LIGHT))
-    assert looks == {
-        "B/N = 0.2": (PALETTE[4], "-"),
-        "B/N = 0.5 (slow-s0)": (PALETTE[1], "-"),
-        "B/N = 0.5 (fast-s0)": (PALETTE[1], "--"),
-        "B/N = 1 (one-s0)": (PALETTE[3], "-"),
-        "B/N = 1 (two-s0)": (PALETTE[3], "--"),
-    }
-    assert list(_legend(rounds_figure(found, LIGHT))) == ["FedBCD (one-s0)", "FedBCD (two-s0)"]
+    files = [figure.name for figure in study_figures(runs)]
+    assert len(set(files)) == len(files) == 5
 
 
 def test_nothing_is_drawn_of_what_is_not_there(tmp_path: Path) -> None:
     sync = _run(tmp_path, "FedBCD", name="sync")
     short = _run(tmp_path, "FedBCD", (0.1,), (1.0,), name="short", wait=5)
-    assert rounds_figure(_only([sync]), LIGHT) is None
-    assert times_figure(_only([sync]), LIGHT) is None
-    assert times_figure(_only([short]), LIGHT) is None
+    assert rounds_figure(_only([sync])) is None
+    assert times_figure(_only([sync])) is None
+    assert times_figure(_only([short])) is None
     assert clouds([_run(tmp_path, "HeteroFL")]) == []
     (short.folder / "metrics.csv").write_text("round,global/accuracy\n1,0.5\n2,0.6\n")
     assert clouds([read(short.folder)]) == []
     bare = write_run(tmp_path / "bare", config=None, environment={"algorithm": "FedBCD"})
     assert clouds([read(bare)]) == []
-
-
-def test_synthetic_data_are_reported(tmp_path: Path) -> None:
-    run = _run(tmp_path, "FedBCD", wait=5)
-    (run.folder / "environment.json").write_text(
-        '{"algorithm": "FedBCD", "dataset": "Tones", "synthetic": true}'
-    )
-    figure = times_figure(_only([read(run.folder)]), LIGHT)
-    assert figure is not None
-    assert "Tones, diversity 3, |Q_n| = 3 (synthetic data)" in figure.axes[0].get_title(loc="left")
 
 
 def test_time_to_a_target_is_that_of_the_first_measurement_as_good(tmp_path: Path) -> None:

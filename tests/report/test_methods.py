@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.drawing.style import LIGHT
+from lightfed.report import compare
 from lightfed.results.run import Run, read
-from lightfed.studies.pfedmoe.method_plots import (
-    BETTER,
-    WORSE,
+from lightfed.studies.figures import study_figures
+from lightfed.studies.pfedmoe.method_figures import (
     costs_figure,
     differences_figure,
     robustness,
@@ -21,7 +20,7 @@ from lightfed.studies.pfedmoe.method_plots import (
 )
 from lightfed.studies.pfedmoe.method_table import method_table, verdict
 from lightfed.studies.pfedmoe.methods import METHODS, Cost, Method, Protocol, protocols
-from tests.report.make_run import rows_of, write_run
+from tests.report.make_run import drawn, rows_of, write_run
 
 COURSES = {
     "PFedMoE": (0.5, 0.8, 0.9),
@@ -225,35 +224,35 @@ def test_a_client_is_compared_with_itself_in_the_same_seed(tmp_path: Path) -> No
     found = _protocol(runs)
     np.testing.assert_allclose(sorted(found.differences()[0]), (0.1, 0.3))
     np.testing.assert_allclose(sorted(found.differences()[1]), (-0.1, 0.1), atol=1e-12)
-    figure = differences_figure(found, LIGHT)
+    figure = differences_figure(found)
     assert figure is not None
-    bars = figure.axes[0].patches
-    np.testing.assert_allclose([bar.get_height() for bar in bars], (20, 0), atol=1e-9)  # type: ignore[attr-defined]
-    assert "FML, the best baseline" in figure.axes[0].get_title(loc="left")
+    (chart,) = figure.charts
+    np.testing.assert_allclose(chart.data["y"], (20, 0), atol=1e-9)
+    np.testing.assert_allclose(chart.data["high"], (30, 10))
+    assert "FML, the best baseline" in figure.title
 
 
-def test_a_bar_below_zero_has_another_colour(tmp_path: Path) -> None:
-    from matplotlib.colors import to_hex
-
+def test_a_client_below_zero_is_of_another_series(tmp_path: Path) -> None:
     runs = [
         method_run(tmp_path, "PFedMoE", (0.5, 0.8), clients=(0.9, 0.7)),
         method_run(tmp_path, "FML", (0.5, 0.7), clients=(0.6, 0.8)),
     ]
-    figure = differences_figure(_protocol(runs), LIGHT)
+    figure = differences_figure(_protocol(runs))
     assert figure is not None
-    assert [to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches] == [BETTER, WORSE]
+    assert figure.charts[0].data["series"].tolist() == ["ahead", "behind"]
 
 
 def test_costs_have_a_bar_each_and_say_who_did_not_get_there(runs: list[Run]) -> None:
     found = _protocol(runs)
-    figure = costs_figure(found, 0.8, LIGHT)
+    figure = costs_figure(found, 0.8)
     assert figure is not None
-    left, right = figure.axes
-    assert [bar.get_width() for bar in left.patches] == [600, 900, 900, 0]  # type: ignore[attr-defined]
-    assert [bar.get_width() for bar in right.patches] == [2, 3, 3, 0]  # type: ignore[attr-defined]
-    assert [text.get_text() for text in left.texts] == ["600 B", "900 B", "900 B", "not reached"]
-    assert right.get_xlabel() == "operations of all clients (kFLOPs)"
-    assert costs_figure(found, 0.99, LIGHT) is None
+    sent, work = figure.charts
+    assert sent.data["x"].tolist() == [600, 900, 900]
+    assert work.data["x"].tolist() == [2, 3, 3]
+    assert sent.data["y"].tolist() == ["pFedMoE", "FML", "FD"]
+    assert work.title == "work of all clients (kFLOPs)"
+    assert figure.caption.endswith("Not reached: Standalone.")
+    assert costs_figure(found, 0.99) is None
 
 
 def test_robustness_has_a_line_per_method_over_the_classes(tmp_path: Path) -> None:
@@ -265,12 +264,12 @@ def test_robustness_has_a_line_per_method_over_the_classes(tmp_path: Path) -> No
     ]
     (found,) = robustness(protocols(runs))
     assert found.name == "CIFAR10: accuracy by classes of a client"
-    figure = robustness_figure(found, LIGHT)
+    figure = robustness_figure(found)
     assert figure is not None
-    (axes,) = figure.axes
-    points = {c.get_label(): np.asarray(c.lines[0].get_xydata()) for c in axes.containers}  # type: ignore[attr-defined]
-    np.testing.assert_allclose(points["pFedMoE"], [(2, 0.7), (10, 0.5)])
-    np.testing.assert_allclose(points["FML"], [(2, 0.6), (10, 0.4)])
+    assert drawn(figure.charts[0]) == {
+        "pFedMoE": [(2, 0.7), (10, 0.5)],
+        "FML": [(2, 0.6), (10, 0.4)],
+    }
     assert robustness(protocols(runs[:2])) == []
 
 
@@ -322,6 +321,25 @@ def test_the_kinds_are_those_of_the_paper() -> None:
     assert {name for name, kind in kinds.items() if kind == "distillation"} == {"FD", "FedProto"}
     assert kinds["LG-FedAvg"] == "model mixing"
     assert kinds["Standalone"] == ""
+
+
+def test_a_comparison_shows_table_and_charts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Any] = [
+        method_run(tmp_path, name, course, clients=(0.5, 0.6)) for name, course in COURSES.items()
+    ]
+    page = compare([run.folder for run in made], output=tmp_path / "out", target=0.8).read_text()
+    stated = capsys.readouterr().out
+    assert "rounds to 80.00 % personal accuracy, resolution 1 round" in stated
+    assert "over the best of its kind" in stated
+    assert stated.count("+2.50 points over FD, the best baseline") == 1
+    assert "the next best" not in stated  # the verdict on the same figures would be stated twice
+    assert "over FD, the best baseline" in page
+    assert "CIFAR10: methods" in page
+    figures = study_figures(made)
+    assert [figure.name for figure in figures] == ["differences-cifar10", "costs-cifar10"]
+    assert study_figures(made[:1]) == []
 
 
 def _with(run: Run, **stated: Any) -> Run:

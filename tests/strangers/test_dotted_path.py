@@ -12,7 +12,6 @@ CONV: dict[str, Any] = {"class_path": "Conv", "init_args": {"hidden": [4]}}
 DEPTHS: dict[str, Any] = {"class_path": "tests.strangers.test_depthfl.Convolutions"}
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("algorithm", "arguments", "levels", "network"),
     [

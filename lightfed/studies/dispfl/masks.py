@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lightfed.drawing.heatmap import evenly_spaced
+from lightfed.drawing.marks import evenly_spaced
 from lightfed.results.csvfile import damaged
 from lightfed.results.run import Floats, Integers, Run, whole_number
 

@@ -11,32 +11,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
-from lightfed.drawing.style import (
-    Theme,
-    dress,
-    dress_colour_bar,
-    heat_map,
-    label_of,
-    new_figure,
-    share_axis,
-)
+from lightfed.drawing import marks
+from lightfed.drawing.charts import Axis, Chart, Figure
 from lightfed.results.csvfile import damaged
 from lightfed.results.run import Floats, Integers, Run
 from lightfed.results.tables import Figure as KeyFigure
 from lightfed.results.units import NOTHING
 from lightfed.studies.dispfl.masks import mask_pairs
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 FEWEST = 3  # clients: two have a single pair, which cannot be correlated
-CLIENTS_NAMED = 24
-CLASSES_NAMED = 30
+MOST_DRAWN = 40
 SMALLEST_STD = 1e-9  # values that vary only by rounding have no correlation
 
 
@@ -72,7 +60,7 @@ class Similarity:
         return float(np.corrcoef(labels, masks)[0, 1])
 
 
-@lru_cache(maxsize=1)  # called for two themes and the page; large masks take seconds
+@lru_cache(maxsize=1)  # asked for the picture and for the key figure; large masks take seconds
 def similarity_of(run: Run) -> Similarity | None:
     """The similarities; None without a partition, three clients with masks, or a sparse mask.
 
@@ -98,21 +86,25 @@ def similarity_of(run: Run) -> Similarity | None:
     )
 
 
-def similarity_figure(run: Run, theme: Theme) -> Figure | None:
+def similarity_figure(run: Run) -> Figure | None:
     """The two heat maps next to each other; None for a run without these data."""
     found = similarity_of(run)
     if found is None:
         return None
-    figure = new_figure(11.0, 5.6, theme, pad=0.1)
-    left, right = figure.subplots(1, 2)
-    titles = (f"Training labels of two clients{run.note}", f"Masks of two clients{run.note}")
-    _draw(left, found.labels, theme, title=titles[0], near_low=False)
-    _draw(right, found.masks, theme, title=titles[1], near_low=True)
-    for axes in (left, right):
-        _name_clients(axes, found, run)
-    text = f"Pearson correlation of the two over {_pairs_text(found)}: {_correlation_text(found)}"
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=theme.ink)
-    return figure
+    labels = Axis("value", "cosine similarity", ends=(0.0, 1.0), format=".2f")
+    masks = Axis("value", "Hamming distance", format=".1%")
+    charts = (
+        _chart(found, found.labels, labels, "Training labels of two clients"),
+        _chart(found, found.masks, masks, "Masks of two clients"),
+    )
+    drawn = f" {MOST_DRAWN} are drawn." if len(found.client) > MOST_DRAWN else ""
+    caption = (
+        "Pairs of clients that have a mask, by their most frequent class, in the same order on all "
+        "axes. A distance is a share of the elements that are not in every mask. A negative "
+        f"correlation means that clients with similar data have similar masks.{drawn}"
+    )
+    text = f"Pearson correlation over {_pairs_text(found)}: {_correlation_text(found)}"
+    return Figure("similarity", f"Labels and masks. {text}{run.note}", charts, caption)
 
 
 def similarity_figures(run: Run) -> list[KeyFigure]:
@@ -130,46 +122,15 @@ def _cosines(counts: Integers) -> Floats:
     return rows @ rows.T
 
 
-def _draw(axes: Axes, values: Floats, theme: Theme, *, title: str, near_low: bool) -> None:
-    """A square of (K, K) values, dark for close clients, blank on the diagonal."""
-    dress(axes, theme, title=title, x_label="", y_label="")
-    colours = theme.ramp[::-1] if near_low else theme.ramp
-    pairs = np.where(np.eye(len(values), dtype=bool), np.nan, values)
-    image = heat_map(axes, pairs, colours, aspect="equal")
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.046)
-    if near_low:
-        dress_colour_bar(bar, theme, label="Hamming distance, of elements not in every mask")
-        share_axis(bar.ax.yaxis)
-        bar.ax.invert_yaxis()
-    else:
-        dress_colour_bar(bar, theme, label="cosine similarity of the classes' shares")
-
-
-def _name_clients(axes: Axes, found: Similarity, run: Run) -> None:
-    """Label the axes: ids of few clients, or the classes of many, unless these are many as well.
-
-    White lines separate labelled classes.
-    """
-    assert run.partition is not None
-    starts = np.flatnonzero(np.diff(found.dominant, prepend=-1))
-    places: Floats = np.empty(0)
-    names: list[str] = []
-    if len(found.client) <= CLIENTS_NAMED:
-        places = np.arange(len(found.client), dtype=np.float64)
-        names = [f"{client}" for client in found.client]
-    elif len(starts) <= CLASSES_NAMED:
-        ends = np.append(starts[1:], len(found.client))
-        places = (starts + ends - 1) / 2
-        names = [label_of(run.partition.counts.columns[found.dominant[start]]) for start in starts]
-        face = axes.get_facecolor()
-        for start in starts[1:]:
-            axes.axhline(start - 0.5, color=face, linewidth=0.8)
-            axes.axvline(start - 0.5, color=face, linewidth=0.8)
-    axes.set_xticks(places, names, rotation=90 if max(map(len, names), default=0) > 3 else 0)
-    axes.set_yticks(places, names)
-    axes.set_xlabel("clients, by most frequent class")
+def _chart(found: Similarity, values: Floats, shade: Axis, title: str) -> Chart:
+    """A cell for each pair of clients, without the diagonal."""
+    shown = marks.evenly_spaced(len(found.client), most=MOST_DRAWN)
+    names = pd.Index(found.client[shown].astype(str))
+    pairs = np.where(np.eye(len(shown), dtype=bool), np.nan, values[np.ix_(shown, shown)])
+    cells = pd.DataFrame(pairs, index=names.rename("client"), columns=names)
+    table = cells.reset_index().melt("client", var_name="other", value_name="value")
+    x, y = (Axis(name, "client", names=tuple(names)) for name in ("other", "client"))
+    return marks.heat(table, x, y, shade, title=title)
 
 
 def _pairs_text(found: Similarity) -> str:

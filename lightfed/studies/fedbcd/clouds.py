@@ -10,46 +10,41 @@ read from config.yaml.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import pandas as pd
 
-from lightfed.drawing.axes import metric_axis
-from lightfed.drawing.style import (
-    Theme,
-    colour_of,
-    dress,
-    label_of,
-    legend_of_all,
-    new_figure,
-    whole_ticks,
-)
-from lightfed.drawing.versus import draw_course
+from lightfed.drawing import marks
+from lightfed.drawing.charts import Axis, Chart, Figure, Series
+from lightfed.drawing.tidy import Along, common_axis, course_table, file_name, stacked
 from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, studied
 from lightfed.results.outcome import mean_and_std, reached_by_all, when_reached
 from lightfed.results.run import Run
 from lightfed.results.tables import readable
 from lightfed.results.units import unit_of
-from lightfed.studies.heterofl.panels import KINDS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TIME = "virtual_time"
 BYTES = "server_bytes"
+KINDS = ("personal", "global")
 NAMES = {"FedBCD": "FedBCD", "FedBCDI": "FedBCD-I", "CloudFedAvg": "FedAvg"}
 PROXIMAL = "FedProx"  # CloudFedAvg with mu > 0
 ALONE = "Standalone"  # FedBCD or FedBCD-I with gamma = 0: the same devices, and nothing is sent
 PLACES = {name: i for i, name in enumerate((*NAMES.values(), PROXIMAL, ALONE))}  # of their colours
-SHARE_PLACES = {0.3: 0, 0.5: 1, 0.7: 2, 1.0: 3}  # of B/N in the paper, their colours
-DASHES = ("-", "--", ":", "-.")
-QUIET = (colour_of(8), colour_of(5))  # of what does not wait for B
+CAPTION = (
+    "Personal: each device's own model on its own test samples, mean over the devices. Global: the "
+    "servers' models on the whole test set, mean over the servers. Bands: 95 % t intervals over "
+    "seeds."
+)
+WAITING = (
+    " Servers wait for their slowest active device, the coordinator for the first B of N servers. "
+    "Methods with one model for all wait for every server."
+)
+SENDING = (
+    " Each server that the coordinator waits for sends one model up and receives one down. "
+    "Bytes sent by devices are not included."
+)
 _INIT = "model.algorithm.init_args"
-Along = Callable[[Run], Any]  # (R,) what a run's rounds stand at
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,29 +75,13 @@ class Cloud(Experiment):
         """Whether the method can wait for B < N; those with one model or no model cannot."""
         return self.method in ("FedBCD", "FedBCD-I")
 
-    def course(self, column: str, along: Along) -> tuple[Any, Any]:
-        """(M,) a metric and the positions of its rounds, means over the runs."""
-        course = self.group.course(column)
-        places = [along(run)[course.index] for run in self.group.runs]
-        return course, np.stack(places).mean(axis=0)
-
 
 Clouds = Study[Cloud]
 
 
-@dataclass(frozen=True)
-class Line:
-    """How an experiment is drawn in all panels of a picture."""
-
-    member: Cloud
-    colour: str
-    dashes: str
-    label: str
-
-
 def timed(run: Run) -> bool:
     """Whether a run measured virtual time."""
-    return bool(np.isfinite(run.series(TIME)).any())
+    return bool(run.series(TIME).notna().any())
 
 
 def clouds(runs: Sequence[Run]) -> list[Clouds]:
@@ -117,67 +96,110 @@ def clouds(runs: Sequence[Run]) -> list[Clouds]:
     return [replace(one, members=tuple(own)) for one, own in zip(found, order, strict=True)]
 
 
-def rounds_figure(found: Clouds, theme: Theme) -> Figure | None:
+def rounds_figure(found: Clouds) -> Figure | None:
     """Figure 3: sync clouds of all methods against rounds; None unless two have two rounds."""
-    members, columns = _measured(found, [m for m in found.members if m.sync])
-    lines = _lines(members, by_share=False)
-    if len(lines) < 2:
+    members = [member for member in found.members if member.sync]
+    names = _told_apart(members, [member.method for member in members])
+    own = {kind: _table(members, names, f"{kind}/{found.metric}") for kind in KINDS}
+    tables = {kind: table for kind, table in own.items() if table is not None}
+    if max((table["series"].nunique() for table in tables.values()), default=0) < 2:
         return None
-    row = [(f"{readable(c)}, sync clouds", c, lines) for c in columns[::-1]]  # personal to the left
-    figure = new_figure(6.2 * len(columns), 5.0, theme, pad=0.1)
-    grid = figure.subplots(1, len(columns), sharey=True, squeeze=False)
-    for axes in _panels(figure, grid, found, row, theme, along=_rounds, x_label="round"):
-        whole_ticks(axes)
-    return figure
+    by = Series("series", _places(names, [PLACES[member.method] for member in members]), "method")
+    y = common_axis(found.metric, tables.values(), "mean", readable(found.metric))
+    charts = [
+        marks.lines(table, Axis("round"), y, by, title=f"{kind.capitalize()}, sync clouds")
+        for kind, table in tables.items()
+    ]
+    caption = f"{CAPTION} In a round all servers take part."
+    return _figure("rounds", found, "of sync clouds", charts, caption)
 
 
-def times_figure(found: Clouds, theme: Theme) -> Figure | None:
+def times_figure(found: Clouds) -> Figure | None:
     """Figure 4: the metric against virtual time; None without an async cloud."""
-    along, label = (lambda run: run.series(TIME)), "virtual seconds"
-    return _waiting_figure(found, found.members, theme, along, label)
+    x = Axis("at", "virtual seconds", zero=True)
+    charts = _waiting_charts(found, found.members, lambda run: run.series(TIME), x)
+    return _figure("times", found, "against virtual time", charts, CAPTION + WAITING)
 
 
-def traffic_figure(found: Clouds, theme: Theme) -> Figure | None:
+def traffic_figure(found: Clouds) -> Figure | None:
     """The same against bytes between servers, for clouds whose servers send any."""
     members = [m for m in found.members if all(_sent(run).iloc[-1] > 0 for run in m.group.runs)]
-    most = max((_sent(run).iloc[-1] for run in runs_of(members)), default=0.0)
+    most = max((float(_sent(run).iloc[-1]) for run in runs_of(members)), default=0.0)
     factor, unit = unit_of(most, "B")
-    label = f"between servers and coordinator so far ({unit})"
-    return _waiting_figure(found, members, theme, lambda run: _sent(run) / factor, label)
+    x = Axis("at", f"between servers and coordinator so far ({unit})", zero=True)
+    charts = _waiting_charts(found, members, lambda run: _sent(run) / factor, x)
+    return _figure("traffic", found, "against bytes between servers", charts, CAPTION + SENDING)
 
 
-def _rounds(run: Run) -> Any:
-    return run.rounds.index.to_series()
+def _figure(
+    kind: str, found: Clouds, end: str, charts: Sequence[Chart], caption: str
+) -> Figure | None:
+    title = f"{found.name}: {readable(found.metric)} {end}{found.note}"
+    return Figure(file_name(kind, found.name), title, tuple(charts), caption) if charts else None
 
 
-def _sent(run: Run) -> Any:
-    """(R,) bytes between servers since the start."""
+def _sent(run: Run) -> pd.Series[float]:
+    """Bytes between servers since the start, by round."""
     return run.series(BYTES).fillna(0.0).cumsum()
 
 
-def _waiting_figure(
-    found: Clouds, of: Sequence[Cloud], theme: Theme, along: Along, x_label: str
-) -> Figure | None:
-    """A column of panels for each method that waits for B servers, a colour for B/N.
+def _waiting_charts(found: Clouds, members: Sequence[Cloud], along: Along, x: Axis) -> list[Chart]:
+    """A chart for each metric and method that waits for B servers, a series for B/N.
 
-    The other methods, which are sync, are in every column. None without an async cloud.
+    The other methods, which are sync, are in every chart. None without an async cloud.
     """
-    members, columns = _measured(found, of)
-    lines = _lines(members, by_share=True)
-    methods = list(dict.fromkeys(line.member.method for line in lines if line.member.waits))
-    quiet = [line for line in lines if not line.member.waits]
-    if all(line.member.sync for line in lines):
-        return None
-    panels = [
-        (f"{method}: {readable(column)}", column, own)
-        for column, method in product(columns, methods)
-        if (own := [line for line in lines if line.member.method == method or line in quiet])
+    if all(member.sync for member in members):
+        return []
+    shares = sorted({member.share for member in members if member.waits})
+    names = _told_apart(members, [f"B/N = {m.share:g}" if m.waits else m.method for m in members])
+    where = [shares.index(m.share) if m.waits else len(shares) + PLACES[m.method] for m in members]
+    by = Series("series", _places(names, where), "servers waited for")
+    shown = {
+        method: [i for i, m in enumerate(members) if m.method == method or not m.waits]
+        for method in dict.fromkeys(m.method for m in members if m.waits)
+    }
+    charts = []
+    for kind in KINDS[::-1]:
+        column = f"{kind}/{found.metric}"
+        own = {
+            method: _table([members[i] for i in at], [names[i] for i in at], column, along)
+            for method, at in shown.items()
+        }
+        tables = {method: table for method, table in own.items() if table is not None}
+        if tables:
+            y = common_axis(found.metric, tables.values(), "mean", readable(found.metric))
+            charts += [
+                marks.lines(table, x, y, by, title=f"{method}: {kind} {readable(found.metric)}")
+                for method, table in tables.items()
+            ]
+    return charts
+
+
+def _table(
+    members: Sequence[Cloud], names: Sequence[str], column: str, along: Along | None = None
+) -> pd.DataFrame | None:
+    """The courses of those with two rounds of the metric; None without any."""
+    own = [course_table(m.group, column, n, along) for m, n in zip(members, names, strict=True)]
+    drawn = [table for table in own if len(table) > 1]
+    return stacked(drawn, column) if drawn else None
+
+
+def _told_apart(members: Sequence[Cloud], names: Sequence[str]) -> list[str]:
+    """Equal names of one method with those of their runs."""
+    pairs = [(member.method, name) for member, name in zip(members, names, strict=True)]
+    return [
+        f"{name} ({member.group.label})" if pairs.count((member.method, name)) > 1 else name
+        for member, name in zip(members, names, strict=True)
     ]
-    figure = new_figure(max(8.0, 6.2 * len(methods)), 0.8 + 4.0 * len(columns), theme, pad=0.1)
-    grid = figure.subplots(len(columns), len(methods), sharex=True, sharey="row", squeeze=False)
-    for axes in _panels(figure, grid, found, panels, theme, along=along, x_label=x_label):
-        axes.set_xlim(left=0)
-    return figure
+
+
+def _places(names: Sequence[str], wanted: Sequence[int]) -> dict[str, int]:
+    """A place for each name in the order wanted, so that no two names share one."""
+    ordered = sorted(dict(zip(names, wanted, strict=True)).items(), key=lambda pair: pair[1])
+    places: dict[str, int] = {}
+    for name, place in ordered:
+        places[name] = max(place, *(at + 1 for at in places.values()), 0) if places else place
+    return places
 
 
 def common_target(rows: Sequence[Group], column: str) -> float:
@@ -223,68 +245,3 @@ def _setting(member: Cloud) -> str:
     if settings.get("data.partition.class_path", "").endswith("Diversity"):
         parts.append(f"diversity {settings.get('data.partition.init_args.classes')}")
     return ", ".join([*parts, f"|Q_n| = {settings.get(f'{_INIT}.active')}"])
-
-
-def _measured(found: Clouds, members: Sequence[Cloud]) -> tuple[list[Cloud], list[str]]:
-    """The members that measured the metric in two rounds, and their columns."""
-    by_column = {
-        column: [m for m in members if len(m.group.course(column)) > 1]
-        for column in (f"{kind}/{found.metric}" for kind in KINDS)
-    }
-    having = [m for m in members if any(m in own for own in by_column.values())]
-    return having, [column for column, own in by_column.items() if own]
-
-
-def _lines(members: Sequence[Cloud], *, by_share: bool) -> list[Line]:
-    """A colour for the method or for B/N; duplicates also get the name of their runs."""
-    colours = _share_colours([member.share for member in members if member.waits])
-    quiet = [member for member in members if by_share and not member.waits]
-    found = []
-    for member in members:
-        twins = [m for m in members if (m.method, m.share) == (member.method, member.share)]
-        dashes, label = DASHES[twins.index(member) % len(DASHES)], member.method
-        colour = colour_of(PLACES[member.method])
-        if member in quiet:
-            place = quiet.index(member)
-            colour, dashes = QUIET[place % len(QUIET)], DASHES[1 + place % 3]
-        elif by_share:
-            colour, label = colours[member.share], f"B/N = {member.share:g}"
-        if len(twins) > 1:
-            label = f"{label} ({member.group.name})"
-        found.append(Line(member, colour, dashes, label))
-    return found
-
-
-def _share_colours(shares: Sequence[float]) -> dict[float, str]:
-    """Fixed colours for the paper's values of B/N, the next ones for others."""
-    places = {share: place for share, place in SHARE_PLACES.items() if share in shares}
-    further = sorted({share for share in shares if share not in places})
-    places |= {share: len(SHARE_PLACES) + i for i, share in enumerate(further)}
-    return {share: colour_of(place) for share, place in places.items()}
-
-
-def _panels(
-    figure: Figure,
-    grid: np.ndarray,
-    found: Clouds,
-    panels: Sequence[tuple[str, str, Sequence[Line]]],
-    theme: Theme,
-    *,
-    along: Along,
-    x_label: str,
-) -> list[Axes]:
-    """Draw panels of title, column and lines, and a legend without repeated labels."""
-    for axes, (title, column, own) in zip(grid.ravel(), panels, strict=True):
-        title = f"{found.name}{found.note}\n{title}"
-        dress(axes, theme, title=title, x_label=x_label, y_label=readable(found.metric))
-        for line in own:
-            course, x = line.member.course(column, along)
-            draw_course(axes, x, course, colour=line.colour, line=line.dashes, label="_")
-    for axes in grid.ravel():  # which may share their limits
-        drawn = [np.asarray(line.get_ydata()) for line in axes.get_lines()]
-        metric_axis(axes, found.metric, np.concatenate(drawn))
-    lines = {line.label: line for *_, own in panels for line in own}
-    for label, line in lines.items():
-        grid[0, 0].plot([], [], line.dashes, color=line.colour, label=label_of(label))
-    legend_of_all(figure, grid[0, 0], theme)
-    return list(grid.ravel())

@@ -1,4 +1,4 @@
-"""A metric after aggregation and after local training, over rounds: two lines for each method.
+"""A metric after aggregation and after local training, over rounds: a chart for each.
 
 A run may measure its clients at both stages: `personal/` at one of them, and `aggregated/` or
 `trained/` at the other. If clients keep nothing, `finetuned/` is the server's model after a session
@@ -10,33 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from lightfed.drawing.axes import metric_axis
-from lightfed.drawing.style import (
-    PALETTE,
-    Theme,
-    colour_of,
-    dress,
-    label_of,
-    legend_of_all,
-    new_figure,
-    whole_ticks,
-)
-from lightfed.drawing.versus import draw_course
+from lightfed.drawing import marks
+from lightfed.drawing.charts import Axis, Figure, Series
+from lightfed.drawing.tidy import common_axis, course_table, file_name, stacked
 from lightfed.results.groups import Group, Study, grouped, studied
 from lightfed.results.outcome import traffic
 from lightfed.results.run import Run
 from lightfed.results.tables import readable
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 AGGREGATED, TRAINED = "after aggregation", "after local training"
 MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as in environment.json
-LINES = {AGGREGATED: ("--", ":"), TRAINED: ("-", "-.")}  # the second where colours begin again
 
 
 @dataclass(frozen=True)
@@ -67,33 +51,30 @@ def stages(runs: Sequence[Run]) -> list[Stages]:
     return found
 
 
-def stages_figure(found: Stages, theme: Theme) -> Figure | None:
-    """Dashed after aggregation, solid after local training; None unless a line has two rounds."""
-    courses = [
-        (found.colours[group], stage, group.course(column))
-        for group in found.members
-        for stage, column in stage_columns(group, found.metric).items()
-    ]
-    if all(len(course.index) < 2 for *_, course in courses):
+def stages_figure(found: Stages) -> Figure | None:
+    """A chart for each stage, a line for each method; None unless a line has two rounds."""
+    tables = {}
+    for stage in (AGGREGATED, TRAINED):
+        columns = {g: stage_columns(g, found.metric).get(stage) for g in found.members}
+        courses = [course_table(g, column, g.label) for g, column in columns.items() if column]
+        if drawn := [table for table in courses if len(table) > 1]:
+            tables[stage] = stacked(drawn, found.metric)
+    if not tables:
         return None
-    figure = new_figure(10.0, 5.4 + 0.05 * len(found.members), theme, pad=0.1)
-    axes = figure.subplots()
-    label = f"{readable(found.metric)} on the clients' own test samples, mean over clients"
-    dress(axes, theme, title=found.heading + found.note, x_label="round", y_label=label)
-    for group in found.members:
-        colour = colour_of(found.colours[group])
-        axes.plot([], [], color=colour, label=label_of(group.name))
-    for stage, lines in LINES.items():
-        axes.plot([], [], lines[0], color=theme.ink, label=stage)
-    for place, stage, course in courses:
-        line = LINES[stage][place // len(PALETTE) % 2]
-        draw_course(
-            axes, course.index.to_numpy(), course, colour=colour_of(place), line=line, label="_"
-        )
-    metric_axis(axes, found.metric, np.concatenate([course["mean"] for *_, course in courses]))
-    whole_ticks(axes)
-    legend_of_all(figure, axes, theme)
-    return figure
+    label = f"{readable(found.metric)} on the clients' own test samples"
+    y = common_axis(found.metric, tables.values(), "mean", label)
+    by = Series("series", {group.label: found.colours[group] for group in found.members}, "method")
+    charts = tuple(
+        marks.lines(table, Axis("round"), y, by, title=stage.capitalize())
+        for stage, table in tables.items()
+    )
+    caption = (
+        "The clients' own test samples. Without a server: a client's model after aggregation over "
+        "its neighbours, before and after its local training in that round. With a server: the "
+        "server's model and, if measured, each client's copy after local training. Bands: 95 % t "
+        "intervals over seeds."
+    )
+    return Figure(file_name("stages", found.name), found.heading + found.note, charts, caption)
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:

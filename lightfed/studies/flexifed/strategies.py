@@ -19,8 +19,8 @@ from lightfed.results.units import direction
 from lightfed.studies.flexifed.trials import ALONE, BASELINE, PLACES, Trial, trial_of
 
 LIMIT, START, NO_LIMIT = "max_common_layers", "initial", "null"
-# what only Max-Common has; named wherever it is set to anything else
-PLAIN = {LIMIT: NO_LIMIT, "share_classifier": "false"}
+# what only one strategy has; named wherever it is set to anything else
+PLAIN = {LIMIT: NO_LIMIT, "share_classifier": "false", "weights": "uniform"}
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,12 @@ class Trial(Experiment):
 
     def score(self, metric: str, version: str | None = None) -> tuple[float, float]:
         """The final value of a version (None: all clients): mean and deviation over the seeds."""
-        return self.group.score(self._column(metric, version))
+        return self.group.score(self.column(metric, version))
 
     def course(self, metric: str, version: str | None = None) -> DataFrame:
-        return self.group.course(self._column(metric, version))
+        return self.group.course(self.column(metric, version))
 
-    def _column(self, metric: str, version: str | None) -> str:
+    def column(self, metric: str, version: str | None = None) -> str:
         """The column of metrics.csv; a single client group has no column of its own."""
         if version is None or [version] == list(self.client_groups):
             return f"personal/{metric}"

@@ -1,34 +1,34 @@
 """Pictures of a family of federations: the metric against the mean size of a client's model.
 
-One has a point per combination of levels. The other has a line per pair of levels, with the share
-of one level growing from 0 to 1.
+One has a point per combination of levels, one a line per pair of levels with the share of the wide
+one growing from 0 to 1, and one compares fixed levels with levels redrawn every round. Each has a
+chart for a kind of metric and a partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import product
 
-import numpy as np
+import pandas as pd
 
-from lightfed.drawing.axes import metric_axis, size_axis
-from lightfed.drawing.style import LINES, Theme, colour_of, label_of, legend_of_all
+from lightfed.drawing import marks
+from lightfed.drawing.charts import Axis, Chart, Figure, Series
+from lightfed.drawing.tidy import file_name, metric_axis_of, score_row, stacked
 from lightfed.results.settings import gathered
+from lightfed.results.tables import readable
 from lightfed.results.units import count_text
-from lightfed.studies.heterofl.labels import place_labels
 from lightfed.studies.heterofl.levels import Family, Mixture
-from lightfed.studies.heterofl.panels import Panel, new_panels
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+KINDS = ("global", "personal")
 LINE_FROM = 3  # shares of a pair of levels, including 0 and 1, that make a line
-SIDE, SMALL_SIDE = 6.0, 3.5  # of a mark, in points
+MARGIN = 0.07  # of an axis
+LOG_FROM = 8.0  # ratio of largest to smallest size above which an axis is logarithmic
+FIXED, REDRAWN = "fixed level", "level redrawn every round"
 
 
-def combinations_figure(family: Family, theme: Theme) -> Figure | None:
+def sizes_figure(family: Family) -> Figure | None:
     """A point for each combination of levels; None unless two of them differ in size.
 
     Unequal shares of a pair are left out if a line shows them.
@@ -37,51 +37,87 @@ def combinations_figure(family: Family, theme: Theme) -> Figure | None:
     drawn = [mixture for mixture in family.members if mixture not in on_lines]
     if len({mixture.size for mixture in drawn}) < 2:
         return None
-    made = new_panels(family, drawn, theme, x_label=_size_label(family), height=4.6)
-    if made is None:
-        return None
-    figure, panels = made
-    for panel in panels:
-        _line(panel, _alone(panel), colour=theme.muted, dashes=":")
-        for mixture in panel.mixtures:
-            _mark(panel, mixture, colour=_colour(mixture, family, theme), side=SIDE)
-        _scale(panel, drawn)
-    _explain(panels[0].axes, family, drawn, theme)
-    legend_of_all(figure, panels[0].axes, theme)
-    figure.draw_without_rendering()  # fixes the layout, on which the labels depend
-    for panel in panels:
-        texts = {mixture: _text(mixture, family) for mixture in panel.mixtures}
-        fixed = {text for mixture, text in texts.items() if not mixture.dynamic}
-        named = {m: text for m, text in texts.items() if not m.dynamic or text not in fixed}
-        _name(figure, panel, named, [_alone(panel)], theme)
-    return figure
+    places = {f"widest level {name}": family.place(name) for name in family.levels}
+    places[f"not {family.algorithm}"] = len(places)
+    places[REDRAWN] = len(places)
+    by = Series("series", places, "federation")
+
+    def kind(mixture: Mixture) -> str:
+        if mixture.algorithm != family.algorithm:
+            return f"not {family.algorithm}"
+        return REDRAWN if mixture.dynamic else f"widest level {mixture.names[0]}"
+
+    def chart(own: list[Mixture], column: str, title: str) -> Chart:
+        fixed = {_text(m, family) for m in own if not m.dynamic}
+        names = {m: _text(m, family) for m in own}
+        names = {m: "" if m.dynamic and text in fixed else text for m, text in names.items()}
+        rows = [
+            score_row(m.group, column, series=kind(m), size=_size(m, family), name=names[m])
+            for m in own
+        ]
+        table = stacked([pd.DataFrame(rows)], column)
+        return marks.points(
+            table, _size_axis(family, table), metric_axis_of(column, table), by,
+            name="name", title=title,
+        )  # fmt: skip
+
+    caption = (
+        "A point is a combination of levels, with equal shares of the clients unless its name says "
+        "otherwise. Its position is the mean number of parameters of the clients' models. Bars: "
+        "95 % t intervals over seeds."
+    )
+    return _figure("sizes", family, drawn, chart, "against model size", caption)
 
 
-def shares_figure(family: Family, theme: Theme) -> Figure | None:
+def shares_figure(family: Family) -> Figure | None:
     """A line for each pair of levels that was mixed in unequal shares; None without any."""
     found = pair_lines(family)
+    by = Series.of("series", [line.label for line in found], "levels")
     drawn = list(dict.fromkeys(mixture for line in found for mixture in line.mixtures))
-    made = new_panels(family, drawn, theme, x_label=_size_label(family), height=4.2)
-    if made is None:
-        return None
-    figure, panels = made
-    for panel in panels:
-        for line in found:
-            colour, dashes = _look(line, family)
-            own = line.within(panel)
-            _line(panel, own, colour=colour, dashes=dashes)
-            for mixture in own:
-                _mark(panel, mixture, colour=colour, side=SMALL_SIDE)
-        _scale(panel, drawn)
-    looks = {line.label: _look(line, family) for line in found}
-    for label, (colour, dashes) in looks.items():
-        panels[0].axes.plot([], [], dashes, color=colour, label=label_of(label), linewidth=1.6)
-    legend_of_all(figure, panels[0].axes, theme)
-    figure.draw_without_rendering()
-    for panel in panels:
-        ends = {m: m.combination for m in panel.mixtures if len(m.levels) == 1}
-        _name(figure, panel, ends, [line.within(panel) for line in found], theme)
-    return figure
+
+    def chart(own: list[Mixture], column: str, title: str) -> Chart:
+        rows = [
+            _point(m, column, family, line.label)
+            for line in found
+            for m in line.mixtures
+            if m in own
+        ]
+        table = stacked([pd.DataFrame(rows)], column)
+        return marks.points(
+            table, _size_axis(family, table), metric_axis_of(column, table), by,
+            connected=True, name="name", title=title,
+        )  # fmt: skip
+
+    caption = (
+        "Along a line the share of the wider level grows from left to right; at its ends all "
+        "clients are of one level."
+    )
+    return _figure("shares", family, drawn, chart, "between two levels", caption)
+
+
+def dynamic_figure(family: Family) -> Figure | None:
+    """Two points for each equal pair of levels that was run both ways; None without any."""
+    ways = {(_text(m, family), m.split, m.dynamic) for m in family.members}
+    drawn = [
+        m
+        for m in family.members
+        if len(m.levels) == 2 and m.even and (_text(m, family), m.split, not m.dynamic) in ways
+    ]
+    by = Series.of("series", (FIXED, REDRAWN), "levels")
+
+    def chart(own: list[Mixture], column: str, title: str) -> Chart:
+        ordered = sorted(own, key=lambda m: [family.levels.index(name) for name in m.names])
+        rows = [
+            score_row(m.group, column, series=(FIXED, REDRAWN)[m.dynamic], pair=_text(m, family))
+            for m in ordered
+        ]
+        table = stacked([pd.DataFrame(rows)], column)
+        axis = metric_axis_of(column, table)
+        return marks.points(table, axis, Axis("pair", "levels"), by, across=True, title=title)
+
+    caption = "Fixed: a client keeps its level. Redrawn: it draws a new level in every round."
+    end = "with fixed and with redrawn levels"
+    return _figure("dynamic", family, drawn, chart, end, caption)
 
 
 @dataclass(frozen=True)
@@ -97,9 +133,6 @@ class PairLine:
     names: tuple[str, str]
     label: str
     mixtures: tuple[Mixture, ...]
-
-    def within(self, panel: Panel) -> list[Mixture]:
-        return [mixture for mixture in self.mixtures if mixture in panel.mixtures]
 
 
 def pair_lines(family: Family) -> list[PairLine]:
@@ -125,99 +158,48 @@ def pair_lines(family: Family) -> list[PairLine]:
     return sorted(found, key=lambda line: [family.levels.index(name) for name in line.names])
 
 
-def _is_alone(mixture: Mixture, family: Family) -> bool:
-    """Whether all clients have one width, and nothing else is special."""
-    return (
-        len(mixture.levels) == 1
-        and mixture.algorithm == family.algorithm
-        and not (mixture.variant or mixture.dynamic)
-    )
+def _figure(
+    kind: str,
+    family: Family,
+    drawn: Iterable[Mixture],
+    chart: Callable[[list[Mixture], str, str], Chart],
+    end: str,
+    caption: str,
+) -> Figure | None:
+    """A chart for each kind of metric and partition that was measured; None without any."""
+    charts = []
+    for name, split in product(KINDS, family.splits):
+        column = f"{name}/{family.metric}"
+        own = [m for m in drawn if m.split == split and pd.notna(m.score(column)[0])]
+        if own:
+            charts.append(chart(own, column, f"{readable(column)}, {split}"))
+    title = f"{family.name}: {readable(family.metric)} {end}{family.note}"
+    return Figure(file_name(kind, family.name), title, tuple(charts), caption) if charts else None
 
 
-def _alone(panel: Panel) -> list[Mixture]:
-    return [mixture for mixture in panel.mixtures if _is_alone(mixture, panel.family)]
+def _point(mixture: Mixture, column: str, family: Family, line: str) -> dict[str, object]:
+    """Of a line, whose ends have names."""
+    name = mixture.combination * (len(mixture.levels) == 1)
+    size = _size(mixture, family)
+    return score_row(mixture.group, column, series=line, size=size, name=name)
 
 
-def _size_label(family: Family) -> str:
-    largest = family.largest
-    size = f"{largest.name}: {count_text(largest.parameters)} parameters"
-    return f"average size of the clients' models, relative to the largest ({size})"
+def _size(mixture: Mixture, family: Family) -> float:
+    return mixture.size / family.largest.parameters
+
+
+def _size_axis(family: Family, table: pd.DataFrame) -> Axis:
+    largest, sizes = family.largest, table["size"]
+    log = float(sizes.max()) > LOG_FROM * float(sizes.min())
+    full = f"100 %: {largest.name}, {count_text(largest.parameters)} parameters"
+    low, high = float(sizes.min()), float(sizes.max())
+    room = MARGIN * (high - low) or MARGIN * high
+    # names stand to the right of their points
+    ends = (low / 1.5, high * 2) if log else (low - room, high + 2 * room)
+    return Axis("size", f"mean size of models; {full}", format="~%", log=log, ends=ends)
 
 
 def _text(mixture: Mixture, family: Family) -> str:
-    other = f"{mixture.algorithm} " if mixture.algorithm != family.algorithm else ""
-    return f"{other}{mixture.combination}" + (f", {mixture.variant}" if mixture.variant else "")
-
-
-def _colour(mixture: Mixture, family: Family, theme: Theme) -> str:
-    """The colour of the widest level; the ink of the page for another algorithm."""
-    if mixture.algorithm != family.algorithm:
-        return theme.ink
-    return colour_of(family.place(mixture.names[0]))
-
-
-def _look(line: PairLine, family: Family) -> tuple[str, str]:
-    """Colour by the wide level, dashes by the distance to the narrow one."""
-    wide, narrow = (family.place(name) for name in line.names)
-    return colour_of(wide), LINES[(narrow - wide - 1) % len(LINES)]
-
-
-def _line(panel: Panel, mixtures: Sequence[Mixture], *, colour: str, dashes: str) -> None:
-    x, y, _ = panel.points(mixtures).T
-    panel.axes.plot(x, y, dashes, color=colour, linewidth=1.2, zorder=1)
-
-
-def _mark(panel: Panel, mixture: Mixture, *, colour: str, side: float) -> None:
-    """Hollow for dynamic levels; a diamond for another algorithm; a bar for the std."""
-    x, y, std = panel.points([mixture]).T
-    panel.axes.errorbar(
-        x,
-        y,
-        yerr=std if np.isfinite(std).all() else None,
-        fmt="o" if mixture.algorithm == panel.family.algorithm else "D",
-        color=colour,
-        markersize=side,
-        markerfacecolor=panel.axes.get_facecolor() if mixture.dynamic else colour,
-        elinewidth=0.9,
-        zorder=3,
-    )
-
-
-def _scale(panel: Panel, drawn: Sequence[Mixture]) -> None:
-    panel.axes.margins(y=0.1)
-    size_axis(panel.axes, panel.points(drawn)[:, 0])
-    metric_axis(panel.axes, panel.family.metric, panel.points(panel.mixtures)[:, 1])
-
-
-def _explain(axes: Axes, family: Family, drawn: Sequence[Mixture], theme: Theme) -> None:
-    """Entries of the legend that apply."""
-    main = [mixture for mixture in drawn if mixture.algorithm == family.algorithm]
-    widest = {mixture.names[0] for mixture in main}
-    marks = {
-        f"widest level {name}": ("o", colour_of(family.place(name)))
-        for name in family.levels
-        if name in widest
-    }
-    if len(main) < len(drawn):
-        marks[f"not {family.algorithm}"] = ("D", theme.ink)
-    for label, (mark, colour) in marks.items():
-        axes.plot([], [], mark, color=colour, markersize=SIDE, label=label_of(label))
-    if any(mixture.dynamic for mixture in drawn):
-        label, hollow = "levels redrawn every round", axes.get_facecolor()
-        axes.plot([], [], "o", color=theme.ink, markersize=SIDE, mfc=hollow, label=label)
-    if sum(_is_alone(mixture, family) for mixture in drawn) > 1:
-        axes.plot([], [], ":", color=theme.muted, linewidth=1.2, label="one level for all clients")
-
-
-def _name(
-    figure: Figure,
-    panel: Panel,
-    texts: Mapping[Mixture, str],
-    lines: Sequence[Sequence[Mixture]],
-    theme: Theme,
-) -> None:
-    """Label some mixtures next to their points without covering points and lines."""
-    labels = [(*panel.points([mixture])[0, :2].tolist(), text) for mixture, text in texts.items()]
-    marks = panel.points(panel.mixtures)[:, :2]
-    drawn = [panel.points(line)[:, :2] for line in lines]
-    place_labels(figure, panel.axes, labels, theme, marks=marks, lines=drawn)
+    """The combination, and how it differs from the same one elsewhere."""
+    other = mixture.algorithm if mixture.algorithm != family.algorithm else ""
+    return ", ".join(part for part in (mixture.combination, other, mixture.variant) if part)

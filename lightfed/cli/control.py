@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.studies.heterofl.control_config import SETTINGS, Setting, configuration, setting_of
-from lightfed.studies.heterofl.control_string import FIELDS, Control, width
+from lightfed.cli.control_config import SETTINGS, Setting, configuration, setting_of
+from lightfed.cli.control_string import FIELDS, Control, width
 from lightfed.utils.errors import UserError
 
 PREFIX = "control:"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lightfed.studies.heterofl.control_string import Control
+from lightfed.cli.control_string import Control
 from lightfed.utils.errors import UserError
 
 
