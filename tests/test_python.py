@@ -51,6 +51,7 @@ def test_the_example_is_short_and_leaves_what_the_command_does(fitted: dict[str,
     assert config["trainer"]["max_epochs"] == 2
 
 
+@pytest.mark.matrix  # two processes import torch
 def test_two_ranks_from_the_same_script(tmp_path: Path, fitted: dict[str, Any]) -> None:
     (tmp_path / "script.py").write_text(example().replace("RANKS", "2"))
     run = [sys.executable, "script.py"]
