@@ -46,7 +46,7 @@ ROOMS = (
     "testing",
     "",
 )
-CATALOGUES = {"algorithms", "models.networks", "data.datasets", "drawing"}
+CATALOGUES = {"algorithms", "models.networks", "data.datasets"}
 PAGES = ("results", "drawing", "studies", "report")  # they read files of runs
 PARENTS = {
     ("fedprox", "fedavg"),
