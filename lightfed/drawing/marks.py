@@ -252,7 +252,7 @@ def evenly_spaced(count: int, *, most: int) -> np.ndarray:
 
 def _canonical(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """The columns by their role, without rows that have no place."""
-    ends = {end: end for end in ("low", "high") if end in table}
+    ends = {end: end for end in ("low", "high") if end in table and table[end].notna().any()}
     taken = {role: table[column] for role, column in {**names, **ends}.items()}
     data = table.assign(**taken)[list(taken)]
     numbers = data.select_dtypes("number").columns
@@ -311,6 +311,7 @@ def _position(
 
 def _cells(role: str, axis: Axis) -> dict[str, Any]:
     look = {"title": axis.heading, "labelAngle": 0, "ticks": False, "domain": False, "grid": False}
+    look |= {"labelOverlap": "greedy", "labelSeparation": 4}
     sort = list(axis.names) or None
     return {"field": role, "type": "ordinal", "sort": sort, "axis": look}
 
@@ -336,7 +337,11 @@ def _chart(
     shared: Mapping[str, Any],
 ) -> Chart:
     """Layers with what all of them share; columns of names get axes of names."""
-    names = {role for role in ("x", "y") if role in data and data[role].dtype.kind not in "iufb"}
+    names = {
+        role: list(dict.fromkeys(data[role]))
+        for role in ("x", "y")
+        if role in data and data[role].dtype.kind not in "iufb"
+    }
     spec: dict[str, Any] = {
         "$schema": SCHEMA,
         "height": HEIGHT,
@@ -349,13 +354,14 @@ def _chart(
     return Chart(title, spec, data, headings, formats, by)
 
 
-def _nominal(encoding: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+def _nominal(encoding: Mapping[str, Any], names: Mapping[str, list[str]]) -> dict[str, Any]:
     changed = dict(encoding)
-    for role in names & changed.keys():
+    for role in names.keys() & changed.keys():
         if changed[role]["type"] == "quantitative":
             look = {key: value for key, value in changed[role]["axis"].items() if key != "format"}
             look |= {"labelAngle": 0} if role == "x" else {"domain": False, "ticks": False}
-            sort = changed[role].get("sort")  # None keeps the order of the table
+            # the order of the table: Vega would take that of the first layer, which may lack rows
+            sort = changed[role].get("sort", names[role])
             field = {"field": changed[role]["field"], "type": "nominal", "sort": sort}
             changed[role] = field | {"axis": look}
     return changed

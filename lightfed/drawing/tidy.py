@@ -33,13 +33,8 @@ def course_table(
 
 
 def stacked(parts: Sequence[pd.DataFrame], metric: str) -> pd.DataFrame:
-    """One below the other, without intervals if no part has one.
-
-    Intervals of a share end at 0 and 1, beyond which it has no values.
-    """
+    """One below the other; intervals of a share end at 0 and 1, beyond which it has no values."""
     table = pd.concat(parts, ignore_index=True)
-    if not table["low"].notna().any():
-        return table.drop(columns=["low", "high"])
     if is_share(metric):
         table[["low", "high"]] = table[["low", "high"]].clip(0.0, 1.0)
     return table

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs among some folders, and a line for each of the others.
+    """The runs among some folders, and a line for each that is neither a run nor a comparison.
 
     Raises:
         UserError: a folder does not exist.
@@ -58,8 +58,7 @@ def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         if not folder.exists():
             raise UserError("report", f"there is no folder {folder}", "name the folder of a run")
         if (folder / OWN).is_file() and not (folder / METRICS).is_file():
-            skipped.append(f"skipped {folder}: a comparison of lightfed report")
-            continue
+            continue  # its own output, written beside the runs
         try:
             runs.append(read(folder))
         except UserError as error:

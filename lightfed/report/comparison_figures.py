@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
+from lightfed.drawing.tidy import score_row, stacked
 from lightfed.report.run_figures import scaled_axis
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.groups import Group, courses
-from lightfed.results.outcome import client_metric, last, outcome_of, t_half_width
+from lightfed.results.outcome import client_metric, last, outcome_of
 from lightfed.results.tables import readable, sentence
 
 COSTS = {
-    "sent": ("sent by all clients and the server", "B"),
-    "flops": ("computed by all clients", "FLOPs"),
-    "stored_bytes": ("kept by a client", "B"),
-    "seconds": ("time of the run", "s"),
+    "sent": ("sent by all clients and the server", "B", "bytes sent"),
+    "flops": ("computed by all clients", "FLOPs", "computation"),
+    "stored_bytes": ("kept by a client", "B", "bytes kept"),
+    "seconds": ("time of the run", "s", "time"),
 }
 DRAG = "Drag to move, shift and wheel to zoom, double click to go back."
 
@@ -45,26 +45,17 @@ def seeds_note(groups: Sequence[Group]) -> str:
     return f"mean and 95 % t interval over {ends} seeds"
 
 
-def interval_of(group: Group, column: str) -> tuple[float, float]:
-    """The final mean over the runs, and half of its 95 % t interval; NaN if not known."""
-    mean, std = group.score(column)
-    known = sum(math.isfinite(last(run.series(column))) for run in group.runs)
-    return mean, float(t_half_width(pd.Series([std]), known).iloc[0])
-
-
 def _courses(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
-    table = courses(groups, [column])
+    table = stacked([courses(groups, [column])], column)
     if table["round"].nunique() < 2:
         return None
-    if not table["low"].notna().any():
-        table = table.drop(columns=["low", "high"])
     metric = base_name(column)
     y = metric_axis("mean", metric, table["mean"])
     title = sentence(column)
     charts = [marks.lines(table, Axis("round"), y, by, title=title)]
     sent = table[table["sent"] > 0]
     if sent["sent"].nunique() > 1:
-        x, scaled = scaled_axis("sent", *COSTS["sent"], sent["sent"])
+        x, scaled = scaled_axis("sent", *COSTS["sent"][:2], sent["sent"])
         named = f"{title} for the bytes sent"
         charts.append(marks.lines(sent.assign(sent=scaled), x, y, by, title=named))
     note = seeds_note(groups)
@@ -90,12 +81,8 @@ def _finals(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
 
 
 def _final(groups: Sequence[Group], column: str, title: str, by: Series) -> Chart | None:
-    rows = [
-        {"label": group.label, "value": mean, "low": mean - half, "high": mean + half}
-        for group in groups
-        for mean, half in [interval_of(group, column)]
-    ]
-    table = pd.DataFrame(rows).dropna(subset=["value"])
+    rows = [score_row(group, column, label=group.label) for group in groups]
+    table = stacked([pd.DataFrame(rows).dropna(subset=["value"])], column)
     if table.empty:
         return None
     x = metric_axis("value", column, table["value"], title=readable(base_name(column)))
@@ -112,11 +99,11 @@ def _costs(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
     metric = base_name(column)
     y = metric_axis("value", column, table["value"], title=readable(column))
     charts = []
-    for name, (title, unit) in COSTS.items():
+    for name, (title, unit, short) in COSTS.items():
         known = table[table[name] > 0]
         if known[name].nunique() > 1:
             x, scaled = scaled_axis(name, title, unit, known[name])
-            heading = f"{sentence(metric)}, and what is {title.split(' by ')[0]}"
+            heading = f"{sentence(metric)} and {short}"
             charts.append(marks.points(known.assign(**{name: scaled}), x, y, by, title=heading))
     caption = f"A point is a run, at its final {readable(column)}."
     return Figure("comparison-costs", "Costs", tuple(charts), caption) if charts else None
@@ -134,10 +121,10 @@ def _clients(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
         return None
     table = pd.concat(parts, ignore_index=True)
     x = metric_axis(metric, metric, table[metric])
-    spread = marks.spread(table, x, Axis("label", by.title), by)
+    title = f"Spread of the {readable(metric)} over clients"
+    spread = marks.spread(table, x, Axis("label", by.title), by, title=title)
     caption = (
         "The clients of all runs of an experiment at their last evaluation. Boxes: quartiles; "
-        "lines: 5 % to 95 %; bars: median (dark) and mean (green)."
+        "lines: 5 % to 95 %; bars: median (thick) and mean (thin)."
     )
-    title = f"Spread of the {readable(metric)} over clients"
     return Figure("comparison-clients", title, (spread,), caption)

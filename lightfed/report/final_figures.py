@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 
 from pandas import DataFrame
 
-from lightfed.report.comparison_figures import interval_of
 from lightfed.results.columns import OF_CLIENTS, base_name
-from lightfed.results.groups import Group
+from lightfed.results.groups import Group, final_text
 from lightfed.results.intervals import goal_text, resolution_text, seeds_text
 from lightfed.results.outcome import mean_and_std, outcome_of
 from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
@@ -17,7 +16,6 @@ from lightfed.results.units import (
     count_text,
     flops_text,
     seconds_text,
-    spread_text,
     virtual_text,
 )
 from lightfed.studies.fedbcd.clouds import common_target, time_to
@@ -52,7 +50,7 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
     name = readable(metric)
 
     def final(column: str) -> str:
-        return spread_text(column, *interval_of(row, column)) if column else NOTHING
+        return final_text(row, column) if column else NOTHING
 
     def mean(text: Callable[[float], str], figure: str) -> str:
         return text(mean_and_std([getattr(o, figure) for o in outcomes])[0])

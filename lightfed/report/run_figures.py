@@ -91,7 +91,7 @@ def clients(run: Run) -> Figure | None:
     caption = (
         f"After round {int(table['round'].iloc[0])}: mean {mean}, worst tenth {worst}, "
         f"{table[metric].count():,} clients{run.note}. Boxes: quartiles; lines: 5 % to 95 %; bars: "
-        f"median (dark) and mean (green). Of a larger group, {marks.MOST_SHOWN} clients of evenly "
+        f"median (thick) and mean (thin). Of a larger group, {marks.MOST_SHOWN} clients of evenly "
         f"spaced ranks are drawn, and {DOTS} in the other pictures."
     )
     drawn = tuple(chart for chart in charts if chart is not None)

@@ -17,13 +17,12 @@ from rich.console import Console
 
 from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import print_line
-from lightfed.report.comparison_figures import interval_of
-from lightfed.results.groups import Group, grouped, synthetic_note, usual_metric
+from lightfed.results.groups import Group, final_text, grouped, synthetic_note, usual_metric
 from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, variants
 from lightfed.results.tables import readable, text_table
-from lightfed.results.units import NOTHING, direction, is_share, spread_text
+from lightfed.results.units import NOTHING, direction, is_share
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
 from lightfed.studies.pfedmoe.methods import UNSPOKEN
 
@@ -91,7 +90,7 @@ class Contest:
         seeds = (found.seeds_label, found.lacking(group.label, rival.label))
         return {
             "experiment": group.label,
-            self.name: spread_text(self.metric, *interval_of(group, self.columns[group])),
+            self.name: final_text(group, self.columns[group]),
             "against": rival.label,
             f"difference, {unit}": found.gain if found.seeds else NOTHING,
             INTERVAL: found.interval or NOTHING,

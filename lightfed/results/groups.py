@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lightfed.results.columns import base_name
+from lightfed.results.mixtures import combination, level_counts
 from lightfed.results.outcome import (
     last,
     mean_and_std,
@@ -21,6 +22,7 @@ from lightfed.results.outcome import (
 )
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, told_apart
+from lightfed.results.units import spread_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -161,6 +163,12 @@ def usual_metric(members: Iterable[Experiment | Group]) -> str:
     return Counter(names).most_common(1)[0][0]
 
 
+def final_text(group: Group, column: str) -> str:
+    """The last value in a column, with half of its 95 % t interval if there are several runs."""
+    mean, low, _, _ = group.interval(column)
+    return spread_text(column, mean, mean - low)
+
+
 def singles(runs: Sequence[Run]) -> list[Group]:
     """A row per run, named by its name, or by its path if two runs have the same name."""
     names = [run.name for run in runs]
@@ -189,17 +197,20 @@ def _group(name: str, runs: Sequence[Run]) -> Group:
 
 
 def _labelled(groups: Sequence[Group], further: Sequence[Mapping[str, str]]) -> list[Group]:
-    """With labels that say in what the groups differ; those that do not differ keep their names."""
+    """With labels that say in what the groups differ.
+
+    If some of an algorithm do not differ, all groups of this algorithm keep their names.
+    """
     terms = [{**_terms(group), **own} for group, own in zip(groups, further, strict=True)]
     labels = told_apart(terms)
+    methods = [one.get("method", "") for one in terms]
     times = Counter(labels)
+    unclear = {m for m, label in zip(methods, labels, strict=True) if not label or times[label] > 1}
     return [
-        replace(
-            group,
-            label=(label if label and times[label] == 1 else group.name.removesuffix(RUNNING))
-            + (RUNNING if group.name.endswith(RUNNING) else ""),
-        )
-        for group, label in zip(groups, labels, strict=True)
+        group
+        if method in unclear
+        else replace(group, label=label + RUNNING * group.name.endswith(RUNNING))
+        for group, label, method in zip(groups, labels, methods, strict=True)
     ]
 
 
@@ -208,7 +219,9 @@ def _terms(group: Group) -> dict[str, str]:
     run = group.runs[0]
     stated = {"method": run.environment.get("algorithm"), "data": run.environment.get("dataset")}
     known = {key: str(text) for key, text in stated.items() if text is not None}
-    return known | options(run.settings, but=STATED, unspoken=UNSPOKEN)
+    levels = level_counts(run.settings)
+    mixture = {"levels": combination(levels)} if levels else {}
+    return known | mixture | options(run.settings, but=STATED, unspoken=UNSPOKEN)
 
 
 def identity(run: Run) -> frozenset[tuple[str, str]]:

@@ -7,14 +7,13 @@ target has the resolution of the evaluations: the number of rounds between two o
 
 import itertools
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lightfed.results.groups import Group
-from lightfed.results.outcome import LEVEL, last
+from lightfed.results.outcome import last, t_half_width
 from lightfed.results.run import Run, whole_number
 from lightfed.results.tables import readable
 from lightfed.results.units import direction, is_share, metric_text
@@ -170,13 +169,9 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 def _t_interval(values: np.ndarray) -> tuple[float, float]:
     """Interval of the mean difference of two rows of values, (2, seeds)."""
-    from scipy import stats  # takes a second, and most reports do not need it
-
-    with warnings.catch_warnings():
-        # scipy warns if all seeds have the same difference; the interval then has zero width
-        warnings.simplefilter("ignore", RuntimeWarning)
-        interval = stats.ttest_rel(values[0], values[1]).confidence_interval(LEVEL)
-    return float(interval.low), float(interval.high)
+    gains = values[0] - values[1]
+    half = t_half_width(float(gains.std(ddof=1)), len(gains))
+    return float(gains.mean() - half), float(gains.mean() + half)
 
 
 def _final(group: Group, column: str) -> dict[int, float]:

@@ -162,9 +162,9 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 def t_half_width(std: Spread, n: int) -> Spread:
     """Half the 95 % t interval of a mean of n values with this sample deviation; NaN below two."""
-    from scipy import stats  # takes a second, and most reports do not need it
+    from scipy.special import stdtrit  # scipy.stats would take a second to import
 
-    return std * (stats.t.ppf((1 + LEVEL) / 2, n - 1) / math.sqrt(n) if n > 1 else NAN)
+    return std * (float(stdtrit(n - 1, (1 + LEVEL) / 2)) / math.sqrt(n) if n > 1 else NAN)
 
 
 def when_reached(target: float, values: Series, at: Series, metric: str) -> float:

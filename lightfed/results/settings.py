@@ -19,6 +19,7 @@ OPTION = re.compile(
     r"|model\.(?!(export|evaluate)\b|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
     r"|data\.(?!dataset\.init_args\.(root|download)$|(eval_batch_size|channels_last)$)"
 )
+NAMELESS = ("data", "levels")  # options in labels whose values explain themselves
 NOTHING_ELSE = re.compile(r"(?!)")
 UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
@@ -117,7 +118,7 @@ def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
     Earlier options are preferred. Equal experiments get equal texts, empty if all are equal.
 
     Args:
-        options: of each experiment; the values of `method` and `data` stand without their names.
+        options: of each experiment; the values of `method` and NAMELESS stand without their names.
     """
     methods = gathered(range(len(options)), lambda i: options[i].get("method", ""))
     texts = [""] * len(options)
@@ -126,7 +127,7 @@ def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
         chosen = _distinguishing(own)
         for i, one in zip(places, own, strict=True):
             said = [
-                one[name] if name == "data" else f"{name} {one[name]}"
+                one[name] if name in NAMELESS else f"{name} {one[name]}"
                 for name in chosen
                 if one.get(name, "null") != "null"
             ]

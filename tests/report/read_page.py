@@ -66,7 +66,7 @@ class ReadPage(HTMLParser):
         if not self._open:
             return
         self.texts[self._open[-1]] = self.texts.get(self._open[-1], "") + data
-        if self._open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self._open):
             self.cells[-1][-1][-1] += data
         elif self._open[-1] == "div" and self._card and data.strip():
             self._card[-1] += data

@@ -12,6 +12,7 @@ from lightfed.report.comparison import common_metric, finished
 from lightfed.report.comparison_figures import comparison_figures
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
+from lightfed.results.outcome import t_half_width
 from lightfed.results.run import read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import (
@@ -109,7 +110,8 @@ def test_an_experiment_has_one_colour_in_every_figure(three: list[Path], tmp_pat
     over_rounds, over_bytes = figures[0].charts
     mean = over_rounds.data[over_rounds.data["series"] == "x"]
     assert mean["y"].tolist() == pytest.approx([0.375, 0.8125])
-    assert (mean["high"] - mean["y"]).iloc[-1] == pytest.approx((mean["y"] - mean["low"]).iloc[-1])
+    half = t_half_width(0.0625 * np.sqrt(2), 2)
+    assert mean[["low", "high"]].iloc[-1].tolist() == pytest.approx([0.8125 - half, 1.0])
     assert over_bytes.data["x"].tolist() == pytest.approx([0.5, 1.0, 0.5, 1.0])
     assert "kB" in over_bytes.headings["x"]
 
@@ -222,6 +224,13 @@ def test_without_a_configuration_the_name_without_its_seed_decides(tmp_path: Pat
 def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path: Path) -> None:
     runs = [read(write_run(tmp_path / where / "run")) for where in ("p", "q")]
     assert [row.label for row in singles(runs)] == ["p/run", "q/run"]
+
+
+def test_runs_of_one_algorithm_have_labels_of_one_kind(tmp_path: Path) -> None:
+    runs = [_write(tmp_path / where, "x", s) for where, s in (("p", 1), ("q", 1), ("q", 2))]
+    assert [row.label for row in singles([read(run) for run in runs])] == [
+        *("p/x-seed1", "q/x-seed1", "q/x-seed2"),
+    ]
 
 
 def test_the_metric_is_one_that_all_runs_measured(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from lightfed.results.groups import grouped
 from lightfed.results.run import Run, read
 from lightfed.results.settings import usual
 from lightfed.studies.figures import study_figures
@@ -92,6 +93,10 @@ def mixed(tmp_path: Path) -> list[Run]:
     ]
 
 
+def test_a_comparison_calls_runs_by_their_combination(mixed: list[Run]) -> None:
+    assert {group.label for group in grouped(mixed)} == {"a", "a-e", "a2-e8", "e"}
+
+
 def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run]) -> None:
     figure = sizes_figure(_family(mixed))
     assert figure is not None
@@ -105,7 +110,7 @@ def test_a_point_stands_at_the_mean_size_relative_to_the_largest(mixed: list[Run
     }
     assert sorted(personal.data["y"].round(6)) == [0.51, 0.81, 0.91]
     assert overall.data["name"].tolist() == ["a", "a-e", "e"]
-    assert "100 %: a, 1,000 parameters" in overall.headings["x"]
+    assert "100 %: a, 1,000" in overall.headings["x"]
 
 
 def test_unequal_shares_of_a_pair_are_a_line_from_one_level_to_the_other(

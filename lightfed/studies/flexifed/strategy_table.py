@@ -115,7 +115,7 @@ class StrategyTable:
         target = f"what {BASELINE} reached in the end" if self.asked is None else f"{self.asked:g}"
         return [
             f"Final {names}: each client's model on its own test samples, mean over the clients "
-            "(+- sample standard deviation over seeds). The best strategy of a setting and version "
+            "with the sample deviation over seeds. The best strategy of a setting and version "
             f"is marked {best}.",
             f"V1 and so on: {versions}.",
             f"Speed: the first evaluated round in which {BASELINE} reached the target over that of "

@@ -1,23 +1,28 @@
 """Federations of levels, whose clients have models of different widths, and their results.
 
-A level is a width of the model; HeteroFL (Diao et al., ICLR 2021) calls the rates 1, 1/2, 1/4, 1/8
-and 1/16 a to e. A combination of levels is called a, a-e, a-b-c, or a2-b8 if the levels have
-unequal shares. The size of a federation is the mean number of parameters of its clients' models.
-Parameter counts are read from environment.json, widths and other settings from config.yaml.
+A level is a width of the model, see `results.mixtures`. The size of a federation is the mean number
+of parameters of its clients' models. Parameter counts are read from environment.json, widths
+and other settings from config.yaml.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightfed.results.groups import Experiment, Group, Study, grouped, studied
+from lightfed.results.mixtures import (
+    LETTERS,
+    client_group_keys,
+    combination,
+    even,
+    level_counts,
+    level_name,
+    rate_of,
+)
 from lightfed.results.run import Run, whole_number
 from lightfed.results.settings import options, variants
 
-LETTERS = "abcde"
-UNEVEN = 0.05  # of the clients: rounding error of a level's share that still counts as equal
 UNSPOKEN = re.compile(r"^model\.((clients\.0\.model|algorithm)\.init_args\.)?")
 # options of the combination and its data set; all other options of the model form the variant
 NO_VARIANT = re.compile(
@@ -38,9 +43,7 @@ class Level:
     @property
     def name(self) -> str:
         """The letter of the rate, or the rate itself."""
-        place = -math.log2(self.rate)
-        known = place.is_integer() and place < len(LETTERS)
-        return LETTERS[int(place)] if known else f"{self.rate:g}"
+        return level_name(self.rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,22 +78,17 @@ class Mixture(Experiment):
         return tuple(level.name for level in self.levels)
 
     @property
+    def counts(self) -> dict[float, int]:
+        """Clients by rate."""
+        return {level.rate: level.clients for level in self.levels}
+
+    @property
     def even(self) -> bool:
-        """Whether the levels have equal shares, up to rounding to whole clients."""
-        counts = [level.clients for level in self.levels]
-        spread = max(counts) - min(counts)
-        return spread < len(counts) and spread <= UNEVEN * self.clients
+        return even(self.counts)
 
     @property
     def combination(self) -> str:
-        """`a-e` for equal shares, else shares in tenths, or in smallest numbers: `a2-b8`."""
-        if self.even:
-            return "-".join(self.names)
-        counts = [level.clients for level in self.levels]
-        tenths = all(10 * count % self.clients == 0 for count in counts)
-        unit = self.clients / 10 if tenths else math.gcd(*counts)
-        shares = zip(self.names, counts, strict=True)
-        return "-".join(f"{name}{count / unit:.0f}" for name, count in shares)
+        return combination(self.counts)
 
     def score(self, column: str) -> tuple[float, float]:
         """The last value in a column of metrics.csv: mean and sample deviation over the seeds."""
@@ -147,7 +145,7 @@ def _mixture(group: Group) -> Mixture | None:
     run = group.runs[0]
     settings = run.settings
     levels = _levels(run, settings)
-    models = {settings.get(f"{key}.model.class_path", "") for key in _client_group_keys(settings)}
+    models = {settings.get(f"{key}.model.class_path", "") for key in client_group_keys(settings)}
     if not levels or len(models) != 1:
         return None
     return Mixture(
@@ -160,42 +158,16 @@ def _mixture(group: Group) -> Mixture | None:
     )
 
 
-def _client_group_keys(settings: Mapping[str, str]) -> list[str]:
-    return list(
-        dict.fromkeys(
-            key[0] for name in settings if (key := re.match(r"model\.clients\.\d+", name))
-        )
-    )
-
-
 def _levels(run: Run, settings: Mapping[str, str]) -> tuple[Level, ...]:
     """The levels of a run, combining client groups of one width; empty if unknown."""
     stated = run.environment.get("parameters")
     parameters = list(stated.values()) if isinstance(stated, Mapping) else []
-    keys = _client_group_keys(settings)
-    if not keys or len(keys) != len(parameters):
+    keys, counts = client_group_keys(settings), level_counts(settings)
+    sizes = [whole_number(size) for size in parameters]
+    if not counts or len(keys) != len(sizes) or not all(sizes):
         return ()
-    clients: Counter[float] = Counter()
-    sizes: dict[float, int] = {}
-    for key, count in zip(keys, parameters, strict=True):
-        rate, size = _rate(settings, key), whole_number(count)
-        members = settings.get(f"{key}.count", "")
-        if not rate or not size or not members.isdecimal():
-            return ()
-        clients[rate] += int(members)
-        sizes[rate] = size
-    return tuple(Level(rate, clients[rate], sizes[rate]) for rate in sorted(sizes, reverse=True))
-
-
-def _rate(settings: Mapping[str, str], client_group: str) -> float | None:
-    """The width of a group: its `rate` or `level`, 1 without both; None if invalid."""
-    rate, level = (settings.get(f"{client_group}.{key}", "null") for key in ("rate", "level"))
-    if rate == "null":
-        return 0.5 ** LETTERS.index(level) if level in tuple(LETTERS) else 1.0
-    try:
-        return float(rate) if 0 < float(rate) <= 1 else None
-    except ValueError:
-        return None
+    by_rate = {rate_of(settings, key): size for key, size in zip(keys, sizes, strict=True)}
+    return tuple(Level(rate, count, by_rate[rate] or 0) for rate, count in counts.items())
 
 
 def _split(run: Run, settings: Mapping[str, str]) -> str:

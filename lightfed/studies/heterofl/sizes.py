@@ -191,12 +191,12 @@ def _size(mixture: Mixture, family: Family) -> float:
 def _size_axis(family: Family, table: pd.DataFrame) -> Axis:
     largest, sizes = family.largest, table["size"]
     log = float(sizes.max()) > LOG_FROM * float(sizes.min())
-    full = f"100 %: {largest.name}, {count_text(largest.parameters)} parameters"
     low, high = float(sizes.min()), float(sizes.max())
     room = MARGIN * (high - low) or MARGIN * high
+    title = f"mean parameters (100 %: {largest.name}, {count_text(largest.parameters)})"
     # names stand to the right of their points
     ends = (low / 1.5, high * 2) if log else (low - room, high + 2 * room)
-    return Axis("size", f"mean size of models; {full}", format="~%", log=log, ends=ends)
+    return Axis("size", title, format="~%", log=log, ends=ends)
 
 
 def _text(mixture: Mixture, family: Family) -> str:
