@@ -120,7 +120,7 @@ def test_clients_of_few_classes_hold_two_of_forty_shards(parser: Any) -> None:
     assert len({re.sub(r".*--data.partition S", "", " ".join(words)) for words in found}) == 1
     words = found[0]
     parsed = parser.parse_args([*words[:2], str(ROOT / words[2]), *words[3:]]).fit
-    assert parsed.data.partition.class_path == "lightfed.data.Shards"
+    assert parsed.data.partition.class_path == "lightfed.Shards"
     assert vars(parsed.data.partition.init_args) == {"per_client": 2, "parts": 20}
     assert parsed.model.algorithm.class_path.endswith(".ClusteredFL")
     assert parsed.model.algorithm.init_args.initial == "own"

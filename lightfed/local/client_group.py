@@ -18,15 +18,12 @@ from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
-from lightfed.utils.recorded import Recorded
 from lightfed.utils.rng import derive_seed
 
 
 @dataclass
-class ClientGroup(Recorded):
+class ClientGroup:
     """The clients that share one architecture."""
-
-    plain = True
 
     count: int
     """Number of clients in the group."""
@@ -197,6 +194,7 @@ class GroupState:
         self.initial = LiveModule(module, self.layout).row_of_module()
         self.flops = _flops(module, data, position)
         module.to(device)
+        module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers
         self.store = RowStore(self.layout, device=device, host=host_rows)
         self.staging = Staging(self.store) if host_rows else None

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import partial
 from inspect import isclass, isfunction, signature
 from pathlib import Path
@@ -16,11 +17,9 @@ class Recorded:
 
     Attributes:
         given: positional and named arguments.
-        plain: whether a configuration has the arguments directly below the key.
     """
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
-    plain = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__new__(cls)
@@ -29,7 +28,10 @@ class Recorded:
 
 
 def described(value: Any) -> Any:
-    """A value as in a configuration file: objects by `class_path` and `init_args`."""
+    """A value as in a configuration file.
+
+    Objects have `class_path` and `init_args`, and dataclasses their fields.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -41,8 +43,9 @@ def described(value: Any) -> Any:
     if isclass(value) or isfunction(value):
         return {"class_path": _path(value)}
     if isinstance(value, Recorded):
-        given = arguments(value)
-        return given if value.plain else {"class_path": _path(type(value)), "init_args": given}
+        return {"class_path": _path(type(value)), "init_args": arguments(value)}
+    if is_dataclass(value):
+        return {field.name: described(getattr(value, field.name)) for field in fields(value)}
     return shorten(str(value), 80)
 
 

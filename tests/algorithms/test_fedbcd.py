@@ -380,6 +380,7 @@ def test_models_that_are_tested_and_deployed() -> None:
     assert sync.global_models == 1
 
 
+@pytest.mark.usefixtures("unchecked_data")
 @pytest.mark.parametrize("step", ["mean", "sum"])
 def test_a_device_whose_update_is_not_finite_is_left_out_of_the_step(step: Any) -> None:
     """Device 1 has a feature that is no number; it starts again, without momentum."""

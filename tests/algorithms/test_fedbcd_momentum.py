@@ -177,6 +177,7 @@ def test_a_shared_buffer_lies_with_the_device_that_had_it_last() -> None:
     assert [k for k, state in by_client(states).items() if "momentum" in state] == [5]
 
 
+@pytest.mark.usefixtures("unchecked_data")
 def test_a_shared_buffer_that_is_no_number_is_dropped() -> None:
     """Device 1 has a feature that is no number; 2, which is next, begins without momentum."""
     x = torch.zeros(3, 4)

@@ -24,6 +24,7 @@ from lightfed.models.networks.mlp import MLP
 from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fit, fleet_of, random_data, run_round, server_row
 
+pytestmark = pytest.mark.usefixtures("unchecked_data")
 SIZES = [6, 4, 9, 5]
 BROKEN = 2
 mlp = partial(MLP, hidden=(6,))

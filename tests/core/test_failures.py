@@ -218,6 +218,7 @@ def test_a_run_ends_when_more_fail_than_may(
         fit(federation, broken_data((1, 2)), tmp_path)
 
 
+@pytest.mark.usefixtures("unchecked_data")
 def test_an_update_that_is_not_finite_counts_as_well(tmp_path: Path) -> None:
     data = random_data(SIZES)
     data.dataset.load("train").x[0] = float("nan")
@@ -244,6 +245,7 @@ def test_a_lone_session_that_raises_may_do_so_twice(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3
 
 
+@pytest.mark.usefixtures("unchecked_data")
 def test_a_round_without_a_usable_update_ends_the_run_whatever_may_fail(tmp_path: Path) -> None:
     data = broken_data((0, 1, 2))
     data.dataset.load("train").x[-1] = float("nan")

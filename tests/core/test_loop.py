@@ -267,11 +267,12 @@ def test_local_steps_replace_epochs(tmp_path: Path) -> None:
     assert steps_of(model) == 4 * 7
 
 
-def test_a_run_without_a_run_folder_uses_lightnings_loggers(tmp_path: Path) -> None:
+def test_another_logger_works_beside_the_run_folder(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="csv", version=0)
-    trainer = fit(federation(), data(), tmp_path, logger=logger)
-    assert trainer.run_logger is None
-    assert (tmp_path / "csv" / "version_0" / "checkpoints" / "last.ckpt").is_file()
+    trainer = fit(federation(), data(), tmp_path, logger=logger, default_root_dir=str(tmp_path))
+    assert trainer.run_logger is not None
+    assert (trainer.run_logger.folder / "checkpoints" / "last.ckpt").is_file()
+    assert (tmp_path / "csv" / "version_0" / "metrics.csv").is_file()
 
 
 def test_a_callback_may_stop_the_run_within_a_round(tmp_path: Path) -> None:

@@ -140,9 +140,7 @@ def test_what_cannot_be_built() -> None:
         VGG(10, (1, 28, 28), depth=11)
     with pytest.raises(UserError, match=r"^input_shape: images of 32x31 pixels"):
         VGG11GN(10, (3, 32, 31))
-    with pytest.raises(
-        UserError, match=r"^input_shape: samples of shape \(64,\); use data of images"
-    ):
+    with pytest.raises(UserError, match=r"^input_shape: samples of shape \(64,\); use images"):
         VGG(10, (64,), depth=11)
     with pytest.raises(UserError, match=r"^width: 0.0; give a positive factor"):
         VGG(depth=11, width=0.0)
