@@ -102,3 +102,11 @@ def test_every_key_of_fit_has_a_description(
     for entry in entries:
         described = re.sub(r"\(type: .*", "", " ".join(entry.split()))
         assert len(described.split()) >= 3, entry
+
+
+def test_a_reader_may_stop_early() -> None:
+    script = (
+        f"{sys.executable} -c 'import lightfed.cli.command_line as c; c.main()' configs | head -n 1"
+    )
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert done.stderr == ""

@@ -60,6 +60,9 @@ def main(argv: list[str] | None = None) -> None:
         status = leaving.code
         if not isinstance(status, int):
             raise
+    except BrokenPipeError:  # what reads the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
     end_process(status)
     sys.exit(status)
 
