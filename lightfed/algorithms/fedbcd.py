@@ -239,11 +239,8 @@ class FedBCD(Hierarchical):
         """The gradient of (2) in z, of all servers."""
         devices, _ = self._stored(fed, list(range(self.hierarchy.servers)))
         gammas = self._average(fed, devices, self.models.of(0), sent=[])
-        sums: dict[int, float] = {}
-        for device, gamma in gammas.items():
-            server = self.hierarchy.server_of(device, fed.clients)
-            sums[server] = sums.get(server, 0.0) + gamma
-        return self.models.gap(sums, self._scratch[0])
+        pulls = [(self.hierarchy.server_of(i, fed.clients), gamma) for i, gamma in gammas.items()]
+        return self.models.gap(pulls, self._scratch[0])
 
     def penalty(self, client: int) -> float:
         """Weight of a device's pull in its gradient."""

@@ -1,5 +1,6 @@
 """The data of a run: both splits on the device, the partition, and the batches of each client."""
 
+from collections import UserList
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -131,7 +132,8 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
     def val_dataloader(self) -> Any:
         """The evaluation jobs that the federation assigns to this rank."""
         assert self.trainer is not None
-        return self.trainer.lightning_module.evaluation_jobs()  # type: ignore[operator]
+        federation: Any = self.trainer.lightning_module
+        return federation.evaluation.jobs
 
     @override
     def test_dataloader(self) -> Any:
@@ -139,9 +141,12 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
 
     @override
     def predict_dataloader(self) -> Any:
-        """The test batches of the client whose model predicts."""
+        """The test batches of the client whose model predicts, or of the server."""
         assert self.trainer is not None
-        return self.trainer.lightning_module.prediction_batches()  # type: ignore[operator]
+        client: Any = self.trainer.lightning_module.predicts
+        if client is not None:
+            return UserList(self.test_batches(client))
+        return UserList(map(self.global_test_batch, range(self.global_test_batches())))
 
     def prepare(
         self, *, clients: int, seed: int, device: torch.device, folder: Path | None

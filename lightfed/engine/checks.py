@@ -4,6 +4,7 @@ Lightning rejects some flags only later, without naming them. Every check raises
 names the key.
 """
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightfed.distributed.slurm import check_tasks
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
@@ -106,27 +108,29 @@ def check_clipping(value: float | None, algorithm: str) -> None:
     _refuse(unused, flag, f"{algorithm}, but nothing is clipped", fix)
 
 
-def check_strategy(strategy: Any) -> None:
-    """Reject strategies that cannot run a federation."""
-    other = strategy != "federated" and not isinstance(strategy, FederatedStrategy)
+def federated(strategy: FederatedStrategy | str) -> FederatedStrategy:
+    """The strategy itself, also by its name; no other can run a federation."""
+    if isinstance(strategy, FederatedStrategy):
+        return strategy
     found = strategy if isinstance(strategy, str) else type(strategy).__name__
-    _refuse(other, "strategy", found, "use strategy: federated")
-
-
-def check_interactive(devices: int | str | list[int]) -> None:
-    """Reject several ranks in a notebook: each rank starts by running the script again."""
-    many, fix = devices not in (1, "1", "auto"), "give 1, or run the cells as a script"
-    _refuse(many and hasattr(sys, "ps1"), "devices", f"{devices} in a notebook", fix)
+    _refuse(strategy != "federated", "strategy", found, "use strategy: federated")
+    return FederatedStrategy()
 
 
 def check_devices(
     accelerator: str, devices: int | str | list[int], *, ranks_per_device: int = 1
 ) -> None:
-    """Reject devices that this machine lacks, and ranks that would share one wrongly."""
+    """Reject devices that this machine lacks, and ranks that would share one wrongly.
+
+    Also several ranks in a notebook: each rank starts by running the script again.
+    """
+    many, fix = devices not in (1, "1", "auto"), "give 1, or run the cells as a script"
+    _refuse(many and hasattr(sys, "ps1"), "devices", f"{devices} in a notebook", fix)
     choices = ("auto", "cpu", "gpu", "cuda")
     fix = f"choose one of {', '.join(choices)}"
     _refuse(accelerator not in choices, "accelerator", repr(accelerator), fix)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    check_tasks(os.environ, accelerator=accelerator, gpus=there, ranks_per_device=ranks_per_device)
     missing = accelerator in ("gpu", "cuda") and not there
     found = f"{accelerator!r}, but torch finds no CUDA device here"
     _refuse(missing, "accelerator", found, "use accelerator: cpu")

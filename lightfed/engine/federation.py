@@ -1,20 +1,19 @@
 """The root LightningModule: a federation's configuration and its Lightning hooks."""
 
-from collections import UserList
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as L
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightfed.aggregation.client_slices import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.api.prediction import deployed, outputs
 from lightfed.distributed.placement import Rates
 from lightfed.engine import checks, setup
 from lightfed.engine.evaluation import Evaluation, Kind
@@ -28,11 +27,9 @@ from lightfed.local.packed.rules import Packed, SideBySide
 from lightfed.local.rank_sessions import Waves
 from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.runs import federation_state
-from lightfed.runs.environment import environment
 from lightfed.runs.export import Exported, export, export_masks
 from lightfed.utils.errors import UserError
 from lightfed.utils.heap import trim_heap
-from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.recorded import Recorded
 
 _FINGERPRINT = "lightfed_fingerprint"
@@ -115,13 +112,12 @@ class Federation(Recorded, L.LightningModule):
             cohorts: Former name of clients, until version 0.3.
         """
         super().__init__()
-        groups = checks.client_groups(clients, cohorts)
         checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients)
         checks.check_schedule(optimizer, lr_schedule)
         self.algorithm = algorithm
-        self.groups = groups
+        self.groups = checks.client_groups(clients, cohorts)
         self.seed = seed
-        self.num_clients = sum(group.count for group in groups)
+        self.num_clients = sum(group.count for group in self.groups)
         self.optimizer = optimizer
         self._lr_schedule = lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
@@ -180,16 +176,7 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        """The template of the clients' optimisers.
-
-        Its learning rate is that of the round, for LearningRateMonitor.
-        """
-        if self.optimizer is None:
-            return []
-        optimizer = session_setup.make_optimizer(self.optimizer, [nn.Parameter(torch.zeros(()))])
-        if self._lr_schedule is None:
-            return optimizer
-        return [optimizer], [session_setup.make_schedule(self._lr_schedule, optimizer)]
+        return session_setup.template(self.optimizer, self._lr_schedule)
 
     @override
     def on_fit_start(self) -> None:
@@ -204,17 +191,7 @@ class Federation(Recorded, L.LightningModule):
     @override
     def on_train_start(self) -> None:
         trim_heap()
-        trainer = self.federated_trainer
-        if trainer.run_logger is not None and trainer.is_global_zero:
-            described = environment(self.fleet, trainer, evaluation=self.evaluation)
-            trainer.run_logger.start(described, finished_rounds=trainer.current_epoch)
-        for logger in trainer.loggers:
-            logger.log_hyperparams(trainer.config)
-        if 0 < (trainer.max_epochs or 0) <= trainer.current_epoch and trainer.is_global_zero:
-            print(
-                f"{trainer.resumes_from} has finished its {trainer.current_epoch} rounds; "
-                "give a larger trainer.max_epochs to train on"
-            )
+        self._report.begin(self.federated_trainer, self.fleet, self.evaluation)
 
     # A round.
 
@@ -238,10 +215,6 @@ class Federation(Recorded, L.LightningModule):
         raise AssertionError("clients train in sessions; the root has no training step")
 
     # Evaluation.
-
-    def evaluation_jobs(self) -> Iterable[int]:
-        """This rank's evaluation jobs, as a data loader."""
-        return self.evaluation.jobs
 
     @override
     def on_validation_epoch_start(self) -> None:
@@ -267,13 +240,6 @@ class Federation(Recorded, L.LightningModule):
 
     # Prediction.
 
-    def prediction_batches(self) -> UserList[Any]:
-        """The test batches of the client that predicts, or of the server."""
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        if self.predicts is not None:
-            return UserList(data.test_batches(self.predicts))
-        return UserList(map(data.global_test_batch, range(data.global_test_batches())))
-
     @override
     def on_predict_start(self) -> None:
         self.evaluation.start()
@@ -281,22 +247,8 @@ class Federation(Recorded, L.LightningModule):
     @override
     def predict_step(self, batch: Any, *args: Any) -> Any:
         """The outputs of the model that the client deploys, on its rank; None on the others."""
-        client, fleet, algorithm = self.predicts, self.fleet, self.fleet.algorithm
-        if client is not None and algorithm.stateful and fleet.home(client) != fleet.ranks.rank:
-            return None
-        module = (
-            algorithm.evaluated_server(fleet, 0)
-            if client is None
-            else algorithm.evaluated(fleet, client)
-        )
-        if module is None:
-            which = "server" if client is None else "client at rest"
-            found = f"{type(algorithm).__name__} has no model of the {which}"
-            raise UserError("predict", found, "give another client")
-        module.eval()
-        if is_overridden("predict_step", module):
-            return module.predict_step(batch, *args)
-        return module(batch[0] if isinstance(batch, list | tuple) else batch)
+        module = deployed(self.fleet, self.predicts)
+        return None if module is None else outputs(module, batch, *args)
 
     @override
     def on_train_end(self) -> None:

@@ -1,4 +1,4 @@
-"""Passes a round's metrics to callbacks, progress bars, loggers and the tables of the run."""
+"""Passes a run's configuration and metrics to callbacks, progress bars, loggers and its tables."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from lightfed.api.fleet import Fleet
-from lightfed.engine.evaluation import Kind
+from lightfed.engine.evaluation import Evaluation, Kind
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.session import Report
+from lightfed.runs.environment import environment
 from lightfed.runs.run_table import Row
 
 _COSTS = ("samples", "stored_bytes")  # of a client, written with its metrics
@@ -29,6 +30,18 @@ class RoundReport:
         self.metrics: dict[str, float] = {}
         self._evaluated: set[str] = set()  # names of the last evaluation's metrics
         self._started = 0.0
+
+    def begin(self, trainer: RunTrainer, fleet: Fleet, evaluation: Evaluation) -> None:
+        """Pass the configuration to loggers, and the run's environment to its folder."""
+        rounds = trainer.current_epoch
+        if trainer.run_logger is not None and trainer.is_global_zero:
+            described = environment(fleet, trainer, evaluation=evaluation)
+            trainer.run_logger.start(described, finished_rounds=rounds)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(trainer.config)
+        if 0 < (trainer.max_epochs or 0) <= rounds and trainer.is_global_zero:
+            fix = "give a larger trainer.max_epochs to train on"
+            print(f"{trainer.resumes_from} has finished its {rounds} rounds; {fix}")
 
     def start(self) -> None:
         """Measure the time of a round from now on."""

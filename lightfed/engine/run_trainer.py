@@ -1,6 +1,6 @@
 """A Trainer with a run folder that holds its checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -46,9 +46,9 @@ class RunTrainer(Recorded, L.Trainer):
     callbacks: list[Callback]
     datamodule: Any
     profiler: Profiler
-    resumes_from: _PATH | None
+    resumes_from: _PATH | None = None
     clipping: Clips
-    in_round: bool
+    in_round: bool = False
     _config: dict[str, Any] | None = None
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
@@ -203,6 +203,20 @@ _IDLE = (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+
+
+def with_folder(given: Logger | Iterable[Logger] | bool, folder: RunLogger | None) -> list[Logger]:
+    """A user's loggers, and that of the run folder first unless it is among them.
+
+    Args:
+        given: as to the Trainer; False for no logger at all.
+        folder: None if the run has none.
+    """
+    loggers: list[Logger] = []
+    if not isinstance(given, bool):
+        loggers = [given] if isinstance(given, Logger) else list(given)
+    own = any(isinstance(logger, RunLogger) for logger in loggers)
+    return loggers if own or folder is None or given is False else [folder, *loggers]
 
 
 def with_defaults(

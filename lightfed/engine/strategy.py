@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import lightning.pytorch as L
 import torch
 import torch.distributed as dist
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -23,6 +24,7 @@ from typing_extensions import override
 from lightfed.distributed import liveness, requeue
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen
+from lightfed.distributed.slurm import check_launch
 from lightfed.runs import checkpoint
 from lightfed.runs.last_checkpoint import NAME
 from lightfed.runs.run_logger import RunLogger
@@ -84,6 +86,16 @@ class FederatedStrategy(DDPStrategy):
     def _get_process_group_backend(self) -> str:
         # NCCL rejects two ranks on one device.
         return "gloo" if self.ranks_per_device > 1 else super()._get_process_group_backend()
+
+    def check_launch(self, nodes: int) -> None:
+        """Reject ranks that nothing starts, before they wait for each other."""
+        if isinstance(self.cluster_environment, SLURMEnvironment | LightningEnvironment):
+            check_launch(
+                os.environ,
+                processes=self.num_processes,
+                nodes=nodes,
+                ranks_per_device=self.ranks_per_device,
+            )
 
     @property
     @override

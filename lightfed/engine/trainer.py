@@ -9,26 +9,16 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
 from lightfed import report
 from lightfed.distributed import requeue
-from lightfed.distributed.slurm import check_launch, check_tasks
-from lightfed.engine.checks import (
-    Clips,
-    check_at_least_one,
-    check_clipping,
-    check_devices,
-    check_interactive,
-    check_limit,
-    check_rounds,
-    check_strategy,
-)
+from lightfed.engine import checks
+from lightfed.engine.checks import Clips
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
-from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults
+from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.report.live import LivePage
 from lightfed.runs.run_folder import check_name
@@ -126,8 +116,6 @@ class FederatedTrainer(RunTrainer):
                 needs this many tasks per GPU.
             enable_page: Keep the run folder's page up to date, and print the summary at the end.
         """
-        self.resumes_from = None
-        self.in_round = False
         self._deferred_checkpoints = []
         self._makes_page = enable_page
         self._limits = {
@@ -137,8 +125,8 @@ class FederatedTrainer(RunTrainer):
         }
         if name is not None:
             check_name("trainer.name", name)
-        check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
-        check_at_least_one(
+        checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
+        checks.check_at_least_one(
             {
                 "num_threads": num_threads,
                 "num_nodes": num_nodes,
@@ -146,32 +134,20 @@ class FederatedTrainer(RunTrainer):
                 "check_val_every_n_epoch": check_val_every_n_epoch,
             }
         )
-        check_limit("limit_train_batches", limit_train_batches, least=1)
-        check_limit("limit_val_batches", limit_val_batches, least=0)
-        check_limit("limit_test_batches", limit_test_batches, least=0)
-        check_clipping(gradient_clip_val, gradient_clip_algorithm)
+        checks.check_limit("limit_train_batches", limit_train_batches, least=1)
+        checks.check_limit("limit_val_batches", limit_val_batches, least=0)
+        checks.check_limit("limit_test_batches", limit_test_batches, least=0)
+        checks.check_clipping(gradient_clip_val, gradient_clip_algorithm)
         self.clipping = gradient_clip_algorithm
-        check_strategy(strategy)
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        check_tasks(
-            os.environ, accelerator=accelerator, gpus=gpus, ranks_per_device=ranks_per_device
-        )
-        check_devices(accelerator, devices, ranks_per_device=ranks_per_device)
-        check_interactive(devices)
-        if not isinstance(strategy, FederatedStrategy):
-            strategy = FederatedStrategy()
+        strategy = checks.federated(strategy)
+        checks.check_devices(accelerator, devices, ranks_per_device=ranks_per_device)
         strategy.ranks_per_device = ranks_per_device
         torch.set_num_threads(num_threads)
-        os.environ.setdefault(
-            "OMP_NUM_THREADS", str(num_threads)
-        )  # otherwise Lightning's launcher sets another value
+        # Otherwise Lightning's launcher sets another value.
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
         keep_heap()
-        loggers: list[Logger] = []
-        if not isinstance(logger, bool):
-            loggers = [logger] if isinstance(logger, Logger) else list(logger)
-        own = any(isinstance(given, RunLogger) for given in loggers)
-        if logger is not False and not fast_dev_run and not own:
-            loggers.insert(0, RunLogger(default_root_dir, name or "run"))
+        folder = None if fast_dev_run else RunLogger(default_root_dir, name or "run")
+        loggers = with_folder(logger, folder)
         super().__init__(
             accelerator=accelerator,
             strategy=strategy,
@@ -235,7 +211,7 @@ class FederatedTrainer(RunTrainer):
             SystemExit: a signal has stopped the run; its state is on disk.
             UserError: a setting or file of the user cannot be used.
         """
-        self._check_launch()
+        self.strategy.check_launch(self.num_nodes)
         path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
         if self._is_finished():
             return
@@ -260,7 +236,7 @@ class FederatedTrainer(RunTrainer):
             ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
             **kwargs: likewise.
         """
-        self._check_launch()
+        self.strategy.check_launch(self.num_nodes)
         return super().validate(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     @override
@@ -272,7 +248,7 @@ class FederatedTrainer(RunTrainer):
             ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
             **kwargs: likewise.
         """
-        self._check_launch()
+        self.strategy.check_launch(self.num_nodes)
         return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     @override
@@ -302,7 +278,7 @@ class FederatedTrainer(RunTrainer):
             found = f"client {client} of {federation.num_clients}"
             raise UserError("predict", found, "give a number from 0")
         federation.predicts = client
-        self._check_launch()
+        self.strategy.check_launch(self.num_nodes)
         outputs = super().predict(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
         (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
         return found
@@ -322,13 +298,3 @@ class FederatedTrainer(RunTrainer):
         if self.is_global_zero:
             print(f"{logger.folder} is finished after {rounds} rounds")
         return True
-
-    def _check_launch(self) -> None:
-        strategy, stock = self.strategy, (SLURMEnvironment, LightningEnvironment)
-        if isinstance(strategy.cluster_environment, stock):
-            check_launch(
-                os.environ,
-                processes=strategy.num_processes,
-                nodes=self.num_nodes,
-                ranks_per_device=strategy.ranks_per_device,
-            )

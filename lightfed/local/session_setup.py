@@ -105,6 +105,17 @@ def _factors(state: GroupState, given: Mapping[str, float]) -> list[float] | Non
     ]
 
 
+def template(factory: OptimizerFactory | None, schedule: ScheduleFactory | None) -> Any:
+    """The template of the clients' optimisers, as of Lightning's `configure_optimizers`.
+
+    Its learning rate is that of the round, for LearningRateMonitor.
+    """
+    if factory is None:
+        return []
+    optimizer = make_optimizer(factory, [nn.Parameter(torch.zeros(()))])
+    return optimizer if schedule is None else ([optimizer], [make_schedule(schedule, optimizer)])
+
+
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """The configuration's optimiser.
 

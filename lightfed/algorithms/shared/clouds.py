@@ -4,7 +4,7 @@ Wu, Scaglione, Wai, Karakoc, Hreinsson, Ma: Federated Block Coordinate Descent S
 Global and Personalized Models. AAAI 2021. https://arxiv.org/abs/2012.13900
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -92,15 +92,15 @@ class CloudModels(nn.ModuleList):
         weights = torch.from_numpy(mixing).to(models.device)
         return list((weights @ models).float())
 
-    def gap(self, gammas: Mapping[int, float], mean: ServerModel) -> Tensor:
+    def gap(self, gammas: Iterable[tuple[int, float]], mean: ServerModel) -> Tensor:
         """(P,) float64: sum_n sum_i gamma_i (z_n - x_i) of theorem 1.
 
         Args:
-            gammas: sum of gamma_i over the devices of every server, by server.
+            gammas: the server of every device, and its gamma_i.
             mean: sum_i gamma_i x_i / sum_i gamma_i, over all devices.
         """
         weights = torch.zeros(len(self), dtype=torch.float64)
-        for server, gamma in gammas.items():
+        for server, gamma in gammas:
             weights[server] += gamma
         x = mean.parameters_row.double()
         models = self.stacked()[:, : len(x)]
