@@ -6,28 +6,39 @@ interval. Series can be switched off on the page by the parameter `hidden`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightfed.drawing.charts import SCHEMA, Axis, Chart, Series
+from lightfed.drawing.charts import Axis, Chart, Series
+from lightfed.drawing.layers import (
+    STEP,
+    canonical,
+    cells,
+    formats_of,
+    headings_of,
+    interval,
+    layered,
+    named,
+    position,
+    tick,
+    tooltip,
+    with_height,
+    with_rows,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-HEIGHT = 250
-STEP = 24  # pixels of a row of bars or points
 MOST_ROUNDS = 250  # points of a line; of more, evenly spaced ones are drawn
 MOST_POINTS = 4000  # of all lines of a chart
-WHOLE = ("round", "rank")  # columns of whole numbers
 FEW = 15  # points of a line that are marked
 MOST_SHOWN = 400  # members of a group that are drawn as points
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
-# drag with a mouse moves, shift and wheel zooms: a plain wheel and a finger scroll the page
 INK = {"color": "theme:ink"}
 JITTER = {"yOffset": {"expr": "isValid(datum.offset) ? (datum.offset - 0.5) * 22 : 0"}}
+# drag with a mouse moves, shift and wheel zooms: a plain wheel and a finger scroll the page
 ZOOM = {
     "name": "zoom",
     "select": {
@@ -47,31 +58,31 @@ NEAREST = {
 
 def lines(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
     """A line for each series through its measured points, with a band from `low` to `high`."""
-    data = _canonical(table, {"x": x.column, "y": y.column, "series": by.column})
+    data = canonical(table, {"x": x.column, "y": y.column, "series": by.column})
     own = data.groupby("series", sort=False, group_keys=False)[list(data)]
     most = min(MOST_ROUNDS, max(30, MOST_POINTS // max(1, own.ngroups)))
     data = own.apply(lambda part: part.iloc[evenly_spaced(len(part), most=most)])
     few = len(data) == 0 or data.groupby("series").size().max() <= FEW
     shown, seen = {"value": 1 if few else 0}, {"param": "near", "empty": False, "value": 1}
-    headings = _headings(data, x, y, by)
+    headings = headings_of(data, x, y, by)
     point = {
         "mark": {"type": "point", "filled": True, "size": 40},
         "params": [NEAREST],
         "encoding": {
-            "y": _position("y", y, padding=6),
+            "y": position("y", y, padding=6),
             "opacity": {"condition": seen, **shown},
-            "tooltip": _tooltip(headings, _formats(x, y)),
+            "tooltip": tooltip(headings, formats_of(x, y)),
         },
     }
     line = {
         "mark": {"type": "line", "strokeWidth": 2},
         "params": [ZOOM],
-        "encoding": {"y": _position("y", y, padding=6), "strokeDash": by.dash()},
+        "encoding": {"y": position("y", y, padding=6), "strokeDash": by.dash()},
     }
-    band = _interval("area", "y", y, {"opacity": 0.16})
-    across = {"x": _position("x", x, padding=8), "color": by.colour()}
+    band = interval("area", "y", y, {"opacity": 0.16})
+    across = {"x": position("x", x, padding=8), "color": by.colour()}
     layers = [*([band] if "low" in data else []), line, point]
-    return _chart(title or y.heading, data, headings, _formats(x, y), by, layers, across)
+    return layered(title or y.heading, data, headings, formats_of(x, y), by, layers, across)
 
 
 def points(
@@ -97,15 +108,15 @@ def points(
         name: a column with the name of each point, which stands beside it if they are few.
         title: of the chart.
     """
-    named = {"name": name} if name else {}
-    data = _canonical(table, {"x": x.column, "y": y.column, "series": by.column, **named})
-    headings, formats = {**named, **_headings(data, x, y, by)}, _formats(x, y)
-    place = {"x": _position("x", x, padding=14), "y": _position("y", y, padding=14)}
+    extra = {"name": name} if name else {}
+    data = canonical(table, {"x": x.column, "y": y.column, "series": by.column, **extra})
+    headings, formats = {**extra, **headings_of(data, x, y, by)}, formats_of(x, y)
+    place = {"x": position("x", x, padding=14), "y": position("y", y, padding=14)}
     point = {
         "mark": {"type": "point", "filled": True, "size": 70},
-        "encoding": {**place, "tooltip": _tooltip(headings, formats)},
+        "encoding": {**place, "tooltip": tooltip(headings, formats)},
     }
-    quantities = not (_named(data, x, "x") or _named(data, y, "y"))
+    quantities = not (named(data, x, "x") or named(data, y, "y"))
     if quantities:
         point["params"] = [ZOOM]
     layers = [point]
@@ -114,33 +125,33 @@ def points(
         layers.insert(0, {"mark": mark, "encoding": {**place, "strokeDash": by.dash()}})
     if "low" in data:
         own, other = ("x", "y") if across else ("y", "x")
-        rule = _interval("rule", own, x if across else y, {"strokeWidth": 1.5})
+        rule = interval("rule", own, x if across else y, {"strokeWidth": 1.5})
         rule["encoding"][other] = place[other]
         layers.insert(0, rule)
     if name and len(data) <= FEW:
         text = {"type": "text", "align": "left", "dx": 6, "dy": -7, "fontSize": 11}
         layers.append({"mark": text, "encoding": {**place, "text": {"field": "name"}}})
-    heading = title or (x if _named(data, y, "y") else y).heading
-    chart = _chart(heading, data, headings, formats, by, layers, {"color": by.colour()})
-    return _with_rows(chart, y, data)
+    heading = title or (x if named(data, y, "y") else y).heading
+    chart = layered(heading, data, headings, formats, by, layers, {"color": by.colour()})
+    return with_rows(chart, y, data)
 
 
 def bars(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
     """A bar along x for each row; its name is in y, and an interval from `low` to `high` on it."""
-    data = _canonical(table, {"x": x.column, "y": y.column, "series": by.column})
-    headings, formats = _headings(data, x, y, by), _formats(x, y)
-    place = {"y": _position("y", y), "x": _position("x", x, zero=True)}
+    data = canonical(table, {"x": x.column, "y": y.column, "series": by.column})
+    headings, formats = headings_of(data, x, y, by), formats_of(x, y)
+    place = {"y": position("y", y), "x": position("x", x, zero=True)}
     bar: dict[str, Any] = {
         "mark": {"type": "bar", "height": {"band": 0.72}},
-        "encoding": {**place, "color": by.colour(), "tooltip": _tooltip(headings, formats)},
+        "encoding": {**place, "color": by.colour(), "tooltip": tooltip(headings, formats)},
     }
     layers = [bar]
     if "low" in data:
-        rule = _interval("rule", "x", replace(x, zero=True), {"strokeWidth": 1.5} | INK)
+        rule = interval("rule", "x", replace(x, zero=True), {"strokeWidth": 1.5} | INK)
         layers.append(rule)
         rule["encoding"]["y"] = place["y"]
-    chart = _chart(title or x.heading, data, headings, formats, by, layers, {})
-    return _with_rows(chart, y, data)
+    chart = layered(title or x.heading, data, headings, formats, by, layers, {})
+    return with_rows(chart, y, data)
 
 
 def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
@@ -151,7 +162,7 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = ""
     """
     import pandas as pd
 
-    data = _canonical(table, {"x": x.column, "y": y.column, "series": by.column})
+    data = canonical(table, {"x": x.column, "y": y.column, "series": by.column})
     groups = data.groupby(["y", "series"], sort=False)["x"]
     boxes = groups.quantile(np.array(list(QUANTILES.values()))).unstack()
     boxes = boxes.set_axis(list(QUANTILES), axis=1)
@@ -163,9 +174,9 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = ""
     headings = {"y": y.heading, **{name: name.replace("p", "") + " %" for name in QUANTILES}}
     headings |= {"p50": "median", "mean": "mean", "n": "members"}
     formats = dict.fromkeys((*QUANTILES, "mean"), x.format) | {"x": x.format}
-    row, scale = _position("y", y), _position("x", x, padding=10)
+    row, scale = position("y", y), position("x", x, padding=10)
     colour = {"y": row, "color": by.colour()}
-    tip = _tooltip(headings, formats)
+    tip = tooltip(headings, formats)
     ends = {"x": {**scale, "field": "p5"}, "x2": {"field": "p95"}}
     box = {"x": {**scale, "field": "p25"}, "x2": {"field": "p75"}, "tooltip": tip}
     size = {"band": 0.7}
@@ -177,15 +188,15 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = ""
             "encoding": {
                 **colour,
                 "x": scale,
-                "tooltip": _tooltip({"y": y.heading, "x": x.heading}, formats),
+                "tooltip": tooltip({"y": y.heading, "x": x.heading}, formats),
             },
         },
-        _tick("p50", row, scale, {"thickness": 3, "height": size, **INK}),
-        _tick("mean", row, scale, {"thickness": 2, "color": "theme:accent", "height": size}),
+        tick("p50", row, scale, {"thickness": 3, "height": size, **INK}),
+        tick("mean", row, scale, {"thickness": 2, "color": "theme:accent", "height": size}),
     ]
     both = pd.concat([boxes, dots], ignore_index=True)
-    chart = _chart(title or x.heading, both, headings, formats, by, layers, {})
-    return _with_rows(chart, y, boxes, step=2 * STEP)
+    chart = layered(title or x.heading, both, headings, formats, by, layers, {})
+    return with_rows(chart, y, boxes, step=2 * STEP)
 
 
 def heat(
@@ -209,7 +220,7 @@ def heat(
         middle: the value in the middle of diverging colours.
         title: of the chart.
     """
-    data = _canonical(table, {"x": x.column, "y": y.column, "value": value.column})
+    data = canonical(table, {"x": x.column, "y": y.column, "value": value.column})
     headings = {"x": x.heading, "y": y.heading, "value": value.heading}
     formats = {"value": value.format}
     scale: dict[str, Any] = {"range": f"theme:{colours}", "interpolate": "rgb"}
@@ -220,27 +231,27 @@ def heat(
     shade["legend"] |= {"format": value.format} if value.format else {}
     cell = {
         "mark": {"type": "rect"},
-        "encoding": {"color": shade, "tooltip": _tooltip(headings, formats)},
+        "encoding": {"color": shade, "tooltip": tooltip(headings, formats)},
     }
-    places = {"x": _cells("x", x), "y": _cells("y", y)}
-    chart = _chart(title or value.heading, data, headings, formats, None, [cell], places)
+    places = {"x": cells("x", x), "y": cells("y", y)}
+    chart = layered(title or value.heading, data, headings, formats, None, [cell], places)
     rows = data["y"].nunique()
-    return _with_height(chart, max(60, min(STEP * rows, 420)))
+    return with_height(chart, max(60, min(STEP * rows, 420)))
 
 
 def areas(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
     """Stacked areas: the parts of y over x."""
-    data = _canonical(table, {"x": x.column, "y": y.column, "series": by.column})
-    headings, formats = _headings(data, x, y, by), _formats(x, y)
+    data = canonical(table, {"x": x.column, "y": y.column, "series": by.column})
+    headings, formats = headings_of(data, x, y, by), formats_of(x, y)
     area = {
         "mark": {"type": "area", "opacity": 0.85},
         "encoding": {
-            "y": {**_position("y", y, zero=True), "stack": "zero"},
-            "tooltip": _tooltip(headings, formats),
+            "y": {**position("y", y, zero=True), "stack": "zero"},
+            "tooltip": tooltip(headings, formats),
         },
     }
-    across = {"x": _position("x", x), "color": by.colour()}
-    return _chart(title or y.heading, data, headings, formats, by, [area], across)
+    across = {"x": position("x", x), "color": by.colour()}
+    return layered(title or y.heading, data, headings, formats, by, [area], across)
 
 
 def evenly_spaced(count: int, *, most: int) -> np.ndarray:
@@ -248,131 +259,3 @@ def evenly_spaced(count: int, *, most: int) -> np.ndarray:
     if count <= most:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
-
-
-def _canonical(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """The columns by their role, without rows that have no place."""
-    ends = {end: end for end in ("low", "high") if end in table and table[end].notna().any()}
-    taken = {role: table[column] for role, column in {**names, **ends}.items()}
-    data = table.assign(**taken)[list(taken)]
-    numbers = data.select_dtypes("number").columns
-    data = data.replace({name: {np.inf: np.nan, -np.inf: np.nan} for name in numbers})
-    return data.dropna(subset=list(names)).reset_index(drop=True)
-
-
-def _headings(data: pd.DataFrame, x: Axis, y: Axis, by: Series) -> dict[str, str]:
-    ends = {end: end for end in ("low", "high") if end in data}
-    places = {"x": x.heading, "y": y.heading}
-    if (data["series"] == data["y"]).all():
-        return {"y": y.heading, "x": x.heading, **ends}
-    return {"series": by.title or by.column, **places, **ends}
-
-
-def _formats(x: Axis, y: Axis) -> dict[str, str]:
-    ends = next((axis.format for axis in (y, x) if axis.format), "")
-    return {"x": x.format, "y": y.format, "low": ends, "high": ends}
-
-
-def _tooltip(headings: Mapping[str, str], formats: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [
-        {"field": name, "title": title} | ({"format": _precise(text)} if text else {})
-        for name, title in headings.items()
-        for text in [formats.get(name, "")]
-    ]
-
-
-def _precise(text: str) -> str:
-    return ".2%" if text == "%" else text
-
-
-def _named(data: pd.DataFrame, axis: Axis, role: str) -> bool:
-    return bool(axis.names) or data[role].dtype.kind not in "iufb"
-
-
-def _position(
-    role: str, axis: Axis, *, padding: int | None = None, zero: bool = False
-) -> dict[str, Any]:
-    """The channel of a position; `_chart` says whether it is of names."""
-    scale: dict[str, Any] = (
-        {"type": "log", "nice": False} if axis.log else {"zero": axis.zero or zero}
-    )
-    if axis.ends:
-        scale |= {"domain": list(axis.ends)}
-    elif padding is not None:
-        scale |= {"padding": padding}
-    look: dict[str, Any] = {"title": axis.heading if role == "x" else None}
-    look |= {"format": axis.format} if axis.format else {}
-    if role == "x":
-        look |= {"grid": False}
-    names = {"sort": list(axis.names)} if axis.names else {}
-    look |= {"tickMinStep": 1} if axis.column in WHOLE else {}
-    return {"field": role, "type": "quantitative", "scale": scale, "axis": look, **names}
-
-
-def _cells(role: str, axis: Axis) -> dict[str, Any]:
-    look = {"title": axis.heading, "labelAngle": 0, "ticks": False, "domain": False, "grid": False}
-    look |= {"labelOverlap": "greedy", "labelSeparation": 4}
-    sort = list(axis.names) or None
-    return {"field": role, "type": "ordinal", "sort": sort, "axis": look}
-
-
-def _interval(mark: str, role: str, axis: Axis, look: Mapping[str, Any]) -> dict[str, Any]:
-    low = {**_position(role, axis), "field": "low"}
-    ends = {role: low, f"{role}2": {"field": "high"}}
-    return {"mark": {"type": mark, **look}, "encoding": ends}
-
-
-def _tick(name: str, row: Any, scale: Mapping[str, Any], look: Mapping[str, Any]) -> dict[str, Any]:
-    place = {"y": row, "x": {**scale, "field": name}}
-    return {"mark": {"type": "tick", "orient": "vertical", **look}, "encoding": place}
-
-
-def _chart(
-    title: str,
-    data: pd.DataFrame,
-    headings: Mapping[str, str],
-    formats: Mapping[str, str],
-    by: Series | None,
-    layers: list[dict[str, Any]],
-    shared: Mapping[str, Any],
-) -> Chart:
-    """Layers with what all of them share; columns of names get axes of names."""
-    names = {
-        role: list(dict.fromkeys(data[role]))
-        for role in ("x", "y")
-        if role in data and data[role].dtype.kind not in "iufb"
-    }
-    spec: dict[str, Any] = {
-        "$schema": SCHEMA,
-        "height": HEIGHT,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "params": [{"name": "hidden", "value": []}],
-        "transform": [{"filter": "indexof(hidden, datum.series) < 0"}] if by else [],
-        "encoding": _nominal(shared, names),
-        "layer": [{**one, "encoding": _nominal(one["encoding"], names)} for one in layers],
-    }
-    return Chart(title, spec, data, headings, formats, by)
-
-
-def _nominal(encoding: Mapping[str, Any], names: Mapping[str, list[str]]) -> dict[str, Any]:
-    changed = dict(encoding)
-    for role in names.keys() & changed.keys():
-        if changed[role]["type"] == "quantitative":
-            look = {key: value for key, value in changed[role]["axis"].items() if key != "format"}
-            look |= {"labelAngle": 0} if role == "x" else {"domain": False, "ticks": False}
-            # the order of the table: Vega would take that of the first layer, which may lack rows
-            sort = changed[role].get("sort", names[role])
-            field = {"field": changed[role]["field"], "type": "nominal", "sort": sort}
-            changed[role] = field | {"axis": look}
-    return changed
-
-
-def _with_rows(chart: Chart, y: Axis, data: pd.DataFrame, *, step: int = STEP) -> Chart:
-    """A height that fits the rows, if y has names."""
-    if not _named(data, y, "y"):
-        return chart
-    return _with_height(chart, 20 + step * data["y"].nunique())
-
-
-def _with_height(chart: Chart, height: int) -> Chart:
-    return replace(chart, spec={**chart.spec, "height": height})

@@ -109,7 +109,7 @@ def config() -> dict[str, Any]:
             "titleFontWeight": "normal",
             "titleFontSize": 12,
             "labelFontSize": 12,
-            "labelLimit": 130,
+            "labelLimit": 150,
             "gridColor": f"{PREFIX}grid",
             "domainColor": f"{PREFIX}muted",
             "tickColor": f"{PREFIX}muted",

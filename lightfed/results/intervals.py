@@ -14,7 +14,7 @@ import numpy as np
 
 from lightfed.results.groups import Group
 from lightfed.results.outcome import last, t_half_width
-from lightfed.results.run import Run, whole_number
+from lightfed.results.run import Run
 from lightfed.results.tables import readable
 from lightfed.results.units import direction, is_share, metric_text
 
@@ -180,14 +180,9 @@ def _final(group: Group, column: str) -> dict[int, float]:
         seed: value
         for run in each_seed_once(group.runs)
         if (seed := run.seed) is not None
-        and not _going_on(run)
+        and run.finished
         and math.isfinite(value := last(run.series(column)))
     }
-
-
-def _going_on(run: Run) -> bool:
-    planned = whole_number(run.environment.get("rounds")) or 0
-    return "finished" not in run.environment and run.last_round < planned
 
 
 def _signed(metric: str, value: float) -> str:
