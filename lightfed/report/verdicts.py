@@ -24,7 +24,6 @@ from lightfed.results.settings import gathered, options, variants
 from lightfed.results.tables import readable, text_table
 from lightfed.results.units import NOTHING, direction, is_share
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
-from lightfed.studies.pfedmoe.methods import UNSPOKEN
 
 KINDS = ("global", "local", "personal")
 NO_TERM = re.compile(r"(?!data\.(dataset|partition)\b)")
@@ -115,10 +114,8 @@ def verdicts_csv(found: Sequence[Contest]) -> str:
     """A line for each experiment, rival and metric; unknown values are empty."""
     lines = []
     for contest in found:
-        for own, rival in itertools.combinations(contest.columns, 2):
-            result = contest.paired(own, rival)
-            lines.append(_line(contest, own, rival, result))
-            lines.append(_line(contest, rival, own, result.mirrored))
+        for pair in itertools.combinations(contest.columns, 2):
+            lines += [_line(contest, own, rival) for own, rival in (pair, pair[::-1])]
     return pd.DataFrame(lines, columns=pd.Index(CSV_COLUMNS)).to_csv(index=False)
 
 
@@ -134,8 +131,9 @@ def verdicts_markup(found: Sequence[Contest]) -> list[str]:
     return [*made, part.paragraph(NOTE, "small")] if made else []
 
 
-def _line(contest: Contest, own: Group, rival: Group, result: Paired) -> tuple[object, ...]:
+def _line(contest: Contest, own: Group, rival: Group) -> tuple[object, ...]:
     """A line of the csv file."""
+    result = contest.paired(own, rival)
     seeds = (len(result.seeds), seeds_text(result.seeds), result.lacking(own.name, rival.name))
     names = (contest.data, contest.columns[own], own.name, rival.name, contest.columns[rival])
     return (*names, *seeds, result.difference, result.low, result.high, result.verdict)
@@ -149,7 +147,7 @@ def _meeting(group: Group) -> tuple[str, frozenset[tuple[str, str]]]:
 def _terms(group: Group) -> dict[str, str]:
     """The number of clients and the settings of the data set and its partition."""
     run = group.runs[0]
-    division = options(run.settings, but=NO_TERM, unspoken=UNSPOKEN)
+    division = options(run.settings, but=NO_TERM)
     return {"clients": str(run.num_clients)} | division
 
 

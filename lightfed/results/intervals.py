@@ -8,7 +8,7 @@ target has the resolution of the evaluations: the number of rounds between two o
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -52,18 +52,6 @@ class Paired:
         if math.isnan(self.low):
             return ALONE
         return BETTER if self.low > 0 else WORSE if self.high < 0 else UNDECIDED
-
-    @property
-    def mirrored(self) -> "Paired":
-        """The same comparison from the rival's side."""
-        return replace(
-            self,
-            own_only=self.rival_only,
-            rival_only=self.own_only,
-            difference=-self.difference,
-            low=-self.high,
-            high=-self.low,
-        )
 
     @property
     def interval(self) -> str:

@@ -32,14 +32,13 @@ def differences_figure(protocol: Protocol) -> Figure | None:
     """
     found = protocol.differences()
     baseline = protocol.best_other(protocol.ours)
-    if not found or baseline is None:
+    if found.empty or baseline is None:
         return None
     scale = 100.0 if is_share(protocol.metric) else 1.0
-    rows = [(k, scale * x.mean(), scale * x.min(), scale * x.max()) for k, x in found.items()]
-    table = pd.DataFrame(rows, columns=pd.Index(["client", "difference", "low", "high"]))
+    clients = (scale * found).groupby("client")
+    ends = {"low": clients.min(), "high": clients.max()} if clients.size().max() > 1 else {}
+    table = pd.DataFrame({"difference": clients.mean(), **ends}).reset_index()
     table["series"] = (table["difference"] >= 0).map({True: AHEAD, False: BEHIND})
-    if max(map(len, found.values())) < 2:
-        table = table.drop(columns=["low", "high"])
     unit = "percentage points" if is_share(protocol.metric) else readable(protocol.metric)
     y = Axis("difference", f"difference in {unit}", zero=True)
     by = Series.of("series", (AHEAD, BEHIND), OURS)
@@ -64,8 +63,7 @@ def costs_figure(protocol: Protocol, asked: float | None) -> Figure | None:
     table = pd.DataFrame(
         {"method": name, "bytes": cost.bytes, "flops": cost.flops} for name, cost in reached.items()
     )
-    places = {method.label: 0 for method in protocol.members}
-    by = Series("method", {name: place for place, name in enumerate(places)})
+    by = Series.of("method", [method.label for method in protocol.members])
     charts = []
     for column, label, unit in (("bytes", "bytes up and down", "B"), ("flops", "work", "FLOPs")):
         factor, scaled = unit_of(float(table[column].max()), unit)

@@ -6,6 +6,8 @@ divides them into three kinds, by how clients learn from each other, and gives a
 the best of all and over the best of its kind.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections import Counter
@@ -13,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, usual_metric
 from lightfed.results.intervals import Paired, paired
 from lightfed.results.outcome import reached_by_all, traffic, when_reached
-from lightfed.results.run import Floats, Run
+from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, variants
 from lightfed.results.units import direction
 
@@ -40,7 +43,6 @@ PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
 FREE = re.compile(r"model\.(algorithm(\.|$)|clients\.\d+\.name$|optimizer\.init_args\.lr$)")
 # arguments of pFedMoE that the paper does not have: a run with another value is an ablation
 PARTS = {"gate": "paper", "federate": "true"}
-UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
 
 @dataclass(frozen=True)
@@ -138,24 +140,15 @@ class Protocol(Study[Method]):
         """The target given, else the best value that all methods reached with every seed."""
         return reached_by_all(self.runs, self.column) if asked is None else asked
 
-    def differences(self) -> dict[int, Floats]:
-        """By client: (S,) how much pFedMoE's last evaluation beats that of the best baseline.
+    def differences(self) -> pd.Series[float]:
+        """By `seed` and `client`: how much pFedMoE's last evaluation beats the best baseline's.
 
-        S seeds were run with both; clients of different seeds have different data. Empty if
-        clients were not evaluated individually.
+        Clients of different seeds have different data. Empty if clients were not evaluated
+        individually.
         """
-        baseline = self.best_other(self.ours)
-        if baseline is None:
-            return {}
-        sign = direction(self.metric)
-        own, other = _by_seed(self.ours, self.metric), _by_seed(baseline, self.metric)
-        differences = [
-            (client, sign * (own[seed][client] - other[seed][client]))
-            for seed in own.keys() & other.keys()
-            for client in own[seed].keys() & other[seed].keys()
-        ]
-        found = gathered(sorted(differences, key=_client), _client)
-        return {client: np.array([more for _, more in pairs]) for client, pairs in found.items()}
+        baseline = self.best_other(self.ours) or self.ours
+        own, other = (_evaluated(method, self.metric) for method in (self.ours, baseline))
+        return direction(self.metric) * (own - other).dropna()
 
 
 def protocols(runs: Sequence[Run]) -> list[Protocol]:
@@ -177,7 +170,7 @@ def _method(group: Group) -> Method | None:
     name, kind = METHODS.get(run.algorithm, ("", ""))
     if not name or run.config is None:
         return None
-    found = options(run.settings, but=FREE, unspoken=UNSPOKEN)
+    found = options(run.settings, but=FREE)
     return Method(group, found, name, name, kind)
 
 
@@ -207,14 +200,8 @@ def _cost(run: Run, column: str, target: float) -> list[float]:
     return [when_reached(target, run.series(column), at, column) for at in spent]
 
 
-def _by_seed(method: Method, metric: str) -> dict[object, dict[int, float]]:
-    """The last evaluation of each client, by the seed of the run."""
-    return {
-        run.seed: {int(str(k)): v for k, v in run.evaluation[metric].dropna().items()}
-        for run in method.group.runs
-        if metric in run.client_metrics
-    }
-
-
-def _client(pair: tuple[int, float]) -> int:
-    return pair[0]
+def _evaluated(method: Method, metric: str) -> pd.Series[float]:
+    """The last evaluation by `seed` and `client`."""
+    runs = [run for run in method.group.runs if metric in run.client_metrics]
+    known = {run.seed: run.evaluation[metric] for run in runs}
+    return pd.concat(known or {0: pd.Series(dtype=float)}, names=["seed", "client"])
