@@ -84,7 +84,7 @@ def position(
 def cells(role: str, axis: Axis) -> dict[str, Any]:
     """The channel of a position among cells."""
     look = {"title": axis.heading, "labelAngle": 0, "ticks": False, "domain": False, "grid": False}
-    look |= {"labelOverlap": "greedy", "labelSeparation": 4}
+    look |= {"labelOverlap": "parity", "labelSeparation": 4}
     sort = list(axis.names) or None
     return {"field": role, "type": "ordinal", "sort": sort, "axis": look}
 

@@ -31,7 +31,7 @@ def notes(protocol: Protocol, asked: float | None) -> list[str]:
     source = "what all methods reached in every seed" if asked is None else "as asked"
     return [
         f"Final {readable(protocol.metric)}: each client's model on its own test samples, mean "
-        "over the clients (+- sample standard deviation over seeds); the best has a star. Gains in "
+        "over the clients with the sample deviation over seeds; the best has a star. Gains in "
         f"{points}, seed by seed; in brackets their {INTERVAL}, which needs two seeds. {CHOSEN}",
         "Kinds as in section 2.1 of the paper of pFedMoE. Rounds, bytes (up and down) and FLOPs of "
         f"all clients until the target, {source}, was first measured: mean over the seeds, a dash "
