@@ -114,8 +114,6 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
 
 
 def _command_line(arguments: list[str] | None) -> None:
-    import warnings
-
     import yaml  # type: ignore[import-untyped]
     from jsonargparse import ArgumentError, Namespace, set_parsing_settings
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -128,16 +126,7 @@ def _command_line(arguments: list[str] | None) -> None:
 
     imports_end()
     set_parsing_settings(add_print_completion_argument=True)
-    # Tips, and advice for runs that are not federations.
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", module="jsonargparse")
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", message=".*srun.*|.*treespec.*")
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
-    warnings.filterwarnings("ignore", message="Initializing zero-element tensors.*")
-    warnings.filterwarnings("ignore", message="There is a performance drop.*")
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    _silence()
 
     sections = {"trainer": PreviewTrainer, "model": Federation, "data": FederatedDataModule}
     words = sys.argv[1:] if arguments is None else arguments
@@ -215,6 +204,21 @@ def _command_line(arguments: list[str] | None) -> None:
         parser_kwargs={"prog": "lightfed", **options} | dict.fromkeys(commands, options),
         args=arguments,
     )
+
+
+def _silence() -> None:
+    """Hide tips and warnings of libraries for runs that are not federations."""
+    import warnings
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="jsonargparse")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=".*srun.*|.*treespec.*")
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
+    warnings.filterwarnings("ignore", message="Initializing zero-element tensors.*")
+    warnings.filterwarnings("ignore", message="There is a performance drop.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
 
 def _check_values(options: Any, sections: dict[str, type]) -> None:

@@ -76,11 +76,9 @@ class Resident(ABC):
         home: of the split: the device, or the CPU.
     """
 
-    def __init__(
-        self, y: Tensor, *, device: torch.device, sample_bytes: int, home: torch.device
-    ) -> None:
-        self.device, self.home = device, home
-        self.y = y.to(home)
+    def __init__(self, y: Tensor, *, device: torch.device, sample_bytes: int, held: bool) -> None:
+        self.device, self.home = device, device if held else torch.device("cpu")
+        self.y = y.to(self.home)
         self._sample_bytes = sample_bytes  # of x in a batch
         self._gather_bytes = _GATHER_BYTES.get(device.type, _GATHER_BYTES["cpu"])
 

@@ -50,8 +50,8 @@ class ResidentSplit(Resident):
             float_limit: most bytes of a split that is stored as normalised float32.
         """
         shape = samples.x.shape[1:]
-        home, size = device if held else torch.device("cpu"), 4 * shape.numel()
-        super().__init__(samples.y, device=device, sample_bytes=size, home=home)
+        size = 4 * shape.numel()
+        super().__init__(samples.y, device=device, sample_bytes=size, held=held)
         self._held = held
         self._last = channels_last and samples.x.dim() == 4
         self._flip = train and transform.flip
@@ -59,7 +59,7 @@ class ResidentSplit(Resident):
         self._erase = transform.erase if train else 0.0
         self._beyond = self._padding > 0 and transform.padding == "mean"
         self._size: Size = (shape[1], shape[2]) if len(shape) == 3 else (0, 0)
-        x = samples.x.to(home)
+        x = samples.x.to(self.home)
         shift, scale = (constant.to(device) for constant in _constants(transform, x))
         # Useless with a crop: converting a copy costs no more than copying 4 times the bytes.
         self._ready = held and not self._padding and 4 * x.numel() <= float_limit
@@ -155,10 +155,9 @@ class ResidentTokens(Resident):
         self, samples: Samples, *, device: torch.device, windows: bool, held: bool = True
     ) -> None:
         self._dtype = torch.int64 if windows else torch.float32
-        home, size = device if held else torch.device("cpu"), samples.x.shape[1]
-        size *= self._dtype.itemsize
-        super().__init__(samples.y, device=device, sample_bytes=size, home=home)
-        self._tokens = samples.x.to(home)
+        size = samples.x.shape[1] * self._dtype.itemsize
+        super().__init__(samples.y, device=device, sample_bytes=size, held=held)
+        self._tokens = samples.x.to(self.home)
         self._windows = windows
 
     @override
@@ -189,11 +188,10 @@ class ResidentFunctions(Resident):
         train: bool,
         held: bool = True,
     ) -> None:
-        home = device if held else torch.device("cpu")
         self._plain, self._augmented = functions.test, functions.train if train else functions.test
         size = 4 * transformed(samples.x[:1], self._plain, None).numel()
-        super().__init__(samples.y, device=device, sample_bytes=size, home=home)
-        self._x = samples.x.to(home)
+        super().__init__(samples.y, device=device, sample_bytes=size, held=held)
+        self._x = samples.x.to(self.home)
         self._last = channels_last
 
     @override

@@ -29,6 +29,11 @@ def require(fits: bool, key: str, found: object, fix: str) -> None:
         raise UserError(key, f"{found}", fix)
 
 
+def reason(error: BaseException) -> str:
+    """The type and the text of an error, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class DiskError(UserError):
     """A run cannot write to its folder; the complete files there are intact."""
 

@@ -37,6 +37,7 @@ class CINIC10(Dataset):
 
     classes = CIFAR10.classes
     input_shape = (3, 32, 32)
+    keeps = True
 
     def __init__(self, root: str, *, augment: bool = True) -> None:
         """Read CINIC-10.
@@ -52,11 +53,6 @@ class CINIC10(Dataset):
     @override
     def transform(self) -> Transform:
         return _TRANSFORM if self.augment else _TRANSFORM.fixed()
-
-    @override
-    def fetch(self) -> None:
-        for split in ("train", "test"):
-            self.load(split)
 
     @override
     def load(self, split: Split) -> Samples:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightfed.data.datasets.transforms import Functions
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, reason
 from lightfed.utils.recorded import Recorded
 
 KEY = "data.dataset.init_args"
@@ -100,12 +100,15 @@ class Dataset(Recorded, ABC):
         input_shape: of one sample, for example (1, 28, 28).
         synthetic: whether the samples are generated; every report then says so.
         task: what a model predicts: the class, or the tokens of a window.
+        keeps: whether `load` keeps prepared samples in the cache folder, where the other processes
+            of a node find them.
     """
 
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     synthetic: bool = False
     task: Task = "classification"
+    keeps: bool = False
 
     @property
     def name(self) -> str:
@@ -126,6 +129,9 @@ class Dataset(Recorded, ABC):
 
     def fetch(self) -> None:
         """Download or prepare files; called in one process per node, before all others load."""
+        if self.keeps:
+            self.load("train")
+            self.load("test")
 
     @abstractmethod
     def load(self, split: Split) -> Samples:
@@ -149,5 +155,4 @@ def missing(expected: Path, *, holds: str) -> UserError:
 
 def unreadable(path: Path, error: Exception, *, fix: str = "fetch it again") -> UserError:
     """The error for a file or folder that cannot be read, with the reason on one line."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return UserError(f"{KEY}.root", f"{path} cannot be read ({reason})", fix)
+    return UserError(f"{KEY}.root", f"{path} cannot be read ({reason(error)})", fix)

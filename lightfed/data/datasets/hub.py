@@ -23,6 +23,8 @@ class Hub(Dataset):
     What is prepared is kept in the cache folder, so that the samples may be larger than memory.
     """
 
+    keeps = True
+
     def __init__(
         self,
         path: str,
@@ -114,11 +116,6 @@ class Hub(Dataset):
             found = moments(self._samples("train"))
             mean, std = mean or found[0], std or found[1]
         return Transform(mean, std, self.crop_padding, self.flip)
-
-    @override
-    def fetch(self) -> None:
-        self.load("train")
-        self.load("test")
 
     @override
     def load(self, split: Split) -> Samples:

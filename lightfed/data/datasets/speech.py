@@ -58,6 +58,7 @@ class SpeechCommands(Dataset):
 
     input_shape = logmel.SHAPE
     transform = logmel.NORMALISE
+    keeps = True
 
     def __init__(
         self,
@@ -82,12 +83,6 @@ class SpeechCommands(Dataset):
         commands = (*_COMMANDS, "unknown", "silence")
         self.classes = commands if protocol == "commands" else _WORDS[version]
         self.synthetic = (self._folder / SYNTHETIC).is_file()
-
-    @override
-    def fetch(self) -> None:
-        """Compute the pictures; the other processes of the node find them in the cache."""
-        self.load("train")
-        self.load("test")
 
     @override
     def load(self, split: Split) -> Samples:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.data.datasets.dataset import KEY
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 _FORMATS = {
@@ -48,12 +48,12 @@ def open_table(
         return _open(local if local.exists() else None, path, split, name)
     except Exception as error:  # a format can raise anything
         cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None
-        reason = " ".join(f"{type(cause or error).__name__}: {cause or error}".split())
-        if re.search("split|instruction", reason) and isinstance(error, (KeyError, ValueError)):
+        why = reason(cause or error)
+        if re.search("split|instruction", why) and isinstance(error, (KeyError, ValueError)):
             fix = "name one that there is, or part of one, as `train[:80%]`"
-            raise UserError(f"{KEY}.{key}", f"{path} has no {split!r} ({reason})", fix) from error
+            raise UserError(f"{KEY}.{key}", f"{path} has no {split!r} ({why})", fix) from error
         fix = "check the name; without a network, give a path, or a name that is in the cache"
-        raise UserError(f"{KEY}.{root}", f"{path} cannot be loaded ({reason})", fix) from error
+        raise UserError(f"{KEY}.{root}", f"{path} cannot be loaded ({why})", fix) from error
 
 
 def texts_of(folder: Path, split: str, *columns: str) -> list[list[Any]]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform, moments
 from lightfed.data.datasets.transforms import Functions, steps, transformed
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 
 
 class FromTorch(Dataset):
@@ -69,7 +69,7 @@ class FromTorch(Dataset):
             try:
                 shapes.append(tuple(transformed(first, function, None).shape[1:]))
             except Exception as error:  # of the user's function
-                found = " ".join(f"fails for sample 0 ({type(error).__name__}: {error})".split())
+                found = f"fails for sample 0 ({reason(error)})"
                 fix = "it is given a tensor, (C, H, W) for images"
                 raise UserError(f"{KEY}.{key}_transform", found, fix) from error
         found = f"gives the shape {shapes[1]}, test_transform {shapes[0]}"
@@ -134,9 +134,9 @@ def _read(source: Any, split: str) -> Samples:
             if float(y) != int(y):
                 raise ValueError(f"its class is {float(y)}")
         except Exception as error:  # of the user's data set
-            found = f"sample {number} cannot be used ({type(error).__name__}: {error})"
+            found = f"sample {number} cannot be used ({reason(error)})"
             fix = "a sample is a pair of tensors of one shape, and whole numbers"
-            raise UserError(key, " ".join(found.split()), fix) from error
+            raise UserError(key, found, fix) from error
         samples.append(x)
         labels.append(int(y))
     require(bool(samples), key, "it is empty", "give samples")

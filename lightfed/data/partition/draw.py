@@ -28,7 +28,7 @@ from lightfed.data.partition.matching import (
 )
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.rng import numpy_generator
 
 PersonalTest = Literal["match", "disjoint", "random", "split", "labels"]
@@ -128,8 +128,7 @@ class Partition:
             digest, meta = str(content.pop("digest")), json.loads(str(content.pop("meta")))
             partition = cls(**content, meta=meta)
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(str(path), f"not a partition ({reason})", "remove it") from error
+            raise UserError(str(path), f"not a partition ({reason(error)})", "remove it") from error
         matches = partition.digest == digest
         require(matches, str(path), "its content does not match its digest", "remove it")
         return partition

@@ -18,7 +18,7 @@ from lightfed.local.session import Known, LocalSession, PendingReport, Report, R
 from lightfed.models.build import blank
 from lightfed.state.costs import MaskedFlops
 from lightfed.state.rows import Row
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, reason
 from lightfed.utils.rng import derive_seed, seed_default_generators
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class AroundSessions:
             log.warning("the session of client %d failed", client, exc_info=error)
             self._explained = True  # later failures get one line each
         state.session.abandon()
-        return " ".join(f"{type(error).__name__}: {error}".split())
+        return reason(error)
 
     def forget_tests(self, clients: Collection[int]) -> None:
         """Discard tests of sessions that are run again."""
@@ -201,7 +201,7 @@ class AroundSessions:
             raise
         except Exception as error:
             session.forget()
-            return Report(client, 0, error=" ".join(f"{type(error).__name__}: {error}".split()))
+            return Report(client, 0, error=reason(error))
         report.metrics = reported(report.metrics)
         return report
 
