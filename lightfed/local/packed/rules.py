@@ -24,7 +24,7 @@ from lightfed.local.session import Autocast, Runtime
 from lightfed.models.build import DataSpec, blank
 from lightfed.state.costs import activation_bytes
 from lightfed.state.rows import Row
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, reason
 
 SideBySide = Literal["auto", "off"] | int
 
@@ -155,13 +155,13 @@ class Packed:
     ) -> Packing:
         if self.side_by_side == "off":
             return Packing(reason="model.side_by_side: off")
-        reason = _unfit(state, algorithm, scaled=runtime.scaler is not None)
-        if not reason and self.side_by_side == "auto":
-            reason = _unprofitable(state, data.batch_size, share * state.group.count)
+        why = _unfit(state, algorithm, scaled=runtime.scaler is not None)
+        if not why and self.side_by_side == "auto":
+            why = _unprofitable(state, data.batch_size, share * state.group.count)
         starts = type(algorithm).session_start is not Hooks.session_start
-        reason = reason or _fails(state, data, runtime.forward_context, starts=starts)
-        if reason:
-            return Packing(reason=reason)
+        why = why or _fails(state, data, runtime.forward_context, starts=starts)
+        if why:
+            return Packing(reason=why)
         pulls = type(algorithm).proximal is not Hooks.proximal
         packed = packed_stepper(stepper, state.live.trainable, pulls=pulls)
         if isinstance(packed, str):
@@ -277,7 +277,7 @@ def _fails(state: GroupState, data: DataSpec, context: Autocast | None, *, start
     except UserError:
         raise
     except Exception as error:  # whatever a user's step does that vmap cannot follow
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return reason(error)[:200]
     finally:
         module.train(mode)
     return ""
