@@ -1,10 +1,9 @@
 # Settings of your cluster. Copy this file to slurm/site.sh and keep the lines that you need. The
-# scripts read that file on the first node of a job, before they start anything. Without it they use
-# .venv if it exists. git ignores slurm/site.sh. Put no passwords or tokens here.
+# scripts read that file on the first node of a job, before they start anything. They use .venv if it
+# exists, unless the file puts another environment in front. git ignores slurm/site.sh. Put no passwords or tokens here.
 
-# The environment that lightfed is installed in: one of these.
+# The environment that lightfed is installed in, unless it is .venv: one of these.
 # module purge && module load python/3.12 cuda/12.8
-# source .venv/bin/activate
 # source ~/miniforge3/bin/activate lightfed
 
 # Flags of every sbatch on this cluster (partition, account) belong in your shell instead:

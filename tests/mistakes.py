@@ -238,6 +238,9 @@ FILES = [
     Case("--config", "expected one argument", words=["--config"]),
     Case("--trainer.max_epochs", "expected one argument", words=["--trainer.max_epochs"]),
     Case("extra", "no such key", words=["extra"]),
+    Case(
+        "model.local_epoch", "did you mean model.local_epochs", words=["--model.local_epoch", "3"]
+    ),
     Case("subcommand", "'train' (choose from 'fit'", command="train"),
 ]
 
@@ -333,10 +336,16 @@ DATA = [
           named="data.dataset.init_args.root"),
     edit("data.dataset", of_class("MNIST", root="corrupt"), "cannot be read",
           named="data.dataset.init_args.root"),
+    edit("data.dataset", of_class("Digits", image_size=1_000_000), "GiB of memory",
+         named="data.dataset.init_args.image_size"),
     edit("data.dataset", of_class("Digits", image_size=0), "0 pixels",
           named="data.dataset.init_args.image_size"),
     Case("data.last_batch", "a single sample", {"data.batch_size": 4, **hidden(4, 4, 4, 4)}),
     Case("data.batch_size", "single samples", {"data.batch_size": 1, **hidden(4, 4, 4, 4)}),
+    Case("data.batch_size", "single samples",
+         {"data.batch_size": 1, "model.local_steps": 2, **hidden(4, 4, 4, 4)}),
+    Case("data.batch_size", "single samples",
+         {"data.batch_size": 1, "trainer.limit_train_batches": 2, **hidden(4, 4, 4, 4)}),
     Case("data.chunks", "trains on a single sample", {
         "data.chunks": 400, "data.partition": "Iid", **hidden(4, 4, 4, 4),
     }),

@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from lightfed.cli import command_line
+from lightfed.distributed.collectives import Ranks
 from lightfed.engine.federation import Federation
 from lightfed.engine.setup import attach_sessions
 from lightfed.local.client_group import GroupState, group_names
@@ -42,6 +43,7 @@ class Groups:
         self.algorithm, self.clients, self.data = model.algorithm, model.num_clients, data
         self.work = options["work"]
         self.masks = None
+        self.ranks, self.seed = Ranks(CPU), model.seed
         self.groups = [
             GroupState(
                 group,

@@ -142,12 +142,13 @@ def fleet_of(
     side_by_side: SideBySide = "auto",
     precision: Autocast | None = None,
     host_rows: bool = False,
+    device: torch.device = CPU,
     **work: Any,
 ) -> Fleet:
     """A fleet with its sessions attached, as `Federation.setup` makes it, without a Trainer."""
-    data.prepare(clients=sum(c.count for c in groups), seed=seed, device=CPU, folder=None)
+    data.prepare(clients=sum(c.count for c in groups), seed=seed, device=device, folder=None)
     fleet = Fleet(
-        groups, algorithm, data, ranks=Ranks(CPU), work=LocalWork(**work), seed=seed,
+        groups, algorithm, data, ranks=Ranks(device), work=LocalWork(**work), seed=seed,
         accumulate=accumulate, host_rows=host_rows,
     )  # fmt: skip
     runtime = Runtime(forward_context=precision, clipping=Clipping(clip) if clip else None)

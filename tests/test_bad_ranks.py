@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +12,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 
 from lightfed.cli.command_line import USAGE_ERROR, main
 from lightfed.testing.processes import start, status_of
+from tests.comm.test_starting import gone
 from tests.mistakes import PARTITION, Case, edit
 
 TWO_RANKS = ["--trainer.devices", "2"]
@@ -30,18 +30,7 @@ def _environment(**variables: str) -> dict[str, str]:
     return inherited | {"OMP_NUM_THREADS": "1"} | variables
 
 
-def _group_is_gone(leader: int) -> bool:
-    """Whether the last process of a session has ended; waits for those on their way out."""
-    limit = time.monotonic() + SECONDS
-    while time.monotonic() < limit:
-        try:
-            os.killpg(leader, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
-
-
+@pytest.mark.matrix
 def test_ranks_that_lightning_launches_leave_together(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "lightfed", *IMPOSSIBLE.write(tmp_path), *TWO_RANKS]
     process = subprocess.Popen(
@@ -52,7 +41,7 @@ def test_ranks_that_lightning_launches_leave_together(tmp_path: Path) -> None:
     assert process.returncode == USAGE_ERROR, errors
     assert len(errors.splitlines()) == 1, errors
     assert errors.startswith(f"lightfed: error: {PARTITION}.min_size: 3 clients x min_size 1000")
-    assert _group_is_gone(process.pid)
+    assert gone(-process.pid)  # the whole group
     assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
 
 

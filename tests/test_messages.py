@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
 from lightfed.cli import catalog
-from lightfed.cli.errors import ABSENT, accepted, class_error, lightning_error, parser_error
+from lightfed.cli.errors import ABSENT, accepted, class_error, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.previews.trainer import PreviewTrainer
@@ -162,14 +162,14 @@ def test_a_class_s_own_error_has_the_key_of_its_argument(name: str) -> None:
     ],
 )
 def test_lightning_s_own_errors(error: Exception, key: str, fragment: str) -> None:
-    found = lightning_error(error)
+    found = run_error(error)
     assert found is not None
     assert found.key == key
     assert fragment in str(found)
 
 
 def test_an_error_of_the_program_is_not_explained_away() -> None:
-    assert lightning_error(RuntimeError("shape mismatch")) is None
+    assert run_error(RuntimeError("shape mismatch")) is None
 
 
 def test_an_error_survives_the_way_between_processes() -> None:

@@ -121,10 +121,9 @@ def kinds(sweep: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda path: path.name)
-def test_the_first_and_the_last_line_parse(sweep: Path, parser: ArgumentParser) -> None:
-    found = kinds(sweep)
-    for words in (found[0], found[-1]):
-        assert parser.parse_args(words).subcommand == "fit", words
+def test_the_last_line_parses(sweep: Path, parser: ArgumentParser) -> None:
+    words = kinds(sweep)[-1]
+    assert parser.parse_args(words).subcommand == "fit", words
 
 
 @pytest.mark.matrix

@@ -24,7 +24,7 @@ def by_chunks(
     out: Tensor,
     rows: Sequence[Tensor],
     masks: Sequence[Tensor],
-    receivers: Tensor | None,
+    receivers: Sequence[Tensor],
     first: Tensor,
     index: Tensor,
     weights: Tensor | None,
@@ -42,7 +42,7 @@ def by_chunks(
     chunk = min(CHUNK, size, max(ALIGNMENT, room))
     senders = _Senders(rows, masks, again=again, chunk=chunk)
     means = _Means(senders, counted=bool(masks) and not over_neighbours, chunk=chunk)
-    kept = None if receivers is None else [as_bytes(row) for row in receivers]
+    kept = [as_bytes(row) for row in _rows.each_row(receivers)]
     sums = np.empty(chunk, senders.wide)
     for begin in range(0, size, chunk):
         end = min(begin + chunk, size)
@@ -53,7 +53,7 @@ def by_chunks(
             rounded = part.dtype == torch.bfloat16
             total = sums[: end - begin] if rounded else part.numpy()
             means.write(total, chosen, shares[r])
-            if kept is not None:
+            if kept:
                 integers = total.view(senders.table.dtype)
                 stay = senders.select(kept[r][begin // 8 : end // 8])
                 np.bitwise_and(integers, stay, out=integers)

@@ -54,19 +54,6 @@ def weighted_mean_torch(out: Tensor, rows: Sequence[Tensor], weights: Tensor) ->
         out[begin:end].copy_(total.div_(weight))
 
 
-def server_step_torch(
-    z: Tensor, rows: Sequence[Tensor], weights: Tensor, lr: float, normalise: bool
-) -> None:
-    for _, begin, end, total, weight in _sums(rows, *one_job(rows, z.shape[0]), weights):
-        _move(z[begin:end], total, weight, lr, normalise)
-
-
-def server_finish_torch(z: Tensor, sums: Tensor, total: Tensor, lr: float, normalise: bool) -> None:
-    weight = _shares(total)[0]
-    for begin, end in _chunks(0, z.shape[0], z):
-        _move(z[begin:end], sums[begin:end], weight, lr, normalise)
-
-
 def one_job(rows: Sequence[Tensor], size: int) -> tuple[Tensor, Tensor]:
     """All rows over all columns, as jobs and members."""
     count = count_rows(rows)
@@ -112,16 +99,6 @@ def _spread(
     for member in chosen:
         part = rows[member][begin:end]
         part.copy_(torch.where(weight > 0, mean, part) if isinstance(weight, Tensor) else mean)
-
-
-def _move(z: Tensor, total: Tensor, weight: Share, lr: float, normalise: bool) -> None:
-    old = z.to(torch.float64)
-    if not normalise:
-        z.copy_(old - lr * (weight * old - total))
-    elif isinstance(weight, Tensor):
-        z.copy_(torch.where(weight > 0, old - lr * (old - total / weight), old))
-    elif weight > 0:
-        z.copy_(old - lr * (old - total / weight))
 
 
 def _shares(weights: Tensor) -> list[float] | list[Tensor]:

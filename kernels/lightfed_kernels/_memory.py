@@ -37,10 +37,6 @@ def _spans(name: str, tensors: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray
     """The first byte of every non-empty row, and the first byte after it."""
     kept = [tensor for tensor in tensors if tensor.numel()]
     begins = addresses(name, kept)
-    lengths = [
-        np.full(
-            tensor.shape[0] if tensor.dim() == 2 else 1, tensor.shape[-1] * tensor.element_size()
-        )
-        for tensor in kept
-    ]
-    return begins, begins + (np.concatenate(lengths) if lengths else np.empty(0, np.int64))
+    lengths = [tensor.shape[-1] * tensor.element_size() for tensor in kept]
+    counts = [tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in kept]
+    return begins, begins + np.repeat(np.array(lengths, np.int64), counts)

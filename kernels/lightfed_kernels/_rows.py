@@ -5,6 +5,7 @@ contiguous and start at a multiple of 16 bytes, so that a kernel can move 16 byt
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -128,13 +129,15 @@ def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np
     Raises:
         ValueError: a row does not start at a multiple of so many bytes.
     """
-    parts = [
-        tensor.data_ptr()
-        + np.arange(tensor.shape[0] if tensor.dim() == 2 else 1, dtype=np.int64)
-        * (tensor.stride(0) * tensor.element_size() if tensor.dim() == 2 else 0)
-        for tensor in tensors
-    ]
-    table = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    begins: list[int] = []
+    for tensor in tensors:
+        first = tensor.data_ptr()
+        if tensor.dim() == 2:
+            bytes_apart = tensor.stride(0) * tensor.element_size()
+            begins += [first + i * bytes_apart for i in range(tensor.shape[0])]
+        else:
+            begins.append(first)
+    table = np.array(begins, np.int64)
     if (table % multiple).any():
         row = int(np.flatnonzero(table % multiple)[0])
         raise ValueError(
@@ -147,6 +150,16 @@ def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np
 def to_device(table: np.ndarray, device: torch.device) -> Tensor:
     """A small table on the device; the host does not wait for the copy."""
     return torch.from_numpy(np.ascontiguousarray(table)).to(device, non_blocking=True)
+
+
+def resident(table: np.ndarray, device: torch.device) -> Tensor:
+    """A table on the device that is copied once: rows mostly stay where they are."""
+    return _resident(table.tobytes(), device)
+
+
+@lru_cache(maxsize=256)
+def _resident(table: bytes, device: torch.device) -> Tensor:
+    return to_device(np.frombuffer(table, np.int64).copy(), device)
 
 
 def check_grid(name: str, programs: int) -> None:

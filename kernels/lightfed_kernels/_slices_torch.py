@@ -82,7 +82,7 @@ def merge_torch(
     fixed: bool,
 ) -> None:
     """Takes the operator's arguments, as do the functions below."""
-    tensors, levels, first, totals, label_words, label_totals = tables
+    tensors, levels, first, _, totals, label_words, label_totals = tables
     local = _Local(rows, first, weights, label_words)
     counts = _Counts(totals, label_totals)
     scratch = torch.empty(0, dtype=torch.int64 if fixed else torch.float64, device=out.device)
@@ -100,14 +100,14 @@ def merge_torch(
 def sum_torch(
     partial: Tensor, rows: Sequence[Tensor], tables: Sequence[Tensor], weights: Tensor
 ) -> None:
-    tensors, levels, first, _, label_words, _ = tables
+    tensors, levels, first, _, _, label_words, _ = tables
     local = _Local(rows, first, weights, label_words)
     for piece in _pieces(tensors, levels, _chunk(partial.device)):
         local.add(piece, piece.of(partial))
 
 
 def finish_torch(out: Tensor, partial: Tensor, tables: Sequence[Tensor]) -> None:
-    tensors, levels, _, totals, _, label_totals = tables
+    tensors, levels, _, _, totals, _, label_totals = tables
     counts = _Counts(totals, label_totals)
     for piece in _pieces(tensors, levels, _chunk(out.device)):
         if counts.covers(piece):

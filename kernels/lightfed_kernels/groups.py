@@ -96,6 +96,8 @@ def grouped_mean_(rows: _rows.Rows, groups: Groups, weights: Weights | None = No
     A member of weight 0 does not contribute to a mean but receives it; a job of total weight 0
     keeps its rows. Sums are held in float64, see `means`. Columns outside all jobs keep their bits.
 
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
+
     Args:
         rows: x, (clients, P), or a sequence of rows whose lengths may differ.
         groups: the jobs, built for rows of these lengths.
@@ -113,6 +115,8 @@ def grouped_sum(rows: _rows.Rows, groups: Groups, weights: Weights | None = None
 
     Sums of all ranks are added up by the caller and go to `grouped_spread_`. Arguments and errors
     as `grouped_mean_`.
+
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
     """
     given, shares = _checked(rows, groups, weights)
     sums = torch.empty(groups.columns, dtype=torch.float64, device=groups.tiles.device)
@@ -122,6 +126,8 @@ def grouped_sum(rows: _rows.Rows, groups: Groups, weights: Weights | None = None
 
 def grouped_spread_(rows: _rows.Rows, sums: Tensor, groups: Groups, totals: Weights) -> None:
     """x_k[start:stop] <- sums / totals of every job, for this rank's members, in place.
+
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
 
     Args:
         rows: this rank's, as `grouped_mean_` takes them.

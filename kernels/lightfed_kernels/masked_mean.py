@@ -28,7 +28,7 @@ def masked_mean(
     neighbours: Neighbours,
     *,
     masks: _rows.Rows | None = None,
-    receivers: Tensor | None = None,
+    receivers: _rows.Rows | None = None,
     over: Over = "covered",
     out: Tensor | None = None,
 ) -> Tensor:
@@ -41,11 +41,14 @@ def masked_mean(
     bfloat16 rows are summed in float32, float64 rows in float64, in the order of the lists. The
     result is the same on all backends, except for the rounding of weighted products.
 
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
+
     Args:
         rows: x, (senders, P) or a sequence of rows; columns may be cut at multiples of 32.
         neighbours: those of every receiver, and their weights w.
         masks: m, packed words of 32 bits, (senders, P / 32) or a sequence; None covers everything.
-        receivers: c, packed words (R, P / 32): what a receiver keeps; None keeps everything.
+        receivers: c, packed words, (R, P / 32) or a sequence: what a receiver keeps; None keeps
+            everything.
         over: whether to divide the sum by the weights that cover an element, or by all.
         out: (R, P) for the result; it may be a block of columns of a larger matrix and must not
             share memory with `rows`.
@@ -68,15 +71,17 @@ def masked_mean(
         _check_senders("masks", mask_list, neighbours)
         for mask in mask_list:
             _rows.check_words("masks", mask, size=size)
+    kept_list = [] if receivers is None else _rows.as_list(receivers)
     if receivers is not None:
-        _rows.check_words("receivers", receivers, size=size)
-        _check_matrix("receivers", receivers, neighbours.receivers)
+        _check_receivers("receivers", kept_list, neighbours)
+        for words in kept_list:
+            _rows.check_words("receivers", words, size=size)
     if out is None:
         out = torch.empty(neighbours.receivers, size, dtype=like.dtype, device=like.device)
-    _check_out(out, like, neighbours.receivers)
-    _rows.check_one_device(rows=row_list, masks=mask_list, receivers=receivers, out=out)
+    _check_out(out, like, neighbours)
+    _rows.check_one_device(rows=row_list, masks=mask_list, receivers=kept_list, out=out)
     _masked_mean(
-        out, row_list, mask_list, receivers, neighbours.first, neighbours.index,
+        out, row_list, mask_list, kept_list, neighbours.first, neighbours.index,
         neighbours.weights, over == "neighbours",
     )  # fmt: skip
     return out
@@ -124,7 +129,7 @@ def _masked_mean(
     out: Tensor,
     rows: Sequence[Tensor],
     masks: Sequence[Tensor],
-    receivers: Tensor | None,
+    receivers: Sequence[Tensor],
     first: Tensor,
     index: Tensor,
     weights: Tensor | None,
@@ -154,7 +159,7 @@ def _by_expression(
     out: Tensor,
     rows: Sequence[Tensor],
     masks: Sequence[Tensor],
-    receivers: Tensor | None,
+    receivers: Sequence[Tensor],
     first: Tensor,
     index: Tensor,
     weights: Tensor | None,
@@ -162,6 +167,7 @@ def _by_expression(
 ) -> None:
     """Whole rows at a time, because launches are what costs on a GPU."""
     every_row, every_mask = _rows.each_row(rows), _rows.each_row(masks)
+    every_kept = _rows.each_row(receivers)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     shares = None if weights is None else weights.to(out.device, wide, non_blocking=True)
     for r, (begin, end) in enumerate(pairwise(first.tolist())):
@@ -172,7 +178,7 @@ def _by_expression(
         mean = masked_mean_expression(
             [every_row[k] for k in chosen],
             [every_mask[k] for k in chosen] if masks else None,
-            None if receivers is None else receivers[r],
+            every_kept[r] if every_kept else None,
             weights=None if shares is None else shares[begin:end],
             over="neighbours" if over_neighbours else "covered",
         )
@@ -185,16 +191,18 @@ def _check_senders(name: str, tensors: Sequence[Tensor], neighbours: Neighbours)
         raise ValueError(f"{name}: {found} rows; neighbours is built for {neighbours.senders}")
 
 
-def _check_matrix(name: str, tensor: Tensor, receivers: int) -> None:
-    if tensor.dim() != 2 or tensor.shape[0] != receivers:
+def _check_receivers(name: str, tensors: Sequence[Tensor], neighbours: Neighbours) -> None:
+    found = _rows.count_rows(tensors)
+    if found != neighbours.receivers:
         raise ValueError(
-            f"{name}: of shape {list(tensor.shape)}; one row for each of {receivers} receivers "
-            "is needed"
+            f"{name}: {found} rows; one for each of {neighbours.receivers} receivers is needed"
         )
 
 
-def _check_out(out: Tensor, like: Tensor, receivers: int) -> None:
+def _check_out(out: Tensor, like: Tensor, neighbours: Neighbours) -> None:
     _rows.check_row("out", out, size=like.shape[-1])
-    _check_matrix("out", out, receivers)
+    if out.dim() != 2:
+        raise ValueError(f"out: of shape {list(out.shape)}; a matrix is needed")
+    _check_receivers("out", [out], neighbours)
     if out.dtype != like.dtype:
         raise TypeError(f"out: {out.dtype} for rows of {like.dtype}")

@@ -17,7 +17,10 @@ CHUNK = 32768
 
 
 def pack_mask(mask: Tensor) -> Tensor:
-    """(.., P) bool -> (.., P / 32) int32: bit i of word w is `mask[.., 32 w + i]`."""
+    """(.., P) bool -> (.., P / 32) int32: bit i of word w is `mask[.., 32 w + i]`.
+
+    Can be captured in a CUDA graph.
+    """
     if mask.dtype != torch.bool:
         raise TypeError(f"mask: {mask.dtype}; a mask is bool")
     _rows.check_elements("mask", mask)
@@ -32,7 +35,10 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 
 def unpack_mask(words: Tensor) -> Tensor:
-    """(.., W) int32 -> (.., 32 W) bool: element 32 w + i is bit i of `words[.., w]`."""
+    """(.., W) int32 -> (.., 32 W) bool: element 32 w + i is bit i of `words[.., w]`.
+
+    Can be captured in a CUDA graph.
+    """
     _check_words(words)
     shape = (*words.shape[:-1], words.shape[-1] * ALIGNMENT)
     mask = torch.empty(shape, dtype=torch.bool, device=words.device)
@@ -41,7 +47,10 @@ def unpack_mask(words: Tensor) -> Tensor:
 
 
 def popcount(words: Tensor) -> Tensor:
-    """(.., W) int32 -> (..) int64: how many bits of a row are 1."""
+    """(.., W) int32 -> (..) int64: how many bits of a row are 1.
+
+    Can be captured in a CUDA graph.
+    """
     _check_words(words)
     count = torch.empty(words.shape[:-1], dtype=torch.int64, device=words.device)
     _popcount(count, words)
@@ -50,6 +59,8 @@ def popcount(words: Tensor) -> Tensor:
 
 def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
     """The covered values of a row (P,) in order, (nnz,): `row[mask]`.
+
+    Can be captured in a CUDA graph.
 
     Args:
         row: (P,), at a multiple of 16 bytes.
@@ -70,6 +81,8 @@ def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
 
 def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The inverse of `compress`: a row (P,) with the values in order where a bit is 1, 0 elsewhere.
+
+    Can be captured in a CUDA graph.
 
     Args:
         values: (nnz,), as many as there are bits; checked as in `compress`.
@@ -95,6 +108,8 @@ def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tenso
 
 def apply_mask_(rows: Tensor, words: Tensor) -> Tensor:
     """Set what a mask does not cover to zero in place, including NaN; returns `rows`.
+
+    Can be captured in a CUDA graph.
 
     Args:
         rows: (P,) or (clients, P).

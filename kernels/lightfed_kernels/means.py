@@ -1,4 +1,4 @@
-"""Weighted means of rows, and the server's step of FedBCD; whole, or as sums that ranks add up.
+"""Weighted means of rows; whole, or as sums that ranks add up.
 
 Sums over clients are held in float64 and rounded to the rows' type once. For whole-number weights
 the products are exact. So are the sums, unless the magnitudes of addends differ by more
@@ -15,8 +15,6 @@ from lightfed_kernels import _rows
 from lightfed_kernels._dispatch import backend, checking
 from lightfed_kernels._means_torch import (
     one_job,
-    server_finish_torch,
-    server_step_torch,
     sum_torch,
     weighted_mean_torch,
 )
@@ -27,6 +25,8 @@ Weights = Sequence[float] | Tensor
 
 def weighted_mean(rows: _rows.Rows, weights: Weights, *, out: Tensor | None = None) -> Tensor:
     """sum_k w_k x_k / sum_k w_k, (P,): FedAvg's server.
+
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
 
     Args:
         rows: x, (clients, P) or a sequence of rows.
@@ -47,62 +47,18 @@ def weighted_mean(rows: _rows.Rows, weights: Weights, *, out: Tensor | None = No
 
 
 def weighted_sum(rows: _rows.Rows, weights: Weights) -> Tensor:
-    """sum_k w_k x_k in float64, (P,): one rank's part of a mean or of the server's step.
+    """sum_k w_k x_k in float64, (P,): one rank's part of a mean.
 
     Added up over the ranks and divided by the weights of all ranks it is `weighted_mean`.
     Arguments and errors as there.
+
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
     """
     given, shares = _checked(rows, weights)
     sums = torch.empty(given[0].shape[-1], dtype=torch.float64, device=given[0].device)
     _rows.check_one_device(rows=given)
     _weighted_sum(sums, given, shares)
     return sums
-
-
-def server_step_(
-    z: Tensor, rows: _rows.Rows, gamma: Weights, *, lr: float, normalise: bool = True
-) -> Tensor:
-    """FedBCD, eq. (5), in place: z <- z - lr * sum_k gamma_k (z - x_k), over sum_k gamma_k.
-
-    Args:
-        z: (P,), of the server.
-        rows: x, (clients, P) or a sequence of rows; none of them shares memory with `z`.
-        gamma: (clients,), 0 or more; clients of weight 0 are skipped.
-        lr: the server's step size.
-        normalise: divide by the sum of gamma (z keeps its bits if that is 0); else use the sum as
-            in the paper.
-
-    Raises:
-        ValueError, TypeError: as `weighted_mean`.
-    """
-    given, shares = _checked(rows, gamma, name="gamma")
-    _rows.check_vector("z", z, size=given[0].shape[-1], dtype=given[0].dtype)
-    _rows.check_one_device(rows=given, z=z)
-    _server_step(z, given, shares, lr, normalise)
-    return z
-
-
-def server_finish_(
-    z: Tensor, sums: Tensor, total: float | Tensor, *, lr: float, normalise: bool = True
-) -> Tensor:
-    """`server_step_`, given sum_k gamma_k x_k and sum_k gamma_k of all ranks' clients.
-
-    Args:
-        z: (P,), of the server.
-        sums: (P,) float64, what `weighted_sum` gave, added up over the ranks.
-        total: a number, or a tensor of one element.
-        lr: the server's step size.
-        normalise: as there.
-
-    Raises:
-        ValueError: shapes, devices or a total that do not fit.
-        TypeError: of an unsupported dtype.
-    """
-    _rows.check_vector("z", z)
-    check_sums(sums, z.shape[0])
-    _rows.check_one_device(z=z, sums=sums)
-    _server_finish(z, sums, as_weights("total", total, 1, z.device), lr, normalise)
-    return z
 
 
 def as_weights(name: str, weights: Weights | float, count: int, device: torch.device) -> Tensor:
@@ -135,14 +91,12 @@ def check_sums(sums: Tensor, size: int) -> None:
         raise ValueError(f"sums: of shape {list(sums.shape)}; contiguous [{size}] is needed")
 
 
-def _checked(
-    rows: _rows.Rows, weights: Weights, name: str = "weights"
-) -> tuple[list[Tensor], Tensor]:
+def _checked(rows: _rows.Rows, weights: Weights) -> tuple[list[Tensor], Tensor]:
     given = _rows.as_list(rows)
     if not given:
         raise ValueError("rows: none; a matrix (0, P) says how long a row would be")
     _rows.check_rows("rows", given, size=given[0].shape[-1] if given[0].dim() else None)
-    return given, as_weights(name, weights, _rows.count_rows(given), given[0].device)
+    return given, as_weights("weights", weights, _rows.count_rows(given), given[0].device)
 
 
 @torch.library.custom_op("lightfed::weighted_mean", mutates_args=("out",))
@@ -175,41 +129,5 @@ def _weighted_sum(sums: Tensor, rows: Sequence[Tensor], weights: Tensor) -> None
         sum_torch(sums, rows, jobs, members, weights)
 
 
-@torch.library.custom_op("lightfed::server_step", mutates_args=("z",))
-def _server_step(
-    z: Tensor, rows: Sequence[Tensor], gamma: Tensor, lr: float, normalise: bool
-) -> None:
-    check_weights("gamma", gamma)
-    check_apart(("z", [z]), ("rows", rows))
-    if z.numel() == 0:
-        return
-    if backend(z, *rows) == "triton":
-        from lightfed_kernels.gpu.rows import launch_means
-
-        launch_means(
-            "step", rows, *one_job(rows, z.shape[0]), weights=gamma, out=z, lr=lr,
-            normalise=normalise,
-        )  # fmt: skip
-    else:
-        server_step_torch(z, rows, gamma, lr, normalise)
-
-
-@torch.library.custom_op("lightfed::server_finish", mutates_args=("z",))
-def _server_finish(z: Tensor, sums: Tensor, total: Tensor, lr: float, normalise: bool) -> None:
-    check_weights("total", total)
-    check_apart(("z", [z]), ("sums", [sums]))
-    if z.numel() == 0:
-        return
-    if backend(z, sums) == "triton":
-        from lightfed_kernels.gpu.rows import launch_means
-
-        launch_means(
-            "step", [], *one_job([], z.shape[0]), sums=sums, totals=total, out=z, lr=lr,
-            normalise=normalise,
-        )  # fmt: skip
-    else:
-        server_finish_torch(z, sums, total, lr, normalise)
-
-
-for _operator in (_weighted_mean, _weighted_sum, _server_step, _server_finish):
+for _operator in (_weighted_mean, _weighted_sum):
     _operator.register_fake(lambda *arguments: None)

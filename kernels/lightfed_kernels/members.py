@@ -29,6 +29,7 @@ class Members:
         sizes: row length of every local client, in the order given.
         order: local client of every line of the tables.
         first: (L + 1,) int32: where the local clients of every level begin.
+        levels_of: (lines,) int32: the levels of the local clients.
         weights: (lines,) float64.
         shares: (lines,) float64: the weights in units of fixed-point sums.
         totals: (L + 1,) float64: the weights of all clients of a level; last, the unit of a
@@ -43,6 +44,7 @@ class Members:
     sizes: tuple[int, ...]
     order: tuple[int, ...]
     first: Tensor
+    levels_of: Tensor
     weights: Tensor
     shares: Tensor
     totals: Tensor
@@ -98,6 +100,7 @@ class Members:
             sizes=tuple(table.sources[levels[k]].size for k in given),
             order=tuple(order),
             first=to_device(first, device),
+            levels_of=to_device(ranks[mine].astype(np.int32), device),
             weights=to_device(a[mine], device),
             shares=to_device(shares, device),
             totals=to_device(totals, device),

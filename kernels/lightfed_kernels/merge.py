@@ -21,7 +21,6 @@ from lightfed_kernels._dispatch import backend, checking
 from lightfed_kernels._rows import (
     Rows,
     as_list,
-    check_grid,
     check_one_device,
     check_row,
     check_rows,
@@ -35,6 +34,8 @@ from lightfed_kernels.slices import SliceTable
 
 def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
     """The weighted mean of the clients' rows, in one launch; the rows of all clients are local.
+
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
 
     Args:
         out: (P,) of the target; uncovered elements keep their bits.
@@ -56,13 +57,16 @@ def slice_merge_(out: Tensor, rows: Rows, members: Members, *, fixed: bool = Fal
     check_one_device(out=out, rows=sources, members=table.tensors)
     check_rows("rows", [out, *sources])
     weights = members.shares if fixed else members.weights
-    tiles = _tiles("slice_merge_", table, out, members.widest[0])
+    tiles = table.tiles(out.dtype, members.widest[0])
     _merge(out, sources, *tiles, _tables(members), weights, fixed)
     return out
 
 
 def slice_sum(rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
-    """The local clients' share of the sum of a merge: (P,) float64, or int64 if `fixed`."""
+    """The local clients' share of the sum of a merge: (P,) float64, or int64 if `fixed`.
+
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
+    """
     sources = _sources(rows, members.sizes, members.order, fixed=fixed)
     table = members.table
     check_one_device(rows=sources, members=table.tensors)
@@ -70,13 +74,15 @@ def slice_sum(rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
     partial = torch.zeros(table.target.size, dtype=dtype, device=table.device)
     if sources:
         weights = members.shares if fixed else members.weights
-        tiles = _tiles("slice_sum", table, sources[0], members.widest[1])
+        tiles = table.tiles(sources[0].dtype, members.widest[1])
         _sum(partial, sources, *tiles, _tables(members), weights)
     return partial
 
 
 def slice_finish_(out: Tensor, partial: Tensor, members: Members) -> Tensor:
     """Write the mean into `out` (P,), given the sum over the clients of all processes.
+
+    Can be captured in a CUDA graph.
 
     Args:
         out: of the target; uncovered elements keep their bits.
@@ -90,13 +96,15 @@ def slice_finish_(out: Tensor, partial: Tensor, members: Members) -> Tensor:
     if partial.shape != out.shape or not partial.is_contiguous():
         raise ValueError(f"partial: {list(partial.shape)}; contiguous {list(out.shape)} is needed")
     check_one_device(out=out, partial=partial, members=table.tensors)
-    tiles = _tiles("slice_finish_", table, out, members.widest[0])
+    tiles = table.tiles(out.dtype, members.widest[0])
     _finish(out, partial, *tiles, _tables(members))
     return out
 
 
 def slice_take_(row: Tensor, outs: Rows, table: SliceTable, levels: Sequence[int]) -> None:
     """Copy the parts of `row` (P,) that clients' levels cover into their rows, in one launch.
+
+    Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
 
     Args:
         row: of the target.
@@ -118,7 +126,7 @@ def slice_take_(row: Tensor, outs: Rows, table: SliceTable, levels: Sequence[int
         return
     starts = np.searchsorted(sorted(ranks), range(len(table.ranks) + 1)).astype(np.int32)
     first = to_device(starts, table.device)
-    tiles = _tiles("slice_take_", table, row, min(ranks))
+    tiles = table.tiles(row.dtype, min(ranks))
     _take(row, given, *tiles, table.tensors, table.levels, first)
 
 
@@ -149,13 +157,6 @@ def _sources(
     return [given[i] for i in order]
 
 
-def _tiles(name: str, table: SliceTable, row: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The number of programs of both launches."""
-    flat, rest = table.tiles(row.dtype, rank)
-    check_grid(name, max(len(flat), len(rest)))
-    return flat, rest
-
-
 def _tables(members: Members) -> list[Tensor]:
     """The arguments of every merge operator after rows and tiles, in order."""
     table = members.table
@@ -163,6 +164,7 @@ def _tables(members: Members) -> list[Tensor]:
         table.tensors,
         table.levels,
         members.first,
+        members.levels_of,
         members.totals,
         members.label_words,
         members.label_totals,
@@ -216,9 +218,8 @@ def _finish(
     if backend(out, partial) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
-        _, _, _, totals, _, _ = tables
         fixed = partial.dtype == torch.int64
-        merge("finish", out, partial, (), (flat, rest), tables, totals, fixed=fixed)
+        merge("finish", out, partial, (), (flat, rest), tables, tables[4], fixed=fixed)
     else:
         finish_torch(out, partial, tables)
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,45 +45,41 @@ class Neighbours:
         Raises:
             ValueError: a neighbour is not a sender, or a weight cannot be used.
         """
-        if weights is not None and len(weights) != len(lists):
-            raise ValueError(f"weights: of {len(weights)} receivers; there are {len(lists)}")
-        index: list[int] = []
-        kept: list[float] = []
-        first = [0]
-        for receiver, neighbours in enumerate(lists):
-            given = None if weights is None else weights[receiver]
-            if given is not None and len(given) != len(neighbours):
-                raise ValueError(
-                    f"receiver {receiver}: {len(given)} weights for {len(neighbours)} neighbours"
-                )
-            for position, neighbour in enumerate(neighbours):
-                _check_neighbour(receiver, neighbour, senders)
-                if given is not None:
-                    _check_weight(receiver, neighbour, given[position])
-                    if given[position] == 0:
-                        continue
-                    kept.append(float(given[position]))
-                index.append(int(neighbour))
-            first.append(len(index))
+        index = np.fromiter(chain.from_iterable(lists), np.int64)
+        ends = np.cumsum([len(own) for own in lists], dtype=np.int64)
+        wrong = np.flatnonzero((index < 0) | (index >= senders))
+        if len(wrong):
+            receiver = np.searchsorted(ends, wrong[0], side="right")
+            raise ValueError(
+                f"receiver {receiver}: neighbour {index[wrong[0]]} out of range 0 .. {senders - 1}"
+            )
+        shares = None if weights is None else _checked_weights(weights, lists)
+        if shares is not None:
+            used = shares != 0
+            ends = np.append(0, np.cumsum(used))[ends]
+            index, shares = index[used], shares[used]
         return cls(
-            torch.tensor(first, dtype=torch.int64),
-            torch.tensor(index, dtype=torch.int64),
-            None if weights is None else torch.tensor(kept, dtype=torch.float64),
+            torch.from_numpy(np.append(0, ends)),
+            torch.from_numpy(index),
+            None if shares is None else torch.from_numpy(shares),
             senders,
         )
 
 
-def _check_neighbour(receiver: int, neighbour: int, senders: int) -> None:
-    if not 0 <= neighbour < senders:
-        raise ValueError(
-            f"receiver {receiver}: neighbour {neighbour} out of range 0 .. {senders - 1}"
-        )
-
-
-def _check_weight(receiver: int, neighbour: int, weight: float) -> None:
-    if isfinite(weight) and (weight == 0 or SMALLEST <= weight <= LARGEST):
-        return
-    raise ValueError(
-        f"receiver {receiver}: weight {weight} of neighbour {neighbour}; a weight is 0 or between "
-        f"{SMALLEST} and {LARGEST}"
-    )
+def _checked_weights(
+    weights: Sequence[Sequence[float]], lists: Sequence[Sequence[int]]
+) -> np.ndarray:
+    if len(weights) != len(lists):
+        raise ValueError(f"weights: of {len(weights)} receivers; there are {len(lists)}")
+    for receiver, (given, neighbours) in enumerate(zip(weights, lists, strict=True)):
+        if len(given) != len(neighbours):
+            raise ValueError(
+                f"receiver {receiver}: {len(given)} weights for {len(neighbours)} neighbours"
+            )
+        for weight, neighbour in zip(given, neighbours, strict=True):
+            if not (weight == 0 or SMALLEST <= weight <= LARGEST):
+                raise ValueError(
+                    f"receiver {receiver}: weight {weight} of neighbour {neighbour}; a weight is 0 "
+                    f"or between {SMALLEST} and {LARGEST}"
+                )
+    return np.fromiter(chain.from_iterable(weights), np.float64)

@@ -78,13 +78,16 @@ class Segments:
 
 
 def count_per_tensor(words: Tensor, segments: Segments) -> Tensor:
-    """(W,) packed mask -> (T,) int64: how many bits of every tensor are 1.
+    """(.., W) packed masks -> (.., T) int64: how many bits of every tensor are 1.
+
+    Can be captured in a CUDA graph after a first call on the device, which copies the tables.
 
     Raises:
         ValueError: a bit in padding is 1; on a GPU only under LIGHTFED_KERNELS_CHECK=1.
     """
-    check_mask("words", words, segments)
-    counts = torch.empty(len(segments), dtype=torch.int64, device=words.device)
+    _rows.check_words("words", words, size=segments.size)
+    shape = (*words.shape[:-1], len(segments))
+    counts = torch.empty(shape, dtype=torch.int64, device=words.device)
     _count_per_tensor(counts, words, segments.bounds, segments.tiles_on(words.device))
     return counts
 
@@ -100,7 +103,7 @@ def _count_per_tensor(counts: Tensor, words: Tensor, bounds: Tensor, tiles: Tens
         launch_count(counts, words, tiles)
     else:
         for tensor, (first, last) in enumerate(word_bounds(bounds)):
-            counts[tensor] = popcount(words[first:last])
+            counts[..., tensor] = popcount(words[..., first:last])
 
 
 _count_per_tensor.register_fake(lambda *arguments: None)
@@ -121,12 +124,13 @@ def check_padding(name: str, words: Tensor, bounds: Tensor) -> None:
         return
     ends = bounds.sum(1).numpy()
     ends = ends[ends % ALIGNMENT != 0]
-    last = words[torch.from_numpy(ends // ALIGNMENT).to(words.device)].cpu().numpy()
+    last = words[..., torch.from_numpy(ends // ALIGNMENT).to(words.device)].cpu().numpy()
     stray = last & (np.int32(-1) << (ends % ALIGNMENT).astype(np.int32))
     if not stray.any():
         return
     bits = np.unpackbits(stray.view(np.uint8), bitorder="little").reshape(-1, ALIGNMENT)
     tail, bit = np.argwhere(bits)[0]
+    tail %= len(ends)
     raise ValueError(
         f"{name}: {bits.sum()} bits are set in padding, the first at element "
         f"{ends[tail] // ALIGNMENT * ALIGNMENT + bit}; masks are 0 where a row has padding"

@@ -27,6 +27,8 @@ def select_by_magnitude(
     chosen = the first counts[t] of the candidates e of tensor t by (|scores[e]|, e), or by
     (-|scores[e]|, e). NaN is larger than inf; -0 is 0.
 
+    Cannot be captured in a CUDA graph: counts are copied from the host.
+
     Args:
         scores: (P,).
         candidates: (W,) packed mask.
@@ -59,6 +61,8 @@ def select_random(candidates: Tensor, counts: Counts, segments: Segments, *, see
     finaliser of MurmurHash3 and `expand` one step of SplitMix64, both in the public domain. It
     depends on nothing but the seed and the position in the row.
 
+    Cannot be captured in a CUDA graph: counts are copied from the host.
+
     Args:
         candidates: (W,) packed mask.
         counts: as in `select_by_magnitude`.
@@ -82,6 +86,8 @@ def prune_regrow(
     Algorithm 2 of the paper: of the active elements the counts[t] with the smallest |weight| are
     dropped; then as many grow among all that are zero, those just dropped included, where |regrow|
     is largest, or at random. The number of active elements of every tensor stays.
+
+    Cannot be captured in a CUDA graph: counts are copied from the host.
 
     Args:
         weights: (P,) after the local training.

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightfed_kernels._blocks import Shape, block_of, check_names, fused, leading_run
 from lightfed_kernels._rows import to_device
-from lightfed_kernels.layout import Entry, Layout, padded
+from lightfed_kernels.layout import Layout
 
 # Elements of a tile, the piece of a tensor that one program owns.
 TILE = 512
@@ -31,28 +32,6 @@ VECTORS = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 4}
 # Most elements that a tile may span, including skipped columns: positions within a tile have 32
 # bits.
 _WIDE = 2**20
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Block:
-    """One tensor (or several in one): its axes in the target, and in every level (0: absent)."""
-
-    offset: int
-    axes: tuple[int, int, int]
-    sources: tuple[tuple[int, int, int, int], ...]  # (offset, a, b, c) of every level
-    labelled: bool
-
-    @property
-    def full(self) -> bool:
-        """Every level that has the tensor has all of it."""
-        return not self.labelled and all(s[1] == 0 or s[1:] == self.axes for s in self.sources)
-
-    @property
-    def end(self) -> int:
-        """Where the next tensor starts."""
-        return padded(self.offset + prod(self.axes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,10 +104,10 @@ class SliceTable:
         """
         groups = groups or {}
         named = [{entry.name: entry for entry in source} for source in sources]
-        _check_names(target, named, label_rows)
-        blocks = _fuse(
+        check_names(target, named, label_rows)
+        blocks = fused(
             [
-                _block(
+                block_of(
                     entry,
                     [entries.get(entry.name) for entries in named],
                     groups.get(entry.name, (1,) * len(entry.shape)),
@@ -160,7 +139,7 @@ class SliceTable:
             tensors=to_device(tensors, device),
             levels=to_device(levels.reshape(len(order), -1, 4), device),
             work=work,
-            runs={k: size for k in range(len(order)) if (size := _run(blocks, k))},
+            runs={k: size for k in range(len(order)) if (size := leading_run(blocks, k))},
         )
 
     @property
@@ -175,138 +154,6 @@ class SliceTable:
         """
         work = self.work[VECTORS[dtype]]
         return work.flat[: work.flat_reached[rank]], work.rest[: work.rest_reached[rank]]
-
-
-def _check_names(
-    target: Layout, named: Sequence[Mapping[str, Entry]], label_rows: Sequence[str]
-) -> None:
-    names = {entry.name for entry in target}
-    for name in label_rows:
-        if name not in names:
-            raise ValueError(f"label_rows: the target has no tensor {name!r}")
-    for level, entries in enumerate(named):
-        if not names & set(entries):
-            raise ValueError(f"sources[{level}]: no tensor has a name of the target's")
-
-
-def _block(
-    entry: Entry, sources: Sequence[Entry | None], groups: Shape, *, labelled: bool
-) -> _Block:
-    """One tensor of the target against every level."""
-    wide = _split(entry, groups)
-    # (dimensions, 1 + levels): the target's size, then every level's; an absent level as if whole.
-    sizes = np.array([wide, *(wide for _ in sources)], np.int64).reshape(len(sources) + 1, -1).T
-    for level, source in enumerate(sources):
-        if source is not None:
-            same = len(source.shape) == len(entry.shape)
-            narrow = _split(source, groups) if same else []
-            if not same or any(n > w for n, w in zip(narrow, wide, strict=True)):
-                raise ValueError(
-                    f"{entry.name} is {list(source.shape)}, which is no slice of "
-                    f"{list(entry.shape)}"
-                )
-            sizes[:, level + 1] = narrow
-    axes = _fold(entry, sizes, labelled=labelled)
-    lines = [
-        (0, 0, 0, 0) if source is None or not axes[:, k].all() else (source.offset, *axes[:, k])
-        for k, source in enumerate(sources, 1)
-    ]
-    return _Block(
-        entry.offset,
-        _triple(axes[:, 0]),
-        tuple(tuple(int(x) for x in line) for line in lines),  # type: ignore[misc]
-        labelled,
-    )
-
-
-def _split(entry: Entry, groups: Shape) -> list[int]:
-    """A shape with every grouped dimension as two: groups, and size of a group."""
-    if len(groups) != len(entry.shape):
-        raise ValueError(
-            f"groups: {entry.name} has {len(entry.shape)} dimensions, not {len(groups)}"
-        )
-    sizes: list[int] = []
-    for size, count in zip(entry.shape, groups, strict=True):
-        if size % count:
-            raise ValueError(f"groups: {entry.name} has {size} elements in {count} equal groups")
-        sizes.extend((size,) if count == 1 else (count, size // count))
-    return sizes
-
-
-def _fold(entry: Entry, sizes: np.ndarray, *, labelled: bool) -> np.ndarray:
-    """(3, 1 + levels): dimensions that all levels keep whole, folded into the one before."""
-    axes: list[np.ndarray] = []
-    for position in reversed(range(len(sizes))):
-        first_of_labels = labelled and position == 0
-        if axes and (axes[0] == axes[0][0]).all() and not first_of_labels:
-            axes[0] = axes[0] * sizes[position]
-        else:
-            axes.insert(0, sizes[position])
-    if len(axes) > 3:
-        raise ValueError(
-            f"{entry.name}: narrowed in {len(axes)} separate dimensions; 3 are possible"
-        )
-    if labelled and not axes:
-        raise ValueError(f"label_rows: {entry.name} is a scalar")
-    one = np.ones(sizes.shape[1], np.int64)
-    # Rows are the first axis and columns the last; labels are rows even where they are all.
-    if len(axes) == 1 and labelled:
-        axes.append(one)
-    while len(axes) < 3:
-        axes.insert(0 if len(axes) < 2 else 1, one)
-    return np.stack(axes)
-
-
-def _fuse(blocks: Sequence[_Block]) -> list[_Block]:
-    """Join consecutive tensors, with their padding, that all their levels hold in full."""
-    fused: list[_Block] = []
-    for block in blocks:
-        last = fused[-1] if fused else None
-        if not block.full:
-            fused.append(block)
-        elif last is None or not _adjacent(last, block):
-            fused.append(_flat(block, block.end - block.offset))
-        else:
-            fused[-1] = _flat(last, block.end - last.offset)
-    return fused
-
-
-def _flat(block: _Block, size: int) -> _Block:
-    sources = tuple(
-        (offset, 1, 1, size) if a else (0, 0, 0, 0) for offset, a, _, _ in block.sources
-    )
-    return _Block(block.offset, (1, 1, size), sources, labelled=False)
-
-
-def _adjacent(one: _Block, other: _Block) -> bool:
-    """Whether both are whole in the same levels, at the same distance as in the target."""
-    return (
-        one.full
-        and one.end == other.offset
-        and all(
-            (s[1] == 0 and o[1] == 0)
-            or (s[1] > 0 and o[1] > 0 and o[0] - s[0] == other.offset - one.offset)
-            for s, o in zip(one.sources, other.sources, strict=True)
-        )
-    )
-
-
-def _run(blocks: Sequence[_Block], level: int) -> int:
-    """Length of the one leading run that a level holds; 0 if it holds anything else."""
-    end = 0
-    for block in blocks:
-        offset, *sizes = block.sources[level]
-        if not any(sizes):
-            continue
-        if block.labelled or tuple(sizes) != block.axes or not offset == block.offset == end:
-            return 0
-        end = block.end
-    return end
-
-
-def _triple(axis: np.ndarray) -> tuple[int, int, int]:
-    a, b, c = (int(size) for size in axis)
-    return a, b, c
 
 
 def _tiles(tensors: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

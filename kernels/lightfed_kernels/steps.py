@@ -36,6 +36,8 @@ def sgd_step_(
         row <- row - lr * (buffer,  or d + momentum * buffer (nesterov),  or d without momentum)
         row <- 0 where a bit of `words` is 0, even if gradient or row are NaN there
 
+    Can be captured in a CUDA graph, which keeps the numbers of the call, such as `lr`.
+
     Args:
         row: w, (P,).
         gradient: (P,), like `buffer` and `anchor` of the row's length and dtype.
@@ -99,6 +101,8 @@ def aspg_step_(
 
         x_new = clamp(point - lr * (gradient + gamma * (point - anchor)), *box)
         point <- x_new + extrapolation * (x_new - x);  x <- x_new
+
+    Can be captured in a CUDA graph, which keeps the numbers of the call, such as `lr`.
 
     Args:
         point: (P,), where the gradient was taken: before the first step

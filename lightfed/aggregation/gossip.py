@@ -31,6 +31,23 @@ Over = Literal["covered", "neighbours"]
 _ROW = 8.25
 # Blocks end at a mask word, and are wide enough that the cost of calls does not dominate.
 _LEAST = 128 * ALIGNMENT
+# Bytes for an exchange, at least and on a CPU.
+ROOM = 2**28
+# Masks that are counted in one call, of which it has copies.
+_AT_ONCE = 128
+
+
+def room(ranks: Ranks) -> int:
+    """Bytes for an exchange: a quarter of what the fullest card has free; on a CPU ROOM.
+
+    Rows that pass in few blocks take few calls. The result does not depend on the blocks.
+    """
+    device = ranks.device
+    if device.type != "cuda":
+        return ROOM
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    return max(ROOM, -int(ranks.max_(torch.tensor([-free // 4]))))
 
 
 class Exchange:
@@ -40,15 +57,16 @@ class Exchange:
         layout: of all rows.
         ranks: of the run.
         owner: client -> rank.
-        buffer: bytes on this rank for rows in transit and for a block of results.
+        buffer: bytes on this rank for rows in transit and for a block of results; None for what the
+            device has, see `room`.
     """
 
     def __init__(
-        self, layout: ModelLayout, ranks: Ranks, *, owner: Mapping[int, int], buffer: int
+        self, layout: ModelLayout, ranks: Ranks, *, owner: Mapping[int, int], buffer: int | None
     ) -> None:
         self._ranks = ranks
         self._owner = owner
-        self._buffer = buffer
+        self._buffer = room(ranks) if buffer is None else buffer
         self._integers = layout.integers
         self._tensors = Tensors(Segments.build(layout.floats, device=ranks.device))
 
@@ -60,6 +78,7 @@ class Exchange:
         masks: Mapping[int, Tensor] | None,
         keep: Mapping[int, Tensor] | None,
         over: Over,
+        block: Row | None = None,
     ) -> dict[int, int]:
         """Replace each receiver's row by the mean over itself and its senders.
 
@@ -69,6 +88,7 @@ class Exchange:
             masks: of this rank's clients, packed.
             keep: of this rank's receivers, packed.
             over: see `masked_mean`.
+            block: `rows` in their order as one view, which takes one call instead of one a client.
 
         Returns:
             sender -> bytes of its package.
@@ -84,52 +104,35 @@ class Exchange:
         )
         if self._integers.size:
             self._integer_maxima(rows, lists, sending)
+        sources = traffic.locals[self._ranks.rank]
+        own = _Own(rows, block, self._ranks.device, sending=sources, leaving=shipment.leaving)
         mine = [k for k in lists if self._owner[k] == self._ranks.rank]
+        place = {client: i for i, client in enumerate([*own.clients, *shipment.coming])}
+        neighbours = Neighbours.build(
+            [[place[j] for j in lists[k]] for k in mine], senders=len(place)
+        )
         blocks = self._blocks(traffic, shipment)
         # Reused by all blocks: on a CPU, new memory costs as much as the sums.
         means = torch.empty(len(mine), blocks[0][1], device=self._ranks.device)
+        covering = {} if masks is None else {k: masks[k] for k in own.clients}
+        keeping = [] if keep is None else [keep[k] for k in mine]
         for begin, end in blocks:
-            here = {
-                k: rows[k].floats[begin:end].to(self._ranks.device, non_blocking=True)
-                for k in traffic.locals[self._ranks.rank]
-            }
-            cover = None if masks is None else {k: block_words(masks[k], begin, end) for k in here}
-            shipment.fetch(begin, end, here, cover)
-            if mine:
-                out = means[:, : end - begin]
-                self._merge(rows, lists, mine, here, cover, keep, over, begin, end, out)
-        whole = 8 * self._integers.numel
-        sizes = [whole + self._tensors.package_bytes(n) for n in counts]
-        return dict(zip(sending, sizes, strict=True))
-
-    def _merge(
-        self,
-        rows: Mapping[int, Row],
-        lists: Mapping[int, Sequence[int]],
-        mine: Sequence[int],
-        here: Mapping[int, Tensor],
-        cover: Mapping[int, Tensor] | None,
-        keep: Mapping[int, Tensor] | None,
-        over: Over,
-        begin: int,
-        end: int,
-        out: Tensor,
-    ) -> None:
-        """Merge one block of all of this rank's receivers; `out` is for its means."""
-        order = sorted(here)
-        position = {client: i for i, client in enumerate(order)}
-        masked_mean(
-            [here[k] for k in order],
-            Neighbours.build([[position[j] for j in lists[k]] for k in mine], senders=len(order)),
-            masks=None if cover is None else [cover[k] for k in order],
-            receivers=None
-            if keep is None
-            else torch.stack([block_words(keep[k], begin, end) for k in mine]),
-            over=over,
-            out=out,
-        )
-        for k, mean in zip(mine, out, strict=True):
-            rows[k].floats[begin:end].copy_(mean)
+            given = own.columns(begin, end)
+            arrived, covers = shipment.fetch(begin, end, given)
+            if not mine:
+                continue
+            cover = [block_words(words, begin, end) for words in covering.values()]
+            means_here = masked_mean(
+                [*own.sources(given, begin, end), *arrived],
+                neighbours,
+                masks=None if masks is None else [*cover, *covers],
+                receivers=None if keep is None else [block_words(w, begin, end) for w in keeping],
+                over=over,
+                out=means[:, : end - begin],
+            )
+            own.write(mine, means_here, begin, end)
+        sizes = 8 * self._integers.numel + self._tensors.package_bytes(counts)
+        return dict(zip(sending, sizes.tolist(), strict=True))
 
     def _blocks(self, traffic: Traffic, shipment: Shipment) -> list[tuple[int, int]]:
         """Columns of every block; the same on every rank."""
@@ -150,9 +153,11 @@ class Exchange:
         if masks is None:
             return np.tile(numel, (len(senders), 1))
         counts = torch.zeros(len(senders), len(numel), dtype=torch.int64, device=self._ranks.device)
-        for i, client in enumerate(senders):
-            if self._owner[client] == self._ranks.rank:
-                counts[i] = count_per_tensor(masks[client], self._tensors.segments)
+        mine = [i for i, k in enumerate(senders) if self._owner[k] == self._ranks.rank]
+        for start in range(0, len(mine), _AT_ONCE):
+            part = mine[start : start + _AT_ONCE]
+            words = torch.stack([masks[senders[i]] for i in part])
+            counts[part] = count_per_tensor(words, self._tensors.segments)
         return self._ranks.sum_(counts).cpu().numpy()
 
     def _integer_maxima(
@@ -170,3 +175,56 @@ class Exchange:
         for client, row in rows.items():
             if client in lists:
                 row.integers.copy_(every[[position[j] for j in lists[client]]].amax(0))
+
+
+class _Own:
+    """This rank's rows in an exchange; one matrix if they lie on the device as one.
+
+    Args:
+        rows: of this rank's clients.
+        block: the same as one view, if they are.
+        device: of the means.
+        sending: clients whose rows are read, here or on other ranks.
+        leaving: those read on other ranks.
+
+    Attributes:
+        clients: in the order of `sources`.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[int, Row],
+        block: Row | None,
+        device: torch.device,
+        *,
+        sending: Sequence[int],
+        leaving: Sequence[int],
+    ) -> None:
+        self._rows = rows
+        self._block = None if block is None else block.floats
+        self._device = device
+        self._matrix = block is not None and block.floats.device == device
+        self._apart = leaving if self._matrix else sending
+        self.clients = list(rows) if self._matrix else sending
+
+    def columns(self, begin: int, end: int) -> dict[int, Tensor]:
+        """Columns on the device of the rows that are needed one by one."""
+        return {
+            k: self._rows[k].floats[begin:end].to(self._device, non_blocking=True)
+            for k in self._apart
+        }
+
+    def sources(self, columns: Mapping[int, Tensor], begin: int, end: int) -> list[Tensor]:
+        """The columns of all `clients`."""
+        if self._matrix:
+            assert self._block is not None
+            return [self._block[:, begin:end]]
+        return list(columns.values())
+
+    def write(self, clients: Sequence[int], means: Tensor, begin: int, end: int) -> None:
+        """Put the means of these clients into their rows."""
+        if self._block is not None and clients == list(self._rows):
+            self._block[:, begin:end].copy_(means)
+            return
+        for client, mean in zip(clients, means, strict=True):
+            self._rows[client].floats[begin:end].copy_(mean)

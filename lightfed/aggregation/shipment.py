@@ -77,13 +77,14 @@ class Tensors:
         """(tensors,) number of mask words."""
         return -(-self.numel // ALIGNMENT)
 
-    def package_bytes(self, counts: np.ndarray) -> int:
-        """Bytes of a row: 4 per covered value, and a mask for each tensor with gaps.
+    def package_bytes(self, counts: np.ndarray) -> np.ndarray:
+        """(rows,) bytes of a row: 4 per covered value, and a mask for each tensor with gaps.
 
         Args:
-            counts: (tensors,) covered elements.
+            counts: (rows, tensors) covered elements.
         """
-        return int(4 * counts.sum() + 4 * self.words[counts < self.numel].sum())
+        found: np.ndarray = 4 * (counts.sum(1) + (counts < self.numel) @ self.words)
+        return found
 
     def coded(self, counts: np.ndarray) -> np.ndarray:
         """(W,) bool: mask words to send, those of tensors with gaps."""
@@ -99,6 +100,10 @@ class Shipment:
         traffic: which rows are sent where.
         counts: client -> (tensors,) covered elements.
         masks: of this rank's clients; None for whole rows.
+
+    Attributes:
+        coming: clients whose rows this rank receives, in the order of `fetch`.
+        leaving: clients whose rows it sends.
     """
 
     def __init__(
@@ -116,6 +121,9 @@ class Shipment:
         self._travelling = sorted({k for clients in traffic.needed for k in clients})
         self._coded = {k: tensors.coded(counts[k]) for k in self._travelling}
         self._values: dict[tuple[int, int], int] = {}
+        me, world = ranks.rank, range(ranks.world)
+        self.coming = [k for r in world for k in traffic.between(r, me)]
+        self.leaving = sorted({k for r in world for k in traffic.between(me, r)})
 
     def measure(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Count the values of every package in every block, for all ranks in one collective."""
@@ -134,24 +142,28 @@ class Shipment:
             self._values |= {(client, a): n for (a, _), n in zip(blocks, found, strict=True)}
 
     def fetch(
-        self, begin: int, end: int, here: dict[int, Tensor], cover: dict[int, Tensor] | None
-    ) -> None:
-        """Add a block of other ranks' rows to those of this rank.
+        self, begin: int, end: int, leaving: Mapping[int, Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The columns of the rows `coming` from other ranks, and the words of their masks.
 
         Args:
             begin: first column.
             end: one past the last column.
-            here: client -> columns of its row; extended in place.
-            cover: client -> words of its mask; extended in place.
+            leaving: client -> columns of a row of this rank.
         """
         if not self._travelling:
-            return
+            return [], []
         me, world = self._ranks.rank, self._ranks.world
-        parts = [self._pack(self._traffic.between(me, r), begin, end, here) for r in range(world)]
+        parts = [
+            self._pack(self._traffic.between(me, r), begin, end, leaving) for r in range(world)
+        ]
         coming = [self._traffic.between(r, me) for r in range(world)]
         sizes = [sum(sum(self._size(k, begin, end)) for k in clients) for clients in coming]
+        rows: list[Tensor] = []
+        words: list[Tensor] = []
         for clients, package in zip(coming, self._ranks.swap(parts, sizes), strict=True):
-            self._unpack(clients, package, begin, end, here, cover)
+            self._unpack(clients, package, begin, end, rows, words)
+        return rows, words
 
     def _size(self, client: int, begin: int, end: int) -> tuple[int, int]:
         """Number of values and of mask words in a package's block."""
@@ -176,19 +188,18 @@ class Shipment:
         package: Tensor,
         begin: int,
         end: int,
-        here: dict[int, Tensor],
-        cover: dict[int, Tensor] | None,
+        rows: list[Tensor],
+        words: list[Tensor],
     ) -> None:
         done = 0
         for client in clients:
             values, coded = self._size(client, begin, end)
-            words = block_words(self._live, begin, end).clone()
-            words[self._sent_words(client, begin, end)] = package[done + values :][:coded]
+            own = block_words(self._live, begin, end).clone()
+            own[self._sent_words(client, begin, end)] = package[done + values :][:coded]
             # A copy is aligned, as the kernels require.
             row = package[done : done + values].clone().view(torch.float32)
-            here[client] = expand(row, words)
-            if cover is not None:
-                cover[client] = words
+            rows.append(expand(row, own))
+            words.append(own)
             done += values + coded
 
     def _sent_words(self, client: int, begin: int, end: int) -> Tensor:

@@ -21,6 +21,7 @@ an ensemble of all clients' networks is left out, so there is no global accuracy
 import logging
 from collections.abc import Sequence
 from functools import partial
+from os.path import isfile
 from pathlib import Path
 from typing import Literal
 
@@ -168,7 +169,7 @@ def start_values(path: Path, layout: ModelLayout) -> Row:
         UserError: the file cannot be read, or holds another architecture.
     """
     fix = "give a .ckpt or .safetensors file of a run"
-    require(path.is_file(), _START, f"no file {path}", fix)
+    require(isfile(path), _START, f"no file {path}", fix)
     if path.suffix == ".safetensors":
         return _of_weights(path, layout)
     return _of_checkpoint(path, layout)

@@ -26,7 +26,7 @@ class Messenger(Clients):
     Args:
         *args: as `PlacedClients`.
         accumulate: how sums over clients are held.
-        exchange_buffer: bytes per rank for rows that clients exchange.
+        exchange_buffer: bytes per rank for rows that clients exchange; None for what it has.
         **settings: as `PlacedClients`.
     """
 
@@ -34,7 +34,7 @@ class Messenger(Clients):
         self,
         *args: Any,
         accumulate: Accumulate = "float64",
-        exchange_buffer: int = 2**28,
+        exchange_buffer: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
@@ -217,8 +217,10 @@ class Messenger(Clients):
             assert all(state.layout == layout for state in self.groups), "one architecture"
             buffer = self._exchange_buffer
             self._exchange = Exchange(layout, self.ranks, owner=self._owner, buffer=buffer)
-        rows = {k: self.row(k) for k in self.mine(range(self.clients))}
-        sizes = self._exchange.mean_(rows, senders, masks=masks, keep=keep, over=over)
+        mine = self.mine(range(self.clients))
+        block = self._view(mine)
+        rows = dict(zip(mine, map(self.row, mine) if block is None else block.each(), strict=True))
+        sizes = self._exchange.mean_(rows, senders, masks=masks, keep=keep, over=over, block=block)
         pairs = [(receiver, sender) for receiver in sorted(senders) for sender in senders[receiver]]
         spent = [sizes[sender] for _, sender in pairs]
         self.ledger.sent_up([sender for _, sender in pairs], spent)

@@ -10,10 +10,12 @@ from importlib import import_module
 from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
+from signal import SIG_IGN, SIGINT, signal
 from typing import Any, NoReturn, cast
 
 from typing_extensions import override
 
+from lightfed.distributed.starting import LEAST, check_variables, watch_launcher
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.process import end_process, imports_begin, imports_end
 from lightfed.utils.signals import listen
@@ -54,15 +56,21 @@ def main(argv: list[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # last: a file there must not hide an installed package
     imports_begin()
     status: Any = 0
+    watch_launcher(os.environ)
     try:
         _main(sys.argv[1:], from_python=False)
+    except KeyboardInterrupt:
+        status = _stopped()
     except SystemExit as leaving:
         status = leaving.code
+        if status == 1 and isinstance(leaving.__context__, KeyboardInterrupt):  # by Lightning
+            status = _stopped()
         if not isinstance(status, int):
             raise
     except BrokenPipeError:  # what reads the output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
+    signal(SIGINT, SIG_IGN)  # all has been said
     end_process(status)
     sys.exit(status)
 
@@ -77,6 +85,7 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
         print(f"lightfed {version('lightfed')}")
         return
     try:
+        check_variables(os.environ)
         if arguments and arguments[0] in _WITHOUT_A_TRAINER:
             command = import_module(_WITHOUT_A_TRAINER[arguments[0]])
             imports_end()
@@ -104,10 +113,10 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
         _command_line(words if from_python or words != arguments else None)
     except UserError:
         raise
-    except (MisconfigurationException, RuntimeError, ValueError) as error:
-        from lightfed.cli.errors import lightning_error
+    except (MisconfigurationException, MemoryError, RuntimeError, ValueError) as error:
+        from lightfed.cli.errors import run_error
 
-        refused = lightning_error(error)
+        refused = run_error(error)
         if refused is None:
             raise  # an error of the program
         raise refused from error
@@ -151,6 +160,8 @@ def _command_line(arguments: list[str] | None) -> None:
         def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
             try:
                 super().parse_arguments(parser, args)
+            except RecursionError as error:
+                raise UserError("--config", "nested too deeply", "flatten it") from error
             except (ArgumentError, UnicodeDecodeError) as error:
                 from lightfed.cli.errors import parser_error
 
@@ -193,7 +204,7 @@ def _command_line(arguments: list[str] | None) -> None:
             if trainer.run_logger is not None:
                 trainer.run_logger.place.config = digest
 
-    options: dict[str, Any] = {"exit_on_error": False}
+    options: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
     FederationCLI(
         Federation,
         FederatedDataModule,
@@ -240,6 +251,18 @@ def _rename_cohorts(model: Any) -> None:
     model.clients = former
 
 
+def _is_first() -> bool:
+    names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
+
+def _stopped() -> int:
+    """Print one line on the first rank after Ctrl-C outside a run; the exit status."""
+    if _is_first():
+        print("lightfed: stopped by SIGINT; the same command starts again", file=sys.stderr)
+    return 128 + SIGINT
+
+
 def _leave() -> None:
     """Leave the process group; all ranks are at the end or at the same error, in no collective."""
     if "torch" in sys.modules:
@@ -249,8 +272,10 @@ def _leave() -> None:
 
 
 def _fail(error: UserError) -> NoReturn:
-    """Print one line on the first rank; every rank exits with the same status."""
-    names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
-    if all(os.environ.get(name, "0") == "0" for name in names):
+    """Print one line on the first rank; every rank exits with the same status.
+
+    An error about a rank's own variables is known only to that rank.
+    """
+    if error.key in LEAST or _is_first():
         print(f"lightfed: error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(error.status)

@@ -1,8 +1,9 @@
-"""What the parser leaves to do about configuration files: duplicate keys, and items of lists."""
+"""What the parser leaves to do about configuration files: size, duplicate keys, items of lists."""
 
 import json
 import re
 from collections.abc import Iterator, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,27 @@ import yaml  # type: ignore[import-untyped]
 
 from lightfed.utils.errors import UserError, require
 
+_LARGEST = 100_000  # values of a file, counting every use of an alias
 _ITEM = re.compile(r"--((?:\w+\.)+?\w+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)
 
 
 def check_files(words: Sequence[str]) -> None:
     """Reject keys that a file has twice: YAML would keep the last one.
 
+    Also files that are nested too deeply, or that a few aliases make too large.
+
     Raises:
-        UserError: names the key and the lines.
+        UserError: names the key and the lines, or the file.
     """
     for path in _files(words):
         try:
             root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
+            size = _size(root, {})
         except (yaml.YAMLError, UnicodeDecodeError):
             continue  # the parser says what is wrong
+        except RecursionError as error:
+            raise UserError("--config", f"{path} is nested too deeply", "flatten it") from error
+        require(size <= _LARGEST, "--config", f"{path} has {size:,} values", "use fewer aliases")
         for key, first, second in _duplicates(root, ""):
             lines = f"lines {first} and {second} of {path}"
             raise UserError(key, f"given twice, in {lines}", "keep one")
@@ -56,7 +64,7 @@ def with_items(words: Sequence[str]) -> list[str]:
 
 def _files(words: Sequence[str]) -> Iterator[Path]:
     found = re.findall(r"(?:--config|-c)[\0=]([^\0]+)", "\0".join(words))
-    yield from (path for path in map(Path, found) if len(str(path)) < 1000 and path.is_file())
+    yield from map(Path, filter(isfile, found))
 
 
 def _list(words: Sequence[str], key: str) -> list[Any]:
@@ -74,6 +82,19 @@ def _set(item: Any, path: Sequence[str], value: Any, key: str) -> None:
         item = item.setdefault(part, {}) if isinstance(item, dict) else None
     require(isinstance(item, dict), key, "no such key in the file", "write it as class_path")
     item[path[-1]] = value
+
+
+def _size(node: Any, known: dict[int, int]) -> int:
+    """Number of values in a file; that of an alias is counted once and added for each use.
+
+    Raises:
+        RecursionError: it is nested too deeply, or an alias is inside of itself.
+    """
+    if id(node) not in known:
+        items = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = (part for item in items for part in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
+    return known[id(node)]
 
 
 def _duplicates(node: Any, above: str) -> Iterator[tuple[str, int, int]]:

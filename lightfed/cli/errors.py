@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightfed.utils.errors import UserError
 
 _HELP = "see --help"
+_SMALLER = "lower the sizes of data.dataset, data.batch_size, model.clients or model.pack_memory"
 
 # Keys that users of Lightning will try: why they do not exist, and what to do instead.
 ABSENT: dict[str, tuple[str, str]] = {
@@ -87,9 +88,11 @@ def parser_error(message: str, argv: Sequence[str], sections: Mapping[str, Any])
     return UserError("--config" if of_file else "lightfed", _plain(message), _HELP)
 
 
-def lightning_error(error: Exception) -> UserError | None:
-    """The error of Lightning about the Trainer's flags or callbacks; None for any other error."""
+def run_error(error: Exception) -> UserError | None:
+    """Lightning's error about flags or callbacks, or a lack of memory; None for any other error."""
     message = _plain(str(error)).rstrip(".")
+    if isinstance(error, MemoryError) or "can't allocate memory" in message:
+        return UserError("memory", message or "exhausted", _SMALLER)
     if re.match(r"Early stopping cond|`ModelCheckpoint\(mon|Found more than one state", message):
         return UserError("trainer.callbacks", message, _HELP)
     if not isinstance(error, MisconfigurationException):
@@ -155,7 +158,7 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     named = re.search(r"(?:import path string:|class, but) ([\w.]+)", text)
     name = named[1] if named else "" if owner else path
     value = re.match(".*(?:Got|Given) value: (.*)", text, re.DOTALL)
-    return UserError(key, _plain(value[1] if value else text), _class_hint(name, wanted))
+    return UserError(key, _plain(value[1] if value else text) or "''", _class_hint(name, wanted))
 
 
 def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from lightfed.results.units import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import UserError
+from lightfed.utils.memory import require_memory
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `--help` has no use for it
     from lightfed.studies.fedbcd.latency import Cloud, Estimate, Latency
@@ -53,6 +54,9 @@ def latency(
     check_waits("--waits", waits, servers)
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError("--plot", f"{plot}", "name a file that ends in .png, .svg or .pdf")
+    for name, numbers in (("servers", servers * devices), ("samples", samples * (len(waits) + 1))):
+        what = f"{numbers:,} delays"
+        require_memory(2 * 8 * numbers, f"--{name}", what, f"lower --{name}")  # and a copy
     cloud = Cloud(delay, servers, devices)
     found = latencies(cloud, waits, samples=samples, seed=seed)
     _print(cloud, found)

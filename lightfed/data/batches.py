@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightfed.utils.memory import sent
+
 Batch = tuple[Tensor, Tensor]
 LastBatch = Literal["keep", "drop", "join"]
 
@@ -97,7 +99,7 @@ class Resident(ABC):
             and y, (B,) int64.
         """
         draw = self._draw(len(index), generator)
-        return self.take(index.to(self.home), draw)
+        return self.take(sent(index, self.home), draw)
 
     @abstractmethod
     def span(self, start: int, stop: int) -> Batch:
@@ -137,7 +139,7 @@ class Resident(ABC):
         """The batches of a plan as by `batch`; no two of them share memory."""
         if not plan.sizes:
             return iter(())
-        index = torch.as_tensor(plan.index).to(self.home)
+        index = sent(torch.as_tensor(plan.index), self.home)
         return self._gathers(index, plan.draw, plan.sizes, plan.sizes[0])
 
     def epoch(self, index: Tensor | np.ndarray, **how: Unpack[How]) -> Iterator[Batch]:
@@ -170,10 +172,8 @@ class Resident(ABC):
         return self._moved(stored.index_select(0, index))
 
     def _moved(self, rows: Tensor) -> Tensor:
-        """Rows on the device; copied from pinned memory, while a GPU computes what came before."""
-        if rows.device == self.device:
-            return rows
-        return rows.pin_memory().to(self.device, non_blocking=True)
+        """Rows on the device; copied while a GPU computes what came before."""
+        return sent(rows, self.device)
 
 
 class PackBatches:
@@ -209,7 +209,7 @@ class PackBatches:
         size = int(self.sizes[places[0], step])
         span = self._starts[places, step][:, None] + np.arange(size)
         where = span.ravel()
-        index = torch.from_numpy(self._index[where]).to(self._source.home)
+        index = sent(torch.from_numpy(self._index[where]), self._source.home)
         draw = None if self._draw is None else self._draw[..., torch.from_numpy(where)]
         x, y = self._source.take(index, draw)
         return x.unflatten(0, span.shape), y.unflatten(0, span.shape)

@@ -12,6 +12,7 @@ from lightfed.data.batches import MEBI, Batch, Resident
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.transforms import Functions, transformed
 from lightfed.data.erase import Size, draw_rectangles, hidden
+from lightfed.utils.memory import sent
 
 Place = Literal["auto", "device", "host", "mapped"]
 
@@ -118,18 +119,18 @@ class ResidentSplit(Resident):
         if draw is None or not self._padding:
             x = plain.index_select(0, index)
         else:
-            top, left = draw[:2].to(self.device)
+            top, left = sent(draw[:2], self.device)
             x = windows[index.long(), top, left]
         x = x.float().contiguous()
         if not self._ready:
             x.sub_(self._shift).mul_(self._scale)
         if draw is not None and (self._erase or self._beyond):
-            places = torch.cat((draw[:2], draw[3:])).to(self.device)
+            places = sent(torch.cat((draw[:2], draw[3:])), self.device)
             mask = hidden(self._size, places, border=self._padding, beyond=self._beyond)
             x.masked_fill_(mask.unsqueeze(3 if self._last else 1), 0.0)
         if draw is not None and self._flip:
             # Selected on the CPU, to avoid waiting for the device.
-            mirrored = draw[2].nonzero().squeeze(1).to(self.device)
+            mirrored = sent(draw[2].nonzero().squeeze(1), self.device)
             width = 2 if self._last else 3
             x.index_copy_(0, mirrored, x.index_select(0, mirrored).flip(width))
         return self._logical(x), y

@@ -8,7 +8,8 @@ need not wait for the GPU's stream.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from copy import copy
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -18,12 +19,14 @@ from torch import Tensor
 
 from lightfed.distributed import liveness
 from lightfed.utils.errors import UserError
+from lightfed.utils.stopwatch import Timings
 
 T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)  # torch's own
 
-_side: dist.ProcessGroup | None = None  # gloo, next to an NCCL group; made once per process group
+# gloo, by purpose: next to an NCCL group, or for a thread; made once per process group
+_groups: dict[str, dist.ProcessGroup] = {}
 
 
 def leave() -> None:
@@ -31,9 +34,8 @@ def leave() -> None:
 
     Lightning closes NCCL's at exit but not gloo's. gloo's threads may then abort the process.
     """
-    global _side
     liveness.leave()
-    _side = None
+    _groups.clear()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -51,6 +53,8 @@ class Ranks:
     Attributes:
         wire_bytes: sent by this rank since the last `take_wire_bytes`, counting an all-reduce of b
             bytes over W ranks as 2 (W - 1) / W b (ring or recursive halving).
+        timings: parts of this rank's round. Flags, objects and barriers count as waiting. Rows
+            count for the part that sends them.
     """
 
     def __init__(self, device: torch.device, *, timeout: timedelta = TIMEOUT) -> None:
@@ -60,8 +64,9 @@ class Ranks:
         self.rank = dist.get_rank() if up else 0
         self.world = dist.get_world_size() if up else 1
         self.wire_bytes = 0.0
+        self.timings = Timings()
         nccl = self.world > 1 and dist.get_backend() == "nccl"
-        self.side = _side_group(timeout) if nccl else None
+        self.side = _group("side", timeout) if nccl else None
         self.staged = device.type == "cuda" and not nccl  # gloo can only use host memory
 
     @property
@@ -70,10 +75,16 @@ class Ranks:
         return self.world == 1
 
     @contextmanager
-    def together(self, what: str) -> Iterator[None]:
-        """Run collectives and report the rank at fault if one fails."""
+    def together(self, what: str, *, waits: bool = True) -> Iterator[None]:
+        """Run collectives and report the rank at fault if one fails.
+
+        Args:
+            what: in the report.
+            waits: whether their time counts as waiting for other ranks.
+        """
         try:
-            yield
+            with self.timings.part("waiting") if waits else nullcontext():
+                yield
         except RuntimeError as error:
             liveness.lost(what, error, _missing(error))
             raise
@@ -89,7 +100,7 @@ class Ranks:
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.world > 1 and tensor.numel():
             sent = self._sendable(tensor)
-            with self.together("an all-reduce"):
+            with self.together("an all-reduce", waits=False):
                 dist.all_reduce(sent, op=op, group=self._group(sent))
             if sent is not tensor:
                 tensor.copy_(sent)
@@ -113,7 +124,7 @@ class Ranks:
             torch.cat([part for r, part in enumerate(parts) if r != self.rank])
         )
         received = outgoing.new_empty(sum(coming))
-        with self.together("an exchange of rows"):
+        with self.together("an exchange of rows", waits=False):
             dist.all_to_all_single(received, outgoing, coming, sent, group=self._group(outgoing))
         self.wire_bytes += sum(sent) * outgoing.element_size()
         found = list(received.to(own.device).split(coming))
@@ -183,17 +194,26 @@ class Ranks:
         with self.together(f"{what} within {minutes:g} minutes"):
             dist.monitored_barrier(self.side, timeout, wait_all_ranks=True)
 
+    def apart(self) -> "Ranks":
+        """The same ranks for flags and objects of another thread; called by every rank.
+
+        They wait twice as long, so that a rank that hangs is missed by what the run waits for.
+        """
+        ranks = copy(self)
+        ranks.timings = Timings()
+        ranks.side = _group("apart", 2 * self.timeout) if self.world > 1 else None
+        return ranks
+
     def take_wire_bytes(self) -> float:
         """Bytes that this rank has sent since the last call."""
         sent, self.wire_bytes = self.wire_bytes, 0.0
         return sent
 
 
-def _side_group(timeout: timedelta) -> dist.ProcessGroup:
-    global _side
-    if _side is None:
-        _side = dist.new_group(backend="gloo", timeout=timeout)
-    return _side
+def _group(purpose: str, timeout: timedelta) -> dist.ProcessGroup:
+    if purpose not in _groups:
+        _groups[purpose] = dist.new_group(backend="gloo", timeout=timeout)
+    return _groups[purpose]
 
 
 def _missing(error: RuntimeError) -> list[int]:

@@ -1,204 +1,13 @@
-"""Detects dead ranks at once, over connections that are separate from the process group.
+"""The watch of this process (`watch.py`): from when the ranks meet until they leave."""
 
-A collective waits for a dead rank until it times out, and a rank that is training sessions is in no
-collective. So every rank holds a TCP connection to rank 0, and a thread waits on it. The kernel
-closes the connection however the process dies. Keep-alive probes notice a lost node within half a
-minute. A rank that leaves on purpose sends a goodbye first: an end of file without one is a death.
-Then one rank prints which rank died, and all of them exit. A crash would repeat, so the run ends.
-After a lost node the run may continue elsewhere: the rank that prints arranges that first.
-
-Each message is one line of JSON. `left` and `failed` are goodbyes. `late` and `lost` mean that a
-collective timed out or failed; rank 0 answers with `end`. A `signal` that asks one rank to stop is
-forwarded to all, which otherwise would finish all of their sessions first.
-"""
-
-import errno
-import json
 import os
-import selectors
 import socket
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Literal, NoReturn
+from collections.abc import Callable, Sequence
 
 from lightfed.distributed.connections import Group, connect
-from lightfed.distributed.peers import Peer, Peers, State
+from lightfed.distributed.peers import Peer, State
+from lightfed.distributed.watch import LIMIT, Watch
 from lightfed.utils.errors import Interrupted, UserError
-
-GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed collective
-_FLUSH = 5.0  # seconds for printed output to be read
-_LONGEST = 500  # characters of an error message to forward
-_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-_ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
-
-
-class Watch:
-    """This rank's end of the connections, and the thread that waits on them.
-
-    Args:
-        rank: this one.
-        peers: all ranks, in order.
-        links: connections by the rank at the other end: on rank 0 to all others, else to rank 0.
-        kill: ends the child processes that are still running.
-        node_lost: arranges for the run to continue without a lost node. Returns a clause that says
-            so, or "".
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        peers: Sequence[Peer],
-        links: Mapping[int, socket.socket],
-        kill: Callable[[], None],
-        node_lost: Callable[[], str],
-    ) -> None:
-        self.node_lost = node_lost
-        self._rank, self._links, self._kill = rank, links, kill
-        self._peers = Peers(rank, peers)
-        self.signal = False
-        self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
-        self._deadline: float | None = None
-        self._ending = threading.Lock()
-        self._unread = dict.fromkeys(links, b"")
-        threading.Thread(target=self._wait, name="lightfed-watch", daemon=True).start()
-
-    def goodbye(self, state: State, said: str) -> None:
-        """Inform the others before this rank ends; only the first goodbye counts."""
-        if not self._gone:
-            self._gone = True
-            self._send(state, said)
-            for link in self._links.values():
-                with suppress(OSError):
-                    link.shutdown(socket.SHUT_WR)
-
-    def lost(self, what: str, said: str, missing: Sequence[int]) -> None:
-        """Report the rank that made a collective fail, and end this process.
-
-        Returns only if this rank has said goodbye.
-
-        Args:
-            what: name of the collective.
-            said: torch's message.
-            missing: ranks known not to have arrived.
-        """
-        if self._gone:
-            return
-        late = bool(missing) or "timed out" in said.lower()
-        state: State = "late" if late else "lost"
-        said = what if late else f"{what} failed ({said})"
-        if self._rank:
-            self._send(state, said)
-            time.sleep(2 * GRACE)  # rank 0 knows why, and ends this process
-            first = self._peers.reports_rank_0()
-            self._end(self._peers.silence_of_rank_0(what) if first else None)
-        self._peers.mark_late(missing)
-        self._receive(self._peers[0], state, said)
-        time.sleep(GRACE)
-        self._end(self._peers.reason())
-
-    def forget(self) -> None:
-        """Close the connections without a goodbye."""
-        for link in self._links.values():
-            link.close()
-
-    def spread_signal(self) -> None:
-        """Forward the signal that asks this rank to stop to the others; once."""
-        if not self.signal:
-            self.signal = True
-            self._send("signal")
-
-    def _send(self, state: str, said: str = "") -> None:
-        line = json.dumps({"state": state, "said": said[:_LONGEST]}).encode() + b"\n"
-        for link in self._links.values():
-            with suppress(OSError):  # of one that has gone
-                link.sendall(line)
-
-    # The thread.
-
-    def _wait(self) -> None:
-        selector = selectors.DefaultSelector()
-        for rank, link in self._links.items():
-            selector.register(link, selectors.EVENT_READ, rank)
-        while selector.get_map() or self._deadline is not None:
-            left = None if self._deadline is None else max(0, self._deadline - time.monotonic())
-            for key, _ in selector.select(left):
-                if not self._read(key.data):
-                    selector.unregister(key.fileobj)
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                self._deadline = None
-                if not self._gone:
-                    self._end(None if self._rank else self._peers.reason())
-        self.forget()
-
-    def _read(self, rank: int) -> bool:
-        """Read a peer's messages; False at the end of the file."""
-        peer = self._peers[rank]
-        data, silent = b"", False
-        try:
-            data = self._links[rank].recv(4096)
-        except OSError as error:  # a reset, or no answer to keep-alive probes
-            silent = error.errno in _NO_ANSWER
-        if not data and peer.state not in ("left", "failed") and not self._gone:
-            self._lose(peer, silent=silent)
-        *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
-        for line in lines:
-            self._receive(peer, **json.loads(line))
-        return bool(data)
-
-    def _receive(self, peer: Peer, state: State | Literal["end", "signal"], said: str) -> None:
-        if state == "end":
-            if not self._gone:
-                self._end(None)
-            return
-        if state == "signal":
-            if not self.signal and self._rank == 0:
-                self._send("signal", said)
-            self.signal = True
-            return
-        self._peers.receive(peer, state, said)
-        if state != "left" and self._deadline is None:
-            self._deadline = time.monotonic() + GRACE
-
-    def _lose(self, peer: Peer, *, silent: bool) -> NoReturn:
-        """End: a peer died without a goodbye or, if `silent`, was lost with its node."""
-        reports = peer.rank > 0 or self._peers.reports_rank_0()
-        if not silent:
-            self._end(f"{peer} died" if reports else None)
-        if not reports:
-            time.sleep(2 * GRACE)  # a rank that ends may end the job before it is requeued
-            self._end(None)
-        self._end(f"{peer} is lost with its node (no answer)", self.node_lost)
-
-    def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
-        """End this process, regardless of its other threads.
-
-        Args:
-            reason: to print; None on ranks that do not print.
-            go_on: see `node_lost`.
-        """
-        if not self._ending.acquire(blocking=False):
-            threading.Event().wait()  # another thread is ending the process
-        outcome = ""
-        with suppress(Exception):  # the ranks end even if requeueing fails
-            outcome = go_on()
-        late = threading.Timer(_FLUSH, os._exit, (1,))  # printing may block
-        late.daemon = True
-        late.start()
-        if self._rank == 0:
-            self._send("end")
-        if reason is not None:
-            print(f"lightfed: error: {reason}; {outcome or _ENDS}", file=sys.stderr)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        self._kill()
-        os._exit(1)
-
-
-# The watch of this process.
 
 _current: Watch | None = None
 
@@ -209,6 +18,7 @@ def start(
     interface: str,
     kill: Callable[[], None],
     node_lost: Callable[[], str],
+    limit: float = LIMIT,
 ) -> None:
     """Watch the ranks from now until they leave; all ranks call this together.
 
@@ -220,6 +30,7 @@ def start(
         node_lost: arranges for the run to continue without a lost node. Returns a clause that says
             so, or "". Called by the rank that prints. If an earlier run already watches the ranks,
             it is replaced.
+        limit: seconds of silence of a rank that end the run.
 
     Raises:
         UserError: a rank cannot reach rank 0.
@@ -232,7 +43,7 @@ def start(
     links = connect(ranks, address, interface)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     peers = ranks.gather([Peer(ranks.rank, host, os.getpid())])
-    _current = Watch(ranks.rank, peers, links, kill, node_lost)
+    _current = Watch(ranks.rank, peers, links, kill, node_lost, limit)
 
 
 def spread_signal() -> None:

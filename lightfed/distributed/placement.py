@@ -8,6 +8,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -96,5 +97,7 @@ def _read(path: Path) -> dict[int, list[float]]:
         checkpoint: Any = read(path)
     except UserError:
         return {}
-    found = checkpoint.get(RATES, {}) if isinstance(checkpoint, dict) else {}
-    return {int(group): [float(s) for s in recent] for group, recent in found.items()}
+    with suppress(AttributeError, TypeError, ValueError):  # likewise
+        found = checkpoint.get(RATES, {})
+        return {int(group): [float(s) for s in recent] for group, recent in found.items()}
+    return {}

@@ -29,7 +29,7 @@ _UNSOUND = "because its nodes fail first; submit with --exclude, or find out wha
 _GO_ON = "the same command with --ckpt_path last continues from there"
 _PATIENCE = 60  # seconds for scontrol: the controller may be busy or restarting
 # Seconds to wait to be killed, by signal. SIGTERM is followed by SIGKILL anyway, perhaps soon.
-_SECONDS = {Signals.SIGUSR1: 120.0, Signals.SIGTERM: 10.0}
+_SECONDS = {Signals.SIGUSR1: 120.0, Signals.SIGTERM: 10.0, Signals.SIGINT: 0.0}
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def leave(
 
 def _outcome(interrupted: Interrupted, job: Job | None) -> Outcome:
     if not interrupted.resumable:
-        return Outcome(False, "nothing is saved, because the run keeps no checkpoints")
-    if job is None:
+        return Outcome(False, "nothing is saved, because the run has no checkpoint")
+    if job is None or interrupted.signal_number == Signals.SIGINT:  # its user is there
         return Outcome(False, _GO_ON)
     outcome = requeue(job, progressed=interrupted.progressed)
     ends = " and continues from there" if outcome.requeued else f"; {_GO_ON}"

@@ -39,7 +39,7 @@ def job_of(environ: Mapping[str, str]) -> Job | None:
         return None
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     name = f"{array}_{task}" if array and task else number
-    restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    restarts = int(environ.get("SLURM_RESTART_COUNT", 0))
     return Job(name, environ.get("SLURM_CLUSTER_NAME", ""), restarts)
 
 

@@ -143,12 +143,9 @@ class Figure:
     @property
     def series(self) -> dict[str, int]:
         """Names drawn in any of its charts and their places, for one legend."""
-        found: dict[str, int] = {}
-        for chart in self.charts:
-            if chart.series is not None:
-                drawn = set(chart.data["series"])
-                found |= {n: p for n, p in chart.series.places.items() if n in drawn}
-        return dict(sorted(found.items(), key=lambda pair: pair[1]))
+        charts = [(one.series, one.data["series"]) for one in self.charts if one.series]
+        drawn = {name for _, names in charts for name in names}
+        return {n: p for by, _ in charts for n, p in by.places.items() if n in drawn}
 
     @property
     def table(self) -> pd.DataFrame:

@@ -143,6 +143,9 @@ def _markdown(text: str) -> str:
 
 
 def _latex(text: str) -> str:
+    r"""Escaped; a bracket or star that begins a row would be an argument of `\\` before it."""
     named = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    named |= {"<": r"\textless{}", ">": r"\textgreater{}"} | {c: f"\\{c}" for c in "&%$#_{}"}
-    return "".join(named.get(letter, letter) for letter in text).replace(" +- ", r" $\pm$ ")
+    named |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''"}
+    named |= {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"{{{c}}}" for c in "[]*"}
+    words = " ".join(text.split())
+    return "".join(named.get(letter, letter) for letter in words).replace(" +- ", r" $\pm$ ")

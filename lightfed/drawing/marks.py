@@ -31,13 +31,15 @@ from lightfed.drawing.layers import (
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_ROUNDS = 250  # points of a line; of more, evenly spaced ones are drawn
-MOST_POINTS = 4000  # of all lines of a chart
+MOST_ROUNDS = 150  # points of a line; of more, evenly spaced ones are drawn
+MOST_POINTS = 3000  # of all lines of a chart
 FEW = 15  # points of a line that are marked
-MOST_SHOWN = 400  # members of a group that are drawn as points
+MOST_SHOWN = 1200  # members of all groups that are drawn as points
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 INK = {"color": "theme:ink"}
 JITTER = {"yOffset": {"expr": "isValid(datum.offset) ? (datum.offset - 0.5) * 22 : 0"}}
+# names of points stand above and below them by turns: neighbours would touch
+NAMES = {"type": "text", "fontSize": 11, "dy": {"expr": "datum.below ? 13 : -11"}}
 # drag with a mouse moves, shift and wheel zooms: a plain wheel and a finger scroll the page
 ZOOM = {
     "name": "zoom",
@@ -129,8 +131,9 @@ def points(
         rule["encoding"][other] = place[other]
         layers.insert(0, rule)
     if name and len(data) <= FEW:
-        text = {"type": "text", "align": "left", "dx": 6, "dy": -7, "fontSize": 11}
-        layers.append({"mark": text, "encoding": {**place, "text": {"field": "name"}}})
+        data = data.assign(below=data["x"].rank(method="first") % 2 == 0)
+        text = {"text": {"field": "name"}, "color": {"value": INK["color"]}}
+        layers.append({"mark": NAMES, "encoding": {**place, **text}})
     heading = title or (x if named(data, y, "y") else y).heading
     chart = layered(heading, data, headings, formats, by, layers, {"color": by.colour()})
     return with_rows(chart, y, data)
@@ -157,8 +160,8 @@ def bars(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") 
 def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = "") -> Chart:
     """The distribution of x in each group of y: quartiles, 5 % and 95 %, mean, and its members.
 
-    Of more than MOST_SHOWN members those with evenly spaced ranks are drawn; the quantiles are of
-    all of them.
+    Of more than MOST_SHOWN members those with evenly spaced ranks in their group are drawn; the
+    quantiles are of all of them.
     """
     import pandas as pd
 
@@ -168,9 +171,10 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, by: Series, *, title: str = ""
     boxes = boxes.set_axis(list(QUANTILES), axis=1)
     boxes = boxes.assign(mean=groups.mean(), n=groups.size()).reset_index()
     ranked = data.sort_values("x").groupby("y", sort=False, group_keys=False)[list(data)]
-    dots = ranked.apply(lambda own: own.iloc[evenly_spaced(len(own), most=MOST_SHOWN)])
+    most = max(2, MOST_SHOWN // max(1, ranked.ngroups))
+    dots = ranked.apply(lambda own: own.iloc[evenly_spaced(len(own), most=most)])
     # golden-ratio steps spread neighbours without random numbers
-    dots = dots.assign(offset=np.arange(len(dots)) * 0.618034 % 1)
+    dots = dots.assign(offset=(np.arange(len(dots)) * 0.618034 % 1).round(2))
     headings = {"y": y.heading, **{name: name.replace("p", "") + " %" for name in QUANTILES}}
     headings |= {"p50": "median", "mean": "mean", "n": "members"}
     formats = dict.fromkeys((*QUANTILES, "mean"), x.format) | {"x": x.format}

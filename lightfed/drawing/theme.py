@@ -114,6 +114,8 @@ def config() -> dict[str, Any]:
             "domainColor": f"{PREFIX}muted",
             "tickColor": f"{PREFIX}muted",
             "labelOverlap": "greedy",
+            "labelSeparation": 8,
+            "labelFlush": False,  # a label that is moved inwards touches its neighbour
             "tickCount": 5,
         },
         "legend": {**text, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"},

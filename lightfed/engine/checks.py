@@ -16,8 +16,10 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightfed.distributed.slurm import check_tasks
+from lightfed.distributed.starting import check_variables
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup
+from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.utils.errors import UserError
 
 Clips = Literal["norm", "value", "network"]
@@ -41,13 +43,13 @@ def client_groups(
 
 
 def check_numbers(
-    eval_clients: int | None, exchange_buffer: int, max_failed_clients: int | None
+    eval_clients: int | None, exchange_buffer: int | None, max_failed_clients: int | None
 ) -> None:
     """Reject arguments of the Federation that are too small."""
     if eval_clients is not None and eval_clients < 1:
         fix = "give at least 1, or leave personal out of model.evaluate"
         raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
-    if exchange_buffer < 1:
+    if exchange_buffer is not None and exchange_buffer < 1:
         fix = "give at least 1; a few rows of the model make it quick"
         raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
     if max_failed_clients is not None and max_failed_clients < 0:
@@ -89,6 +91,19 @@ def check_at_least_one(flags: Mapping[str, int]) -> None:
         _refuse(value < 1, flag, value, "give at least 1")
 
 
+def last_checkpoint(
+    every: int | None, minutes: float | None, *, enabled: bool
+) -> LastCheckpoint | None:
+    """The default checkpoint of a run, None without; impossible intervals are rejected."""
+    _refuse(every is not None and every < 1, "checkpoint_every", every, "give at least 1 round")
+    short = minutes is not None and not minutes > 0  # or nan
+    _refuse(short, "checkpoint_minutes", minutes, "give a time above 0, or null")
+    last = LastCheckpoint(every, minutes)
+    unused, fix = last.is_configured and not enabled, "enable checkpoints, or remove it"
+    _refuse(unused, "checkpoint_every", "trainer.enable_checkpointing is false", fix)
+    return last if enabled else None
+
+
 def check_limit(flag: str, value: int | float | None, *, least: int) -> None:
     """Reject an impossible number (int) or share (float) of batches; None is all."""
     if isinstance(value, float):
@@ -124,6 +139,7 @@ def check_devices(
 
     Also several ranks in a notebook: each rank starts by running the script again.
     """
+    check_variables(os.environ)
     many, fix = devices not in (1, "1", "auto"), "give 1, or run the cells as a script"
     _refuse(many and hasattr(sys, "ps1"), "devices", f"{devices} in a notebook", fix)
     choices = ("auto", "cpu", "gpu", "cuda")

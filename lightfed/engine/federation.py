@@ -28,8 +28,9 @@ from lightfed.local.rank_sessions import Waves
 from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.runs import federation_state
 from lightfed.runs.export import Exported, export, export_masks
+from lightfed.utils.atomic_io import checked
 from lightfed.utils.errors import UserError
-from lightfed.utils.heap import trim_heap
+from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 
 _FINGERPRINT = "lightfed_fingerprint"
@@ -64,7 +65,7 @@ class Federation(Recorded, L.LightningModule):
         eval_clients: int | None = None,
         accumulate: Accumulate = "float64",
         store: Literal["device", "host"] = "device",
-        exchange_buffer: int = 256,
+        exchange_buffer: int | None = None,
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
         max_failed_clients: int | None = None,
@@ -97,7 +98,8 @@ class Federation(Recorded, L.LightningModule):
                 more.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
             store: Keep client rows on the device, or in pinned host memory if they do not fit.
-            exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL).
+            exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL); by
+                default 256, or a quarter of a GPU's free memory if that is more.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (where it pays and the module allows it) or off.
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
@@ -126,7 +128,7 @@ class Federation(Recorded, L.LightningModule):
             "seed": seed,
             "accumulate": accumulate,
             "host_rows": store == "host",
-            "exchange_buffer": exchange_buffer * 2**20,
+            "exchange_buffer": None if exchange_buffer is None else exchange_buffer * 2**20,
             "max_failed": max_failed_clients,
         }
         self._kinds = tuple(evaluate)
@@ -146,7 +148,6 @@ class Federation(Recorded, L.LightningModule):
     def setup(self, stage: str) -> None:
         trainer = self.federated_trainer
         ranks = trainer.strategy.ranks
-        setup.check_ranks(ranks, self.num_clients)
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
         data: Any = trainer.datamodule
@@ -184,6 +185,7 @@ class Federation(Recorded, L.LightningModule):
         logger = trainer.run_logger
         if logger is None:
             return
+        self.fleet.ranks.first(logger.check)
         logger.place.own()
         if trainer.is_global_zero:
             trainer.datamodule.partition_.save(logger.folder / "partition.npz")
@@ -203,7 +205,8 @@ class Federation(Recorded, L.LightningModule):
         tested = frozenset(self.evaluation.clients)
         training.tested = dict.fromkeys(self.evaluation.in_sessions if validates else (), tested)
         self.fleet.open_round()
-        self.algorithm.round(self.fleet, t)
+        with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
+            self.algorithm.round(self.fleet, t)
         self._report.trained(self.federated_trainer, self.fleet.close_round())
 
     @override
@@ -279,9 +282,16 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        federation_state.check_same(checkpoint.get(_FINGERPRINT, {}), self.fingerprint())
-        self._report.metrics = checkpoint[_METRICS]
-        federation_state.load(self.fleet, checkpoint)
+        failures: list[UserError] = []
+        try:
+            with checked(self.federated_trainer.ckpt_path):
+                federation_state.check_same(checkpoint[_FINGERPRINT], self.fingerprint())
+                self._report.metrics = {k: float(v) for k, v in checkpoint[_METRICS].items()}
+                federation_state.load(self.fleet, checkpoint)
+        except UserError as error:
+            failures.append(error)
+        for failure in self.fleet.ranks.gather(failures):  # perhaps of another rank's clients
+            raise failure
 
 
 def federation_of(trainer: L.Trainer) -> Federation:

@@ -14,6 +14,7 @@ import lightning.pytorch as L
 from typing_extensions import override
 
 from lightfed.engine.federation import federation_of
+from lightfed.engine.round_report import log_timings
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.rank_sessions import Pending, RunClient
 from lightfed.local.sessions.finished import Suspended
@@ -25,7 +26,8 @@ from lightfed.utils.lightning_private import (
     _call_lightning_module_hook,
     _FitLoop,
     _TrainingEpochLoop,
-    is_overridden,
+    call_overridden,
+    overriding,
 )
 
 _WAVE_HOOKS = ("on_train_batch_start", "on_train_batch_end")
@@ -82,7 +84,7 @@ class RoundLoop(_TrainingEpochLoop):
         self.trainer.in_round = True
         last = self.trainer.last_checkpoint
         training = federation_of(self.trainer).fleet.training
-        training.suspends = last is not None
+        training.suspends = last is not None and last.rounds == t
         training.go_on(0, {})
         if self._first is None:
             self._first = t
@@ -92,14 +94,12 @@ class RoundLoop(_TrainingEpochLoop):
 
     def _unfinished(self, t: int) -> None:
         """Load the sessions of the round that the previous run has finished."""
-        if self.trainer.ckpt_path is None:
+        path, federation = self.trainer.ckpt_path, federation_of(self.trainer)
+        if path is None:
             return
-        path = Path(self.trainer.ckpt_path).with_name(journal.FILE)
-        federation = federation_of(self.trainer)
+        ranks, identity = federation.fleet.ranks, federation.round_identity()
         try:
-            found = journal.read(
-                path, federation.fleet.ranks, t=t, identity=federation.round_identity()
-            )
+            found = journal.read(Path(path).with_name(journal.FILE), ranks, t=t, identity=identity)
         except UserError as error:
             federation.fleet.warn(f"{error.found}: the sessions of round {t} are trained again")
             return
@@ -108,8 +108,13 @@ class RoundLoop(_TrainingEpochLoop):
 
     def forget_journal(self) -> None:
         """Remove the journal: its round has a checkpoint, or is of another course of the run."""
-        path, self._journal = self._journal, None
-        if path is not None and self.trainer.is_global_zero:
+        path, last = self._journal, self.trainer.last_checkpoint
+        if path is None or (last is not None and last.rounds != self.global_step):
+            return
+        self._journal, strategy = None, self.trainer.strategy
+        if strategy.ranks.any(checkpoint.newest_file(path) is not None):
+            strategy.checkpoints.finish()
+        if self.trainer.is_global_zero:
             checkpoint.remove(path)
 
     def _suspend(self, suspended: Suspended, t: int) -> None:
@@ -120,6 +125,7 @@ class RoundLoop(_TrainingEpochLoop):
         """
         federation, last = federation_of(self.trainer), self.trainer.last_checkpoint
         assert last is not None, "a round is suspended only if its start is on disk"
+        self.trainer.strategy.checkpoints.finish()
         ranks, identity = federation.fleet.ranks, federation.round_identity()
         path = last.path.with_name(journal.FILE)
         journal.write(suspended, path, ranks, t=t, identity=identity)
@@ -128,13 +134,21 @@ class RoundLoop(_TrainingEpochLoop):
         raise Interrupted(self.asked(), saved, resumable=True, progressed=progressed)
 
     def asked(self) -> int:
-        """The signal received by any rank; 0 for none."""
-        return max(federation_of(self.trainer).fleet.ranks.gather([signals.asked() or 0]))
+        """The signal received by any rank; 0 for none.
+
+        Raises:
+            DiskError: on every rank, if the last checkpoint could not be written.
+        """
+        strategy = self.trainer.strategy
+        every = strategy.ranks.gather([(signals.asked() or 0, strategy.checkpoints.failed)])
+        if any(failed for _, failed in every):
+            strategy.checkpoints.finish()
+        return max(signal for signal, _ in every)
 
     def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
         self.batch_progress.reset_on_run()
         self.trainer.fit_loop.max_batches = max(1, waves)  # with 0 Lightning would end the run
-        if not any(any(self._hooks(name)) for name in _WAVE_HOOKS):
+        if not any(any(overriding(name, self.trainer)) for name in _WAVE_HOOKS):
             self._count(waves)
             return [report for client in mine if (report := run(client)) is not None]
         clients = [*mine, *[None] * (waves - len(mine))]
@@ -154,29 +168,14 @@ class RoundLoop(_TrainingEpochLoop):
         progress.is_last_batch = wave == self.trainer.fit_loop.max_batches - 1
         progress.increment_ready()
         connector.on_batch_start(client)
-        self._call("on_train_batch_start", client, wave)
+        call_overridden("on_train_batch_start", self.trainer, client, wave)
         progress.increment_started()
         report = None if client is None else run(client)
         progress.increment_processed()
-        self._call("on_train_batch_end", report, client, wave)
+        call_overridden("on_train_batch_end", self.trainer, report, client, wave)
         connector.on_batch_end()
         progress.increment_completed()
         return report
-
-    def _hooks(self, name: str) -> tuple[bool, bool]:
-        """Whether a callback, and whether the root module, overrides the hook.
-
-        Lightning calls all hooks; at a thousand sessions per second the empty ones add up.
-        """
-        callbacks = any(is_overridden(name, c, L.Callback) for c in self.trainer.callbacks)
-        return callbacks, is_overridden(name, federation_of(self.trainer))
-
-    def _call(self, name: str, *args: Any) -> None:
-        callbacks, module = self._hooks(name)
-        if callbacks:
-            _call_callback_hooks(self.trainer, name, *args)
-        if module:
-            _call_lightning_module_hook(self.trainer, name, *args)
 
     @override
     def _should_check_val_epoch(self) -> bool:
@@ -192,14 +191,15 @@ class RoundLoop(_TrainingEpochLoop):
         self._validate()
         self._batches_that_stepped += 1
         if trainer.last_checkpoint is not None:
-            trainer.save_checkpoint(trainer.last_checkpoint.path)
+            trainer.last_checkpoint.save(trainer)
 
     def _validate(self) -> None:
         trainer = self.trainer
         trainer.validating = True
         first_iter = trainer._logger_connector._first_loop_iter
         self.val_loop.restarting = False
-        self.val_loop.run()
+        with federation_of(trainer).fleet.ranks.timings.part("evaluation"):
+            self.val_loop.run()
         trainer.training = True
         trainer._logger_connector._first_loop_iter = first_iter
         self._evaluated = self._server_steps
@@ -285,6 +285,7 @@ class FederatedLoop(_FitLoop):
     def on_advance_end(self) -> None:
         super().on_advance_end()
         self.epoch_loop.forget_journal()
+        log_timings(self.trainer, federation_of(self.trainer).fleet)
         signal = self.epoch_loop.asked()
         if signal and not self.done:
             self.trainer.interrupt(signal)
@@ -292,6 +293,10 @@ class FederatedLoop(_FitLoop):
     @override
     def on_run_end(self) -> None:
         self.epoch_loop.validate_last()
+        if self.trainer.last_checkpoint is not None:
+            self.trainer.last_checkpoint.catch_up(self.trainer)
+        self.epoch_loop.forget_journal()
+        self.trainer.strategy.checkpoints.finish()
         super().on_run_end()
 
     @override

@@ -13,6 +13,7 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.session import Report
 from lightfed.runs.environment import environment
 from lightfed.runs.run_table import Row
+from lightfed.utils.stopwatch import PARTS
 
 _COSTS = ("samples", "stored_bytes")  # of a client, written with its metrics
 # Names on progress bars, and the metrics that they show.
@@ -37,6 +38,7 @@ class RoundReport:
         if trainer.run_logger is not None and trainer.is_global_zero:
             described = environment(fleet, trainer, evaluation=evaluation)
             trainer.run_logger.start(described, finished_rounds=rounds)
+        fleet.ranks.timings.take()  # the start is no part of the first round
         for logger in trainer.loggers:
             logger.log_hyperparams(trainer.config)
         if 0 < (trainer.max_epochs or 0) <= rounds and trainer.is_global_zero:
@@ -106,6 +108,14 @@ class RoundReport:
         shown.pop("loss", None)  # this round may have no sessions
         found = self.metrics
         shown.update({name: found[key] for name, key in _SHOWN.items() if key in found})
+
+
+def log_timings(trainer: RunTrainer, fleet: Fleet) -> None:
+    """Log the parts of a finished round, means over the ranks; they add up to its duration."""
+    every = fleet.ranks.gather([fleet.ranks.timings.take()])
+    if trainer.run_logger is not None:
+        means = {part: sum(own[part] for own in every) / len(every) for part in PARTS}
+        trainer.run_logger.log_timings(trainer.current_epoch, means)
 
 
 def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:

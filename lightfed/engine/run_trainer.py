@@ -1,36 +1,26 @@
 """A Trainer with a run folder that holds its checkpoints."""
 
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    Callback,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ProgressBar,
-    StochasticWeightAveraging,
-    Timer,
-    WeightAveraging,
-)
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
-from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.session_setup import step_schedule
 from lightfed.results.run import Run, read
-from lightfed.runs.checkpoint import main_file
+from lightfed.runs.checkpoint import main_file, newest_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.errors import Interrupted, UserError, require
-from lightfed.utils.lightning_private import _PATH, _SignalConnector
+from lightfed.utils.atomic_io import check_like, checked
+from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.recorded import Recorded, arguments
 
 
@@ -89,7 +79,7 @@ class RunTrainer(Recorded, L.Trainer):
 
     @property
     def last_checkpoint(self) -> LastCheckpoint | None:
-        """The default checkpoint, written after every round, if the run has it."""
+        """The default checkpoint, if the run has it."""
         return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
 
     def learning_rate(self, t: int) -> float | None:
@@ -113,7 +103,8 @@ class RunTrainer(Recorded, L.Trainer):
         if self.state.fn is not None and self.in_round:
             self._deferred_checkpoints.append((filepath, weights_only, storage_options))
             return
-        super().save_checkpoint(filepath, weights_only, storage_options)
+        with self.strategy.ranks.timings.part("checkpoint"):
+            super().save_checkpoint(filepath, weights_only, storage_options)
 
     def save_deferred_checkpoints(self) -> None:
         """Write the checkpoints that callbacks requested during the round."""
@@ -142,9 +133,27 @@ class RunTrainer(Recorded, L.Trainer):
         Raises:
             Interrupted: always.
         """
-        finished = self.rounds(self.current_epoch)
-        resumable = self.last_checkpoint is not None or self.save_last()
+        finished, last = self.rounds(self.current_epoch), self.last_checkpoint
+        if last is not None:
+            last.catch_up(self)
+        resumable = last is not None or self.save_last()
+        self.strategy.checkpoints.finish()
         raise Interrupted(signal, finished, resumable=resumable)
+
+    def _interrupted(self, ended: Interrupted | SystemExit) -> Interrupted:
+        """The interruption itself, or that by a second Ctrl-C, for which Lightning exits at once.
+
+        Raises:
+            SystemExit: the given one, if it has another cause.
+        """
+        if isinstance(ended, Interrupted):
+            return ended
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise ended
+        last = self.last_checkpoint
+        finished = self.rounds(self.current_epoch if last is None else last.rounds)
+        written = last is not None and last.dirpath is not None and newest_file(last.path)
+        return Interrupted(SIGINT, finished, resumable=bool(written))
 
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint; with `fresh`, `last` may start a new run.
@@ -153,7 +162,7 @@ class RunTrainer(Recorded, L.Trainer):
             UserError: there is no such checkpoint.
         """
         logger = self.run_logger
-        self.strategy.strict = False
+        self.strategy.checkpoints.strict = False
         if fresh and logger is not None:
             own = logger.place.resume_job(requeued=ckpt_path not in (None, "last"))
             if own is not None:
@@ -164,7 +173,7 @@ class RunTrainer(Recorded, L.Trainer):
             return ckpt_path
         if ckpt_path != "last":
             main = main_file(ckpt_path)
-            self.strategy.strict = True  # an explicit path has no fallback
+            self.strategy.checkpoints.strict = True  # an explicit path has no fallback
             return main if logger is None else logger.place.resume_from(main)
         if logger is None:
             return ckpt_path  # Lightning looks into the folders of the checkpoint callbacks
@@ -173,6 +182,27 @@ class RunTrainer(Recorded, L.Trainer):
             found = "`last`, but no run of this name has a checkpoint"
             raise UserError("ckpt_path", found, "give the path of a .ckpt file")
         return newest
+
+    def _check_launch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Reject a launch that cannot work, before ranks start or wait for each other.
+
+        A run without a name gets one from what it runs.
+
+        Args:
+            args: of `fit` or an evaluation; the first is the Federation.
+            kwargs: likewise, or it is `model`.
+
+        Raises:
+            UserError: names the flag, or the launcher's variable.
+        """
+        federation = args[0] if args else kwargs.get("model") or self.lightning_module
+        clients = getattr(federation, "num_clients", None)  # another module is rejected later
+        self.strategy.check_launch(self.num_nodes, clients)
+        given = (*args[1:], *kwargs.values())
+        data = next((one for one in given if isinstance(one, FederatedDataModule)), None)
+        if clients is not None and data is not None and self.run_logger is not None:
+            method = type(federation.algorithm).__name__
+            self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
@@ -195,57 +225,25 @@ class FlagSignals(_SignalConnector):
         pass
 
 
-# Callbacks that change the steps, batches or weights of a single training loop.
-_IDLE = (
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+class Restores(_CheckpointConnector):
+    """Reports what a checkpoint lacks, or holds in another form, in one line."""
 
+    @override
+    def resume_start(self, *args: Any, **kwargs: Any) -> None:
+        super().resume_start(*args, **kwargs)
+        with checked(self._ckpt_path):
+            if found := self._loaded_checkpoint:
+                lists: dict[str, Any] = {"optimizer_states": [], "lr_schedulers": []}
+                loops = {"fit_loop": self.trainer.fit_loop.state_dict()}
+                example = {"epoch": 0, "global_step": 0, "loops": loops, **lists}
+                check_like(found, example, "checkpoint")
 
-def with_folder(given: Logger | Iterable[Logger] | bool, folder: RunLogger | None) -> list[Logger]:
-    """A user's loggers, and that of the run folder first unless it is among them.
+    @override
+    def _restore_modules_and_callbacks(self, *args: Any, **kwargs: Any) -> None:
+        with checked(self._ckpt_path):
+            super()._restore_modules_and_callbacks(*args, **kwargs)
 
-    Args:
-        given: as to the Trainer; False for no logger at all.
-        folder: None if the run has none.
-    """
-    loggers: list[Logger] = []
-    if not isinstance(given, bool):
-        loggers = [given] if isinstance(given, Logger) else list(given)
-    own = any(isinstance(logger, RunLogger) for logger in loggers)
-    return loggers if own or folder is None or given is False else [folder, *loggers]
-
-
-def with_defaults(
-    callbacks: list[Callback] | Callback | None,
-    loggers: Sequence[Logger],
-    *,
-    progress: bool,
-    checkpoint: bool,
-    max_time: str | timedelta | dict[str, int] | None,
-) -> list[Callback]:
-    """A user's callbacks, and those that a run has by default unless they are among them."""
-    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-    for callback in given:
-        idle, found = isinstance(callback, _IDLE), type(callback).__name__
-        require(not idle, "trainer.callbacks", f"{found} has no effect on sessions", "remove it")
-    if progress and not any(isinstance(c, ProgressBar) for c in given):
-        given.append(RoundProgressBar())
-    if checkpoint and not any(_is_found(c, loggers) for c in given):
-        given.append(LastCheckpoint())
-    if max_time is not None and not any(isinstance(c, Timer) for c in given):
-        # Lightning's version synchronises the ranks after every wave, so fast ranks would wait.
-        given.append(Timer(max_time, interval="epoch"))
-    return given
-
-
-def _is_found(callback: Callback, loggers: Sequence[Logger]) -> bool:
-    """Whether a user's callback keeps a last.ckpt where resuming looks for it."""
-    if not (isinstance(callback, ModelCheckpoint) and callback.save_last):
-        return False
-    if not any(isinstance(logger, RunLogger) for logger in loggers):
-        return True  # Lightning looks into the folders of callbacks
-    return callback.dirpath is None and isinstance(loggers[0], RunLogger)
+    @override
+    def restore_training_state(self) -> None:
+        with checked(self._ckpt_path):
+            super().restore_training_state()

@@ -1,15 +1,28 @@
-"""What happens before the first round: sessions and their packs are made, and all is checked."""
+"""What happens before the first round: a run's callbacks, loggers, sessions and packs are made."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+    StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import Logger
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.batches import batch_sizes
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.distributed.collectives import Ranks
+from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
 from lightfed.local.client_group import GroupState
@@ -17,7 +30,9 @@ from lightfed.local.client_module import ClientModule
 from lightfed.local.packed.rules import Packed
 from lightfed.local.session_setup import OptimizerFactory
 from lightfed.models.build import blank
-from lightfed.utils.errors import UserError
+from lightfed.runs.last_checkpoint import LastCheckpoint
+from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +72,6 @@ def attach_sessions(
     fleet.training.attach(runtime, steppers, packings)
 
 
-def check_ranks(ranks: Ranks, clients: int) -> None:
-    """Reject ranks without a client.
-
-    Raises:
-        UserError: names the flag.
-    """
-    if ranks.world > clients:
-        found = f"{ranks.world} ranks for {clients} clients"
-        raise UserError("trainer.devices", found, "use at most one rank a client")
-
-
 def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
     """Reject what clients or evaluations cannot run on.
 
@@ -93,7 +97,7 @@ def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
     """
     capable: dict[int, bool] = {}
     for client in range(fleet.clients):
-        samples = _ending_on_one(fleet, data, client)
+        samples = _meeting_one(fleet, data, client)
         if samples is None:
             continue
         group = fleet.home_group(client)
@@ -103,11 +107,11 @@ def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
             _refuse(client, samples, data, f"which a normalisation of group {group} cannot take")
 
 
-def _ending_on_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
-    """Size of a client's epoch whose last batch is a single sample; None if there is none."""
+def _meeting_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | None:
+    """Size of a client's epoch that trains on a batch of one sample; None if there is none."""
     for samples in data.epoch_sizes(client):
         sizes = batch_sizes(samples, data.batch_size, data.last_batch)
-        if sizes[-1] == 1 and fleet.work.batches(len(sizes)) >= len(sizes):
+        if 1 in sizes[: fleet.work.batches(len(sizes))]:
             return samples
     return None
 
@@ -144,3 +148,63 @@ def _refuse(client: int, samples: int, data: FederatedDataModule, why: str) -> N
         raise UserError("data.partition", found, "deal at least 2 samples to every client")
     found = f"{data.last_batch}, and client {client} ends on a single sample, {why}"
     raise UserError("data.last_batch", found, "set it to join")
+
+
+# Callbacks that change the steps, batches or weights of a single training loop.
+_IDLE = (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+
+
+def with_folder(given: Logger | Iterable[Logger] | bool, folder: RunLogger | None) -> list[Logger]:
+    """A user's loggers, and that of the run folder first unless it is among them.
+
+    Args:
+        given: as to the Trainer; False for no logger at all.
+        folder: None if the run has none.
+    """
+    loggers: list[Logger] = []
+    if not isinstance(given, bool):
+        loggers = [given] if isinstance(given, Logger) else list(given)
+    own = any(isinstance(logger, RunLogger) for logger in loggers)
+    return loggers if own or folder is None or given is False else [folder, *loggers]
+
+
+def with_defaults(
+    callbacks: list[Callback] | Callback | None,
+    loggers: Sequence[Logger],
+    *,
+    progress: bool,
+    checkpoint: LastCheckpoint | None,
+    max_time: str | timedelta | dict[str, int] | None,
+) -> list[Callback]:
+    """A user's callbacks, and those that a run has by default unless they are among them."""
+    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+    for callback in given:
+        idle, found = isinstance(callback, _IDLE), type(callback).__name__
+        require(not idle, "trainer.callbacks", f"{found} has no effect on sessions", "remove it")
+    if progress and not any(isinstance(c, ProgressBar) for c in given):
+        given.append(RoundProgressBar())
+    own = next((c for c in given if _is_found(c, loggers)), None)
+    if checkpoint is not None and own is None:
+        given.append(checkpoint)
+    elif checkpoint is not None and checkpoint.is_configured:
+        found = f"{type(own).__name__} of trainer.callbacks writes last.ckpt"
+        raise UserError("trainer.checkpoint_every", found, "give one of the two")
+    if max_time is not None and not any(isinstance(c, Timer) for c in given):
+        # Lightning's version synchronises the ranks after every wave, so fast ranks would wait.
+        given.append(Timer(max_time, interval="epoch"))
+    return given
+
+
+def _is_found(callback: Callback, loggers: Sequence[Logger]) -> bool:
+    """Whether a user's callback keeps a last.ckpt where resuming looks for it."""
+    if not (isinstance(callback, ModelCheckpoint) and callback.save_last):
+        return False
+    if not any(isinstance(logger, RunLogger) for logger in loggers):
+        return True  # Lightning looks into the folders of callbacks
+    return callback.dirpath is None and isinstance(loggers[0], RunLogger)

@@ -7,6 +7,7 @@ import atexit
 import os
 import subprocess
 import time
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -21,19 +22,21 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.distributed import liveness, requeue
+from lightfed.distributed import liveness, requeue, starting
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.interface import interface_of, listen
 from lightfed.distributed.slurm import check_launch
+from lightfed.distributed.starting import check_rank
 from lightfed.runs import checkpoint
-from lightfed.runs.last_checkpoint import NAME
 from lightfed.runs.run_logger import RunLogger
-from lightfed.state.chain import Chains
+from lightfed.runs.saving.checkpoints import Checkpoints
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import _PATH
+from lightfed.utils.memory import require_memory
 
 T = TypeVar("T")
 
+_RANK = 384 * 2**20  # bytes that a rank has at least for itself
 _LAST_WORDS = 2.0  # seconds for ranks to exit by themselves before they are killed
 
 
@@ -49,27 +52,25 @@ class FederatedStrategy(DDPStrategy):
 
     Attributes:
         ranks_per_device: number of ranks per GPU; set before the devices are known.
+        checkpoints: of the run.
     """
 
     strategy_name = "federated"
     ranks_per_device = 1
-    strict = False  # whether loading may not fall back to the previous checkpoint
-    _came_from: Path | None = None  # the main file that was loaded
-    _loaded_step = 0  # rounds on disk when this process started
-    _saved_step = 0  # rounds that it has saved
 
     def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
         """Set how long ranks wait for each other; DDP's other settings do not apply.
 
         Args:
             timeout: Minutes that a rank waits for the others: at the start, at the end of a round's
-                sessions or in a collective. Then the run ends and names the missing ranks.
+                sessions or in a collective. Then the run ends and names the missing ranks. A rank
+                that is stopped is reported within a minute, and ends the run after this time.
         """
         if not timeout > 0:
             key = "trainer.strategy.init_args.timeout"
             raise UserError(key, f"{timeout:g} minutes", "give a time above 0")
         super().__init__(timeout=timedelta(minutes=timeout))
-        self._chains = Chains()
+        self.checkpoints = Checkpoints()
 
     @property
     @override
@@ -87,15 +88,36 @@ class FederatedStrategy(DDPStrategy):
         # NCCL rejects two ranks on one device.
         return "gloo" if self.ranks_per_device > 1 else super()._get_process_group_backend()
 
-    def check_launch(self, nodes: int) -> None:
-        """Reject ranks that nothing starts, before they wait for each other."""
-        if isinstance(self.cluster_environment, SLURMEnvironment | LightningEnvironment):
+    def check_launch(self, nodes: int, clients: int | None) -> None:
+        """Reject ranks that nothing starts or that cannot run, before they wait for each other.
+
+        Args:
+            nodes: of the run.
+            clients: of the federation; None if unknown.
+
+        Raises:
+            UserError: names the flag, or the launcher's variable.
+        """
+        launcher, processes = self.cluster_environment, self.num_processes
+        assert launcher is not None
+        if isinstance(launcher, SLURMEnvironment | LightningEnvironment):
             check_launch(
                 os.environ,
-                processes=self.num_processes,
+                processes=processes,
                 nodes=nodes,
                 ranks_per_device=self.ranks_per_device,
             )
+        elif launcher.world_size() != processes * nodes:
+            found = f"{processes} ranks on {nodes} nodes, where {launcher.world_size()} are started"
+            raise UserError("trainer.devices", found, "make it agree with the launcher")
+        check_rank(launcher.local_rank(), processes)
+        if clients is not None and processes * nodes > clients:
+            found = f"{processes * nodes} ranks for {clients} clients"
+            raise UserError("trainer.devices", found, "use at most one rank a client")
+        size, what = processes * _RANK, f"{processes} ranks on this node"
+        require_memory(size, "trainer.devices", what, "lower it")
+        if processes > 1 and not launcher.creates_processes_externally:
+            starting.launches(os.environ)
 
     @property
     @override
@@ -105,14 +127,21 @@ class FederatedStrategy(DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
+        if launched := self._launched():
+            assert self.cluster_environment is not None
+            first = self.cluster_environment.node_rank() * self.num_processes
+            starting.watch_launched(launched.copy(), first, self._kill_launched)
+            self._relieve_observer()
+        starting.watch_launcher(os.environ)  # of a script
         super().setup_environment()
         assert self._timeout is not None
         self.ranks = Ranks(self.root_device, timeout=self._timeout)
         _leave_at_exit()
         liveness.start(
-            self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost
-        )
-        self._relieve_observer()
+            self.ranks, self._address, self._interface(), self._kill_launched, self._node_lost,
+            limit=self._timeout.total_seconds(),
+        )  # fmt: skip
+        starting.connected()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
@@ -179,10 +208,9 @@ class FederatedStrategy(DDPStrategy):
         return getattr(self.launcher, "procs", [])
 
     def _relieve_observer(self) -> None:
-        """Stop Lightning's monitor, which kills this process when a child ends: the watch reports.
+        """Stop Lightning's monitor, which kills this process when a child ends, without a word.
 
-        Until now it was needed: a rank may die before the ranks connect. It stops when its list of
-        children is empty.
+        It stops when its list of children is empty.
         """
         launched = self._launched()
         if launched:
@@ -204,10 +232,12 @@ class FederatedStrategy(DDPStrategy):
         trainer = self.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING or not trainer.checkpoint_callbacks:
             return ""
-        return requeue.after_node_loss(progressed=self._saved_step > self._loaded_step)
+        return requeue.after_node_loss(progressed=self.checkpoints.progressed)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
+        with suppress(Exception):  # this error is reported
+            self.checkpoints.finish()
         liveness.fail(exception)
 
     @override
@@ -242,26 +272,13 @@ class FederatedStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint_: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        # Keep the checkpoint that was loaded until the run has a complete one of its own.
-        keep = self._came_from != checkpoint.previous_of(Path(filepath)).resolve()
-        chains = self._chains if Path(filepath).name == NAME else None
-        checkpoint.save(checkpoint_, filepath, self.ranks, keep_previous=keep, chains=chains)
-        self._saved_step = checkpoint_["global_step"]
-        if not keep:
-            self._came_from = None
+        self.checkpoints.save(checkpoint_, Path(filepath), self.ranks, storage_options)
 
     @override
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        path = Path(checkpoint_path)
-        if self.strict:
-            content = checkpoint.load(path, self.ranks)
-        else:
-            content, path = checkpoint.load_newest(path, self.ranks)
-        self._came_from = path.resolve()
-        self._loaded_step = content["global_step"]
-        return content
+        return self.checkpoints.load(Path(checkpoint_path), self.ranks)
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

@@ -18,14 +18,15 @@ from lightfed.engine import checks
 from lightfed.engine.checks import Clips
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
-from lightfed.engine.run_trainer import FlagSignals, RunTrainer, with_defaults, with_folder
+from lightfed.engine.run_trainer import FlagSignals, Restores, RunTrainer
+from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.report.live import LivePage
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError
-from lightfed.utils.heap import keep_heap
 from lightfed.utils.lightning_private import _PATH
+from lightfed.utils.memory import keep_heap
 from lightfed.utils.signals import listening
 
 Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
@@ -61,6 +62,8 @@ class FederatedTrainer(RunTrainer):
         limit_test_batches: int | float | None = None,
         check_val_every_n_epoch: int = 1,
         enable_checkpointing: bool = True,
+        checkpoint_every: int | None = None,
+        checkpoint_minutes: float | None = None,
         enable_progress_bar: bool = True,
         enable_model_summary: bool = False,
         gradient_clip_val: float | None = None,
@@ -79,7 +82,7 @@ class FederatedTrainer(RunTrainer):
 
         Args:
             name: Name of the run: its folder is <default_root_dir>/<name>, numbered if that exists.
-                The command line's default is the name of the configuration file.
+                The default is that of the configuration file, or <algorithm>-<dataset>-s<seed>.
             max_epochs: Rounds.
             min_epochs: Rounds before a callback may stop the run.
             max_steps: Server updates; -1 for no limit.
@@ -97,7 +100,10 @@ class FederatedTrainer(RunTrainer):
             limit_val_batches: Evaluation jobs per rank; 0 for no validation.
             limit_test_batches: As limit_val_batches, for `test`.
             check_val_every_n_epoch: Rounds between evaluations; the last round is always evaluated.
-            enable_checkpointing: Write checkpoints/last.ckpt after every round.
+            enable_checkpointing: Write checkpoints/last.ckpt while the next round trains.
+            checkpoint_every: Rounds between two checkpoints, which a killed run may lose; 1 by
+                default. A signal and the last round always leave one.
+            checkpoint_minutes: Minutes between two checkpoints, instead of or besides rounds.
             enable_progress_bar: Show rounds, sessions and time left.
             enable_model_summary: Print the server state's modules.
             gradient_clip_val: Limit on the gradients of a local step.
@@ -118,22 +124,18 @@ class FederatedTrainer(RunTrainer):
         """
         self._deferred_checkpoints = []
         self._makes_page = enable_page
-        self._limits = {
-            "max_epochs": max_epochs,
-            "max_steps": max_steps,
-            "max_time": None if max_time is None else str(max_time),
-        }
+        time = None if max_time is None else str(max_time)
+        self._limits = {"max_epochs": max_epochs, "max_steps": max_steps, "max_time": time}
         if name is not None:
             check_name("trainer.name", name)
         checks.check_rounds(max_epochs=max_epochs, max_steps=max_steps, max_time=max_time)
         checks.check_at_least_one(
             {
-                "num_threads": num_threads,
-                "num_nodes": num_nodes,
+                "num_threads": num_threads, "num_nodes": num_nodes,
                 "ranks_per_device": ranks_per_device,
                 "check_val_every_n_epoch": check_val_every_n_epoch,
             }
-        )
+        )  # fmt: skip
         checks.check_limit("limit_train_batches", limit_train_batches, least=1)
         checks.check_limit("limit_val_batches", limit_val_batches, least=0)
         checks.check_limit("limit_test_batches", limit_test_batches, least=0)
@@ -146,8 +148,10 @@ class FederatedTrainer(RunTrainer):
         # Otherwise Lightning's launcher sets another value.
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
         keep_heap()
-        folder = None if fast_dev_run else RunLogger(default_root_dir, name or "run")
+        folder = None if fast_dev_run else RunLogger(default_root_dir, name)
         loggers = with_folder(logger, folder)
+        keeps = enable_checkpointing and not fast_dev_run
+        last = checks.last_checkpoint(checkpoint_every, checkpoint_minutes, enabled=keeps)
         super().__init__(
             accelerator=accelerator,
             strategy=strategy,
@@ -156,11 +160,7 @@ class FederatedTrainer(RunTrainer):
             precision=precision,
             logger=loggers,
             callbacks=with_defaults(
-                callbacks,
-                loggers,
-                progress=enable_progress_bar,
-                checkpoint=enable_checkpointing and not fast_dev_run,
-                max_time=max_time,
+                callbacks, loggers, checkpoint=last, max_time=max_time, progress=enable_progress_bar
             ),
             fast_dev_run=fast_dev_run,
             max_epochs=max_epochs,
@@ -172,7 +172,7 @@ class FederatedTrainer(RunTrainer):
             check_val_every_n_epoch=check_val_every_n_epoch,
             num_sanity_val_steps=0,
             log_every_n_steps=1,
-            enable_checkpointing=enable_checkpointing and not fast_dev_run,
+            enable_checkpointing=keeps,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
             gradient_clip_val=gradient_clip_val,
@@ -189,7 +189,7 @@ class FederatedTrainer(RunTrainer):
         self.fit_loop = FederatedLoop(self)
         if enable_page:
             self.callbacks.append(LivePage())
-        self._signal_connector = FlagSignals(self)
+        self._signal_connector, self._checkpoint_connector = FlagSignals(self), Restores(self)
 
     @property
     def federation(self) -> Federation:
@@ -211,7 +211,7 @@ class FederatedTrainer(RunTrainer):
             SystemExit: a signal has stopped the run; its state is on disk.
             UserError: a setting or file of the user cannot be used.
         """
-        self.strategy.check_launch(self.num_nodes)
+        self._check_launch(args, kwargs)
         path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
         if self._is_finished():
             return
@@ -219,8 +219,8 @@ class FederatedTrainer(RunTrainer):
         with listening(), nullcontext() if logger is None else logger.writing():
             try:
                 super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
-            except Interrupted as interrupted:
-                requeue.leave(interrupted, first=self.is_global_zero)
+            except (Interrupted, SystemExit) as ended:
+                requeue.leave(self._interrupted(ended), first=self.is_global_zero)
             if logger is not None:
                 logger.finish(self.current_epoch, self._limits)
                 if self._makes_page and self.is_global_zero:
@@ -236,7 +236,7 @@ class FederatedTrainer(RunTrainer):
             ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
             **kwargs: likewise.
         """
-        self.strategy.check_launch(self.num_nodes)
+        self._check_launch(args, kwargs)
         return super().validate(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     @override
@@ -248,7 +248,7 @@ class FederatedTrainer(RunTrainer):
             ckpt_path: a checkpoint; `last` for the newest run of this name and configuration.
             **kwargs: likewise.
         """
-        self.strategy.check_launch(self.num_nodes)
+        self._check_launch(args, kwargs)
         return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     @override
@@ -278,7 +278,7 @@ class FederatedTrainer(RunTrainer):
             found = f"client {client} of {federation.num_clients}"
             raise UserError("predict", found, "give a number from 0")
         federation.predicts = client
-        self.strategy.check_launch(self.num_nodes)
+        self._check_launch(args, kwargs)
         outputs = super().predict(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
         (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
         return found

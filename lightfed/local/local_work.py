@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from lightfed.models.build import DataSpec
 from lightfed.utils.counts import rounded_down
 from lightfed.utils.errors import require
 from lightfed.utils.rng import derive_seed, torch_generator
+from lightfed.utils.stopwatch import Timings
 
 
 class ClientData(DataSpec, Protocol):
@@ -165,14 +166,16 @@ class SessionPlans:
         data: of the clients.
         work: as configured.
         seed: of the run.
+        timings: of this rank, for the time that data takes.
 
     Attributes:
         steps: batches per session by client, if they differ from the configuration.
         phases: parts of every session, if it has several.
     """
 
-    def __init__(self, data: ClientData, work: LocalWork, *, seed: int) -> None:
+    def __init__(self, data: ClientData, work: LocalWork, *, seed: int, timings: Timings) -> None:
         self._data, self._work, self._seed = data, work, seed
+        self.timings = timings
         self._augments = data.augments
         self.steps: Mapping[int, int] = {}
         self.phases: Sequence[Phase] = ()
@@ -206,8 +209,8 @@ class SessionPlans:
 
     def batches(self, client: int, t: int, left: int, purpose: str) -> Iterator[Any]:
         """`left` training batches; their order is named (seed, purpose + "order", t, client)."""
-        for plan in self.epochs(client, t, left, purpose):
-            yield from self._data.batches(plan)
+        epochs = self.epochs(client, t, left, purpose)
+        return self.timings.each("data", chain.from_iterable(map(self._data.batches, epochs)))
 
     def epochs(self, client: int, t: int, left: int, purpose: str = "") -> Iterator[Any]:
         """The local epochs of `left` training batches, before their samples are gathered."""
@@ -224,4 +227,6 @@ class SessionPlans:
 
     def side_by_side(self, steps: Mapping[int, int], t: int) -> PackBatches:
         """The training batches of several sessions, whose numbers of batches are given."""
-        return self._data.pack_batches([[*self.epochs(k, t, left)] for k, left in steps.items()])
+        with self.timings.part("data"):
+            plans = [[*self.epochs(client, t, left)] for client, left in steps.items()]
+            return self._data.pack_batches(plans)

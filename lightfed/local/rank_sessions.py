@@ -107,9 +107,10 @@ class Training(AroundSessions):
         mine = fleet.mine(clients)
         self.tests, self._refusals = {moment: [] for moment in self.tested}, []
         watch.forget_signal()
-        self._packs.form([k for k in mine if not self._is_known(k)], t)
-        pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
-        here = [report.resolve() for report in pending]
+        with self._timings.part("sessions"):
+            self._packs.form([k for k in mine if not self._is_known(k)], t)
+            pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
+            here = [report.resolve() for report in pending]
         fleet.ranks.meet(f"the end of the sessions of round {t}")
         gathered = fleet.ranks.gather([*here, *self._refusals])
         for refusal in gathered:

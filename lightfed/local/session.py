@@ -214,8 +214,7 @@ class LocalSession:
             with self._context():
                 self.module.validation_step(data, index)
             samples += size
-        metrics = {name: float(value) for name, value in self._log.close().items()}
-        return Report(client, samples, metrics=metrics, batch=batch)
+        return Report(client, samples, metrics=numbers(self._log.close()), batch=batch)
 
     def forget(self) -> None:
         """Discard what an evaluation that raised has logged."""
@@ -244,7 +243,7 @@ class PendingReport:
 
     def resolve(self) -> Report:
         samples = sum(self.sizes)
-        metrics = {name: float(value) for name, value in self.logged.items()}
+        metrics = numbers(self.logged)
         if samples:
             # One transfer for all on a GPU; on a CPU a stack costs more than it saves.
             on_gpu = self.losses[0].is_cuda
@@ -268,6 +267,16 @@ class Known:
 
     def resolve(self) -> Report:
         return self.report
+
+
+def numbers(means: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """The means on the host, in one transfer for all that are on a GPU."""
+    there = [name for name, value in means.items() if isinstance(value, Tensor) and value.is_cuda]
+    found: dict[str, Any] = dict(means)
+    if there:
+        values = torch.stack([found[name].double() for name in there])
+        found |= dict(zip(there, values.tolist(), strict=True))
+    return {name: float(value) for name, value in found.items()}
 
 
 def batch_size(batch: Any) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightfed.aggregation.gossip import ROOM
 from lightfed.api.fleet import Fleet
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.local_work import Phase
@@ -114,7 +115,7 @@ class DryFleet(Fleet):
         self.bound = self.bound if masks is None else "at most"
         layout = self.groups[0].layout
         if self.ranks.world > 1:  # blocks in transit are no larger than all rows
-            self.others = min(self._exchange_buffer, 6 * self.clients * 4 * layout.size)
+            self.others = min(self._exchange_buffer or ROOM, 6 * self.clients * 4 * layout.size)
         size = 4 * layout.floats.numel + 8 * layout.integers.numel
         for receiver, theirs in senders.items():
             for sender in theirs:

@@ -238,8 +238,8 @@ def _page(found: Comparison, figures: Sequence[Figure], finals: DataFrame) -> st
         figures=figures,
         tables=[*tables, *(part for p in found.protocols for part in markup(p, found.target))],
         finals=finals,
-        places=range(len(found.rows)),
-        note=f"{note[0].upper()}{note[1:]}; n is their number." if note else "",
+        places=[row.place for row in found.rows],
+        note=f"{note[0].upper()}{note[1:]}." if note else "",
         verdicts=verdicts_markup(found.further_contests),
     )
 

@@ -26,7 +26,7 @@ DRAG = "Drag to move, shift and wheel to zoom, double click to go back."
 
 def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
     """Those that the runs allow; each group has one colour and one dash in all of them."""
-    by = Series.of("label", [group.label for group in groups], "experiment")
+    by = Series("label", {group.label: group.place for group in groups}, "experiment")
     made = (
         _courses(groups, column, by),
         _finals(groups, column, by),

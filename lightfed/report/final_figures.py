@@ -40,8 +40,8 @@ def comparison_table(
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
     cells = [_row(row, column, goal, staged=staged) for row in rows]
     table = without_empty_columns(text_table(cells))
-    named = "algorithm" in table and (table["algorithm"] == table["run"]).all()
-    return table.drop(columns="algorithm") if named else table
+    named = all(row.label.startswith(row.algorithm) for row in rows)
+    return table.drop(columns="algorithm", errors="ignore") if named else table
 
 
 def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str]:

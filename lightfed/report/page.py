@@ -23,7 +23,7 @@ from lightfed.results.tables import (
     rounds_text,
     text_table,
 )
-from lightfed.results.units import seconds_text
+from lightfed.results.units import time_left_text
 from lightfed.studies.dispfl.similarity import similarity_figures
 from lightfed.studies.figures import figures_of_run
 
@@ -97,9 +97,9 @@ def _page(run: Run, outcome: Outcome, figures: Sequence[Figure], *, live: bool) 
 
 
 def _progress(run: Run, outcome: Outcome) -> str:
-    """`Running: 12 of 30 rounds, about 4.5 min left. Written at 12:30:05; ...`."""
+    """`Running: 12 of 30 rounds, about 4 min left. Written at 12:30:05; ...`."""
     rest = (run.planned or run.last_round) - run.last_round
-    left = f", about {seconds_text(rest * outcome.seconds_per_round)} left" if rest else ""
+    left = f", about {time_left_text(rest * outcome.seconds_per_round)} left" if rest else ""
     now = datetime.now().astimezone().strftime("%H:%M:%S")
     again = f"Written at {now}; the page loads itself every {REFRESH} s until the run ends."
     return f"Running: {rounds_text(run)} rounds{left}. {again}"

@@ -16,7 +16,8 @@ from lightfed.results.tables import readable, sentence
 from lightfed.results.units import metric_text, unit_of
 
 DOTS = 250  # clients in a picture of points
-CELLS = 4000  # of a heat map
+CELLS = 2000  # of a heat map
+TIMES = 120  # points of the picture of seconds
 MOST_PANELS = 9
 # by the column of clients.csv: what the axis is called and its unit
 BESIDE = {
@@ -31,7 +32,7 @@ TRAINING = "training"
 
 def run_figures(run: Run) -> list[Figure]:
     """Those that the files of the run allow."""
-    made = (course(run), clients(run), partition(run))
+    made = (course(run), clients(run), partition(run), times(run))
     return [figure for figure in made if figure is not None]
 
 
@@ -91,9 +92,11 @@ def clients(run: Run) -> Figure | None:
     caption = (
         f"After round {int(table['round'].iloc[0])}: mean {mean}, worst tenth {worst}, "
         f"{table[metric].count():,} clients{run.note}. Boxes: quartiles; lines: 5 % to 95 %; bars: "
-        f"median (thick) and mean (thin). Of a larger group, {marks.MOST_SHOWN} clients of evenly "
-        f"spaced ranks are drawn, and {DOTS} in the other pictures."
+        "median (thick) and mean (thin)."
     )
+    if len(table) > DOTS:
+        most = f"{marks.MOST_SHOWN:,} in all, and {DOTS} in the other pictures"
+        caption += f" Clients of evenly spaced ranks are drawn: {most}."
     drawn = tuple(chart for chart in charts if chart is not None)
     return Figure("clients", "Clients: who suffers", drawn, caption)
 
@@ -125,13 +128,31 @@ def partition(run: Run) -> Figure | None:
         title="Training samples of each client",
     )
     classes = (counts > 0).sum(axis=1)
+    ends = " to ".join(dict.fromkeys((str(classes.min()), str(classes.max()))))
     caption = (
         f"{len(counts):,} clients hold {held.iloc[-1]:,} to {held.iloc[0]:,} samples "
-        f"(median {held.median():,.0f}) of {classes.min()} to {classes.max()} classes."
+        f"(median {held.median():,.0f}) of {ends} classes."
         + f" {len(shown)} of them are drawn."
         * (len(shown) < len(counts))
     )
     return Figure("partition", "Partition", (heat, ordered), caption)
+
+
+def times(run: Run) -> Figure | None:
+    """The parts of every round's time; None below two rounds."""
+    if len(run.timings) < 2:
+        return None
+    bins = np.arange(len(run.timings)) * min(TIMES, len(run.timings)) // len(run.timings)
+    means = run.timings.reset_index().groupby(bins).mean()
+    parts = [name for name in means.columns[1:] if means[name].any()]
+    table = means.melt("round", parts, var_name="part", value_name="seconds")
+    by = Series.of("part", parts, "part")
+    chart = marks.areas(table, Axis("round"), Axis("seconds", zero=True), by, title="Seconds")
+    caption = (
+        "Wall-clock seconds of a round, means over the ranks. Merge is what the algorithm does "
+        "beside its sessions. Waiting is for other ranks. Checkpoint is what training waits for."
+    )
+    return Figure("timings", "Time of a round", (chart,), caption)
 
 
 def _kinds(metric: str) -> dict[str, str]:

@@ -19,10 +19,11 @@ from lightfed.drawing.markup import parts
 from lightfed.drawing.summary import print_line
 from lightfed.results.groups import Group, final_text, grouped, synthetic_note, usual_metric
 from lightfed.results.intervals import CHOSEN, INTERVAL, Paired, paired, seeds_text
+from lightfed.results.outcome import best_of
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, variants
 from lightfed.results.tables import readable, text_table
-from lightfed.results.units import NOTHING, direction, is_share
+from lightfed.results.units import NOTHING, is_share
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
 
 KINDS = ("global", "local", "personal")
@@ -62,19 +63,17 @@ class Contest:
         """The final value: mean and sample deviation over the seeds."""
         return group.score(self.columns[group])
 
-    def best_but(self, group: Group | None) -> Group:
+    def best_other(self, group: Group | None) -> Group:
         """The experiment with the best mean among all others."""
-        sign = direction(self.metric)
-        others = [other for other in self.columns if other != group]
-        return max(others, key=lambda other: sign * self.score(other)[0])
+        return best_of({g: self.score(g)[0] for g in self.columns if g != group}, self.metric)
 
     def paired(self, own: Group, rival: Group) -> Paired:
         return paired(own, rival, self.metric, (self.columns[own], self.columns[rival]))
 
     def verdict(self) -> str:
         """Compares the best experiment with the next best, in a sentence."""
-        best = self.best_but(None)
-        rival = self.best_but(best)
+        best = self.best_other(None)
+        rival = self.best_other(best)
         text = self.paired(best, rival).sentence(best.label, rival.label, role="the next best")
         return f"{best.label} {text}."
 
@@ -83,7 +82,7 @@ class Contest:
         return text_table([self._row(group) for group in self.columns])
 
     def _row(self, group: Group) -> dict[str, str]:
-        rival = self.best_but(group)
+        rival = self.best_other(group)
         found = self.paired(group, rival)
         unit = "points" if is_share(self.metric) else readable(self.metric)
         seeds = (found.seeds_label, found.lacking(group.label, rival.label))

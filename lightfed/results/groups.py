@@ -46,12 +46,16 @@ class Group:
         runs: the finished ones, or all if none is.
         left_out: the others, whose last metrics are from an earlier round.
         label: what differs between the groups of a comparison; the name if nothing is known.
+        place: of its colour and dash; the first group of each method comes before all others.
+        method_place: that of the first group of its method.
     """
 
     name: str
     runs: tuple[Run, ...]
     left_out: tuple[Run, ...] = ()
     label: str = field(default="", compare=False)
+    place: int = field(default=0, compare=False)
+    method_place: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or self.name)
@@ -176,7 +180,7 @@ def singles(runs: Sequence[Run]) -> list[Group]:
         parent = common_parent(runs)
         names = [os.path.relpath(run.folder.absolute(), parent) for run in runs]
     groups = [_group(name, [run]) for name, run in zip(names, runs, strict=True)]
-    return _labelled(groups, [{"seed": str(run.seed)} for run in runs])
+    return _placed(_labelled(groups, [{"seed": str(run.seed)} for run in runs]))
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -186,7 +190,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         name = _name(found)
         times[name] += 1
         groups.append(_group(f"{name} #{times[name]}" if times[name] > 1 else name, found))
-    return _labelled(groups, [{}] * len(groups))
+    return _placed(_labelled(groups, [{}] * len(groups)))
 
 
 def _group(name: str, runs: Sequence[Run]) -> Group:
@@ -212,6 +216,18 @@ def _labelled(groups: Sequence[Group], further: Sequence[Mapping[str, str]]) -> 
         else replace(group, label=label + RUNNING * group.name.endswith(RUNNING))
         for group, label, method in zip(groups, labels, methods, strict=True)
     ]
+
+
+def _placed(groups: Sequence[Group]) -> list[Group]:
+    """With the places of their colours and dashes."""
+    methods = list(dict.fromkeys(group.algorithm for group in groups))
+    free, taken, found = iter(range(len(methods), len(groups))), set[str](), []
+    for group in groups:
+        first = methods.index(group.algorithm)
+        place = next(free) if group.algorithm in taken else first
+        taken.add(group.algorithm)
+        found.append(replace(group, place=place, method_place=first))
+    return found
 
 
 def _terms(group: Group) -> dict[str, str]:

@@ -6,7 +6,7 @@ Every number on a page, in a table or in a comparison is computed here, once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Spread = TypeVar("Spread", float, "Series")
+Item = TypeVar("Item")
 NAN = math.nan
 LEVEL = 0.95  # of intervals
 COSTS = tuple(name for name in CLIENT_COSTS if name != "samples")
@@ -120,6 +121,11 @@ def outcome_of(run: Run, *, primary: str | None = None) -> Outcome:
     )
 
 
+def best_of(scores: Mapping[Item, float], metric: str) -> Item:
+    """The key of the best of at least one score."""
+    return max(scores, key=lambda item: direction(metric) * scores[item])
+
+
 def primary_metric(run: Run) -> str:
     """The run's main column: accuracy, else the first metric, else the training loss."""
     measured = map(str, run.rounds.dropna(axis=1, how="all"))
@@ -194,8 +200,9 @@ def traffic(run: Run) -> Series:
 
 def worst_tenth(values: Series, metric: str) -> float:
     """The mean of the worst tenth (rounded up) of the known values."""
-    known = (-direction(metric) * values.dropna()).nlargest(math.ceil(values.count() / 10))
-    return -direction(metric) * float(known.mean())
+    known = values.dropna()
+    worst = known.nsmallest if direction(metric) > 0 else known.nlargest
+    return float(worst(math.ceil(len(known) / 10)).mean())
 
 
 def client_groups(run: Run, metric: str) -> DataFrame:

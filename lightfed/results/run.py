@@ -1,6 +1,7 @@
 """A run folder as tables.
 
-Its files are metrics.csv, clients.csv, partition.npz, gate.npz, environment.json and config.yaml.
+Its files are metrics.csv, clients.csv, timings.csv, partition.npz, gate.npz, environment.json and
+config.yaml.
 Only metrics.csv must exist. Masks of sparse clients are large and read by `studies.dispfl`.
 The run may still be writing: a last line without a line end is ignored, and the evaluation that it
 belongs to counts only if there is no earlier one.
@@ -78,6 +79,8 @@ class Run:
         clients: a row a client and evaluation: `round`, `client`, `cohort`, metrics and costs.
             Bytes and FLOPs count from the start. Empty without clients.csv.
         evaluation: the last complete evaluation, by client; empty without any.
+        timings: seconds of a finished round, which is the index, by its part; means over the ranks.
+            Empty without timings.csv.
         partition: None without partition.npz.
         gates: None without gate.npz.
         environment: empty without environment.json.
@@ -89,6 +92,7 @@ class Run:
     rounds: DataFrame = field(repr=False)
     clients: DataFrame = field(repr=False)
     evaluation: DataFrame = field(repr=False)
+    timings: DataFrame = field(repr=False)
     partition: Partition | None = field(repr=False)
     gates: Gates | None = field(repr=False)
     environment: dict[str, Any] = field(repr=False)
@@ -219,6 +223,7 @@ def _read(folder: Path) -> Run:
         rounds=_rounds(folder / "metrics.csv"),
         clients=clients,
         evaluation=evaluation,
+        timings=_by_round(folder / "timings.csv"),
         partition=_arrays(folder / "partition.npz", _partition),
         gates=_arrays(folder / "gate.npz", _gates),
         environment=environment,
@@ -228,13 +233,22 @@ def _read(folder: Path) -> Run:
 
 
 def _rounds(path: Path) -> DataFrame:
-    table, _ = read_csv(path, keys=["round"])
+    table = _by_round(path)
     if table.empty:
         fix = "wait for the first round to end"
         raise UserError("report", f"{path} holds no finished round yet", fix)
-    # a killed and resumed run may have written a round twice: the later row counts
-    table = table.drop_duplicates("round", keep="last").set_index("round").sort_index()
     return table.replace([np.inf, -np.inf], np.nan)
+
+
+def _by_round(path: Path) -> DataFrame:
+    """A table of finished rounds; empty if it does not exist."""
+    import pandas as pd
+
+    if not path.is_file():
+        return pd.DataFrame()
+    # a killed and resumed run may have written a round twice: the later row counts
+    table = read_csv(path, keys=["round"])[0].drop_duplicates("round", keep="last")
+    return table.set_index("round").sort_index()
 
 
 def _clients(path: Path) -> tuple[DataFrame, DataFrame]:

@@ -11,83 +11,25 @@ last. Whenever the writer dies, at least one of the two main files exists and `l
 it. A main file names several tags if each has only the clients that had changed (`state/chain.py`).
 """
 
-import errno
 import logging
-import os
 import shutil
-import socket
-from collections.abc import Callable
-from contextlib import suppress
+from os.path import isfile
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
-
-import torch
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs import run_lock
-from lightfed.state.chain import Chains
-from lightfed.utils.atomic_io import check, flush_folder, read, write_atomically
-from lightfed.utils.errors import DiskError, UserError, require
+from lightfed.utils.atomic_io import check, check_like, checked, read
+from lightfed.utils.errors import UserError, require
 
 SHARDS = "lightfed_shards"  # key in the main file: tags of the shards, number of each, the format
 FORMAT = 3  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
 _PREVIOUS = ".previous"
-_NOT_STATE = ("hyper_parameters", "hparams_name")  # ends of keys; config.yaml has these values
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 log = logging.getLogger(__name__)
 
 
 class OtherFormat(UserError):
     """A checkpoint is intact, but another version of lightfed wrote it."""
-
-
-def save(
-    checkpoint: dict[str, Any],
-    path: str | Path,
-    ranks: Ranks,
-    *,
-    keep_previous: bool = True,
-    chains: Chains | None = None,
-) -> None:
-    """Write a checkpoint; called by every rank.
-
-    Args:
-        checkpoint: as dumped by Lightning; the rows of this rank's clients under `CLIENTS`, on
-            stateful runs.
-        path: of the main file; rank 0's is used.
-        ranks: of the run.
-        keep_previous: whether the replaced checkpoint becomes the previous one. If not, or if it is
-            incomplete, an existing previous one stays.
-        chains: those of this main file; only clients that have changed are then written.
-
-    Raises:
-        DiskError: on every rank, if any could not write. New files are removed and the old ones
-            are unchanged.
-        TakenOver: on every rank, if the run continues in another process; new files are removed.
-    """
-    main = Path(ranks.broadcast(str(path)))
-    tag = ranks.broadcast(uuid4().hex[:12])
-    rows = checkpoint.pop(CLIENTS, None)
-    chain = None if chains is None or rows is None else chains.next(shard_folder(main))
-    for key in [key for key in checkpoint if key.endswith(_NOT_STATE)]:
-        del checkpoint[key]  # only primitives can be loaded safely
-    if rows is not None:
-        rows = rows if chain is None else chain.changes(rows, shard_folder(main), ranks)
-        shard = shard_folder(main) / tag / f"rank{ranks.rank}.pt"
-        _together(lambda: _write(rows, shard), main, tag, ranks)
-    tags = [tag] if chain is None else [*chain.tags, tag]
-    world = 0 if rows is None else ranks.world
-    checkpoint[SHARDS] = {"tags": tags, "ranks": world, "format": FORMAT}
-
-    def commit() -> None:
-        if ranks.rank == 0:
-            _commit(checkpoint, main, tag, keep_previous=keep_previous)
-
-    _together(commit, main, tag, ranks)
-    if chain is not None:
-        chain.extend(tag)
 
 
 def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
@@ -156,7 +98,7 @@ def load_newest(path: str | Path, ranks: Ranks) -> tuple[dict[str, Any], Path]:
 def newest_file(path: str | Path) -> Path | None:
     """The main file, or the previous one if a killed writer left only that; None without either."""
     main = Path(path)
-    return next((file for file in (main, previous_of(main)) if file.is_file()), None)
+    return next((file for file in (main, previous_of(main)) if isfile(file)), None)  # no OSError
 
 
 def main_file(path: str | Path) -> Path:
@@ -166,7 +108,7 @@ def main_file(path: str | Path) -> Path:
         UserError: the file does not exist.
     """
     main = Path(path)
-    if not main.is_file():
+    if not isfile(main):
         other = newest_file(main) or "the path of a .ckpt file, or `last`"
         raise UserError("ckpt_path", f"no file {main}", f"give {other}")
     return main
@@ -190,55 +132,12 @@ def shard_folder(main: Path) -> Path:
     return main.with_name(main.stem.removesuffix(_PREVIOUS) + main.suffix + ".shards")
 
 
-def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> None:
-    """Run a writing step on every rank; if it fails on one, no rank waits for it."""
-    failures: list[tuple[int, str, OSError | run_lock.TakenOver]] = []
+def tags_of(main: Path) -> list[str]:
+    """The tags of a main file's shards; none if it cannot be read."""
     try:
-        step()
-    except (OSError, run_lock.TakenOver) as error:
-        failures = [(ranks.rank, socket.gethostname(), error)]
-    failures = ranks.gather(failures)
-    if not failures:
-        return
-    if ranks.rank == 0:
-        _remove_new(main, tag)
-    rank, host, failure = failures[0]
-    if isinstance(failure, run_lock.TakenOver):
-        raise failure
-    raise ranks.broadcast(_unwritable(main, rank, host, failure)) from failure
-
-
-def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
-    reason = error.strerror or str(error)
-    found = f"checkpoint {main} cannot be written ({reason}) on rank {rank} ({host})"
-    repair = "free space" if error.errno in _FULL else "repair the file system"
-    whole = newest_file(main)
-    kept = "" if whole is None else f"; {whole} is complete"
-    return DiskError(
-        "trainer.default_root_dir", found, f"{repair} and run the same command again{kept}"
-    )
-
-
-def _commit(checkpoint: dict[str, Any], main: Path, tag: str, *, keep_previous: bool) -> None:
-    """Write the main file and replace the old one; called only by rank 0."""
-    if checkpoint[SHARDS]["ranks"]:
-        flush_folder(shard_folder(main))  # the tag's own name
-    new = _part(main, tag)
-    _write(checkpoint, new)
-    run_lock.check(main)  # at the last moment
-    previous = previous_of(main)
-    old = _tags(main) if keep_previous else []
-    if old:
-        os.replace(main, previous)
-    os.replace(new, main)
-    flush_folder(main.parent)
-    with suppress(OSError):  # the next checkpoint removes leftovers
-        _remove_leftovers(main, {*checkpoint[SHARDS]["tags"], *(old or _tags(previous))})
-
-
-def _write(content: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: torch.save(content, file))
+        return list(_read_main(main)[SHARDS]["tags"])
+    except (UserError, KeyError):
+        return []
 
 
 def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
@@ -247,16 +146,21 @@ def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
     check(main)
     checkpoint = _read_main(main)
     shards = checkpoint[SHARDS]
-    written = shards.get("format", 1)  # version 0.1 does not name its own
+    with checked(main):
+        written = shards.get("format", 1)  # version 0.1 does not name its own
     if written != FORMAT:
         found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
         fix = "resume with the version that wrote it, which environment.json names"
         raise OtherFormat("ckpt_path", found, fix)
-    names = [f"{tag}/rank{r}.pt" for tag in shards["tags"] for r in range(shards["ranks"])]
-    files = [shard_folder(main) / name for name in names]
-    for file in files[share::shares]:
-        check(file)
-    checkpoint[CLIENTS] = [read(file) for file in files]
+    with checked(main):
+        check_like(shards, {"tags": [], "ranks": 0}, SHARDS)
+        names = (f"{tag}/rank{r}.pt" for tag in shards["tags"] for r in range(shards["ranks"]))
+        files = []
+        for number, file in enumerate(shard_folder(main) / name for name in names):
+            if number % shares == share:
+                check(file)  # before the next one: there may not be that many
+            files.append(file)
+        checkpoint[CLIENTS] = [read(file) for file in files]
     return checkpoint
 
 
@@ -265,36 +169,3 @@ def _read_main(path: Path) -> dict[str, Any]:
     ours, fix = isinstance(checkpoint, dict) and SHARDS in checkpoint, "give one of a lightfed run"
     require(ours, "ckpt_path", f"{path} was not written by lightfed", fix)
     return checkpoint
-
-
-def _tags(main: Path) -> list[str]:
-    """The tags of a main file's shards; none if it cannot be read."""
-    try:
-        return list(_read_main(main)[SHARDS]["tags"])
-    except (UserError, KeyError):
-        return []
-
-
-def _remove_new(main: Path, tag: str) -> None:
-    """Remove the files of a failed checkpoint, unless it is already in place."""
-    if tag in _tags(main):
-        return
-    shutil.rmtree(shard_folder(main) / tag, ignore_errors=True)
-    with suppress(OSError):  # it does not exist
-        _part(main, tag).unlink()
-    with suppress(OSError):  # it holds other shards
-        shard_folder(main).rmdir()
-
-
-def _remove_leftovers(main: Path, keep: set[str]) -> None:
-    """Remove shards of other tags, and what a killed writer left next to the checkpoint."""
-    for old in shard_folder(main).glob("*"):
-        if old.name not in keep:
-            shutil.rmtree(old, ignore_errors=True)
-    for part in main.parent.glob(f"{main.name}.*.part"):
-        part.unlink(missing_ok=True)
-
-
-def _part(main: Path, tag: str) -> Path:
-    """The main file before it takes its place."""
-    return main.with_name(f"{main.name}.{tag}.part")

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,14 +68,20 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
 
 
 def software() -> dict[str, str]:
-    """Versions and the commit."""
+    """Versions, the commit and the command."""
+    return _versions() | {"command": " ".join(sys.argv)}
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Versions of packages and the commit, which stay while a process runs."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return versions | {"commit": _commit(), "command": " ".join(sys.argv)}
+    return versions | {"commit": _commit()}
 
 
 def _commit() -> str:

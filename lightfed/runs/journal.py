@@ -14,6 +14,8 @@ from typing import Any
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.sessions.finished import Suspended
 from lightfed.runs import checkpoint
+from lightfed.runs.saving import writing
+from lightfed.utils.atomic_io import check_like, checked
 
 FILE = "sessions.ckpt"
 
@@ -36,7 +38,7 @@ def write(
     rows = {client: done.state_dict() for client, done in suspended.finished.items()}
     content: dict[str, Any] = {"round": t, "call": suspended.call, "identity": dict(identity)}
     content[checkpoint.CLIENTS] = rows
-    checkpoint.save(content, path, ranks, keep_previous=False)
+    writing.save(content, path, ranks, keep_previous=False)
 
 
 def read(
@@ -54,7 +56,9 @@ def read(
     if not ranks.any(path.is_file()):
         return None
     content = checkpoint.load(path, ranks)
-    if content["round"] != t or content["identity"] != dict(identity):
-        return None
-    sessions = {k: s for shard in content[checkpoint.CLIENTS] for k, s in shard.items()}
-    return content["call"], sessions
+    with checked(path):
+        check_like(content, {"round": 0, "call": 0, "identity": {}}, "journal")
+        if content["round"] != t or content["identity"] != dict(identity):
+            return None
+        sessions = {k: s for shard in content[checkpoint.CLIENTS] for k, s in shard.items()}
+        return content["call"], sessions

@@ -16,7 +16,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.slurm import Job
 from lightfed.runs import journal, run_lock
 from lightfed.runs.checkpoint import newest_file
-from lightfed.utils.atomic_io import write_atomically
+from lightfed.utils.atomic_io import check_like, write_atomically
 from lightfed.utils.errors import UserError, require
 
 _ENVIRONMENT = "environment.json"
@@ -117,8 +117,10 @@ class RunFolder:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            # This job may have died in it before its first checkpoint.
-            return self._is_own(folder) and not _resumable(folder)
+            # This job may have died in it before its first checkpoint, or before its first file.
+            unused = folder.is_dir() and all(path.suffix == ".part" for path in folder.glob("*"))
+            again = self._job is not None and self._job.restarts > 0
+            return (again and unused) or (self._is_own(folder) and not _resumable(folder))
         except OSError as error:
             found = f"{folder} cannot be made ({error.strerror})"
             fix = "name a writable folder"
@@ -226,10 +228,12 @@ class RunFolder:
         Args:
             limits: of this run, as primitives; if they have changed, it is not finished.
         """
-        recorded = read_environment(self.path).get("finished") if self._own else None
-        if recorded is None or recorded["limits"] != dict(limits):
+        recorded: Any = read_environment(self.path).get("finished") if self._own else None
+        try:
+            check_like(recorded, {"rounds": 0, "limits": None}, "finished")
+        except ValueError:  # not there, or not by lightfed
             return None
-        return int(recorded["rounds"])
+        return int(recorded["rounds"]) if recorded["limits"] == dict(limits) else None
 
     def _identity(self) -> dict[str, Any]:
         """What distinguishes this run from others."""

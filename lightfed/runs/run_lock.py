@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from lightfed.distributed.slurm import Job
-from lightfed.utils.atomic_io import write_atomically
+from lightfed.utils.atomic_io import check_like, write_atomically
 from lightfed.utils.errors import UserError
 
 _OWNER = ".owner"
@@ -39,7 +39,7 @@ def take(folder: Path, job: Job | None) -> None:
         OSError: the token cannot be written.
     """
     owner = _owner(folder)
-    if job is not None and owner.get("job") == job.key and owner["restarts"] > job.restarts:
+    if job is not None and owner.get("job") == job.key and owner.get("restarts", 0) > job.restarts:
         raise _taken_over(folder, owner)
     owner = {"token": uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
     if job is not None:
@@ -66,9 +66,12 @@ def check(path: Path) -> None:
 def _owner(folder: Path) -> dict[str, Any]:
     """The token of a folder's owner; empty if it was removed or corrupted."""
     try:
-        return dict(json.loads((folder / _OWNER).read_text()))
-    except (FileNotFoundError, ValueError):
+        owner = dict(json.loads((folder / _OWNER).read_text()))
+        check_like(owner, {"token": "", "host": "", "pid": 0}, _OWNER)
+        check_like(owner.get("restarts", 0), 0, _OWNER)
+    except (FileNotFoundError, IsADirectoryError, TypeError, ValueError):
         return {}
+    return owner
 
 
 def _taken_over(folder: Path, owner: dict[str, Any]) -> TakenOver:

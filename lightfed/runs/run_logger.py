@@ -2,8 +2,9 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.distributed.slurm import job_of
+from lightfed.runs import run_lock
 from lightfed.runs.run_folder import RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import DiskError
+from lightfed.utils.stopwatch import Part
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -31,15 +34,22 @@ class RunLogger(Logger):
 
     Args:
         save_dir: folder of all runs.
-        name: of this run; a resumed run continues in its folder.
+        name: of this run; a resumed run continues in its folder. By default the trainer names it.
     """
 
-    def __init__(self, save_dir: str = "runs", name: str = "run") -> None:
+    def __init__(self, save_dir: str = "runs", name: str | None = None) -> None:
         super().__init__()
-        check_name("trainer.logger.init_args.name", name)
-        self.place = RunFolder(Path(save_dir), name, job=job_of(os.environ))
+        self._named = name is not None
+        base = "run" if name is None else name
+        check_name("trainer.logger.init_args.name", base)
+        self.place = RunFolder(Path(save_dir), base, job=job_of(os.environ))
         self._rounds: dict[int, Row] = {}
         self._ended = 0  # rounds whose rows are on disk
+
+    def name_run(self, *words: str) -> None:
+        """Name a run that was given no name: `<algorithm>-<dataset>-s<seed>`."""
+        if not (self._named or self.claimed):
+            self.place.base = re.sub(r"[^\w.-]+", "-", "-".join(words))
 
     # The folder.
 
@@ -102,20 +112,33 @@ class RunLogger(Logger):
     def _clients(self) -> RunTable:
         return RunTable(self.folder / "clients.csv")
 
+    @cached_property
+    def _timings(self) -> RunTable:
+        return RunTable(self.folder / "timings.csv")
+
+    def check(self) -> None:
+        """Read the tables of a run that resumes, before anything is written; on rank 0.
+
+        Raises:
+            UserError: one is damaged.
+        """
+        for table in (self._metrics, self._clients, self._timings) if self.place.resumed else ():
+            read_rows(table.path)
+
     @rank_zero_only
     def start(self, environment: Mapping[str, Any], *, finished_rounds: int) -> None:
         """Write environment.json; keep the rows of rounds that a resumed run does not repeat."""
         self.place.describe(environment)
         kept = finished_rounds if self.place.resumed else 0
         rounds = read_rows(self._metrics.path, kept)
-        clients = read_rows(self._clients.path, kept)
         self._rounds = {int(row["round"]): row for row in rounds}
         self._metrics.columns = ["round"]
         if rounds:
             self._ended = max(self._rounds)
             self._write_metrics()
-        if clients:
-            self._clients.write(clients)
+        for table in (self._clients, self._timings):
+            if rows := read_rows(table.path, kept):
+                table.write(rows)
 
     @override
     @rank_zero_only
@@ -163,6 +186,16 @@ class RunLogger(Logger):
     def _append_clients(self, rows: list[Row]) -> None:
         if rows:
             self._clients.append(rows, self._clients.rows)
+
+    @rank_zero_only
+    def log_timings(self, number: int, seconds: Mapping[Part, float]) -> None:
+        """Append the parts of round `number` to timings.csv; called after its checkpoint."""
+        if number not in self._rounds:
+            return
+        with suppress(run_lock.TakenOver):  # the next round raises it on every rank
+            run_lock.check(self.folder)
+            row: Row = {"round": number, **{name: round(s, 6) for name, s in seconds.items()}}
+            self._timings.append([row], self._timings.rows)
 
     @rank_zero_only
     def log_arrays(self, number: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:

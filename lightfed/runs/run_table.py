@@ -1,4 +1,4 @@
-"""The csv tables of a run: metrics.csv and clients.csv."""
+"""The csv tables of a run: metrics.csv, clients.csv and timings.csv."""
 
 import csv
 import io
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.utils.atomic_io import write_atomically
+from lightfed.utils.errors import UserError, reason
 
 Row = dict[str, float | int | str]
 
@@ -67,9 +68,16 @@ def read_rows(path: Path, rounds: int = sys.maxsize) -> list[Row]:
     """Complete rows of the first `rounds` rounds; empty if there is no file.
 
     The truncated last line of a killed run is dropped.
+
+    Raises:
+        UserError: the file is damaged.
     """
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    return [row for row in rows if None not in row.values() and int(row["round"]) <= rounds]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        return [row for row in rows if None not in row.values() and int(row["round"]) <= rounds]
+    except (csv.Error, LookupError, TypeError, ValueError) as error:
+        fix = "repair it, or move it away to continue without its rows"
+        raise UserError(str(path), f"it cannot be read ({reason(error)})", fix) from error

@@ -5,6 +5,7 @@ clients whose state differs from what the chain holds. Two chains take turns, so
 and the one before it share no file: if one is corrupt, the other is complete.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from lightfed.distributed.collectives import Ranks
+from lightfed.state.host_copies import HostCopies
 
 LONGEST = 64  # checkpoints of a chain: a reader opens so many shards per rank
 _LARGEST = 2  # bytes of a chain, over those of all clients, at which a new one begins
@@ -23,6 +25,54 @@ _LARGEST = 2  # bytes of a chain, over those of all clients, at which a new one 
 # "clients".
 Saved = dict[str, list[dict[str, Tensor]]]
 _Ints = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The clients that a checkpoint has to write.
+
+    Attributes:
+        state: of this rank's clients.
+        clients: numbers of those to write; None for all.
+    """
+
+    state: Saved
+    clients: _Ints | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes to write."""
+        return sum(
+            int(self._rows(block).sum()) * block["values"][:1].nbytes
+            for blocks in self.state.values()
+            for block in blocks
+        )
+
+    def chosen(self, copies: HostCopies | None = None) -> Saved:
+        """The state to write.
+
+        Args:
+            copies: for what would be a view of rows; None leaves it a view.
+        """
+        return {
+            name: [self._part(block, (name, i), copies) for i, block in enumerate(blocks)]
+            for name, blocks in self.state.items()
+        }
+
+    def _rows(self, block: dict[str, Tensor]) -> NDArray[np.bool_]:
+        """(K,) which of a block's clients to write."""
+        own = block["clients"].numpy()
+        return np.full(len(own), True) if self.clients is None else np.isin(own, self.clients)
+
+    def _part(
+        self, block: dict[str, Tensor], key: object, copies: HostCopies | None
+    ) -> dict[str, Tensor]:
+        index, values = torch.from_numpy(np.flatnonzero(self._rows(block))), block["values"]
+        if len(index) == len(values) and (copies is None or not values._is_view()):
+            return block
+        out = None if copies is None else copies.empty(key, values, len(index))
+        chosen = torch.index_select(values, 0, index, out=out)
+        return {"clients": block["clients"][index], "values": chosen}
 
 
 class Chain:
@@ -38,10 +88,10 @@ class Chain:
         self._held = _digests({})
         self._next = (0, self._held)
 
-    def changes(self, state: Saved, folder: Path, ranks: Ranks) -> Saved:
-        """The whole state of every client that differs from what the chain holds.
+    def changes(self, state: Saved, folder: Path, ranks: Ranks) -> Changes:
+        """The clients whose state differs from what the chain holds.
 
-        That is all clients if the chain has ended on any rank. Called by every rank.
+        Those are all clients if the chain has ended on any rank. Called by every rank.
 
         Args:
             state: of this rank's clients.
@@ -51,10 +101,10 @@ class Chain:
         clients, digests = found = _digests(state)
         known, held = self._held
         same = np.array_equal(known, clients)
-        chosen = _only(state, clients[digests != held]) if same else state
-        if ranks.any(self._ends(_size(chosen), _size(state), folder)):
-            self.tags, self._bytes, chosen = [], 0, state
-        self._next = (_size(chosen), found)
+        chosen, whole = Changes(state, clients[digests != held] if same else None), Changes(state)
+        if ranks.any(self._ends(chosen.size, whole.size, folder)):
+            self.tags, self._bytes, chosen = [], 0, whole
+        self._next = (chosen.size, found)
         return chosen
 
     def extend(self, tag: str) -> None:
@@ -70,9 +120,14 @@ class Chain:
 
 
 class Chains:
-    """The two chains of a main file that is written again and again."""
+    """The two chains of a main file that is written again and again.
+
+    Attributes:
+        copies: of rows, for a thread that writes them.
+    """
 
     def __init__(self) -> None:
+        self.copies = HostCopies()
         self._folder = Path()
         self._chains = [Chain(), Chain()]
 
@@ -84,15 +139,12 @@ class Chains:
         return self._chains[0]
 
 
-def _size(state: Saved) -> int:
-    return sum(block["values"].nbytes for blocks in state.values() for block in blocks)
-
-
 def _digests(state: Saved) -> tuple[_Ints, _Ints]:
     """The clients, ascending, and a 64-bit digest of the names, shapes and values of each."""
     blocks = [(name, block) for name, blocks in state.items() for block in blocks]
     everyone = [block["clients"].numpy() for _, block in blocks]
-    clients = np.unique(np.concatenate([*everyone, np.empty(0, np.int64)]))
+    sorted_ = np.sort(np.concatenate([*everyone, np.empty(0, np.int64)]))
+    clients = sorted_[np.diff(sorted_, prepend=-1) > 0]  # np.unique takes ten times as long
     sums = np.zeros(len(clients), np.uint64)
     for some, (name, block) in zip(everyone, blocks, strict=True):
         values = block["values"]
@@ -103,12 +155,3 @@ def _digests(state: Saved) -> tuple[_Ints, _Ints]:
             digests[:] = [xxh3_64_intdigest(row, seed) for row in rows]
         sums[np.searchsorted(clients, some)] += digests
     return clients, sums
-
-
-def _only(state: Saved, clients: _Ints) -> Saved:
-    return {name: [_rows(block, clients) for block in blocks] for name, blocks in state.items()}
-
-
-def _rows(block: dict[str, Tensor], clients: _Ints) -> dict[str, Tensor]:
-    index = torch.from_numpy(np.flatnonzero(np.isin(block["clients"].numpy(), clients)))
-    return {key: part[index] for key, part in block.items()}

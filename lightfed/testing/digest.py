@@ -38,7 +38,9 @@ def fit(
     quiet()
     federation = case.federation_of()
     settings: dict[str, Any] = (
-        {"accelerator": "cpu", "enable_progress_bar": False} | case.trainer | flags
+        {"accelerator": "cpu", "enable_progress_bar": False, "enable_page": False}
+        | case.trainer
+        | flags
     )
     logger = RunLogger(str(folder), "run")
     trainer = FederatedTrainer(max_epochs=rounds, devices=ranks, logger=logger, **settings)

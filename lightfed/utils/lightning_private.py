@@ -3,6 +3,9 @@
 They are those of lightning 2.6; `pyproject.toml` pins 2.6.x. A missing name fails here, at import.
 """
 
+from typing import Any
+
+import lightning.pytorch as L
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
@@ -11,11 +14,13 @@ from lightning.pytorch.core.optimizer import (
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 __all__ = [
     "_PATH",
+    "_CheckpointConnector",
     "_FitLoop",
     "_SignalConnector",
     "_TrainingEpochLoop",
@@ -23,5 +28,25 @@ __all__ = [
     "_call_lightning_module_hook",
     "_configure_optimizers",
     "_configure_schedulers_automatic_opt",
+    "call_overridden",
     "is_overridden",
+    "overriding",
 ]
+
+
+def overriding(name: str, trainer: Any) -> tuple[bool, bool]:
+    """Whether a callback, and whether the root module, overrides a hook.
+
+    Lightning calls all hooks; at a thousand sessions per second the empty ones add up.
+    """
+    callbacks = any(is_overridden(name, c, L.Callback) for c in trainer.callbacks)
+    return callbacks, is_overridden(name, trainer.lightning_module)
+
+
+def call_overridden(name: str, trainer: Any, *args: Any) -> None:
+    """Call a hook of those that override it, as Lightning does."""
+    callbacks, module = overriding(name, trainer)
+    if callbacks:
+        _call_callback_hooks(trainer, name, *args)
+    if module:
+        _call_lightning_module_hook(trainer, name, *args)

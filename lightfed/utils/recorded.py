@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from inspect import isclass, isfunction, signature
 from pathlib import Path
 from textwrap import shorten
@@ -51,12 +51,19 @@ def described(value: Any) -> Any:
 
 def arguments(made: Recorded) -> dict[str, Any]:
     """The arguments of an object by name, with all defaults, as in a configuration file."""
-    parser = ArgumentParser()
-    parser.add_class_arguments(type(made), fail_untyped=False, sub_configs=True)
     args, kwargs = made.given
     positional = zip(signature(type(made)).parameters, args, strict=False)
-    defaults = parser.get_defaults().as_dict()
-    return {key: described(value) for key, value in (defaults | dict(positional) | kwargs).items()}
+    kind: Any = type(made)
+    given = _defaults(kind) | dict(positional) | kwargs
+    return {key: described(value) for key, value in given.items()}
+
+
+@cache
+def _defaults(made: type[Any]) -> dict[str, Any]:
+    """Defaults of a class's arguments, those of its bases included."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(made, fail_untyped=False, sub_configs=True)
+    return parser.get_defaults().as_dict()
 
 
 def _path(named: Any) -> str:

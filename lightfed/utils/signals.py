@@ -1,7 +1,7 @@
 """Signals that ask a run to stop and save: recorded here, handled by the loop at a safe point.
 
-SLURM sends SIGUSR1 before a time limit and SIGTERM when it preempts or requeues a job. A handler
-may run inside a collective, so it only records the number.
+SLURM sends SIGUSR1 before a time limit and SIGTERM when it preempts or requeues a job; Ctrl-C sends
+SIGINT. A handler may run inside a collective, so it only records the number.
 """
 
 import signal
@@ -17,6 +17,13 @@ _asked: int | None = None
 def _record(number: int, frame: FrameType | None) -> None:
     global _asked
     _asked = number
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Record the first Ctrl-C; the second one does not wait for the end of a session."""
+    if _asked == number:
+        raise KeyboardInterrupt
+    _record(number, frame)
 
 
 def listen() -> None:
@@ -46,13 +53,15 @@ def listening() -> Iterator[None]:
 
     If the process already listens, nothing changes and earlier signals count in the block.
     Otherwise signals of the block are forgotten after it. Does nothing outside the main thread,
-    where Python cannot set handlers.
+    where Python cannot set handlers. Ctrl-C is recorded too, if Python's own handler has it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGINT)}
     listen()
+    if before[signal.SIGINT] is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:

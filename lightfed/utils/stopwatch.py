@@ -1,8 +1,15 @@
-"""The time that work takes on a device."""
+"""The time that work takes on a device, and the parts of a round on a rank."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeVar, get_args
 
 import torch
+
+T = TypeVar("T")
+Part = Literal["data", "sessions", "merge", "evaluation", "checkpoint", "waiting", "rest"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Stopwatch:
@@ -35,3 +42,50 @@ class Stopwatch:
             return over - begin
         start, end = self._events
         return start.elapsed_time(end) / 1000
+
+
+class Timings:
+    """Wall-clock seconds of the parts of a round on one rank.
+
+    Every moment counts for the innermost part, so that the parts add up to the round. On CUDA the
+    sessions last until their results have arrived; what is still queued counts for the part that
+    waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._part: Part = "rest"
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def part(self, part: Part) -> Iterator[None]:
+        """Count the block for a part."""
+        outer = self._switch(part)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def each(self, part: Part, items: Iterator[T]) -> Iterator[T]:
+        """The items; the time to get each of them counts for a part."""
+        while True:
+            outer = self._switch(part)
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self._switch(outer)
+            yield item
+
+    def take(self) -> dict[Part, float]:
+        """Seconds by part since the last call."""
+        self._switch(self._part)
+        taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        return taken
+
+    def _switch(self, part: Part) -> Part:
+        now = time.perf_counter()
+        self._seconds[self._part] += now - self._since
+        before, self._part, self._since = self._part, part, now
+        return before

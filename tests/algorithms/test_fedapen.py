@@ -55,6 +55,19 @@ def kept(fed: Fleet, client: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+@pytest.mark.parametrize("side_by_side", ["off", 2])
+def test_a_client_that_starts_over_forgets_its_share(side_by_side: Any) -> None:
+    fed = fleet(FedAPEN(small, hold_out=0.3, passes=0), side_by_side=side_by_side)
+    for client in range(3):
+        views = fed.state(client).layout.floats.views(fed.row(client).floats)
+        views["net.share"].fill_(0.9)
+        if client == 1:
+            next(v for name, v in views.items() if "private" in name).fill_(torch.nan)
+    run_round(fed, 0)
+    shares = [float(client.share) for client in clients_of(fed)]
+    assert shares == pytest.approx([0.9, 0.5, 0.9])
+
+
 @pytest.mark.parametrize("learn", ["received", "aggregated"])
 def test_rounds_learn_train_and_aggregate_in_this_order(learn: Any) -> None:
     """Or train, aggregate and learn, with what has been aggregated."""

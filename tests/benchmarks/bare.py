@@ -22,7 +22,7 @@ from workloads import (
 )
 
 from lightfed.algorithms.shared.sparsity import random_mask
-from lightfed.utils.heap import keep_heap
+from lightfed.utils.memory import keep_heap
 from lightfed.utils.rng import derive_seed
 
 Way = Literal["loop", "tuned", "batched"]

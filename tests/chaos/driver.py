@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from lightning.pytorch import Callback
 from typing_extensions import override
 
 from lightfed.runs.checkpoint import previous_of
-from lightfed.testing.case import read_digits
+from lightfed.testing.case import Case, read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job
 from lightfed.utils import atomic_io as archive
@@ -54,7 +54,16 @@ class Beat(Callback):
 class Job:
     """The ranks of one start; rank 0 leaves its digest in the folder when the run is finished."""
 
-    def __init__(self, case: str, folder: Path, ranks: int, full: Path) -> None:
+    def __init__(
+        self,
+        case: Case,
+        folder: Path,
+        ranks: int,
+        full: Path,
+        *,
+        rounds: int = ROUNDS,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         self._beats, pipe = os.pipe()
 
         def work(rank: int) -> None:
@@ -62,10 +71,8 @@ class Job:
             sys.stderr = (folder.parent / "stderr.txt").open("a")
             refuse_when(full)
             try:
-                flags: dict[str, Any] = {"callbacks": [Beat(pipe)] if rank == 0 else []}
-                run = fit(
-                    CASES[case], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks, **flags
-                )
+                flags: dict[str, Any] = {"callbacks": [Beat(pipe), *callbacks] if rank == 0 else []}
+                run = fit(case, folder, rounds=rounds, ckpt_path="last", ranks=ranks, **flags)
             except SystemExit as left:
                 sys.stderr.flush()
                 os._exit(int(left.code or 0))
@@ -132,7 +139,7 @@ def refuse_when(full: Path) -> None:
 
         whole(path, half)
 
-    for module in [m for name, m in sys.modules.items() if name.startswith("lightfed.core")]:
+    for module in [m for name, m in sys.modules.items() if name.startswith("lightfed.")]:
         if getattr(module, "write_atomically", None) is whole:
             module.write_atomically = write  # type: ignore[attr-defined]
 
@@ -156,7 +163,7 @@ def _newest_shards(last: Path) -> list[Path]:
 def hit(kind: str, case: str, folder: Path, draw: random.Random, sessions: int) -> dict[str, Any]:
     """Start, or resume, the run, and hit it; what came of it."""
     ranks, full = draw.choice([1, 2, 3]), folder / "full"
-    job = Job(case, folder, ranks, full)
+    job = Job(CASES[case], folder, ranks, full)
     alive = job.sessions(draw.randrange(2 * sessions // ranks + 1))
     time.sleep(draw.random() * _LATEST)
     if kind == "a full file system":
@@ -183,7 +190,7 @@ def main() -> None:
         read_digits(split)
     straight = root / "straight"
     straight.mkdir()
-    assert set(Job(case, straight, 1, root / "never").wait()) == {0}
+    assert set(Job(CASES[case], straight, 1, root / "never").wait()) == {0}
     clients = (straight / "run" / "clients.csv").read_text().count("\n")
     sessions = max(1, clients // ROUNDS // 2)
     hits: list[dict[str, Any]] = []
@@ -197,7 +204,7 @@ def main() -> None:
         hits.append(hit(kind, case, folders[-1], draw, sessions))
         counted[kind] += hits[-1]["counts"]
     if not (folders[-1] / "digest.json").is_file():
-        assert set(Job(case, folders[-1], 2, root / "never").wait()) == {0}
+        assert set(Job(CASES[case], folders[-1], 2, root / "never").wait()) == {0}
     stated = {"hits": hits, "counted": counted, "folders": [str(folder) for folder in folders]}
     (root / "chaos.json").write_text(json.dumps(stated))
 

@@ -11,8 +11,8 @@ import time
 
 from typing_extensions import override
 
-from lightfed.distributed.liveness import Watch
 from lightfed.distributed.peers import Peer
+from lightfed.distributed.watch import Watch
 
 
 class Silent(socket.socket):

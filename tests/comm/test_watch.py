@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from lightfed.distributed.connections import _TOKEN, _caller
-from lightfed.distributed.liveness import Watch
 from lightfed.distributed.peers import Peer
+from lightfed.distributed.watch import Watch
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
 KILLED, STOPPED = -signal.SIGKILL, None

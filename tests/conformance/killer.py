@@ -1,7 +1,7 @@
-"""Kill a job at ten moments, resume it on another number of ranks, compare bits.
+"""Kill a job at random moments, resume it on another number of ranks, compare bits.
 
-`python -m tests.conformance.killer FOLDER`. Half of the deaths come at a random moment, half in the
-middle of writing a checkpoint, at a random byte of a random file of it.
+`python -m tests.conformance.killer FOLDER KILLS`. Half of the deaths come at a random moment,
+half in the middle of writing a checkpoint, at a random byte of a random file of it.
 """
 
 import json
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.runs import checkpoint
+from lightfed.runs.saving import writing
 from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
 from lightfed.testing.ranks import start_job, wait
 from tests.conformance.cases import CASES
 
 ROUNDS = 6
-KILLS = 10
 NAMES = ("standalone", "heterofl", "fedavg_local_statistics")
 
 
@@ -41,7 +41,7 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 def kill_in_write(number: int, share: float) -> None:
     """Make the `number`-th file of this rank's checkpoints the death of the job, part-written."""
     written = 0
-    whole = checkpoint.write_atomically
+    whole = writing.write_atomically
 
     def torn(path: Path, write: Callable[[Any], object]) -> None:
         nonlocal written
@@ -58,7 +58,7 @@ def kill_in_write(number: int, share: float) -> None:
 
         whole(path, half)
 
-    checkpoint.write_atomically = torn
+    writing.write_atomically = torn
 
 
 def unfinished(folder: Path) -> bool:
@@ -93,7 +93,7 @@ def one_kill(
 
 
 def main() -> None:
-    folder, draw = Path(sys.argv[1]), random.Random(7)
+    folder, kills, draw = Path(sys.argv[1]), int(sys.argv[2]), random.Random(7)
     results: dict[str, object] = {}
     for split in ("train", "test"):
         read_digits(split)
@@ -104,7 +104,7 @@ def main() -> None:
         seconds = time.monotonic() - started
         straight = json.loads((folder / name / "digest.json").read_text())
         results[name] = {"straight": straight, "kills": [], "seconds": seconds}
-    for number in range(KILLS):
+    for number in range(kills):
         name = NAMES[number % len(NAMES)]
         place = folder / f"kill{number}"
         kill = one_kill(draw, name, place, results[name]["seconds"], bool(number % 2))  # type: ignore[index]

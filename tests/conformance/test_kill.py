@@ -3,15 +3,18 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from lightfed.testing.processes import run_module
-from tests.conformance.killer import KILLS, ROUNDS
+from tests.conformance.killer import ROUNDS
 
 
-def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(tmp_path: Path) -> None:
-    run_module("tests.conformance.killer", str(tmp_path))
+@pytest.mark.parametrize("number", [4, pytest.param(10, marks=pytest.mark.matrix)])
+def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(number: int, tmp_path: Path) -> None:
+    run_module("tests.conformance.killer", str(tmp_path), str(number))
     results = json.loads((tmp_path / "kills.json").read_text())
     kills = [(name, r["straight"], kill) for name, r in results.items() for kill in r["kills"]]
-    assert len(kills) == KILLS
+    assert len(kills) == number
     for name, straight, kill in kills:
         assert kill["digest"] == straight, (name, kill["ranks"])
         assert kill["rounds"] == ROUNDS, (name, kill["ranks"])

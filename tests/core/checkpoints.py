@@ -9,7 +9,8 @@ import torch
 from typing_extensions import override
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.runs.checkpoint import CLIENTS, load, save, shard_folder
+from lightfed.runs.checkpoint import CLIENTS, load, shard_folder
+from lightfed.runs.saving.writing import save
 from tests.small import CPU
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from lightning.pytorch import Callback
 from typing_extensions import override
 
-from lightfed.distributed import liveness as watch
+from lightfed.distributed import watch
 from lightfed.distributed.collectives import leave
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.testing.digest import fit

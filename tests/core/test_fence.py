@@ -17,9 +17,10 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs import run_folder as runfolder
 from lightfed.runs import run_lock as fence
-from lightfed.runs.checkpoint import previous_of, save
+from lightfed.runs.checkpoint import previous_of
 from lightfed.runs.run_lock import TakenOver
 from lightfed.runs.run_logger import RunLogger
+from lightfed.runs.saving.writing import save
 from tests.core.checkpoints import content_of, together, value_of, write
 from tests.small import CPU, SGD_HALF, Line, fit, random_data
 
@@ -209,8 +210,9 @@ class LosesItsFolder(L.Callback):
         self.before: dict[Path, bytes] = {}
 
     @override
-    def on_train_batch_end(self, trainer: L.Trainer, *rest: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
         if trainer.current_epoch == 1 and not self.before:
+            trainer.strategy.checkpoints.finish()
             (self.folder / ".owner").write_text(OTHER)
             self.before = contents(self.folder)
             if self.signalled:

@@ -54,6 +54,7 @@ def test_a_checkpoint_is_written_after_every_round(tmp_path: Path) -> None:
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
 
     def rounds_on_disk(trainer: FederatedTrainer) -> int:
+        trainer.strategy.checkpoints.finish()
         return int(load(path)["loops"]["fit_loop"]["epoch_loop.state_dict"]["server_steps"])
 
     spy = Spy(

@@ -37,9 +37,17 @@ from tests.core.packs import (
 )
 from tests.core.test_suspend import SignalAt
 from tests.small import fit, random_data, run_round, server_row
+from tests.tiers import by_default
+
+# One of each kind of layer, optimiser and hook.
+QUICK = (
+    "mlp", "clipped", "fedprox", "dropout", "residual", "vmap", "frozen bn", "tied", "shifts",
+    "no gradients", "dropout of convolutions", "late", "adam", "dispfl", "pfedmoe", "aspg",
+    "phases", "bn", "one channel", "static bn",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", by_default(CASES, *QUICK))
 def test_a_clients_bits_are_those_of_any_pack(name: str) -> None:
     whole = fleet(name, CLIENTS)
     rows, metrics = after(whole)
@@ -117,7 +125,7 @@ class CurvedStep(Smooth):
         self.net = Curved(num_classes, input_shape)
 
 
-@pytest.mark.parametrize("model", [Curved, CurvedStep])
+@pytest.mark.parametrize("model", [Curved, pytest.param(CurvedStep, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(
     "size",
     [pytest.param(50, marks=pytest.mark.matrix), 51, pytest.param(53, marks=pytest.mark.matrix)],

@@ -29,7 +29,8 @@ SECONDS = 120  # for what takes about ten
 @pytest.fixture(autouse=True)
 def deaf() -> Iterator[None]:
     """No test leaves a handler or a signal behind."""
-    before = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+    before = {n: signal.getsignal(n) for n in numbers}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -186,16 +187,50 @@ def test_a_run_that_keeps_no_checkpoints_says_so(
     assert "nothing is saved" in capsys.readouterr().err
 
 
-def test_an_interrupt_from_the_keyboard_is_no_success(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_from_the_keyboard_says_how_to_go_on(
+    times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first waits for the round, whose sessions are kept; the second does not."""
+
     class Interrupts(L.Callback):
         @override
         def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            raise KeyboardInterrupt
+            if trainer.current_epoch == 1:
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
 
-    data, handler = random_data([4, 4], features=2), signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit) as left:
-            fit(line_federation(), data, tmp_path, rounds=2, callbacks=[Interrupts()])
-    finally:
-        signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
-    assert left.value.code == 1
+    data, handler = random_data([4, 4], features=2), signal.default_int_handler
+    signal.signal(signal.SIGINT, handler)  # it is ignored in the background
+    with pytest.raises(SystemExit) as left:
+        fit(line_federation(), data, tmp_path, rounds=9, callbacks=[Interrupts()])
+    assert left.value.code == 128 + signal.SIGINT
+    said = capsys.readouterr().err
+    assert said.startswith("lightfed: stopped by SIGINT after 1 of 9 rounds")
+    assert "--ckpt_path last" in said
+    assert ("of the next" in said) is (times == 1)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert signals.asked() is None
+
+
+@pytest.mark.parametrize("lightning", [True, False])
+def test_an_interrupt_outside_a_run_is_one_line(
+    lightning: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if lightning:
+                sys.exit(1)  # as Lightning does
+            raise
+
+    monkeypatch.setattr(command_line, "_run", interrupted)
+    monkeypatch.setattr(command_line, "imports_begin", lambda: None)
+    monkeypatch.setattr(command_line, "end_process", lambda status: None)
+    monkeypatch.setattr(sys, "argv", ["lightfed", "validate"])
+    with pytest.raises(SystemExit) as left:
+        command_line.main()
+    assert left.value.code == 128 + signal.SIGINT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lightfed: stopped by SIGINT; ")

@@ -34,6 +34,7 @@ from lightfed.topology.topology import Ring
 from lightfed.utils import signals
 from tests.core.spy import lr_schedule
 from tests.small import CPU, fit, random_data
+from tests.tiers import by_default
 
 SIZES = (6, 9, 3, 5)
 ROUNDS = 3
@@ -107,7 +108,7 @@ def stopped(folder: Path, n: int, name: str = "fedavg", **flags: Any) -> int:
     return left.value.code
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_default(ALGORITHMS, "fedavg", "dispfl", "fedbcd_shared"))
 def test_a_suspended_round_goes_on_to_the_same_bits_and_trains_nobody_twice(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

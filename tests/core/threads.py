@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightfed.distributed import collectives
 from lightfed.distributed.collectives import Ranks
+from lightfed.utils.stopwatch import Timings
 
 T = TypeVar("T")
 
@@ -38,6 +39,9 @@ class Network:
         every = torch.stack(self._share(tensor.clone()))
         tensor.copy_(every.sum(0) if op == "sum" else every.amax(0))
 
+    def all_gather_object(self, out: list[Any], given: Any, group: None) -> None:
+        out[:] = self._share(given)
+
     def all_to_all_single(
         self, out: Tensor, given: Tensor, coming: list[int], sent: list[int], group: None
     ) -> None:
@@ -59,6 +63,7 @@ def on_ranks(world: int, work: Callable[[Ranks], T]) -> list[T]:
         ranks = Ranks.__new__(Ranks)
         ranks.device, ranks.rank, ranks.world = torch.device("cpu"), rank, world
         ranks.side, ranks.staged, ranks.wire_bytes = None, False, 0.0
+        ranks.timings = Timings()
         try:
             results[rank] = work(ranks)
         except BaseException as error:

@@ -10,6 +10,8 @@ __all__ = ["device"]
 _LONG_INTERPRETED = (
     "transformer_abcde",
     "conv_nonorm",
+    "conv_noniid_abcde",
+    "test_the_same_bits_twice",
     "resnet18_iid_aeec",
     "test_golden_dispfl_fire",
     "-16]",

@@ -336,6 +336,7 @@ def test_a_wrong_kernel_fails_the_check(
     assert lines[0].startswith("  FAIL pack_mask")
 
 
+@pytest.mark.matrix
 def test_check_runs_the_kernels_in_the_interpreter() -> None:
     arguments = ["--check", "--case", "pack_mask", "weighted_mean", "--dtype", "float32"]
     hidden = ("TRITON_INTERPRET", "LIGHTFED_KERNELS")

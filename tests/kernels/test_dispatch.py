@@ -19,7 +19,7 @@ from lightfed_kernels import (
     weighted_mean,
 )
 from lightfed_kernels._dispatch import backend, checking
-from lightfed_kernels._rows import check_grid
+from lightfed_kernels._rows import addresses, check_grid, resident
 
 from tests.kernels.backends import INTERPRETED
 
@@ -93,3 +93,11 @@ def test_the_package_does_not_import_triton() -> None:
     """It is slow to import, and need not be there on a machine without CUDA."""
     code = "import sys, lightfed_kernels; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_addresses_are_copied_to_a_device_once_while_rows_stay(device: torch.device) -> None:
+    rows = torch.zeros(3, 64, device=device)
+    first = resident(addresses("rows", [rows]), rows.device)
+    assert resident(addresses("rows", [rows[0], rows[1:]]), rows.device) is first
+    moved = resident(addresses("rows", [rows[0], rows[2], rows[1]]), rows.device)
+    assert torch.equal(moved.cpu(), first.cpu()[[0, 2, 1]])

@@ -210,7 +210,7 @@ def test_both_backends_and_all_tiles_give_the_same_bits(
     for tile in (1, 2, 64):
         out = torch.full_like(by_torch, float("nan"))
         launch(
-            out, _rows.addresses("rows", [x]), [] if words is None else [words], kept,
+            out, _rows.addresses("rows", [x]), [] if words is None else [words], [kept],
             neighbours.first, neighbours.index, None, over == "neighbours", words=tile,
         )  # fmt: skip
         assert torch.equal(out, by_torch)
@@ -252,11 +252,11 @@ def test_whole_rows_by_expression_are_the_chunks() -> None:
     expected = masked_mean(x, neighbours, masks=words, receivers=kept)
     out = torch.full_like(expected, float("nan"))
     _by_expression(
-        out, [x[:1], x[1], x[2:]], [words], kept, neighbours.first, neighbours.index, None, False
+        out, [x[:1], x[1], x[2:]], [words], [kept], neighbours.first, neighbours.index, None, False
     )
     assert torch.equal(out, expected)
     weighted = Neighbours.build(LISTS, senders=5, weights=WEIGHTS)
-    _by_expression(out[:4], [x], [], None, weighted.first, weighted.index, weighted.weights, True)
+    _by_expression(out[:4], [x], [], [], weighted.first, weighted.index, weighted.weights, True)
     torch.testing.assert_close(out[:4], masked_mean(x, weighted))
 
 
@@ -289,11 +289,11 @@ def test_a_tile_lies_beyond_32_bits() -> None:
     row[-1024:] = values(1024, dtype=torch.bfloat16)
     mask[-32:], kept[-32:] = 0x0FFFFFFF, 0x7FFFFFF0
     out[-1024:] = float("nan")
-    table = torch.tensor([0, 1, row.data_ptr(), mask.data_ptr()])
+    table = torch.tensor([0, 1, row.data_ptr(), mask.data_ptr(), kept.data_ptr()])
     with far.program(tile):
         kernel[(1,)](
-            table, None, kept, out, out.shape[0], words, words, 1, WORDS=32,
-            DTYPE=tl.bfloat16, ACC=tl.float32, MASKED=True, COUNTED=True,
+            table, None, out, out.shape[0], words, 1, WORDS=32,
+            DTYPE=tl.bfloat16, ACC=tl.float32, MASKED=True, COUNTED=True, KEPT=True,
         )  # fmt: skip
     expected = masked_mean(
         [row[-1024:]], Neighbours.build([[0]], senders=1),

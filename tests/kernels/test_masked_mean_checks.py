@@ -89,10 +89,11 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     message(ValueError, "masks: 1 words; 2 are needed", masks=words[:, :1])
     message(TypeError, "masks: int64", masks=words.long())
     message(ValueError, "receivers: 3 words; 2", receivers=torch.zeros(1, 3, dtype=torch.int32))
-    message(ValueError, r"receivers: of shape \[2, 2\]; one row for each of 1", receivers=words)
-    message(ValueError, r"receivers: of shape \[2\]", receivers=words[0])
+    message(ValueError, "receivers: 2 rows; one for each of 1 receivers", receivers=words)
+    message(ValueError, "receivers: 2 rows; one for each", receivers=[*words])
     message(ValueError, "over: 'all' is not one of covered, neighbours", over="all")
-    message(ValueError, r"out: of shape \[2, 64\]", out=torch.zeros(2, 64))
+    message(ValueError, "out: 2 rows; one for each of 1 receivers", out=torch.zeros(2, 64))
+    message(ValueError, r"out: of shape \[64\]; a matrix is needed", out=torch.zeros(64))
     message(ValueError, "out: rows of 32 elements; 64 are needed", out=torch.zeros(1, 32))
     message(
         TypeError, "out: torch.float64 for rows of torch.float32", out=torch.zeros(1, 64).double()
@@ -136,9 +137,9 @@ def test_the_operator_passes_the_checks_of_torch(
     x, words = values(5, 64).to(device), torch.full((5, 2), -2, dtype=torch.int32, device=device)
     n = Neighbours.build(LISTS, senders=5, weights=weights)
     out = torch.empty(4, 64, device=device)
-    arguments = (out, [x[:3], x[3], x[4]], [words], words[:4], n.first, n.index, n.weights, False)
+    arguments = (out, [x[:3], x[3], x[4]], [words], [words[:4]], n.first, n.index, n.weights, False)
     torch.library.opcheck(_masked_mean, arguments)
-    torch.library.opcheck(_masked_mean, (out, [x], [], None, n.first, n.index, n.weights, True))
+    torch.library.opcheck(_masked_mean, (out, [x], [], [], n.first, n.index, n.weights, True))
 
 
 def test_it_compiles_without_a_break_and_writes_into_a_block_of_columns() -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightfed_kernels import _means_torch, groups, means
 from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum
-from lightfed_kernels.means import server_finish_, server_step_, weighted_mean, weighted_sum
+from lightfed_kernels.means import weighted_mean, weighted_sum
 from lightfed_kernels.reference import rows as reference
 from torch import Tensor
 
@@ -104,9 +104,6 @@ def test_weights_may_be_a_tensor(device: torch.device) -> None:
     expected = weighted_mean(rows, [1, 2, 5])
     for weights in (torch.tensor([1, 2, 5]), torch.tensor([1.0, 2.0, 5.0], device=device)):
         assert torch.equal(weighted_mean(rows, weights), expected)
-    server_step_(one := rows[0].clone(), rows, torch.tensor([1.0, 2.0, 5.0], device=device), lr=0.5)
-    server_step_(other := rows[0].clone(), rows, [1, 2, 5], lr=0.5)
-    assert torch.equal(one, other)
 
 
 def test_a_client_of_weight_0_takes_no_part_and_other_nans_show(device: torch.device) -> None:
@@ -127,70 +124,24 @@ def test_the_order_of_clients_does_not_change_a_bit(device: torch.device) -> Non
     )
     weights = [1, 500, 7, 33, 2, 90, 61, 5, 12]
     expected = weighted_mean(rows, weights)
-    z = values(1056, seed=9).to(device)
-    server_step_(stepped := z.clone(), rows, weights, lr=0.7)
     for seed in range(2):
         order = torch.randperm(9, generator=torch.Generator().manual_seed(seed)).tolist()
         mixed, shares = rows[order], [weights[k] for k in order]
         assert torch.equal(weighted_mean(mixed, shares), expected)
-        server_step_(again := z.clone(), mixed, shares, lr=0.7)
-        assert torch.equal(again, stepped)
         parts = weighted_sum(mixed[:2], shares[:2]) + weighted_sum(mixed[2:], shares[2:])
         assert torch.equal((parts / sum(weights)).float(), expected)
-        server_finish_(split := z.clone(), parts, sum(weights), lr=0.7)
-        assert torch.equal(split, stepped)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize("size", [32, 1056])
-def test_the_server_steps_as_eq_5(
-    device: torch.device, dtype: torch.dtype, normalise: bool, size: int
-) -> None:
-    rows, gamma = values(3, size, dtype=dtype), [0.2, 1.0, 0.0]
-    z = values(size, dtype=dtype, seed=1)
-    expected = reference.server_step(z, rows, gamma, lr=0.3, normalise=normalise)
-    buffers, (found, split) = banded([z, z], device)
-    given = rows.to(device)
-    assert server_step_(found, given, gamma, lr=0.3, normalise=normalise) is found
-    assert_close(found, expected, bound(dtype))
-    sums = weighted_sum(given, gamma)
-    total = torch.tensor(1.2, device=device) if dtype == torch.bfloat16 else 1.2
-    assert server_finish_(split, sums, total, lr=0.3, normalise=normalise) is split
-    assert_close(split, expected, bound(dtype))
-    assert canaries_live(buffers)
-
-
-def test_a_server_without_weights_keeps_its_bits(device: torch.device) -> None:
-    z = values(64)
-    z[3] = NAN
-    for rows, gamma in ((torch.full((2, 64), NAN), [0.0, 0.0]), (values(0, 64), [])):
-        found = z.clone().to(device)
-        server_step_(found, rows.to(device), gamma, lr=0.5)
-        assert torch.equal(found.cpu().view(torch.int32), z.view(torch.int32))
-        server_finish_(found, weighted_sum(rows.to(device), gamma), 0.0, lr=0.5)
-        assert torch.equal(found.cpu().view(torch.int32), z.view(torch.int32))
-        if gamma:
-            on_device = torch.tensor(gamma, device=device)
-            server_step_(found, rows.to(device), on_device, lr=0.5)
-            assert torch.equal(found.cpu().view(torch.int32), z.view(torch.int32))
 
 
 def test_no_clients_sum_to_0(device: torch.device) -> None:
     assert torch.equal(weighted_sum(values(0, 64).to(device), []).cpu(), torch.zeros(64).double())
     assert weighted_mean(values(2, 0).to(device), [1, 1]).shape == (0,)
-    assert server_step_(values(0).to(device), values(2, 0).to(device), [1, 1], lr=1).shape == (0,)
 
 
 def outcomes(device: torch.device) -> list[Tensor]:
     rows = values(3, 1120).to(device)
-    z = values(1120, seed=5).to(device)
     plan = Groups.build([([0, 2], 0, 1056), ([2, 1], 1056, 1120)], [1120] * 3, device=device)
     weights = [3, 1, 8]
     out = [weighted_mean(rows, weights), weighted_sum(rows, weights), grouped_sum(rows, plan)]
-    for normalise in (True, False):
-        server_step_(stepped := z.clone(), rows, weights, lr=0.3, normalise=normalise)
-        out.append(stepped)
     grouped_mean_(grouped := rows.clone(), plan)
     return [*out, grouped]
 
@@ -239,9 +190,6 @@ def test_weights_on_a_device_are_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 
     def all_of_them() -> list[Tensor]:
         out = [weighted_mean(rows, weights), weighted_sum(rows, weights)]
-        for normalise in (True, False):
-            for shares in (weights, torch.zeros(4)):
-                out.append(server_step_(values(64), rows, shares, lr=0.3, normalise=normalise))
         grouped = rows.clone()
         grouped_mean_(grouped, plan, weights)
         return [*out, grouped.nan_to_num(9)]
@@ -273,8 +221,6 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "weights[0]: inf", lambda: grouped_sum(ROWS, PLAN, [INF, 1])),
     (ValueError, "weights: their sum is 0", lambda: weighted_mean(ROWS, [0, 0])),
     (ValueError, "weights: their sum is 0", lambda: weighted_mean(ROWS[:0], [])),
-    (ValueError, "gamma[0]: -2.0", lambda: server_step_(ROWS[0], ROWS[1:], [-2], lr=1)),
-    (ValueError, "gamma: of shape [1]; 2", lambda: server_step_(SUMS.float(), ROWS, [1], lr=1)),
     (TypeError, "rows: float16", lambda: weighted_mean(ROWS.half(), [1, 1])),
     (ValueError, "rows: rows of 33", lambda: weighted_mean(torch.zeros(2, 33), [1, 1])),
     (ValueError, "rows: 0 dimensions", lambda: weighted_mean(torch.zeros(()), [1])),
@@ -291,14 +237,7 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         lambda: weighted_mean(ROWS, [1, 1], out=SUMS.clone()),
     ),
     (ValueError, "rows: shares memory with out", lambda: weighted_mean(ROWS, [1, 1], out=ROWS[1])),
-    (ValueError, "rows: shares memory with z", lambda: server_step_(ROWS[0], ROWS, [1, 1], lr=1)),
     (ValueError, "rows: row 0 starts 4 bytes", lambda: weighted_mean(ROWS.view(-1)[1:33], [1])),
-    (ValueError, "z: of shape [2, 64]", lambda: server_finish_(ROWS, SUMS, 1, lr=1)),
-    (TypeError, "sums: torch.float32", lambda: server_finish_(ROWS[0], ROWS[1], 1, lr=1)),
-    (ValueError, "sums: of shape [64]", lambda: server_finish_(ROWS[0, :32], SUMS, 1, lr=1)),
-    (ValueError, "total[0]: -1.0", lambda: server_finish_(ROWS[0], SUMS, -1, lr=1)),
-    (ValueError, "sums: shares memory with z", lambda: server_finish_(SUMS, SUMS, 1, lr=1)),
-    (ValueError, "total: of shape [2]", lambda: server_finish_(R, SUMS, torch.ones(2), lr=1)),
     (ValueError, "rows: 3; groups is built for 2", lambda: grouped_mean_([*ROWS, ROWS[0]], PLAN)),
     (
         ValueError,
@@ -311,6 +250,8 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         "sums: shares memory with rows",
         lambda: grouped_spread_([SUMS, SUMS.clone()], SUMS, PLAN, [1]),
     ),
+    (TypeError, "sums: torch.float32", lambda: grouped_spread_(ROWS, R, PLAN, [1])),
+    (ValueError, "sums: of shape [32]", lambda: grouped_spread_(ROWS, SUMS[:32], PLAN, [1])),
     (ValueError, "totals: of shape [2]; 1", lambda: grouped_spread_(ROWS, SUMS, PLAN, [1, 2])),
     (ValueError, "totals[0]: nan", lambda: grouped_spread_(ROWS, SUMS, PLAN, [NAN])),
     (ValueError, "job 0: columns 0 to 0; 0 <=", lambda: Groups.build([([0], 0, 0)], [64])),
@@ -355,8 +296,6 @@ def test_the_operators_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     for operator, arguments in (
         (means._weighted_mean, (z, [rows], weights)),
         (means._weighted_sum, (sums, [rows], weights)),
-        (means._server_step, (z, [rows], weights, 0.1, True)),
-        (means._server_finish, (z, sums, one, 0.1, True)),
         (groups._grouped_mean, ([rows], *plan, None)),
         (groups._grouped_sum, (sums, [rows], *plan, weights)),
         (groups._grouped_spread, ([rows], sums, *plan, one)),
@@ -367,15 +306,14 @@ def test_the_operators_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_functions_compile_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
 
-    def all_of_them(rows: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        server_step_(z, rows, [1.0, 2.0], lr=0.1)
-        server_finish_(z, weighted_sum(rows, [1.0, 2.0]), 3.0, lr=0.2)
+    def all_of_them(rows: Tensor) -> tuple[Tensor, ...]:
+        total = weighted_sum(rows, [1.0, 2.0])
         mean = weighted_mean(rows, [1.0, 2.0])
         grouped_mean_(rows, PLAN, [1.0, 3.0])
         grouped_spread_(rows, grouped_sum(rows, PLAN), PLAN, [2.0])
-        return rows, z, mean
+        return rows, total, mean
 
-    expected = all_of_them(values(2, 64), values(64, seed=1))
+    expected = all_of_them(values(2, 64))
     compiled = torch.compile(all_of_them, fullgraph=True, backend="aot_eager")
-    for one, other in zip(compiled(values(2, 64), values(64, seed=1)), expected, strict=True):
+    for one, other in zip(compiled(values(2, 64)), expected, strict=True):
         assert torch.equal(one, other)

@@ -82,6 +82,9 @@ def test_counts_the_ones_of_every_tensor(
     assert counts.dtype == torch.int64
     assert counts.device.type == device.type
     assert counts.tolist() == reference.count_per_tensor(mask, layout)
+    rows = torch.stack([pack_mask(mask), torch.zeros_like(pack_mask(mask)), pack_mask(mask)])
+    expected = torch.stack([counts, torch.zeros_like(counts), counts])
+    assert torch.equal(count_per_tensor(rows.to(device), Segments.build(layout)), expected)
 
 
 def test_counts_write_one_number_a_tensor_whatever_was_there(device: torch.device) -> None:
@@ -103,6 +106,8 @@ def test_bits_in_padding_are_refused_on_the_cpu() -> None:
     message = r"words: 3 bits are set in padding, the first at element 40; masks are 0 where"
     with pytest.raises(ValueError, match=message):
         count_per_tensor(words, segments)
+    with pytest.raises(ValueError, match=message):
+        count_per_tensor(torch.stack([segments.live, words]), segments)
 
 
 @pytest.mark.gpu
@@ -117,8 +122,8 @@ def test_bits_in_padding_are_refused_on_a_gpu_if_asked(monkeypatch: pytest.Monke
 
 def test_a_mask_of_another_form_is_refused() -> None:
     segments = Segments.build(layout_of((40,)))
-    with pytest.raises(ValueError, match=r"words: of shape \[1, 2\]"):
-        count_per_tensor(segments.live[None], segments)
+    with pytest.raises(ValueError, match="words: 3 dimensions"):
+        count_per_tensor(segments.live[None, None], segments)
     with pytest.raises(ValueError, match="words: 1 words; 2 are needed"):
         count_per_tensor(segments.live[:1], segments)
     with pytest.raises(TypeError, match="words: int64"):

@@ -57,7 +57,7 @@ def merged(case: SliceCase, dtype: torch.dtype, device: torch.device, fixed: boo
     return out.cpu()
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(case=slice_cases(), dtype=st.sampled_from(DTYPES))
 def test_a_merge_is_the_weighted_mean_of_what_covers(
     device: torch.device, case: SliceCase, dtype: torch.dtype
@@ -70,7 +70,7 @@ def test_a_merge_is_the_weighted_mean_of_what_covers(
     assert ((found.double() - expected).abs() <= bound).all()
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(case=slice_cases(whole_weights=False), dtype=st.sampled_from(DTYPES))
 def test_a_fixed_merge_is_within_its_resolution(
     device: torch.device, case: SliceCase, dtype: torch.dtype
@@ -105,7 +105,7 @@ def test_the_split_form_has_the_bits_of_the_whole_on_any_number_of_processes(
     assert torch.equal(out.cpu(), whole)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(case=slice_cases(), dtype=st.sampled_from(DTYPES))
 def test_take_copies_what_a_level_covers_and_nothing_else(
     device: torch.device, case: SliceCase, dtype: torch.dtype
@@ -128,7 +128,7 @@ def test_the_same_bits_twice(device: torch.device, case: SliceCase, fixed: bool)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(case=slice_cases(), fixed=st.booleans())
 def test_kernel_and_torch_path_have_the_same_bits(case: SliceCase, fixed: bool) -> None:
     cpu, found = torch.device("cpu"), {}
@@ -140,7 +140,7 @@ def test_kernel_and_torch_path_have_the_same_bits(case: SliceCase, fixed: bool) 
 
 
 @pytest.mark.parametrize("size", [16, 64])
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(case=slice_cases(), fixed=st.booleans())
 def test_the_bits_do_not_depend_on_how_the_work_is_cut(
     device: torch.device, size: int, case: SliceCase, fixed: bool

@@ -115,7 +115,7 @@ def test_sync_clouds_stand_side_by_side_over_rounds(tmp_path: Path) -> None:
     assert found.name == "Digits, diversity 3, |Q_n| = 3"
     figure = rounds_figure(found)
     assert figure is not None
-    assert figure.series == {"FedBCD": 0, "FedBCD-I": 1, "FedAvg": 2, "FedProx": 3}
+    assert list(figure.series) == ["FedBCD", "FedBCD-I", "FedAvg", "FedProx"]
     assert list(by_title(figure)) == ["Personal, sync clouds", "Global, sync clouds"]
     for chart in figure.charts:
         assert drawn(chart) == {
@@ -156,13 +156,14 @@ def test_the_servers_waited_for_are_series_over_virtual_time(tmp_path: Path) -> 
     ]
     assert figure is not None
     assert list(figure.series) == [
-        *("B/N = 0.3", "B/N = 0.5", "B/N = 0.7", "B/N = 1", "FedAvg", "FedProx"),
+        *(f"FedBCD, B/N = {share}" for share in (0.3, 0.5, 0.7, 1)),
+        *("FedBCD-I, B/N = 1", "FedAvg", "FedProx"),
     ]
     others = {"FedAvg": [(10, 0.1), (20, 0.2)], "FedProx": [(10, 0.2), (20, 0.3)]}
     assert drawn(charts["FedBCD: global accuracy"]) == others | {
-        f"B/N = {b / 10:g}": [(b, b / 20), (2 * b, b / 10)] for b in (3, 5, 7, 10)
+        f"FedBCD, B/N = {b / 10:g}": [(b, b / 20), (2 * b, b / 10)] for b in (3, 5, 7, 10)
     }
-    own = {"B/N = 1": [(10, 0.3), (20, 0.4)]}
+    own = {"FedBCD-I, B/N = 1": [(10, 0.3), (20, 0.4)]}
     assert drawn(charts["FedBCD-I: personal accuracy"]) == others | own
 
 
@@ -172,7 +173,7 @@ def test_seeds_meet_at_their_mean_time_with_a_band(tmp_path: Path) -> None:
         _run(tmp_path, "FedBCD", (0.48, 0.58), (20, 40), seed=1, wait=5),
     ]
     chart = by_title(times_figure(_only(runs)))["FedBCD: global accuracy"]
-    assert drawn(chart) == {"B/N = 0.5": [(15, 0.47), (30, 0.57)]}
+    assert drawn(chart) == {"FedBCD, B/N = 0.5": [(15, 0.47), (30, 0.57)]}
     half = 12.706204736432095 * 0.01  # Student's t with one degree of freedom
     np.testing.assert_allclose(chart.data["high"], np.array([0.47, 0.57]) + half)
     np.testing.assert_allclose(chart.data["low"], np.array([0.47, 0.57]) - half)
@@ -187,8 +188,8 @@ def test_bytes_between_servers_have_a_chart_of_the_runs_that_have_some(tmp_path:
     ]
     chart = by_title(traffic_figure(_only(runs)))["FedBCD: global accuracy"]
     assert drawn(chart) == {
-        "B/N = 0.5": [(1.0, 0.1), (1.5, 0.2)],
-        "B/N = 1": [(2.0, 0.3), (4.0, 0.4)],
+        "FedBCD, B/N = 0.5": [(1.0, 0.1), (1.5, 0.2)],
+        "FedBCD, B/N = 1": [(2.0, 0.3), (4.0, 0.4)],
         "FedAvg": [(2.0, 0.5), (4.0, 0.6)],
     }
     assert chart.headings["x"].endswith("(kB)")

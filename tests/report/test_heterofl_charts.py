@@ -188,8 +188,8 @@ def test_another_algorithm_and_another_option_are_reported(tmp_path: Path) -> No
     ]
     figure = sizes_figure(_family(runs))
     assert figure is not None
-    assert figure.charts[0].data["name"].tolist() == ["a", "a-b", "a-b, norm gn", "a, FedAvg"]
-    assert "not HeteroFL" in figure.series
+    assert figure.charts[0].data["name"].tolist() == ["a", "a-b", "a-b, norm gn", ""]
+    assert list(figure.series) == ["widest level a", "FedAvg"]
 
 
 def test_a_level_has_one_colour_in_all_families(tmp_path: Path) -> None:

@@ -186,3 +186,7 @@ def test_the_worst_tenth_of_nothing_is_nothing() -> None:
 )
 def test_numbers_as_text(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_a_worst_tenth_of_nothing_right_is_zero_without_a_sign() -> None:
+    assert metric_text("accuracy", worst_tenth(pd.Series([0.0, 0.5]), "accuracy")) == "0.00 %"

@@ -9,7 +9,16 @@ import pytest
 
 from lightfed.drawing.charts import Chart, Figure
 from lightfed.drawing.markup import content
-from lightfed.report.run_figures import CELLS, DOTS, clients, course, partition, run_figures
+from lightfed.report.run_figures import (
+    CELLS,
+    DOTS,
+    TIMES,
+    clients,
+    course,
+    partition,
+    run_figures,
+    times,
+)
 from lightfed.results.run import Run, read
 from tests.report.make_run import CLIENTS, ENVIRONMENT, METRICS, write_run
 
@@ -93,9 +102,7 @@ def test_ten_thousand_clients_fit_on_a_page(run: Run) -> None:
     parts = {"evaluation": table.set_index("client"), "clients": table}
     large = Run(**{**vars(run), **parts, "partition": type(run.partition)(counts, {})})
     figures = [clients(large), partition(large)]
-    for figure in figures:
-        assert figure is not None
-        assert len(json.dumps(content(figure))) < 60_000
+    assert sum(len(json.dumps(content(figure))) for figure in figures) < 90_000
     heat, sizes = figures[1].charts
     assert len(heat.data) <= CELLS
     assert len(sizes.data) <= 200
@@ -108,6 +115,22 @@ def test_the_heat_map_shows_the_counts(run: Run) -> None:
     cells = heat.data.set_index(["y", "x"])["value"]
     assert cells["zero"].tolist() == [20, 0, 10, 0]
     assert sizes.data["y"].tolist() == [30, 20, 10, 5]
+    alike = type(run.partition)(run.partition.counts.clip(lower=1), {})  # type: ignore[union-attr]
+    assert "of 3 classes." in partition(Run(**{**vars(run), "partition": alike})).caption  # type: ignore[union-attr]
+
+
+def test_the_parts_of_rounds_are_stacked_and_many_rounds_are_averaged(
+    run: Run, tmp_path: Path
+) -> None:
+    assert times(run) is None  # of an older version
+    text = "round,sessions,checkpoint,waiting\n1,2.0,1.0,0\n2,4.0,0.5,0\n"
+    (run.folder / "timings.csv").write_text(text + "3,9.0")  # killed in a line
+    chart = _chart(times(read(run.folder)), "Seconds")
+    assert _lines(chart) == {"sessions": [[1, 2], [2, 4]], "checkpoint": [[1, 1], [2, 0.5]]}
+    long = pd.DataFrame({"round": range(1, 1201), "checkpoint": [0.0, 2.0] * 600})
+    chart = _chart(times(Run(**{**vars(run), "timings": long.set_index("round")})), "Seconds")
+    assert len(chart.data) == TIMES
+    assert set(chart.data["y"]) == {1.0}
 
 
 def test_nothing_to_show_is_no_figure(tmp_path: Path) -> None:

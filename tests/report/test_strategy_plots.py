@@ -11,7 +11,6 @@ from lightfed.results.run import Run
 from lightfed.studies.figures import study_figures
 from lightfed.studies.flexifed.strategies import Setting, Study, studies
 from lightfed.studies.flexifed.strategy_figures import courses_figure, factors_figure
-from lightfed.studies.flexifed.trials import PLACES
 from tests.report.make_run import by_title, drawn
 from tests.report.make_study import strategy_run
 
@@ -56,11 +55,6 @@ def test_each_strategy_has_a_line_for_all_clients_and_for_each_version(row: list
 def test_a_target_that_is_asked_for_is_stated(row: list[Run]) -> None:
     assert "Target" not in _courses([row[0], row[2]]).caption
     assert _courses([row[0], row[2]], 0.25).caption.endswith("Target of the speed: 25.00 %.")
-
-
-def test_a_strategy_has_one_colour_in_all_pictures(row: list[Run]) -> None:
-    for runs in (row, row[1:]):
-        assert _courses(runs).series["Max-Common"] == PLACES["Max-Common"]
 
 
 def test_one_strategy_or_one_round_has_no_picture_of_courses(

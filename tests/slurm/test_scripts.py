@@ -109,6 +109,25 @@ def test_the_site_has_its_say(repository: Path) -> None:
     assert words[7:10] == ["a box", "lightfed", "fit"]
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_the_environment_is_found_beside_a_site_unless_that_names_another(
+    own: bool, repository: Path
+) -> None:
+    """Modules come first in PATH, and have a Python."""
+    for place, names in (
+        (".venv/bin", ["lightfed"]),
+        ("module", ["python3", "lightfed"][: 2 - own]),
+    ):
+        (repository / place).mkdir(exist_ok=True)
+        for name in names:
+            (repository / place / name).write_text(f"#!/bin/sh\necho {place}")
+            (repository / place / name).chmod(0o755)
+    (repository / "slurm" / "site.sh").write_text("PATH=$PWD/module:$PATH\n")
+    printed = run(repository, "train", "fit").stdout
+    assert ("versions" in printed) is own
+    assert ("module" in printed) is not own
+
+
 def test_the_example_of_a_site_changes_nothing(repository: Path) -> None:
     example = ROOT / "slurm" / "site.example.sh"
     assert all(not line or line.startswith("#") for line in example.read_text().splitlines())

@@ -14,7 +14,7 @@ from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
 from tests.small import fleet_of, random_data, run_round
 from tests.strangers.depthfl import DepthFL, DepthNet
-from tests.strangers.golden import RANKS, Recorded
+from tests.strangers.golden import MATRIX, Recorded
 
 WIDTHS = (8, 16, 12, 10, 8)
 
@@ -93,6 +93,6 @@ def test_a_client_that_is_no_part_of_the_deepest_is_refused(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", MATRIX)
 def test_the_promises(ranks: tuple[int, ...]) -> None:
     conformance(DepthFL, model=Convolutions, levels="abc", ranks=ranks)

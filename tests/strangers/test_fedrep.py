@@ -18,7 +18,7 @@ from lightfed.testing import conformance
 from lightfed.utils.errors import UserError
 from tests.small import GOLDEN, fit, random_data, run_round
 from tests.strangers.fedrep import FedRep
-from tests.strangers.golden import RANKS, Net, Recorded
+from tests.strangers.golden import MATRIX, Net, Recorded
 
 close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 
@@ -71,7 +71,7 @@ def test_the_run_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", MATRIX)
 def test_the_promises(ranks: tuple[int, ...]) -> None:
     conformance(partial(FedRep, "net.layers.6.", 2, final_epochs=1), ranks=ranks)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightfed.testing import conformance
-from tests.strangers.golden import RANKS, Recorded
+from tests.strangers.golden import MATRIX, Recorded
 from tests.strangers.scaffold import Scaffold
 
 close = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
@@ -26,6 +26,6 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", MATRIX)
 def test_the_promises(ranks: tuple[int, ...]) -> None:
     conformance(partial(Scaffold, 0.5), ranks=ranks)

@@ -159,19 +159,6 @@ def flexifed_average(models: Sequence[Tensors], jobs: Iterable[tuple[Sequence[in
             models[k][name].copy_(mean)
 
 
-def fedbcd_server(
-    anchor: Tensors, models: Sequence[Tensors], gamma: Sequence[float], lr: float
-) -> Tensors:
-    """FedBCD, equation (5): z <- z - lr sum_k gamma_k (z - x_k) / sum_k gamma_k."""
-    total = sum(gamma)
-    for name, z in anchor.items():
-        step = torch.zeros_like(z)
-        for model, weight in zip(models, gamma, strict=True):
-            step += weight * (z - model[name])
-        z -= lr * step / total
-    return anchor
-
-
 def fedbcd_local(
     point: Tensors, x: Tensors, gradient: Tensors, anchor: Tensors, *, lr: float, gamma: float,
     extrapolation: float, box: tuple[float, float],

@@ -117,24 +117,6 @@ def flat_mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return mean
 
 
-def foreach_server(anchor: List, models: Sequence[List], gamma: Sequence[float], lr: float) -> List:
-    total = sum(gamma)
-    torch._foreach_mul_(anchor, 1 - lr)
-    for model, weight in zip(models, gamma, strict=True):
-        torch._foreach_add_(anchor, model, alpha=lr * weight / total)
-    return anchor
-
-
-def flat_server(
-    anchor: Tensor, rows: Sequence[Tensor], gamma: Sequence[float], lr: float
-) -> Tensor:
-    new = anchor * (1 - lr)
-    total = sum(gamma)
-    for row, weight in zip(rows, gamma, strict=True):
-        new = new.add(row, alpha=lr * weight / total)
-    return anchor.copy_(new)
-
-
 def foreach_grouped(jobs: Sequence[Sequence[List]]) -> None:
     """Every job: the same tensors of each of its members."""
     for members in jobs:

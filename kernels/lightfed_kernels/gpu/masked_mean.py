@@ -17,16 +17,14 @@ WARPS = 4
 
 
 @triton.jit(
-    do_not_specialize=["out_stride", "kept_stride", "n_words", "n_receivers"],
-    do_not_specialize_on_alignment=["table", "weights", "kept"],
+    do_not_specialize=["out_stride", "n_words", "n_receivers"],
+    do_not_specialize_on_alignment=["table", "weights"],
 )
 def masked_mean(
     table,
     weights,
-    kept,
     out,
     out_stride,
-    kept_stride,
     n_words,
     n_receivers,
     WORDS: tl.constexpr,
@@ -34,15 +32,18 @@ def masked_mean(
     ACC: tl.constexpr,
     MASKED: tl.constexpr,
     COUNTED: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
     """out[r, e] = c_r[e] ? sum_k w_k m_k[e] x_k[e] / d : 0,  d = sum_k w_k m_k[e] or sum_k w_k.
 
     A program owns WORDS * 32 elements of one receiver. Receivers are fastest, so that programs
     that run together find the tiles of common senders in the L2 cache.
 
-    table: int64, first[0 .. R], then the addresses (row, mask) of every neighbour.
-    weights, kept: None where all weigh the same, where everything is kept.
-    MASKED: whether there are masks; COUNTED: whether d counts those that cover an element.
+    table: int64, first[0 .. R], then the addresses (row, mask) of every neighbour, then those of
+        the receivers' masks.
+    weights: None where all weigh the same.
+    MASKED: whether there are masks; COUNTED: whether d counts those that cover an element; KEPT:
+        whether there are masks of receivers.
     """
     receiver = tl.program_id(0) % n_receivers
     tile = tl.program_id(0) // n_receivers
@@ -60,7 +61,7 @@ def masked_mean(
     else:
         total = tl.zeros([WORDS, 32], ACC)
         count = tl.zeros([], ACC)
-    for e in tl.range(begin, end, loop_unroll_factor=2):
+    for e in tl.range(begin, end, num_stages=3):
         row = tl.multiple_of(tl.load(edges + 2 * e).to(tl.pointer_type(DTYPE)), 16)
         value = tl.load(row + elements, mask=inside[:, None], other=0.0).to(ACC)
         if MASKED:
@@ -90,9 +91,9 @@ def masked_mean(
     else:
         # `/` is an approximation in float32.
         mean = tl.div_rn(total, tl.broadcast_to(count, [WORDS, 32]))
-    if kept is not None:
-        stay = kept + receiver.to(tl.int64) * kept_stride
-        words = tl.load(stay + word, mask=inside, other=0)
+    if KEPT:
+        stay = tl.load(edges + 2 * tl.load(table + n_receivers) + receiver)
+        words = tl.load(stay.to(tl.pointer_type(tl.int32)) + word, mask=inside, other=0)
         mean = tl.where(((words[:, None] >> lanes[None, :]) & 1) != 0, mean, 0.0)
     target = tl.multiple_of(out + receiver.to(tl.int64) * out_stride, 16)
     tl.store(target + elements, mean.to(DTYPE), mask=inside[:, None])
@@ -102,7 +103,7 @@ def launch(
     out: Tensor,
     row_table: np.ndarray,
     masks: Sequence[Tensor],
-    receivers: Tensor | None,
+    receivers: Sequence[Tensor],
     first: Tensor,
     index: Tensor,
     weights: Tensor | None,
@@ -116,7 +117,8 @@ def launch(
     edges[:, 0] = row_table[chosen]
     if masks:
         edges[:, 1] = _rows.addresses("masks", masks, multiple=4)[chosen]
-    table = _rows.to_device(np.concatenate([first.numpy(), edges.ravel()]), out.device)
+    kept = _rows.addresses("receivers", receivers, multiple=4)
+    table = _rows.to_device(np.concatenate([first.numpy(), edges.ravel(), kept]), out.device)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     shares = None
     if weights is not None:
@@ -128,10 +130,8 @@ def launch(
         masked_mean[(programs,)](
             table,
             shares,
-            receivers,
             out,
             out.stride(0),
-            0 if receivers is None else receivers.stride(0),
             n_words,
             n_receivers,
             WORDS=words,
@@ -139,5 +139,6 @@ def launch(
             ACC=TYPES[wide],
             MASKED=bool(masks),
             COUNTED=bool(masks) and not over_neighbours,
+            KEPT=bool(receivers),
             num_warps=WARPS,
         )

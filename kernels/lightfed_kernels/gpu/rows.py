@@ -1,4 +1,4 @@
-"""The kernel of all sums over clients: means, the server's step, means of groups.
+"""The kernel of all sums over clients: means, and means of groups.
 
 A program owns a tile of columns and is the only one to write there; it goes over the clients in a
 fixed order. No atomics: the same bits every time, whatever the size of a tile.
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lightfed_kernels._rows import addresses, check_grid, to_device
+from lightfed_kernels._rows import addresses, check_grid, resident
 from lightfed_kernels.gpu.masks import TYPES, WIDE, on_device
 
 WARPS = 4
@@ -22,11 +22,10 @@ TILE = 1024
 
 SUMS: tl.constexpr = tl.constexpr(0)
 OUT: tl.constexpr = tl.constexpr(1)
-STEP: tl.constexpr = tl.constexpr(2)
-MEMBERS: tl.constexpr = tl.constexpr(3)
+MEMBERS: tl.constexpr = tl.constexpr(2)
 
-Target = Literal["sums", "out", "step", "members"]
-_TARGETS = {"sums": 0, "out": 1, "step": 2, "members": 3}
+Target = Literal["sums", "out", "members"]
+_TARGETS = {"sums": 0, "out": 1, "members": 2}
 
 
 @triton.jit(
@@ -46,21 +45,17 @@ def means_kernel(
     sums_ptr,
     totals_ptr,
     out_ptr,
-    lr: tl.float64,
     TYPE: tl.constexpr,
     ROUND: tl.constexpr,
     TARGET: tl.constexpr,
     FROM_ROWS: tl.constexpr,
     WEIGHTED: tl.constexpr,
     GROUPED: tl.constexpr,
-    NORMALISE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """S = sum_m w_m x_m and W = sum_m w_m over the members of a job, in float64, and their use.
 
-    S itself (SUMS), S / W into `out` (OUT) or into every member (MEMBERS), or the step (STEP)
-
-        out <- out - lr (out - S / W)   (NORMALISE)   or   out - lr (W out - S)
+    S itself (SUMS), or S / W into `out` (OUT) or into every member (MEMBERS).
 
     A program owns BLOCK columns of one job.
 
@@ -87,7 +82,7 @@ def means_kernel(
     if FROM_ROWS:
         total = tl.zeros([BLOCK], tl.float64)
         weight = tl.full([], 0, tl.float64)
-        for m in tl.range(begin, end, loop_unroll_factor=2):
+        for m in tl.range(begin, end, num_stages=3):
             row = tl.multiple_of(tl.load(rows_ptr + m).to(tl.pointer_type(TYPE)), 16) + base
             if WEIGHTED:
                 share = tl.load(weights_ptr + m)
@@ -107,16 +102,6 @@ def means_kernel(
         tl.store(sums_ptr + packed + lane, total, mask=here)
     elif TARGET == OUT:
         tl.store(out_ptr + base + lane, (total / weight).to(ROUND).to(TYPE), mask=here)
-    elif TARGET == STEP:
-        rate = tl.full([], lr, tl.float64)
-        old = tl.load(out_ptr + base + lane, mask=here, other=0).to(ROUND).to(tl.float64)
-        if NORMALISE:
-            new = old - rate * (old - total / weight)
-            # No client took part: the old bits stay.
-            here = lane < tl.multiple_of(tl.where(weight > 0, left, 0), 32)
-        else:
-            new = old - rate * (weight * old - total)
-        tl.store(out_ptr + base + lane, new.to(ROUND).to(TYPE), mask=here)
     else:
         mean = (total / weight).to(ROUND).to(TYPE)
         here = lane < tl.multiple_of(tl.where(weight > 0, left, 0), 32)
@@ -135,8 +120,6 @@ def launch_means(
     sums: Tensor | None = None,
     totals: Tensor | None = None,
     out: Tensor | None = None,
-    lr: float = 0.0,
-    normalise: bool = True,
     tiles: Tensor | None = None,
     tile: int | None = None,
 ) -> None:
@@ -146,7 +129,7 @@ def launch_means(
         jobs: (J, 5) of `Groups`, in host memory, and `members` (M,); without `tiles` there is one.
         weights: (clients,) float64, None for 1; on any device.
         sums: packed, read or written.
-        out: what the targets `out` and `step` write.
+        out: what the target `out` writes.
         tiles, tile: the job of every program, on the device, and its columns.
     """
     like = next(tensor for tensor in (out, *rows, sums) if tensor is not None)
@@ -163,8 +146,8 @@ def launch_means(
     about[:, 1] -= about[:, 0]
     about[:, 0] = np.cumsum(counts) - counts
     device = like.device
-    # One copy to the device for both tables.
-    moved = to_device(np.concatenate([about.reshape(-1), places]), device)
+    # One table for both.
+    moved = resident(np.concatenate([about.reshape(-1), places]), device)
     shares = None if weights is None else weights[members.to(weights.device, non_blocking=True)]
     with on_device(like):
         means_kernel[(programs,)](
@@ -175,14 +158,12 @@ def launch_means(
             moved if sums is None else sums,
             moved if totals is None else totals.to(device, non_blocking=True),
             like if out is None else out,
-            lr,
             TYPE=TYPES[like.dtype],
             ROUND=WIDE[like.dtype],
             TARGET=_TARGETS[target],
             FROM_ROWS=totals is None,
             WEIGHTED=shares is not None,
             GROUPED=tiles is not None,
-            NORMALISE=normalise,
             BLOCK=block,
             num_warps=WARPS,
             # No fused multiply-add: the bits are those of the torch path.

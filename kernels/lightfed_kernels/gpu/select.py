@@ -185,18 +185,9 @@ def narrow(bins, thresholds, wanted, left, taken, FIRST: tl.constexpr):
     do_not_specialize_on_alignment=["ties_out", "words_in", "tiles", "thresholds"],
 )
 def ties(
-    ties_out,
-    row,
-    words_in,
-    tiles,
-    thresholds,
-    seed_low,
-    seed_high,
-    WORDS: tl.constexpr,
-    BITS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    FREE: tl.constexpr,
-):
+    ties_out, row, words_in, tiles, thresholds, seed_low, seed_high, WORDS: tl.constexpr,
+    BITS: tl.constexpr, LARGEST: tl.constexpr, FREE: tl.constexpr,
+):  # fmt: skip
     """ties[tile] = #{e of the tile: candidate, its key is the threshold}."""
     tensor, _, begin, _, inside, candidates = _tile(tiles, words_in, WORDS, FREE)
     keys = _keys(row, begin, inside, seed_low, seed_high, WORDS, BITS, LARGEST)
@@ -209,21 +200,9 @@ def ties(
     do_not_specialize_on_alignment=["out", "words_in", "tiles", "thresholds", "left", "ends"],
 )
 def apply(
-    out,
-    row,
-    words_in,
-    tiles,
-    thresholds,
-    left,
-    ends,
-    seed_low,
-    seed_high,
-    WORDS: tl.constexpr,
-    BITS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    FREE: tl.constexpr,
-    TOGGLE: tl.constexpr,
-):
+    out, row, words_in, tiles, thresholds, left, ends, seed_low, seed_high, WORDS: tl.constexpr,
+    BITS: tl.constexpr, LARGEST: tl.constexpr, FREE: tl.constexpr, TOGGLE: tl.constexpr,
+):  # fmt: skip
     """chosen[e] = candidate and (key < threshold, or equal to it and among the first left[t]).
 
     A program owns the words of its tile.
@@ -245,15 +224,20 @@ def apply(
     tl.store(out + begin + tl.arange(0, WORDS), result, mask=inside)
 
 
-@triton.jit(do_not_specialize_on_alignment=["counts", "words_in", "tiles"])
-def count(counts, words_in, tiles, WORDS: tl.constexpr):
-    """counts[t] += ones of the tile."""
-    line = tiles + tl.program_id(0).to(tl.int64) * 4
+@triton.jit(
+    do_not_specialize=["words_stride", "n_tiles", "n_tensors"],
+    do_not_specialize_on_alignment=["counts", "words_in", "tiles"],
+)
+def count(counts, words_in, words_stride, tiles, n_tiles, n_tensors, WORDS: tl.constexpr):
+    """counts[row, t] += ones of a tile of the row."""
+    line = tiles + (tl.program_id(0) % n_tiles).to(tl.int64) * 4
+    row = (tl.program_id(0) // n_tiles).to(tl.int64)
     own = tl.arange(0, WORDS)
     inside = own * 32 < tl.load(line + 2)
-    words = tl.load(words_in + tl.load(line + 1) + own, mask=inside, other=0)
+    begin = words_in + row * words_stride + tl.load(line + 1)
+    words = tl.load(begin + own, mask=inside, other=0)
     ones = tl.sum(count_ones(words), 0).to(tl.int64)
-    tl.atomic_add(counts + tl.load(line), ones, sem="relaxed")
+    tl.atomic_add(counts + row * n_tensors + tl.load(line), ones, sem="relaxed")
 
 
 def launch_select(
@@ -290,7 +274,12 @@ def launch_select(
 
 
 def launch_count(counts: Tensor, words: Tensor, tiles: Tensor) -> None:
-    _rows.check_grid("count_per_tensor", tiles.shape[0])
+    """`counts` (.., T) of `words` (.., W)."""
+    programs = counts.numel() // counts.shape[-1] * tiles.shape[0]
+    _rows.check_grid("count_per_tensor", programs)
     counts.zero_()
     with on_device(words):
-        count[(tiles.shape[0],)](counts, words, tiles, WORDS=WORDS, num_warps=1)
+        count[(programs,)](
+            counts, words, words.stride(0), tiles, tiles.shape[0], counts.shape[-1],
+            WORDS=WORDS, num_warps=1,
+        )  # fmt: skip

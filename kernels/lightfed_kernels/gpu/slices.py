@@ -2,8 +2,9 @@
 
 A program owns one tile of one tensor of the target, a rectangle of rows (A x B) and columns (C),
 and is the only one to write there; it goes over the clients in a fixed order. No atomics: the same
-bits every time. Tensors with groups, with labels or of odd sizes have a second launch, as their
-elements do not move 16 bytes at a time.
+bits every time. In tensors with groups, with labels or of odd sizes (`rest`) elements do not move
+16 bytes at a time. Their tiles are split into one of an element a thread, for as few registers, and
+start first, because they take longest.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lightfed_kernels._rows import addresses, to_device
+from lightfed_kernels._rows import addresses, check_grid, resident
 from lightfed_kernels.gpu.masks import TYPES, on_device
 from lightfed_kernels.slices import TILE
 
@@ -28,11 +29,11 @@ _VECTOR = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 2}
 
 
 @triton.jit
-def _lanes(tile_ptr, TILE: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.constexpr):
-    """A tile's first row and column, and every lane's row and column from there."""
+def _lanes(tile_ptr, begin, LANES: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.constexpr):
+    """A tile's first row and column, and the rows and columns from there of LANES lanes of it."""
     shift = (tl.load(tile_ptr + 3) & 65535).to(tl.int32)
     row, column = tl.load(tile_ptr + 1).to(tl.int32), tl.load(tile_ptr + 2)
-    lane = tl.arange(0, TILE)
+    lane = begin + tl.arange(0, LANES)
     r, q = lane >> shift, lane & ((1 << shift) - 1)
     if FLAT:
         column = tl.multiple_of(column, VECTOR)
@@ -84,47 +85,21 @@ def _nearest(x):
     return tl.where(tl.abs(x) < 2251799813685248.0, (x + big) - big, x)
 
 
-@triton.jit(do_not_specialize=["n_tensors", "n_levels", "n_words", "n_labels"])
-def merge_kernel(
-    out_ptr,
-    partial_ptr,
-    rows_ptr,
-    tiles_ptr,
-    tensors_ptr,
-    n_tensors,
-    levels_ptr,
-    n_levels,
-    first_ptr,
-    totals_ptr,
-    words_ptr,
-    n_words,
-    label_totals_ptr,
-    n_labels,
-    weights_ptr,
-    TYPE: tl.constexpr,
-    MODE: tl.constexpr,
-    FIXED: tl.constexpr,
-    TILE: tl.constexpr,
-    FLAT: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e], the sum alone, or the rest of it.
+@triton.jit
+def _merge_tile(
+    out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr, n_levels,
+    first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
+    weights_ptr, TYPE: tl.constexpr, MODE: tl.constexpr, FIXED: tl.constexpr, LANES: tl.constexpr,
+    FLAT: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The merge of one tile; arguments as merge_kernel's.
 
     Args:
-        rows_ptr: addresses of the clients' rows, wide levels first.
-        tiles_ptr: (N, 4), tensors_ptr: (T, 5), levels_ptr: (L, T, 4); see SliceTable.
-        first_ptr: (L + 1,) where the clients of a level begin.
-        totals_ptr: (L + 1,) weights of all clients of a level; last, the unit of fixed-point sums.
-        words_ptr: (clients, n_words) labels that a client holds.
-        label_totals_ptr: (L, n_labels) weights of all clients of a level with a label.
-        weights_ptr: a_m.
-        MODE: MERGE, SUM (writes partial), or FINISH (reads partial).
-        FLAT: the tiles are of tensors without groups and labels, and all sizes there are multiples
+        FLAT: the tile is of a tensor without groups and labels, and all sizes there are multiples
             of VECTOR, the elements that fill 16 bytes.
     """
-    tile_ptr = tiles_ptr + tl.program_id(0).to(tl.int64) * 4
     tensor, reach = tl.load(tile_ptr), (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
-    row, column, r, q = _lanes(tile_ptr, TILE, FLAT, VECTOR)
+    row, column, r, q = _lanes(tile_ptr, lane, LANES, FLAT, VECTOR)
     about_ptr = tensors_ptr + tensor * 5
     n_b, labelled = tl.load(about_ptr + 2).to(tl.int32), tl.load(about_ptr + 4) != 0
     base, place, inside = _within(row, column, r, q, about_ptr, n_b, FLAT, VECTOR)
@@ -133,34 +108,35 @@ def merge_kernel(
         label = (row + r) // n_b
 
     SUMS: tl.constexpr = tl.int64 if FIXED else tl.float64
-    sums = tl.zeros([TILE], SUMS)
-    weight = tl.zeros([TILE], tl.float64)
+    sums = tl.zeros([LANES], SUMS)
+    weight = tl.zeros([LANES], tl.float64)
     if MODE != SUM:
         # A load that never happens gives both accumulators one layout; without it the compiler
         # counts in another and converts through shared memory.
         never = tl.load(out_ptr + base + place, mask=inside & (reach < 0), other=0.0)
         weight = never.to(tl.float64)
-    for level in range(reach):
-        source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
-        begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
-        if MODE != FINISH:
-            first, end = tl.load(first_ptr + level), tl.load(first_ptr + level + 1)
-            for client in tl.range(first, end, loop_unroll_factor=2 if FLAT else 1):
-                held = there
-                if not FLAT:
-                    word_ptr = words_ptr + client * n_words + (label >> 5)
-                    word = tl.load(word_ptr, mask=there & labelled, other=-1)
-                    held = there & (((word >> (label & 31)) & 1) != 0)
-                x_ptr = tl.multiple_of(tl.load(rows_ptr + client).to(tl.pointer_type(TYPE)), 16)
-                x = tl.load(x_ptr + begin + where, mask=held, other=0.0)
-                if TYPE == tl.bfloat16:
-                    x = x.to(tl.float32)
-                x = x.to(tl.float64) * tl.load(weights_ptr + client)
-                if FIXED:
-                    x = _nearest(x)
-                # Elements that are not held were loaded as 0, and the weight is finite.
-                sums += x.to(SUMS)
-        if MODE != SUM:
+    if MODE != FINISH:
+        for client in tl.range(0, tl.load(first_ptr + reach), num_stages=4):
+            level = tl.load(levels_of_ptr + client)
+            source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
+            begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
+            x_ptr = tl.multiple_of(tl.load(rows_ptr + client).to(tl.pointer_type(TYPE)), 16)
+            x = tl.load(x_ptr + begin + where, mask=there, other=0.0)
+            if TYPE == tl.bfloat16:
+                x = x.to(tl.float32)
+            x = x.to(tl.float64) * tl.load(weights_ptr + client)
+            if FIXED:
+                x = _nearest(x)
+            if not FLAT:
+                word_ptr = words_ptr + client * n_words + (label >> 5)
+                word = tl.load(word_ptr, mask=there & labelled, other=-1)
+                x = tl.where(((word >> (label & 31)) & 1) != 0, x, 0.0)
+            # Elements that are not held were loaded as 0, and the weight is finite.
+            sums += x.to(SUMS)
+    if MODE != SUM:
+        for level in range(reach):
+            source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
+            begin, where, there = _within(row, column, r, q, source_ptr, n_b, FLAT, VECTOR)
             total = tl.load(totals_ptr + level)
             if FLAT:
                 weight += tl.where(there, total, 0.0)
@@ -186,24 +162,52 @@ def merge_kernel(
         tl.store(out_ptr + base + place, mean.to(TYPE), mask=covered)
 
 
-@triton.jit(do_not_specialize=["n_tensors"])
-def take_kernel(
-    row_ptr,
-    outs_ptr,
-    tiles_ptr,
-    tensors_ptr,
-    n_tensors,
-    levels_ptr,
-    first_ptr,
-    TYPE: tl.constexpr,
-    TILE: tl.constexpr,
-    FLAT: tl.constexpr,
+@triton.jit(do_not_specialize=["n_rest", "n_tensors", "n_levels", "n_words", "n_labels"])
+def merge_kernel(
+    out_ptr, partial_ptr, rows_ptr, flat_ptr, rest_ptr, n_rest, tensors_ptr, n_tensors, levels_ptr,
+    n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
+    weights_ptr, TYPE: tl.constexpr, MODE: tl.constexpr, FIXED: tl.constexpr, TILE: tl.constexpr,
     VECTOR: tl.constexpr,
-):
-    """x_m[s] = row[e]: a tile is read once and written to every client that covers it."""
-    tile_ptr = tiles_ptr + tl.program_id(0).to(tl.int64) * 4
+):  # fmt: skip
+    """out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e], the sum alone, or the rest of it.
+
+    Args:
+        rows_ptr: addresses of the clients' rows, wide levels first.
+        flat_ptr, rest_ptr: (N, 4), tensors_ptr: (T, 5), levels_ptr: (L, T, 4); see SliceTable.
+        first_ptr: (L + 1,) where the clients of a level begin.
+        levels_of_ptr: (clients,) their levels.
+        totals_ptr: (L + 1,) weights of all clients of a level; last, the unit of fixed-point sums.
+        words_ptr: (clients, n_words) labels that a client holds.
+        label_totals_ptr: (L, n_labels) weights of all clients of a level with a label.
+        weights_ptr: a_m.
+        MODE: MERGE, SUM (writes partial), or FINISH (reads partial).
+    """
+    program = tl.program_id(0)
+    LANES: tl.constexpr = TILE // VECTOR
+    if program < n_rest:
+        tile_ptr = rest_ptr + (program // VECTOR).to(tl.int64) * 4
+        lane = program % VECTOR * LANES
+        _merge_tile(
+            out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr,
+            n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr,
+            n_labels, weights_ptr, TYPE, MODE, FIXED, LANES, False, VECTOR,
+        )  # fmt: skip
+    else:
+        tile_ptr = flat_ptr + (program - n_rest).to(tl.int64) * 4
+        _merge_tile(
+            out_ptr, partial_ptr, rows_ptr, tile_ptr, 0, tensors_ptr, n_tensors, levels_ptr,
+            n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr,
+            n_labels, weights_ptr, TYPE, MODE, FIXED, TILE, True, VECTOR,
+        )  # fmt: skip
+
+
+@triton.jit
+def _take_tile(
+    row_ptr, outs_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr, first_ptr,
+    TYPE: tl.constexpr, LANES: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
     tensor, reach = tl.load(tile_ptr), (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
-    row, column, r, q = _lanes(tile_ptr, TILE, FLAT, VECTOR)
+    row, column, r, q = _lanes(tile_ptr, lane, LANES, FLAT, VECTOR)
     about_ptr = tensors_ptr + tensor * 5
     n_b = tl.load(about_ptr + 2).to(tl.int32)
     base, place, inside = _within(row, column, r, q, about_ptr, n_b, FLAT, VECTOR)
@@ -214,6 +218,28 @@ def take_kernel(
         for client in range(tl.load(first_ptr + level), tl.load(first_ptr + level + 1)):
             out_ptr = tl.multiple_of(tl.load(outs_ptr + client).to(tl.pointer_type(TYPE)), 16)
             tl.store(out_ptr + begin + where, x, mask=there)
+
+
+@triton.jit(do_not_specialize=["n_rest", "n_tensors"])
+def take_kernel(
+    row_ptr, outs_ptr, flat_ptr, rest_ptr, n_rest, tensors_ptr, n_tensors, levels_ptr, first_ptr,
+    TYPE: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """x_m[s] = row[e]: a tile is read once and written to every client that covers it."""
+    program = tl.program_id(0)
+    LANES: tl.constexpr = TILE // VECTOR
+    if program < n_rest:
+        tile_ptr = rest_ptr + (program // VECTOR).to(tl.int64) * 4
+        _take_tile(
+            row_ptr, outs_ptr, tile_ptr, program % VECTOR * LANES, tensors_ptr, n_tensors,
+            levels_ptr, first_ptr, TYPE, LANES, False, VECTOR,
+        )  # fmt: skip
+    else:
+        tile_ptr = flat_ptr + (program - n_rest).to(tl.int64) * 4
+        _take_tile(
+            row_ptr, outs_ptr, tile_ptr, 0, tensors_ptr, n_tensors, levels_ptr, first_ptr,
+            TYPE, TILE, True, VECTOR,
+        )  # fmt: skip
 
 
 def merge(
@@ -227,19 +253,19 @@ def merge(
     *,
     fixed: bool,
 ) -> None:
-    """Both launches. What a mode does not use is any tensor of the right dtype."""
-    tensors, levels, first, totals, label_words, label_totals = tables
-    table = to_device(addresses("rows", rows), tensors.device)
+    """One launch. What a mode does not use is any tensor of the right dtype."""
+    tensors, levels, first, levels_of, totals, words, label_totals = tables
+    table = resident(addresses("rows", rows), tensors.device)
     addresses("out", [out, partial])
-    for work, flat in zip(tiles, (True, False), strict=True):
-        if len(work):
-            with on_device(out):
-                merge_kernel[(len(work),)](
-                    out, partial, table, work, tensors, tensors.shape[0], levels, levels.shape[0],
-                    first, totals, label_words, label_words.shape[1], label_totals,
-                    label_totals.shape[1], weights, MODE=_MODES[mode], FIXED=fixed,
-                    **_constants(out, flat),
-                )  # fmt: skip
+    programs, work, constants = _work(f"slice_{mode}{'' if mode == 'sum' else '_'}", out, tiles)
+    if programs == 0:
+        return
+    with on_device(out):
+        merge_kernel[(programs,)](
+            out, partial, table, *work, tensors, tensors.shape[0], levels, levels.shape[0], first,
+            levels_of, totals, words, words.shape[1], label_totals, label_totals.shape[1],
+            weights, MODE=_MODES[mode], FIXED=fixed, **constants,
+        )  # fmt: skip
 
 
 def take(
@@ -250,24 +276,25 @@ def take(
     levels: Tensor,
     first: Tensor,
 ) -> None:
-    table = to_device(addresses("outs", outs), tensors.device)
+    table = resident(addresses("outs", outs), tensors.device)
     addresses("row", [row])
-    for work, flat in zip(tiles, (True, False), strict=True):
-        if len(work):
-            with on_device(row):
-                take_kernel[(len(work),)](
-                    row, table, work, tensors, tensors.shape[0], levels, first,
-                    **_constants(row, flat),
-                )  # fmt: skip
+    programs, work, constants = _work("slice_take_", row, tiles)
+    if programs == 0:
+        return
+    with on_device(row):
+        take_kernel[(programs,)](
+            row, table, *work, tensors, tensors.shape[0], levels, first, **constants
+        )
 
 
-def _constants(row: Tensor, flat: bool) -> dict[str, Any]:
+def _work(
+    name: str, row: Tensor, tiles: tuple[Tensor, Tensor]
+) -> tuple[int, tuple[Tensor, Tensor, int], dict[str, Any]]:
+    """The number of programs, the tiles with how many programs own the rest, and constants."""
+    flat, rest = tiles
     vector = _VECTOR[row.dtype]
-    return {
-        "TYPE": TYPES[row.dtype],
-        "TILE": TILE,
-        "FLAT": flat,
-        "VECTOR": vector,
-        # 16 bytes a thread; two elements where they do not move together.
-        "num_warps": TILE // (32 * vector if flat else 64),
-    }
+    n_rest = len(rest) * vector
+    check_grid(name, n_rest + len(flat))
+    warps = TILE // (32 * vector)  # 16 bytes a thread of a flat tile
+    constants = {"TYPE": TYPES[row.dtype], "TILE": TILE, "VECTOR": vector, "num_warps": warps}
+    return n_rest + len(flat), (flat, rest, n_rest), constants

@@ -37,22 +37,6 @@ def grouped_mean(
     return out
 
 
-def server_step(
-    z: Tensor,
-    rows: Sequence[Tensor],
-    gamma: Sequence[float],
-    *,
-    lr: float,
-    normalise: bool = True,
-) -> Tensor:
-    """FedBCD, eq. (5): z - lr sum_k gamma_k (z - x_k), normalised by sum_k gamma_k."""
-    z = z.to(torch.float64)
-    if sum(gamma) == 0:
-        return z
-    step = weighted_sum([z - row for row in rows], gamma)
-    return z - lr * (step / sum(gamma) if normalise else step)
-
-
 def aspg_step(
     point: Tensor,
     x: Tensor,

@@ -16,6 +16,7 @@ from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transfo
 from lightfed.data.datasets.official import CIFARFiles, MNISTFiles
 from lightfed.utils.counts import largest_remainder
 from lightfed.utils.errors import require
+from lightfed.utils.memory import require_memory
 from lightfed.utils.rng import numpy_generator
 
 _DIGIT_NAMES = tuple("0123456789")
@@ -52,6 +53,8 @@ class Digits(Dataset):
         """
         found = f"{image_size} pixels"
         require(image_size >= 1, f"{KEY}.image_size", found, "give at least 1")
+        what, size = f"1,797 images of {image_size}x{image_size} pixels", 4 * 1797 * image_size**2
+        require_memory(size, f"{KEY}.image_size", what, "lower it")
         self.image_size = image_size
         self.input_shape = (1, image_size, image_size)
 

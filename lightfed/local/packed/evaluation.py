@@ -19,6 +19,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.local.packed.forward import Views, graph_of, placed, stacked
 from lightfed.local.session import Autocast, Report
 from lightfed.state.rows import ModelLayout, Row
+from lightfed.utils.memory import sent
 
 _AT_ONCE = 4096  # samples, of a network that needs as little memory as that
 _FLOPS = 1 << 27  # forward FLOPs of so many samples at most, or `eval_batch_size`
@@ -60,12 +61,12 @@ class Items:
     Attributes:
         clients: K.
         places: (K, B) among all samples; batches with fewer repeat their last sample.
-        valid: (K, B) the samples that are not repeated.
+        kept: (n,) positions in the flattened batches of samples that are not repeated.
     """
 
     clients: list[int]
     places: Tensor
-    valid: Tensor
+    kept: Tensor
 
 
 class Tests:
@@ -151,7 +152,7 @@ class Tests:
                 yield Items(
                     list(clients),
                     torch.tensor(begins)[:, None] + steps.minimum(last),
-                    steps <= last,
+                    (steps <= last).flatten().nonzero().squeeze(1),
                 )
 
     def start(self) -> None:
@@ -175,7 +176,7 @@ class Tests:
         if buffers is not None:  # of each sample's client
             owner = self._owner[part]
             of = buffers(self.clients[owner[0] : owner[-1] + 1])
-            index = torch.from_numpy(owner - owner[0]).to(x.device)
+            index = sent(torch.from_numpy(owner - owner[0]), x.device)
             own = {name: value.index_select(0, index) for name, value in of.items()}
         with placed(module, own), self._context():
             self._found[:, part] = _results(module(x), y)
@@ -205,9 +206,9 @@ class Tests:
                 for hook in network._forward_hooks.values():
                     logits = hook(network, (x,), logits)
             found = _results(logits.flatten(0, 1), y.flatten())
-        valid = items.valid.flatten().to(found.device)
-        places = items.places.flatten().to(found.device)
-        self._found[:, places[valid]] = found[:, valid]
+        # Positions and no bools, whose number a device would have to tell.
+        places = sent(items.places.flatten()[items.kept], found.device)
+        self._found[:, places] = found.index_select(1, sent(items.kept, found.device))
 
     def finish(self, ranks: Ranks) -> list[Report]:
         """The report of each client, the same on every rank; called by all."""

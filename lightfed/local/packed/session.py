@@ -23,7 +23,8 @@ from lightfed.local.packed.report import PackResult
 from lightfed.local.packed.steppers import PackedStepper
 from lightfed.local.session import Autocast
 from lightfed.state.rows import LiveModule, Row
-from lightfed.utils.stopwatch import Stopwatch
+from lightfed.utils.memory import sent
+from lightfed.utils.stopwatch import Stopwatch, Timings
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Members:
         buffers: (K, ...) the clients' values of buffers that are not in a row, by name; those after
             the session in the end.
         phases: the parameters trained from a batch on, by its index.
+        timings: of this rank.
     """
 
     clients: Sequence[int]
@@ -50,6 +52,7 @@ class Members:
     proximals: Sequence[Proximal | None]
     buffers: Views
     phases: Mapping[int, Sequence[Tensor]]
+    timings: Timings
 
     @cached_property
     def generators(self) -> list[torch.Generator]:
@@ -171,9 +174,9 @@ class _Pack:
         whole: list[Tensor | None] = []
         for size in kinds:
             places = np.flatnonzero(sizes == size).tolist()
-            index = torch.tensor(places, device=self.losses.device)
+            index = sent(torch.tensor(places), self.losses.device)
             padded = [*places, *[places[-1]] * (self._floor - len(places))]
-            taken = self._take(torch.tensor(padded, device=self.losses.device))
+            taken = self._take(sent(torch.tensor(padded), self.losses.device))
             found = self._losses(taken, padded, step, real=len(places))
             self._keep_buffers(taken, index)
             self._note(index, found, step, size)
@@ -188,7 +191,8 @@ class _Pack:
         *,
         real: int | None = None,
     ) -> Losses:
-        batch = self._members.batches.batch(places, step)
+        with self._members.timings.part("data"):
+            batch = self._members.batches.batch(places, step)
 
         def generators() -> list[torch.Generator]:
             found = [self._members.generators[place] for place in places[:real]]

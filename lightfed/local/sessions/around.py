@@ -44,7 +44,8 @@ class AroundSessions:
         self._has_gradient = method.local_gradient is not Hooks.local_gradient
         self._has_end = method.session_end is not Hooks.session_end
         self._hooked = any(getattr(method, n) is not getattr(Hooks, n) for n in SESSION_HOOKS)
-        self.plans = SessionPlans(fleet.data, fleet.work, seed=fleet.seed)
+        self._timings = timings = fleet.ranks.timings
+        self.plans = SessionPlans(fleet.data, fleet.work, seed=fleet.seed, timings=timings)
         self.lr: float | None = None
         self.tested: Mapping[Moment, Collection[int]] = {}
         self.tests: dict[Moment, list[Report]] = {}
@@ -196,7 +197,8 @@ class AroundSessions:
         batches = self._fleet.data.test_batches(client)
         session = self.session_of(module)
         try:
-            report = session.evaluate(batches, client=client)
+            with self._timings.part("evaluation"):
+                report = session.evaluate(batches, client=client)
         except UserError:
             raise
         except Exception as error:

@@ -11,6 +11,7 @@ from typing_extensions import override
 from lightfed.models.networks.scaler import Scaler
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import require
+from lightfed.utils.memory import sent
 
 
 class Transformer(nn.Module):
@@ -90,7 +91,7 @@ class Transformer(nn.Module):
         # Drawn on the CPU, so that every device masks the same positions. The CPU's default
         # generator is seeded for every session and every evaluated batch.
         drawn = torch.rand(tokens.shape, generator=torch.default_generator, device="cpu")
-        self.masked = (drawn < self.mask_rate).to(tokens.device)
+        self.masked = sent(drawn < self.mask_rate, tokens.device)
         kept = tokens.masked_fill(self.masked, self.mask_token)
         # The Scaler of the sum is the sum of both embeddings' Scalers.
         embedded = self.scaler(self.token(kept) + self.position.weight[: tokens.shape[1]])

@@ -30,7 +30,7 @@ KINDS = ("personal", "global")
 NAMES = {"FedBCD": "FedBCD", "FedBCDI": "FedBCD-I", "CloudFedAvg": "FedAvg"}
 PROXIMAL = "FedProx"  # CloudFedAvg with mu > 0
 ALONE = "Standalone"  # FedBCD or FedBCD-I with gamma = 0: the same devices, and nothing is sent
-PLACES = {name: i for i, name in enumerate((*NAMES.values(), PROXIMAL, ALONE))}  # of their colours
+ORDER = (*NAMES.values(), PROXIMAL, ALONE)  # in a legend
 CAPTION = (
     "Personal: each device's own model on its own test samples, mean over the devices. Global: the "
     "servers' models on the whole test set, mean over the servers. Bands: 95 % t intervals over "
@@ -89,10 +89,10 @@ def clouds(runs: Sequence[Run]) -> list[Clouds]:
 
     Runs with the same data, partition and number of active devices share a picture.
     """
-    groups = grouped([run for run in runs if timed(run)])
+    groups = [group for group in grouped(runs) if all(map(timed, group.runs))]
     found = studied((cloud for group in groups if (cloud := _cloud(group))), _setting)
     # in the order of the methods, then of B
-    order = [sorted(one.members, key=lambda m: (PLACES[m.method], m.share)) for one in found]
+    order = [sorted(one.members, key=lambda m: (ORDER.index(m.method), m.share)) for one in found]
     return [replace(one, members=tuple(own)) for one, own in zip(found, order, strict=True)]
 
 
@@ -104,7 +104,7 @@ def rounds_figure(found: Clouds) -> Figure | None:
     tables = {kind: table for kind, table in own.items() if table is not None}
     if max((table["series"].nunique() for table in tables.values()), default=0) < 2:
         return None
-    by = Series("series", _places(names, [PLACES[member.method] for member in members]), "method")
+    by = _series(members, names)
     y = common_axis(found.metric, tables.values(), "mean", readable(found.metric))
     charts = [
         marks.lines(table, Axis("round"), y, by, title=f"{kind.capitalize()}, sync clouds")
@@ -150,10 +150,8 @@ def _waiting_charts(found: Clouds, members: Sequence[Cloud], along: Along, x: Ax
     """
     if all(member.sync for member in members):
         return []
-    shares = sorted({member.share for member in members if member.waits})
-    names = _told_apart(members, [f"B/N = {m.share:g}" if m.waits else m.method for m in members])
-    where = [shares.index(m.share) if m.waits else len(shares) + PLACES[m.method] for m in members]
-    by = Series("series", _places(names, where), "servers waited for")
+    names = _told_apart(members, [m.method + f", B/N = {m.share:g}" * m.waits for m in members])
+    by = _series(members, names)
     shown = {
         method: [i for i, m in enumerate(members) if m.method == method or not m.waits]
         for method in dict.fromkeys(m.method for m in members if m.waits)
@@ -193,13 +191,9 @@ def _told_apart(members: Sequence[Cloud], names: Sequence[str]) -> list[str]:
     ]
 
 
-def _places(names: Sequence[str], wanted: Sequence[int]) -> dict[str, int]:
-    """A place for each name in the order wanted, so that no two names share one."""
-    ordered = sorted(dict(zip(names, wanted, strict=True)).items(), key=lambda pair: pair[1])
-    places: dict[str, int] = {}
-    for name, place in ordered:
-        places[name] = max(place, *(at + 1 for at in places.values()), 0) if places else place
-    return places
+def _series(members: Sequence[Cloud], names: Sequence[str]) -> Series:
+    places = {name: member.group.place for member, name in zip(members, names, strict=True)}
+    return Series("series", places, "method")
 
 
 def common_target(rows: Sequence[Group], column: str) -> float:

@@ -8,8 +8,8 @@ on the client's own data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Figure, Series
@@ -23,35 +23,18 @@ AGGREGATED, TRAINED = "after aggregation", "after local training"
 MOMENTS = {"aggregated": AGGREGATED, "trained": TRAINED}  # as in environment.json
 
 
-@dataclass(frozen=True)
-class Stages(Study[Group]):
-    """All methods with one data set.
-
-    Attributes:
-        colours: position of each among all rows of the comparison.
-    """
-
-    colours: Mapping[Group, int]
-
-    @property
-    def heading(self) -> str:
-        return f"{self.name}: {readable(self.metric)} {AGGREGATED} and {TRAINED}"
-
-
-def stages(runs: Sequence[Run]) -> list[Stages]:
-    """The studies of stages: data sets on which at least one method measured both."""
-    groups = grouped(runs)
-    colours = {group: place for place, group in enumerate(groups)}
+def stages(runs: Sequence[Run]) -> list[Study[Group]]:
+    """The methods on each data set on which at least one of them measured both stages."""
     found = []
-    for study in studied(groups, lambda group: group.runs[0].data):
+    for study in studied(grouped(runs), lambda group: group.data):
         columns = {group: stage_columns(group, study.metric) for group in study.members}
         if any(len(own) == 2 for own in columns.values()):
             members = tuple(group for group in study.members if columns[group])
-            found.append(Stages(study.name, study.metric, members, colours))
+            found.append(replace(study, members=members))
     return found
 
 
-def stages_figure(found: Stages) -> Figure | None:
+def stages_figure(found: Study[Group]) -> Figure | None:
     """A chart for each stage, a line for each method; None unless a line has two rounds."""
     tables = {}
     for stage in (AGGREGATED, TRAINED):
@@ -63,7 +46,7 @@ def stages_figure(found: Stages) -> Figure | None:
         return None
     label = f"{readable(found.metric)} on the clients' own test samples"
     y = common_axis(found.metric, tables.values(), "mean", label)
-    by = Series("series", {group.label: found.colours[group] for group in found.members}, "method")
+    by = Series("series", {group.label: group.place for group in found.members}, "method")
     charts = tuple(
         marks.lines(table, Axis("round"), y, by, title=stage.capitalize())
         for stage, table in tables.items()
@@ -74,7 +57,8 @@ def stages_figure(found: Stages) -> Figure | None:
         "server's model and, if measured, each client's copy after local training. Bands: 95 % t "
         "intervals over seeds."
     )
-    return Figure(file_name("stages", found.name), found.heading + found.note, charts, caption)
+    title = f"{found.name}: {readable(found.metric)} {AGGREGATED} and {TRAINED}{found.note}"
+    return Figure(file_name("stages", found.name), title, charts, caption)
 
 
 def stage_columns(group: Group, metric: str) -> dict[str, str]:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from lightfed.results.groups import grouped, usual_metric
 from lightfed.results.intervals import each_seed_once
-from lightfed.results.outcome import when_reached
+from lightfed.results.outcome import best_of, when_reached
 from lightfed.results.run import Run, natural_order
 from lightfed.results.settings import difference, gathered, usual
-from lightfed.results.units import direction
 from lightfed.studies.flexifed.trials import ALONE, BASELINE, PLACES, Trial, trial_of
 
 LIMIT, START, NO_LIMIT = "max_common_layers", "initial", "null"
@@ -89,7 +88,7 @@ class Setting:
         known = {name: score for name, score in scores.items() if math.isfinite(score)}
         if len(known) < 2:
             return set()
-        top = max(known.values(), key=lambda score: direction(self.topic.metric) * score)
+        top = known[best_of(known, self.topic.metric)]
         return {name for name, score in known.items() if score == top}
 
     def target(self, asked: float | None) -> float:

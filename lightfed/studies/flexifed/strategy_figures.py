@@ -57,7 +57,8 @@ def courses_figure(setting: Setting, asked: float | None) -> Figure | None:
         courses = [course_table(t.group, t.column(metric, version), n) for n, t in shown.items()]
         tables[title] = stacked([course for course in courses if len(course)], metric)
     y = common_axis(metric, tables.values(), "mean", f"{readable(metric)} on own test samples")
-    by, x = Series("series", PLACES, "strategy"), Axis("round")
+    places = {name: trial.group.method_place for name, trial in shown.items()}
+    by, x = Series("series", places, "strategy"), Axis("round")
     charts = (marks.lines(table, x, y, by, title=title) for title, table in tables.items())
     target = setting.target(asked)
     goal = f" Target of the speed: {metric_text(metric, target)}." if math.isfinite(target) else ""
@@ -96,7 +97,8 @@ def _factor_chart(study: Study, factor: str) -> Chart | None:
         for trial in sorted(trials, key=value)
     )
     y = metric_axis_of(f"personal/{metric}", table)
-    by = Series.of("series", lines, "strategy")
+    places = {label: min(one.group.place for one in trials) for label, trials in lines.items()}
+    by = Series("series", places, "strategy")
     x = Axis("at", title, names=tuple(texts.values()))
     return marks.points(stacked([table], metric), x, y, by, connected=True, title=title)
 

@@ -38,19 +38,24 @@ def sizes_figure(family: Family) -> Figure | None:
     if len({mixture.size for mixture in drawn}) < 2:
         return None
     places = {f"widest level {name}": family.place(name) for name in family.levels}
-    places[f"not {family.algorithm}"] = len(places)
-    places[REDRAWN] = len(places)
+    others = dict.fromkeys(m.algorithm for m in drawn if m.algorithm != family.algorithm)
+    for name in (REDRAWN, *others):
+        places[name] = len(places)
     by = Series("series", places, "federation")
 
     def kind(mixture: Mixture) -> str:
         if mixture.algorithm != family.algorithm:
-            return f"not {family.algorithm}"
+            return mixture.algorithm
         return REDRAWN if mixture.dynamic else f"widest level {mixture.names[0]}"
 
     def chart(own: list[Mixture], column: str, title: str) -> Chart:
         fixed = {_text(m, family) for m in own if not m.dynamic}
         names = {m: _text(m, family) for m in own}
-        names = {m: "" if m.dynamic and text in fixed else text for m, text in names.items()}
+        # what the series says already is not said beside the point
+        names = {
+            m: "" if (m.dynamic and t in fixed) or kind(m) in others else t
+            for m, t in names.items()
+        }
         rows = [
             score_row(m.group, column, series=kind(m), size=_size(m, family), name=names[m])
             for m in own

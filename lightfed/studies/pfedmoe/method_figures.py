@@ -15,7 +15,7 @@ from lightfed.results.intervals import goal_text, resolution_text
 from lightfed.results.settings import variants
 from lightfed.results.tables import readable
 from lightfed.results.units import is_share, unit_of
-from lightfed.studies.pfedmoe.methods import OURS, PLACES, Protocol
+from lightfed.studies.pfedmoe.methods import OURS, Protocol
 
 Terms = tuple[str, str, frozenset[tuple[str, str]]]  # data, factor, all other options
 AHEAD, BEHIND = "ahead", "behind"
@@ -63,7 +63,7 @@ def costs_figure(protocol: Protocol, asked: float | None) -> Figure | None:
     table = pd.DataFrame(
         {"method": name, "bytes": cost.bytes, "flops": cost.flops} for name, cost in reached.items()
     )
-    by = Series.of("method", [method.label for method in protocol.members])
+    by = Series("method", {method.label: method.place for method in protocol.members})
     charts = []
     for column, label, unit in (("bytes", "bytes up and down", "B"), ("flops", "work", "FLOPs")):
         factor, scaled = unit_of(float(table[column].max()), unit)
@@ -137,8 +137,10 @@ def robustness_figure(found: Robustness) -> Figure | None:
         return None
     x = Axis("at", FACTORS[found.factor])
     y = metric_axis_of(column, table)
+    members = [method for protocol in found.protocols.values() for method in protocol.members]
+    by = Series("series", {m.name: m.group.method_place for m in members}, "method")
     chart = marks.points(
-        stacked([table], found.metric), x, y, Series("series", PLACES, "method"), connected=True,
+        stacked([table], found.metric), x, y, by, connected=True,
         title=f"Final {readable(column)}, mean over clients",
     )  # fmt: skip
     note = next(iter(found.protocols.values())).note

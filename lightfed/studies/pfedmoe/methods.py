@@ -19,7 +19,7 @@ import pandas as pd
 
 from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, usual_metric
 from lightfed.results.intervals import Paired, paired
-from lightfed.results.outcome import reached_by_all, traffic, when_reached
+from lightfed.results.outcome import best_of, reached_by_all, traffic, when_reached
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, variants
 from lightfed.results.units import direction
@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "LGFedAvg": ("LG-FedAvg", MIXING),
     "Standalone": ("Standalone", ""),
 }
-PLACES = {name: place for place, (name, _) in enumerate(METHODS.values())}
+ORDER = [name for name, _ in METHODS.values()]
 # options of which a protocol may hold several; a learning rate is chosen for each method
 FREE = re.compile(r"model\.(algorithm(\.|$)|clients\.\d+\.name$|optimizer\.init_args\.lr$)")
 # arguments of pFedMoE that the paper does not have: a run with another value is an ablation
@@ -73,6 +73,11 @@ class Method(Experiment):
     name: str
     label: str
     kind: str
+
+    @property
+    def place(self) -> int:
+        """Of its colour: that of the method, unless a protocol has two of one method."""
+        return self.group.method_place if self.label == self.name else self.group.place
 
     def score(self, metric: str) -> tuple[float, float]:
         """The last value of the metric: mean and sample deviation over the seeds."""
@@ -114,15 +119,14 @@ class Protocol(Study[Method]):
             method: to compare with it.
             kind: of the rival; None for any.
         """
-        others = [
-            other
+        scores = {
+            other: score
             for other in self.members
             if other.name != method.name
             and kind in (None, other.kind)
-            and math.isfinite(other.score(self.metric)[0])
-        ]
-        sign = direction(self.metric)
-        return max(others, key=lambda other: sign * other.score(self.metric)[0], default=None)
+            and math.isfinite(score := other.score(self.metric)[0])
+        }
+        return best_of(scores, self.metric) if scores else None
 
     def gain(self, method: Method, other: Method) -> Paired:
         """By how much a method beats another, seed by seed."""
@@ -180,7 +184,7 @@ def _distinguished(found: Sequence[Method]) -> list[Method]:
     If a method occurs twice, labels have the names of its runs.
     """
     times = Counter(method.name for method in found)
-    ordered = sorted(found, key=lambda method: (PLACES[method.name], _is_part(method)))
+    ordered = sorted(found, key=lambda method: (ORDER.index(method.name), _is_part(method)))
     return [
         replace(m, label=f"{m.name} ({m.group.name})") if times[m.name] > 1 else m for m in ordered
     ]

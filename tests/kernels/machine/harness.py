@@ -1,9 +1,9 @@
 """Compile kernels for sm_90 without a GPU and read what the compiler says of the machine code.
 
-    python -m tests.kernels.machine.harness
+    python -m tests.kernels.machine.harness [part of a name ..]
 
-prints one JSON object, case name -> report. It runs in a process of its own: under
-TRITON_INTERPRET=1 there is nothing to compile.
+prints a table, with `--json` one JSON object, case name -> report. It runs in a process of its own:
+under TRITON_INTERPRET=1 there is nothing to compile.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Case:
         registers: at most so many a thread.
         shared: at most so many bytes of shared memory.
         wide_loads: at least so many 16-byte loads, and as many `wide_stores`.
+        asynchronous: at least so many 16-byte copies to shared memory that nothing waits for.
+        blocks: at least so many at once on a multiprocessor.
         atomics: whether it may have atomic operations.
     """
 
@@ -48,6 +50,8 @@ class Case:
     shared: int = 0
     wide_loads: int = 0
     wide_stores: int = 0
+    asynchronous: int = 0
+    blocks: int = 1
     atomics: bool = False
 
 
@@ -61,7 +65,9 @@ class Report:
     shared: int
     wide_loads: int
     wide_stores: int
+    asynchronous: int
     atomics: int
+    blocks: int
 
 
 def cases() -> list[Case]:
@@ -90,10 +96,10 @@ def compile_case(case: Case) -> Report:
     source = ASTSource(function, signature, constexprs=values, attrs=attributes)
     options = {"num_warps": case.warps}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return _read(compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata.shared)
+    return _read(compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata.shared, case.warps)
 
 
-def _read(cubin: bytes, ptx: str, shared: int) -> Report:
+def _read(cubin: bytes, ptx: str, shared: int, warps: int) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -111,8 +117,18 @@ def _read(cubin: bytes, ptx: str, shared: int) -> Report:
         shared=shared,
         wide_loads=len(re.findall(rf"\bld\.global{wide}", ptx)),
         wide_stores=len(re.findall(rf"\bst\.global{wide}", ptx)),
+        asynchronous=len(re.findall(r"\bcp\.async\.cg[\w.:]* .*, 0x10|\bcp\.async\.bulk", ptx)),
         atomics=len(re.findall(r"\b(?:atom|red)\.", ptx)),
+        blocks=_blocks(int(found["REG"]), shared, warps),
     )
+
+
+def _blocks(registers: int, shared: int, warps: int) -> int:
+    """Blocks of a kernel at once on a multiprocessor of sm_90."""
+    of_a_warp = 32 * -(-registers // 8) * 8
+    by_registers = 65536 // (of_a_warp * warps)
+    by_memory = 228 * 1024 // (shared + 1024)
+    return min(32, 64 // warps, by_registers, by_memory)
 
 
 def _cuobjdump() -> str:
@@ -126,7 +142,7 @@ def reports() -> dict[str, Report]:
     """The reports of all cases, compiled by a child process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_INTERPRET")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.machine.harness"],
+        [sys.executable, "-m", "tests.kernels.machine.harness", "--json"],
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -134,9 +150,16 @@ def reports() -> dict[str, Report]:
 
 
 def main() -> None:
-    only = sys.argv[1:]
-    found = [c for c in cases() if not only or any(part in c.name for part in only)]
-    print(json.dumps({case.name: compile_case(case).__dict__ for case in found}, indent=1))
+    only = [word for word in sys.argv[1:] if word != "--json"]
+    chosen = [c for c in cases() if not only or any(part in c.name for part in only)]
+    found = {case.name: compile_case(case).__dict__ for case in chosen}
+    if "--json" in sys.argv:
+        print(json.dumps(found, indent=1))
+        return
+    names = [each.name for each in fields(Report)]
+    print(" ".join([f"{'':36}", *(f"{name:>12}" for name in names)]))
+    for case, report in found.items():
+        print(" ".join([f"{case:36}", *(f"{report[name]:12}" for name in names)]))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ CASES: list[Case] = [
         {"FIRST": True}, warps=1, registers=64,
     ),
     Case(
-        "select count", "select:count", {"counts": "*i64", "words_in": "*i32", "tiles": "*i64"},
+        "select count", "select:count",
+        {"counts": "*i64", "words_in": "*i32", "tiles": "*i64"}
+        | dict.fromkeys(("words_stride", "n_tiles", "n_tensors"), "i32"),
         {"WORDS": 128}, warps=1, registers=40, atomics=True,
     ),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Slice operations, on tensors whose slices are aligned (flat) and on the rest."""
+"""Slice operations: one launch over tensors whose slices are aligned and the rest."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ from lightfed_kernels.slices import TILE
 from tests.kernels.machine.harness import Case
 
 _TABLES = {
-    "tiles_ptr": "*i64",
+    "flat_ptr": "*i64",
+    "rest_ptr": "*i64",
+    "n_rest": "i32",
     "tensors_ptr": "*i64",
     "n_tensors": "i32",
     "levels_ptr": "*i64",
@@ -17,62 +19,57 @@ _VECTOR = {"fp32": 4, "bf16": 8, "fp64": 2}
 _MODES = {"merge": 0, "sum": 1, "finish": 2}
 
 
-def _constants(dtype: str, *, flat: bool) -> dict[str, Any]:
-    return {"TYPE": dtype, "TILE": TILE, "FLAT": flat, "VECTOR": _VECTOR[dtype]}
-
-
-def _merge(mode: str, dtype: str, *, fixed: bool = False, flat: bool = True, **bounds: int) -> Case:
-    sums = "*i64" if fixed else "*fp64"
+def _case(name: str, kernel: str, signature: dict[str, str], dtype: str, **settings: Any) -> Case:
+    vector = _VECTOR[dtype]
+    constants = {"TYPE": dtype, "TILE": TILE, "VECTOR": vector} | settings.pop("constants", {})
     return Case(
-        f"slices {mode} {dtype}{' fixed' if fixed else ''}{'' if flat else ' rest'}",
-        "slices:merge_kernel",
-        _TABLES
-        | {
-            "out_ptr": f"*{dtype}",
-            "partial_ptr": sums,
-            "rows_ptr": "*i64",
-            "n_levels": "i32",
-            "totals_ptr": "*fp64",
-            "words_ptr": "*i32",
-            "n_words": "i32",
-            "label_totals_ptr": "*fp64",
-            "n_labels": "i32",
-            "weights_ptr": "*fp64",
-        },
-        _constants(dtype, flat=flat) | {"MODE": _MODES[mode], "FIXED": fixed},
-        aligned=("out_ptr", "partial_ptr"),
-        warps=TILE // (32 * _VECTOR[dtype] if flat else 64),
-        **bounds,  # type: ignore[arg-type]
+        f"slices {name} {dtype}{' fixed' if constants.get('FIXED') else ''}",
+        f"slices:{kernel}",
+        _TABLES | signature,
+        constants,
+        warps=TILE // (32 * vector),
+        **settings,
     )
 
 
-def _take(dtype: str, *, flat: bool = True, **bounds: int) -> Case:
-    return Case(
-        f"slices take {dtype}{'' if flat else ' rest'}",
-        "slices:take_kernel",
-        _TABLES | {"row_ptr": f"*{dtype}", "outs_ptr": "*i64"},
-        _constants(dtype, flat=flat),
-        aligned=("row_ptr",),
-        warps=TILE // (32 * _VECTOR[dtype] if flat else 64),
-        **bounds,  # type: ignore[arg-type]
+def _merge(mode: str, dtype: str, *, fixed: bool = False, **bounds: int) -> Case:
+    signature = {
+        "out_ptr": f"*{dtype}",
+        "partial_ptr": "*i64" if fixed else "*fp64",
+        "rows_ptr": "*i64",
+        "n_levels": "i32",
+        "levels_of_ptr": "*i32",
+        "totals_ptr": "*fp64",
+        "words_ptr": "*i32",
+        "n_words": "i32",
+        "label_totals_ptr": "*fp64",
+        "n_labels": "i32",
+        "weights_ptr": "*fp64",
+    }
+    constants = {"MODE": _MODES[mode], "FIXED": fixed}
+    aligned = ("out_ptr", "partial_ptr")
+    return _case(
+        mode, "merge_kernel", signature, dtype, constants=constants, aligned=aligned, **bounds
     )
 
 
+def _take(dtype: str, **bounds: int) -> Case:
+    signature = {"row_ptr": f"*{dtype}", "outs_ptr": "*i64"}
+    return _case("take", "take_kernel", signature, dtype, aligned=("row_ptr",), **bounds)
+
+
+# Copies of clients' rows go ahead of the sums: three tiles, and what says where they are.
+_PIPELINE = {"shared": 6400, "asynchronous": 4}
 CASES = [
-    _merge("merge", "fp32", wide_loads=2, wide_stores=1),
-    _merge("merge", "fp32", fixed=True, wide_loads=2, wide_stores=1),
-    _merge("merge", "bf16", registers=80, wide_loads=2, wide_stores=1),
-    _merge("merge", "fp64", wide_loads=2, wide_stores=1),
-    _merge("sum", "fp32", wide_loads=2, wide_stores=2, shared=4096),
-    _merge("sum", "fp32", fixed=True, wide_loads=2, wide_stores=2, shared=4096),
-    _merge("finish", "fp32", wide_loads=2, wide_stores=1),
-    _merge("finish", "fp32", fixed=True, wide_loads=2, wide_stores=1),
-    _merge("merge", "fp32", flat=False),
-    _merge("merge", "fp32", fixed=True, flat=False),
-    _merge("sum", "fp32", flat=False),
-    _merge("finish", "fp32", flat=False),
-    _take("fp32", wide_loads=1, wide_stores=1),
-    _take("bf16", wide_loads=1, wide_stores=1),
-    _take("fp64", wide_loads=1, wide_stores=1),
-    _take("fp32", flat=False),
+    _merge("merge", "fp32", registers=40, blocks=12, wide_stores=1, **_PIPELINE),
+    _merge("merge", "fp32", fixed=True, registers=48, blocks=10, wide_stores=1, **_PIPELINE),
+    _merge("merge", "bf16", blocks=16, wide_stores=1, **_PIPELINE),
+    _merge("merge", "fp64", registers=48, shared=12544, asynchronous=4, wide_stores=1),
+    _merge("sum", "fp32", registers=40, blocks=12, wide_stores=2, **_PIPELINE),
+    _merge("sum", "fp32", fixed=True, registers=40, blocks=12, wide_stores=2, **_PIPELINE),
+    _merge("finish", "fp32", registers=40, wide_loads=2, wide_stores=1),
+    _merge("finish", "fp32", fixed=True, registers=40, wide_loads=2, wide_stores=1),
+    _take("fp32", registers=32, wide_loads=1, wide_stores=1),
+    _take("bf16", registers=32, wide_loads=1, wide_stores=1),
+    _take("fp64", registers=32, wide_loads=1, wide_stores=1),
 ]

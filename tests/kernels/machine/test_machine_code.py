@@ -14,5 +14,7 @@ def test_the_compiler_reports_no_spills_and_wide_accesses(case: Case) -> None:
     assert report.shared <= case.shared
     assert report.wide_loads >= case.wide_loads
     assert report.wide_stores >= case.wide_stores
+    assert report.asynchronous >= case.asynchronous
+    assert report.blocks >= case.blocks
     if not case.atomics:
         assert report.atomics == 0

@@ -1,4 +1,4 @@
-"""Means of rows: FedAvg's, FlexiFed's over groups of clients, and FedBCD's step of the server."""
+"""Means of rows: FedAvg's and FlexiFed's over groups of clients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,12 +14,10 @@ from lightfed_kernels.bench.cases.common import Source, listed, named, plural, w
 from lightfed_kernels.bench.models import Model
 from lightfed_kernels.groups import Groups, grouped_mean_
 from lightfed_kernels.layout import Layout
-from lightfed_kernels.means import server_step_, weighted_mean
+from lightfed_kernels.means import weighted_mean
 from lightfed_kernels.reference import rows as reference
 
-OPERATIONS = ("weighted_mean", "server_step", "grouped_mean")
-
-LR = 0.5
+OPERATIONS = ("weighted_mean", "grouped_mean")
 
 # FlexiFed's groups share the first tensors of a model with all clients, the next with half of
 # them, the last with a quarter.
@@ -28,12 +26,11 @@ PARTS = 3
 
 @dataclass(frozen=True)
 class Inputs:
-    """The clients' rows and weights, and the server's row."""
+    """The clients' rows and weights."""
 
     layout: Layout
     rows: Tensor
     weights: list[float]
-    server: Tensor
 
     def shares(self) -> Tensor:
         """The weights in the dtype of the rows; their sum is 1."""
@@ -49,7 +46,7 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         source = Source(layout, seed, dtype, device)
         drawn = torch.randint(1, 100, (clients,), generator=torch.Generator().manual_seed(seed))
         weights = [float(weight) for weight in drawn]
-        return Inputs(layout, source.rows(clients), weights, source.row())
+        return Inputs(layout, source.rows(clients), weights)
 
     mean = Case(
         operation="weighted_mean",
@@ -69,22 +66,6 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         floor_bytes=(clients + 1) * row_bytes,
         input_bytes=(clients + 6) * row_bytes,
     )
-    server = replace(
-        mean,
-        operation="server_step",
-        reference=lambda x: reference.server_step(
-            x.server.cpu(), list(x.rows.cpu()), x.weights, lr=LR
-        ),
-        codes={
-            OURS: lambda x: lambda: server_step_(x.server, x.rows, x.weights, lr=LR),
-            OFFICIAL: partial(_server, step=official.fedbcd_server, form=named),
-            "foreach": partial(_server, step=rivals.foreach_server, form=listed),
-            "flat": partial(_server, step=rivals.flat_server, form=whole),
-            "addmv": _server_addmv,
-            COMPILED: lambda x: _server(x, step=rivals.compiled(rivals.flat_server), form=whole),
-        },
-        floor_bytes=(clients + 2) * row_bytes,
-    )
     grouped = replace(
         mean,
         operation="grouped_mean",
@@ -99,11 +80,11 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         input_bytes=(5 * clients + 4) * row_bytes,
     )
     # The mean of one client is that client.
-    return [mean, server, grouped] if clients > 1 else [mean, server]
+    return [mean, grouped] if clients > 1 else [mean]
 
 
 def _mean(given: Inputs) -> Run:
-    out = torch.full_like(given.server, torch.nan)
+    out = torch.full_like(given.rows[0], torch.nan)
     return lambda: weighted_mean(given.rows, given.weights, out=out)
 
 
@@ -115,16 +96,6 @@ def _mean_of(given: Inputs, *, mean: Callable[..., Any], form: Callable[..., Any
 def _mean_mv(given: Inputs) -> Run:
     shares = given.shares()
     return lambda: torch.mv(given.rows.t(), shares)
-
-
-def _server(given: Inputs, *, step: Callable[..., Any], form: Callable[..., Any]) -> Run:
-    [anchor], models = form(given.layout, [given.server]), form(given.layout, given.rows)
-    return lambda: step(anchor, models, given.weights, LR)
-
-
-def _server_addmv(given: Inputs) -> Run:
-    shares = given.shares()
-    return lambda: given.server.mul_(1 - LR).addmv_(given.rows.t(), shares, alpha=LR)
 
 
 def _jobs(given: Inputs) -> list[tuple[list[int], int, int]]:

@@ -1,0 +1,95 @@
+"""The site: `pip install -e '.[docs]' && sphinx-build -W docs docs/_build`.
+
+Pages are Markdown; the reference is written from the docstrings of the public names. Fonts are the
+reader's, and nothing is fetched.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+import lightfed
+
+project = "lightfed"
+version = release = lightfed.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"lightfed {release}"
+html_show_copyright = False
+exclude_patterns = ["_build"]
+default_role = "code"  # single backticks in docstrings
+myst_heading_anchors = 3
+autodoc_class_signature = "separated"
+autodoc_default_options = {"members": True, "exclude-members": "__new__"}
+autodoc_typehints = "signature"
+autodoc_inherit_docstrings = False
+napoleon_use_ivar = True
+ROOMS = {
+    "api": "Algorithms of your own",
+    "engine": "Federation and trainer",
+    "local": "Clients",
+    "algorithms": "Algorithms of the package",
+    "data": "Data sets and partitions",
+    "models": "Networks",
+    "topology": "Graphs",
+    "state": "Server models",
+    "testing": "Testing",
+}
+HEAD = """# Reference
+
+From the docstrings; all names are in `lightfed` itself: `import lightfed as lf`.
+
+```{toctree}
+"""
+# what an algorithm's file says of its paper, above its classes
+MODULE = """
+.. rubric:: {0}
+
+.. automodule:: lightfed.{0}
+   :no-members:
+   :no-index:
+"""
+
+
+def write_reference(app: Sphinx) -> None:
+    """A page for each room, in docs/reference/."""
+    folder = Path(app.srcdir) / "reference"
+    folder.mkdir(exist_ok=True)
+    for room, title in ROOMS.items():
+        parts = [f"{title}\n{'=' * len(title)}\n"]
+        for module, names in lightfed._NAMES.items():
+            if module.partition(".")[0] == room:
+                parts += [MODULE.format(module)] * (room == "algorithms")
+                parts += [_entry(name, room) for name in names.split()]
+        _write(folder / f"{room}.rst", "\n".join(parts))
+    _write(folder / "index.md", f"{HEAD}{chr(10).join(ROOMS)}\n```\n")
+
+
+def _entry(name: str, room: str) -> str:
+    if not inspect.isclass(getattr(lightfed, name)):
+        return f".. autofunction:: lightfed.{name}\n"
+    inherited = "   :inherited-members: Module\n" * (room == "api")  # what an author may call
+    return f".. autoclass:: lightfed.{name}\n{inherited}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Only if it changed: else every build would read all pages again."""
+    if not path.is_file() or path.read_text() != text:
+        path.write_text(text)
+
+
+def plain(
+    app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]
+) -> None:
+    """Docstrings are plain text: bars and stars in them, such as |Q_n|, are no markup."""
+    for at, line in enumerate(lines):
+        parts = line.split("`")  # what is in backticks stands as it is
+        parts[::2] = [re.sub(r"(?<=[^\\])([*|])", r"\\\1", part) for part in parts[::2]]
+        lines[at] = re.sub(r"(`\w+`)(?=\w)", r"\1\\ ", "`".join(parts))  # `Row`s
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", write_reference)
+    app.connect("autodoc-process-docstring", plain, priority=900)  # after napoleon

@@ -1,0 +1,39 @@
+"""An algorithm outside the package: FedAvgM, federated averaging with momentum at the server.
+
+Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification. 2019. https://arxiv.org/abs/1909.06335
+"""
+
+import torch
+
+import lightfed as lf
+
+
+class FedAvgM(lf.Algorithm):
+    """v <- beta v + (w - mean of w_k); w <- w - v."""
+
+    holds = "the server's model"
+
+    def __init__(self, beta: float = 0.9) -> None:
+        """Set the momentum `beta`, in 0..1."""
+        super().__init__()
+        self.beta = beta
+
+    def setup(self, fed):
+        """Server state: the model, and a buffer of its shape; checkpoints hold both."""
+        fed.one_layout("FedAvgM needs one for all")
+        self.model = fed.new_model()
+        self.register_buffer("velocity", torch.zeros_like(self.model.floats))
+
+    def round(self, fed, t):
+        """One round."""
+        clients, before = fed.participants(t), self.model.floats.clone()
+        fed.send(self.model, clients)  # w_k <- w
+        fed.train(clients, t)
+        fed.merge(clients, into=self.model)  # the mean of w_k
+        self.velocity.mul_(self.beta).add_(before - self.model.floats)
+        self.model.floats.copy_(before - self.velocity)
+
+    def evaluated(self, fed, client):
+        """Clients hold the server's model."""
+        return fed.bind_model(self.model)
