@@ -234,14 +234,15 @@ class Job:
         self.cluster.command("scontrol", "update", f"JobId={self.number}", *changes)
 
     def release(self) -> None:
-        """Wait until a requeued job is back in the queue, then start it at once.
+        """Wait until a requeued job is back in the queue, then start it two seconds later.
 
         SLURM would hold it back for two minutes, in which the last of its first start goes: steps
-        bear the number of the job, so what is left of the old ones would be ended with the new.
+        bear the number of the job, so what is left of the old ones would be ended with the new. A
+        node also refuses a start in the same second in which it revoked the first one.
         """
         until(lambda: self.state == "PENDING", f"job {self.number} is back in the queue")
         until(lambda: not self.steps(), f"the steps of job {self.number} are gone")
-        self.update("StartTime=now")
+        self.update("StartTime=now+2seconds")
 
     def steps(self) -> list[int]:
         """The processes by which nodes hold steps of this job."""
