@@ -3,6 +3,7 @@
 Depends on torch and Triton, not on lightfed.
 """
 
+from lightfed_kernels.draws import stream_keys, uniform_
 from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum
 from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
 from lightfed_kernels.masked_mean import masked_mean, masked_mean_expression
@@ -48,6 +49,8 @@ __all__ = [
     "slice_merge_",
     "slice_sum",
     "slice_take_",
+    "stream_keys",
+    "uniform_",
     "unpack_mask",
     "weighted_mean",
     "weighted_sum",

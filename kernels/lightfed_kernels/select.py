@@ -141,7 +141,7 @@ def _select_random(
     out: Tensor, candidates: Tensor, counts: Tensor, bounds: Tensor, tiles: Tensor, seed: int
 ) -> None:
     _check_values("candidates", candidates, counts, bounds)
-    _choose(out, candidates, counts, bounds, tiles, Order(None, seed=_expand(seed)))
+    _choose(out, candidates, counts, bounds, tiles, Order(None, seed=expand_seed(seed)))
 
 
 @torch.library.custom_op("lightfed::prune_regrow", mutates_args=("out",))
@@ -158,7 +158,7 @@ def _prune_regrow(
     _check_values("words", words, counts, bounds)
     pruned = torch.empty_like(words)
     taken = _choose(pruned, words, counts, bounds, tiles, Order(weights), toggle=True)
-    growth = Order(None, seed=_expand(seed)) if scores is None else Order(scores, largest=True)
+    growth = Order(None, seed=expand_seed(seed)) if scores is None else Order(scores, largest=True)
     _choose(out, pruned, taken, bounds, tiles, growth, free=True, toggle=True)
 
 
@@ -187,7 +187,7 @@ def _choose(
     return select(out, words, counts, bounds, order, free=free, toggle=toggle)
 
 
-def _expand(seed: int) -> tuple[int, int]:
+def expand_seed(seed: int) -> tuple[int, int]:
     """One step of SplitMix64 (Sebastiano Vigna, public domain), as two signed 32-bit numbers."""
     z = (seed + 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64

@@ -81,7 +81,7 @@ class MasksTokens(Protocol):
     """A masked language model that masks tokens itself, in training and evaluation.
 
     Attributes:
-        masked: (B, T) bool, the positions masked by its last forward pass.
+        masked: (B, T) bool, the positions masked by its last forward pass in evaluation.
     """
 
     masked: Tensor

@@ -25,12 +25,15 @@ from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
+from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.datasets.dataset import Task
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_module import ClientModule
 from lightfed.local.hooks import SessionContext
 from lightfed.models import MLP, CIFARResNet, Conv
+from lightfed.models.networks.transformer import Transformer
 from lightfed.topology.topology import Ring
-from tests.small import data_of, fleet_of, random_data, run_round
+from tests.small import Given, Tensors, data_of, fleet_of, random_data, run_round
 from tests.strangers.fedrep import FedRep
 
 SIZES = [5, 9, 4, 16, 7, 7, 12]  # sessions of one to four batches, some with a small last one
@@ -198,7 +201,7 @@ class Drops(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(input_shape[0], 4, 3), nn.ReLU(), nn.Dropout(0.0), nn.Dropout(0.4),
-            nn.Flatten(), nn.Linear(4 * 36, num_classes),
+            nn.BatchNorm2d(4), nn.Dropout(0.2), nn.Flatten(), nn.Linear(4 * 36, num_classes),
         )  # fmt: skip
 
     @override
@@ -224,6 +227,26 @@ def images(sizes: list[int]) -> Any:
     ends = torch.tensor(sizes).cumsum(0).tolist()
     parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     return data_of(x, y, parts, classes=3, batch_size=4)
+
+
+class Windows(Tensors):
+    """Windows of tokens, which are their own targets."""
+
+    task: Task = "masked_lm"
+
+    @property
+    @override
+    def transform(self) -> None:
+        return None
+
+
+def windows(sizes: list[int]) -> Any:
+    x = torch.randint(11, (sum(sizes), 6), generator=torch.Generator().manual_seed(3))
+    labels = torch.zeros(len(x), dtype=torch.int64)
+    dataset = Windows(x, labels, classes=11, test=(x, labels))
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return FederatedDataModule(dataset, Given(*parts), batch_size=4, eval_batch_size=1000)
 
 
 def vectors(sizes: list[int], **settings: Any) -> Any:
@@ -281,6 +304,11 @@ CASES: dict[str, dict[str, Any]] = {
     "bn": {"model": conv, "data": images},
     "one channel": {"model": partial(Conv, hidden=(1, 2)), "data": images},
     "gn": {"model": partial(Conv, hidden=(8, 12), norm="gn"), "data": images},
+    "static bn of drops": {"model": Drops, "data": images, "algorithm": HeteroFL},
+    "masked language model": {
+        "model": partial(Transformer, embedding=16, heads=2, hidden=24, layers=1, mask_rate=0.4),
+        "data": windows,
+    },
     "static bn": {"model": conv, "data": images, "algorithm": HeteroFL},
     "resnet": {
         "model": partial(CIFARResNet, depth=8),

@@ -1,26 +1,30 @@
 """Clients trained side by side: the bits of any pack size, and what falls back."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightfed_kernels import stream_keys
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.shared import slice_tests
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
+from lightfed.local.packed import rules, session
 from lightfed.local.packed.rules import FLOOR, client_bytes
 from lightfed.models import MLP
 from lightfed.state.costs import activation_bytes
 from lightfed.utils.errors import UserError
+from lightfed.utils.rng import DeviceStreams
 from tests.core.packs import (
     CASES,
     CLIENTS,
@@ -43,7 +47,7 @@ from tests.tiers import by_default
 QUICK = (
     "mlp", "clipped", "fedprox", "dropout", "residual", "vmap", "frozen bn", "tied", "shifts",
     "no gradients", "dropout of convolutions", "late", "adam", "dispfl", "pfedmoe", "aspg",
-    "phases", "bn", "one channel", "static bn",
+    "phases", "bn", "one channel", "static bn", "static bn of drops", "masked language model",
 )  # fmt: skip
 
 
@@ -61,6 +65,30 @@ def test_a_clients_bits_are_those_of_any_pack(name: str) -> None:
     alone, its = after(fleet(name, "off"))
     torch.testing.assert_close(rows, alone, rtol=1e-5, atol=2e-5)
     assert metrics == pytest.approx(its, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["dropout", "dropout of convolutions", "static bn of drops", "masked language model"]
+)
+def test_draws_on_the_device_are_those_of_any_pack(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_the_device(seeds: Sequence[int], device: torch.device) -> DeviceStreams:
+        keys = stream_keys(seeds)
+        return DeviceStreams(keys, torch.zeros_like(keys))
+
+    host, _ = after(fleet(name, CLIENTS))
+    for module in (rules, session, slice_tests):
+        monkeypatch.setattr(module, "streams", on_the_device)
+    whole, metrics = after(fleet(name, CLIENTS))
+    assert not torch.equal(whole, host)
+    assert torch.isfinite(whole).all()
+    for size in (1, 4):
+        some = fleet(name, max(size, 2))
+        some.training._packs._most = {0: size}
+        found = after(some)
+        assert torch.equal(found[0], whole)
+        assert found[1] == metrics
 
 
 @pytest.mark.parametrize("width", [40, 200])

@@ -29,7 +29,7 @@ KEY_BITS = {torch.float32: 32, torch.bfloat16: 16, torch.float64: 64}
 
 
 @triton.jit
-def _mix(h):
+def mix(h):
     """MurmurHash3's 32-bit finaliser (Austin Appleby, public domain), a bijection."""
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
@@ -51,8 +51,8 @@ def _random_keys(begin, seed_low, seed_high, WORDS: tl.constexpr):
     low = (begin * 32).to(tl.uint32) + _elements(WORDS).to(tl.uint32)
     # A word has one upper half.
     high = ((begin + tl.arange(0, WORDS)) >> 27).to(tl.uint32)
-    high = _mix(high ^ seed_high.to(tl.uint32))
-    return _mix(_mix(low ^ seed_low.to(tl.uint32)) ^ high[:, None])
+    high = mix(high ^ seed_high.to(tl.uint32))
+    return mix(mix(low ^ seed_low.to(tl.uint32)) ^ high[:, None])
 
 
 @triton.jit

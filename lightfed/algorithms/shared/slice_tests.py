@@ -5,7 +5,7 @@ global model, or of a client's slice, and estimate batch-norm statistics for the
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import lightning.pytorch as L
 import numpy as np
@@ -23,7 +23,7 @@ from lightfed.models.networks.scaler import Scaler
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import require
-from lightfed.utils.rng import derive_seed, seed_default_generators, torch_generator
+from lightfed.utils.rng import Streams, derive_seed, seed_default_generators, streams
 
 
 class StaticNorms:
@@ -141,17 +141,16 @@ class StaticNorms:
     ) -> Views:
         """The statistics of one batch of each of some clients, (k, C) by name."""
         assert self.graph is not None
-        count = len(places)
-        buffers = {
-            name: buffer.expand(count, *buffer.shape).clone()
-            for name, buffer in self.module.named_buffers()
-        }
+        count, named = len(places), self.module.named_buffers()
+        buffers = {name: b.expand(count, *b.shape).clone() for name, b in named}
 
-        def generators() -> list[torch.Generator]:
-            return [torch_generator(seeds[k], "statistics", client=step) for k in places]
+        @cache  # all layers draw from one stream, as in `estimate`
+        def draws() -> Streams:
+            own = [derive_seed(seeds[k], "statistics", client=step) for k in places]
+            return streams(own, self._device)
 
-        x, _ = batches.batch(places, step)
-        self.graph(x, stacked(layout, row.repeated(count)) | buffers, generators)
+        values = stacked(layout, row.repeated(count)) | buffers
+        self.graph(batches.batch(places, step)[0], values, draws)
         return buffers
 
     def _statistics(self) -> list[Tensor]:

@@ -20,6 +20,7 @@ from lightfed.local.packed.forward import Views, graph_of, placed, stacked
 from lightfed.local.session import Autocast, Report
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.memory import sent
+from lightfed.utils.rng import streams
 
 _AT_ONCE = 4096  # samples, of a network that needs as little memory as that
 _FLOPS = 1 << 27  # forward FLOPs of so many samples at most, or `eval_batch_size`
@@ -200,7 +201,7 @@ class Tests:
         values = stacked(self._together.layout, block) | own
         hooked = {name: own[name] for name, _ in module.named_buffers() if name in own}
         with self._context():
-            logits = self._graph(x, values, lambda: [])
+            logits = self._graph(x, values, lambda: streams((), block.floats.device))
             with placed(module, hooked):
                 network: Any = module.net
                 for hook in network._forward_hooks.values():

@@ -15,10 +15,11 @@ from typing_extensions import override
 
 from lightfed.local.client_module import ClientModule
 from lightfed.local.packed.graph import NetworkGraph, cross_entropy, gradients
-from lightfed.local.packed.operators import Generators, PackedFunctions
+from lightfed.local.packed.operators import PackedFunctions
 from lightfed.local.packed.tracing import Unknown
 from lightfed.local.session import Autocast
 from lightfed.state.rows import ModelLayout, Row
+from lightfed.utils.rng import Draws
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class PackedForward:
         index: int,
         *,
         shared: Views,
-        generators: Generators,
+        draws: Draws,
         real: int | None = None,
     ) -> Losses:
         """One batch for each client; buffers are updated in place.
@@ -148,15 +149,15 @@ class PackedForward:
             batch: (K, B, ...) each.
             index: of the batch in the session.
             shared: buffers that are the same for all clients.
-            generators: gives one for each client, for dropout.
+            draws: of the clients, for dropout.
             real: number of leading clients; the others are padding. None if there is none.
         """
         leaves = {name: views[name].detach().requires_grad_() for name in self._trained}
         with self._context():
             if self._graph is None:
-                values, logged = self._by_vmap(views | leaves, batch, index, shared, generators)
+                values, logged = self._by_vmap(views | leaves, batch, index, shared, draws)
             else:
-                values, logged = self._by_graph(views | leaves, batch, shared, generators), {}
+                values, logged = self._by_graph(views | leaves, batch, shared, draws), {}
         by_name = dict(zip(leaves, gradients(values, list(leaves.values())), strict=True))
         found = tuple(by_name.get(name) for name in self._trainable)
         if real is None:
@@ -173,7 +174,7 @@ class PackedForward:
         batch: Sequence[Tensor],
         index: int,
         shared: Views,
-        generators: Generators,
+        draws: Draws,
     ) -> tuple[Tensor, Views]:
         """(K,) losses of any module that `vmap` can run, and what it logged."""
         given = {_STEP + name: value for name, value in views.items()}
@@ -187,7 +188,7 @@ class PackedForward:
                 raise NotImplementedError("a training_step that skips batches")
             return loss, logged, {n: value for n, value in after.items() if value is not before[n]}
 
-        with PackedFunctions(generators):
+        with PackedFunctions(draws):
             values, logged, replaced = vmap(step, randomness="error")(given, tuple(batch))
         for name, value in replaced.items():
             name = name.removeprefix(_STEP)
@@ -197,12 +198,12 @@ class PackedForward:
         return values, logged
 
     def _by_graph(
-        self, views: Views, batch: Sequence[Tensor], shared: Views, generators: Generators
+        self, views: Views, batch: Sequence[Tensor], shared: Views, draws: Draws
     ) -> Tensor:
         """(K,) losses of a classifier of known layers."""
         assert self._graph is not None
         x, labels = batch
-        logits = self._graph(x, views | shared, generators)
+        logits = self._graph(x, views | shared, draws)
         with placed(self._module, {name: views[name] for name in self._own & views.keys()}):
             for hook in self._network_hooks:
                 logits = hook(self._network, (x,), logits)

@@ -16,13 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.local.packed.operators import (
     INEXACT,
-    Generators,
     dropout,
     each_in_whole_vectors,
     linear,
     linear_of_columns,
 )
 from lightfed.local.packed.tracing import Unknown, traced_network
+from lightfed.utils.rng import Draws
 
 Values = Mapping[str, Tensor]
 
@@ -103,13 +103,13 @@ class NetworkGraph:
         if any(f"{self._prefix}{node.target}.{name}" not in names for name, _ in tensors):
             raise Unknown(f"{node.target} shares a tensor with another layer")
 
-    def __call__(self, x: Tensor, values: Values, generators: Generators) -> Tensor:
+    def __call__(self, x: Tensor, values: Values, draws: Draws) -> Tensor:
         """The outputs (K, B, ...) of K clients.
 
         Args:
             x: (K, B, ...).
             values: (K, *shape) parameters and buffers by name; buffers are updated in place.
-            generators: gives one for each client, for dropout.
+            draws: of the clients, for dropout.
         """
         found: dict[fx.Node, Any] = {}
         for node in self._nodes:
@@ -118,7 +118,7 @@ class NetworkGraph:
                 found[node] = Stack(x)
             elif node.op == "call_module":
                 layer = self._modules[str(node.target)]
-                mine = _Mine(values, f"{self._prefix}{node.target}.", generators)
+                mine = _Mine(values, f"{self._prefix}{node.target}.", draws)
                 found[node] = _LAYERS[type(layer)](layer, args[0], mine)
             else:
                 table: Mapping[Any, Callable[..., Stack]] = (
@@ -132,9 +132,9 @@ class NetworkGraph:
 class _Mine:
     """A layer's values, by the name within the layer."""
 
-    def __init__(self, values: Values, prefix: str, generators: Generators) -> None:
+    def __init__(self, values: Values, prefix: str, draws: Draws) -> None:
         self._values, self._prefix = values, prefix
-        self.generators = generators
+        self.draws = draws
 
     def __call__(self, name: str) -> Tensor | None:
         return self._values.get(self._prefix + name)
@@ -231,7 +231,7 @@ def _same(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
 
 
 def _drop(layer: nn.Dropout, x: Stack, mine: _Mine) -> Stack:
-    return Stack(dropout(x.unfold(), layer.p, mine.generators)) if layer.training else x
+    return Stack(dropout(x.unfold(), layer.p, mine.draws)) if layer.training else x
 
 
 def _flatten_layer(layer: nn.Flatten, x: Stack, mine: _Mine) -> Stack:

@@ -1,6 +1,6 @@
 """Operators of K clients at once that give each client the bits of a session of its own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-Generators = Callable[[], Sequence[torch.Generator]]
-
+from lightfed.utils.rng import Draws
 
 _ALIGNED = 32  # elements: 64 bytes in half precision
 
@@ -120,24 +119,22 @@ class _Linear(torch.autograd.Function):
         return out.squeeze(1) if single else out, 0
 
 
-def dropout(x: Tensor, p: float, generators: Generators) -> Tensor:
-    """Dropout of (K, ...), each client's draws from its generator."""
+def dropout(x: Tensor, p: float, draws: Draws) -> Tensor:
+    """Dropout of (K, ...), each client's draws from its stream."""
     if p == 0:
         return x
     if p == 1:
         return torch.zeros_like(x)
     # Filled and scaled as torch does for one client on a CPU, hence the same draws.
     noise = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for part, generator in zip(noise, generators(), strict=True):
-        part.bernoulli_(1 - p, generator=generator)
-    return x * noise.div_(1 - p)
+    return x * draws().bernoulli_(noise, 1 - p).div_(1 - p)
 
 
 class _Dropout(torch.autograd.Function):
     """`dropout` below a vmap over clients."""
 
     @staticmethod
-    def forward(x: Tensor, p: float, generators: Generators) -> Tensor:
+    def forward(x: Tensor, p: float, draws: Draws) -> Tensor:
         raise NotImplementedError("only below a vmap over clients")
 
     @staticmethod
@@ -145,12 +142,28 @@ class _Dropout(torch.autograd.Function):
         """Nothing: the derivative is that of `dropout`."""
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, x: Tensor, p: float, generators: Generators
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, x: Tensor, p: float, draws: Draws) -> tuple[Tensor, int]:
         dim = in_dims[0]
         stacked = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-        return dropout(stacked, p, generators), 0
+        return dropout(stacked, p, draws), 0
+
+
+class _Uniform(torch.autograd.Function):
+    """Uniform numbers like a tensor of integers or floats, below a vmap over clients."""
+
+    @staticmethod
+    def forward(x: Tensor, draws: Draws) -> Tensor:
+        raise NotImplementedError("only below a vmap over clients")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing: it has no derivative."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, draws: Draws) -> tuple[Tensor, int]:
+        stacked = x if in_dims[0] is None else x.movedim(in_dims[0], 0)[0]
+        shape = info.batch_size, *stacked.shape
+        return draws().uniform_(torch.empty(shape, device=x.device)), 0
 
 
 # Functions with other bits for the last elements of a tensor on a CPU: what does not fill two
@@ -192,15 +205,15 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 class PackedFunctions(TorchFunctionMode):
     """Functions below a vmap over clients, with the bits of any number of clients.
 
-    `F.dropout` draws from each client's generator.
+    `F.dropout` and `torch.rand_like` draw from each client's stream.
 
     Args:
-        generators: gives one for each client.
+        draws: of the clients.
     """
 
-    def __init__(self, generators: Generators) -> None:
+    def __init__(self, draws: Draws) -> None:
         super().__init__()
-        self._generators = generators
+        self._draws = draws
 
     @override
     def __torch_function__(
@@ -215,6 +228,8 @@ class PackedFunctions(TorchFunctionMode):
             return self._drop(*args, **given)
         if func is F.linear:
             return _linear(*args, **given)
+        if func is torch.rand_like:
+            return _Uniform.apply(args[0], self._draws)
         inexact = _BY_NAME.get(getattr(func, "__name__", "").lstrip("_"))
         if inexact is None or func.__name__.endswith("_") or not isinstance(args[0], Tensor):
             return func(*args, **given)
@@ -238,5 +253,5 @@ class PackedFunctions(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0:
             return input
-        out: Tensor = _Dropout.apply(input, p, self._generators)
+        out: Tensor = _Dropout.apply(input, p, self._draws)
         return input.copy_(out) if inplace else out

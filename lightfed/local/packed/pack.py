@@ -111,6 +111,7 @@ class Pack:
             buffers=buffers.stacked(),
             phases=sessions.plans.phases_of(self.clients[0], t, self._state.module),
             timings=sessions.plans.timings,
+            device=block.floats.device,
         )
         lr = sessions.lr if self._state.takes_lr else None
         result = self._session.train(block, members, lr=lr, shared=buffers.shared())

@@ -25,6 +25,7 @@ from lightfed.models.build import DataSpec, blank
 from lightfed.state.costs import activation_bytes
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError, reason
+from lightfed.utils.rng import streams
 
 SideBySide = Literal["auto", "off"] | int
 
@@ -188,12 +189,7 @@ def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:
         return f"{type(algorithm).__name__} does not declare side_by_side for its session hooks"
     if _hooked(state.module):
         return "its tensors or layers have hooks on gradients"
-    if scaled:
-        return "16-mixed scales the loss of each session"
-    dropout = _has(state.module, (nn.modules.dropout._DropoutNd,))
-    if dropout and state.store.device.type != "cpu":
-        return "dropout draws on the device"
-    return ""
+    return "16-mixed scales the loss of each session" if scaled else ""
 
 
 def _hooks_allow(algorithm: Hooks) -> bool:
@@ -272,7 +268,7 @@ def _fails(state: GroupState, data: DataSpec, context: Autocast | None, *, start
             batch,
             0,
             shared={name: b for name, b in others.items() if name not in small},
-            generators=lambda: [torch.Generator() for _ in range(count)],
+            draws=lambda: streams(range(count), x.device),
         )
     except UserError:
         raise

@@ -6,7 +6,7 @@ part alone, and a pack smaller than the `floor` is padded.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from lightfed.local.packed.steppers import PackedStepper
 from lightfed.local.session import Autocast
 from lightfed.state.rows import LiveModule, Row
 from lightfed.utils.memory import sent
+from lightfed.utils.rng import Streams, streams
 from lightfed.utils.stopwatch import Stopwatch, Timings
 
 
@@ -42,6 +43,7 @@ class Members:
             the session in the end.
         phases: the parameters trained from a batch on, by its index.
         timings: of this rank.
+        device: of the rows.
     """
 
     clients: Sequence[int]
@@ -53,11 +55,12 @@ class Members:
     buffers: Views
     phases: Mapping[int, Sequence[Tensor]]
     timings: Timings
+    device: torch.device
 
     @cached_property
-    def generators(self) -> list[torch.Generator]:
-        """Of dropout, seeded as torch's own for a session of one client."""
-        return [torch.Generator().manual_seed(self.seed(client)) for client in self.clients]
+    def draws(self) -> Streams:
+        """Of dropout, on a CPU those of a session of one client."""
+        return streams([self.seed(client) for client in self.clients], self.device)
 
 
 class PackedSession:
@@ -193,14 +196,8 @@ class _Pack:
     ) -> Losses:
         with self._members.timings.part("data"):
             batch = self._members.batches.batch(places, step)
-
-        def generators() -> list[torch.Generator]:
-            found = [self._members.generators[place] for place in places[:real]]
-            return found + [torch.Generator() for _ in places[len(found) :]]
-
-        return self._forward.losses(
-            views, batch, step, shared=self._shared, generators=generators, real=real
-        )
+        draws = cache(lambda: self._members.draws.part(places, real))
+        return self._forward.losses(views, batch, step, shared=self._shared, draws=draws, real=real)
 
     def _first(self, clients: int) -> Views:
         if clients == len(self.losses):

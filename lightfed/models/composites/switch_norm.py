@@ -76,8 +76,9 @@ class SwitchNorm1d(nn.Module):
             raise ValueError(f"a batch of {len(x)} in training has no variance: {tuple(x.shape)}")
         mean, variance = x.mean(0), x.var(0)
         with torch.no_grad():
-            self.running_mean.lerp_(mean.to(self.running_mean), 1 - self.momentum)
-            self.running_var.lerp_(variance.to(self.running_var), 1 - self.momentum)
+            # a lerp, which vmap would run client by client
+            for running, found in ((self.running_mean, mean), (self.running_var, variance)):
+                running.add_(found.to(running) - running, alpha=1 - self.momentum)
             self.num_batches_tracked += 1
         return mean, variance
 

@@ -36,7 +36,7 @@ class Transformer(nn.Module):
         rate: width ratio; also what the Scalers divide by in training.
 
     Attributes:
-        masked: (B, T) bool, the positions that the last forward pass masked.
+        masked: (B, T) bool, the positions that the last forward pass in evaluation masked.
         label_rows: parameters whose rows are tokens, besides the last layer's.
 
     Raises:
@@ -90,9 +90,11 @@ class Transformer(nn.Module):
         """(B, T) int64 tokens -> (B, T, V) logits."""
         # Drawn on the CPU, so that every device masks the same positions. The CPU's default
         # generator is seeded for every session and every evaluated batch.
-        drawn = torch.rand(tokens.shape, generator=torch.default_generator, device="cpu")
-        self.masked = sent(drawn < self.mask_rate, tokens.device)
-        kept = tokens.masked_fill(self.masked, self.mask_token)
+        drawn = torch.rand_like(tokens, dtype=torch.float32, device="cpu")
+        masked = sent(drawn < self.mask_rate, tokens.device)
+        if not self.training:
+            self.masked = masked
+        kept = tokens.masked_fill(masked, self.mask_token)
         # The Scaler of the sum is the sum of both embeddings' Scalers.
         embedded = self.scaler(self.token(kept) + self.position.weight[: tokens.shape[1]])
         return self.decoder(self.layers(self.dropout(self.norm(embedded))))
