@@ -15,7 +15,7 @@ that a client keeps one mask between rounds instead of two. Its draws do not dep
 The number of weights to drop is computed in float64.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import cos, pi
 from typing import Literal
 
@@ -179,13 +179,13 @@ class DisPFL(Peers):
         """Masks of round t, from the weights trained in the previous round: algorithm 2."""
         if t == 0 or self.static:
             return self.masks
-        return {k: self._search(fed, k, t - 1) for k in self.masks}
+        drops = self.drops(fed, t - 1)
+        return {k: self._search(fed, k, t - 1, drops[k]) for k in self.masks}
 
-    def _search(self, fed: Fleet, client: int, t: int) -> Tensor:
-        """Drop a client's smallest weights and grow as many others."""
+    def _search(self, fed: Fleet, client: int, t: int, counts: Sequence[int]) -> Tensor:
+        """Drop so many of a client's smallest weights and grow as many others."""
         weights = self._weights(fed.row(client).floats.to(fed.device))
         mask = self._words(self.masks[client])
-        counts = self.drops(fed, mask, t)
         grown = prune_regrow(
             weights, mask, counts, self._segments, regrow=self.growth(fed, client, t)
         )
@@ -197,15 +197,20 @@ class DisPFL(Peers):
             return derive_seed(fed.seed, "regrow", t, client)
         return self._weights(fed.gradient(client, t))
 
-    def drops(self, fed: Fleet, mask: Tensor, t: int) -> list[int]:
-        """ceil(alpha_t n) of the n weights of every tensor.
+    def drops(self, fed: Fleet, t: int) -> dict[int, list[int]]:
+        """ceil(alpha_t n) of the n weights of every tensor, of every client of this rank.
 
         alpha_t = alpha_0 / 2 (1 + cos(pi t / T)): eq. (4) of the document.
         """
         length = self.rounds or fed.rounds
         assert length is not None, "checked in setup"
         rate = self.prune_rate / 2 * (1 + cos(pi * min(t, length) / length))
-        return prune_counts(count_per_tensor(mask, self._segments).tolist(), rate)
+        words = [self._words(mask) for mask in self.masks.values()]
+        if not words:
+            return {}
+        # Read once for all clients: a host that reads waits for the device.
+        counts = torch.stack([count_per_tensor(w, self._segments) for w in words]).tolist()
+        return {k: prune_counts(own, rate) for k, own in zip(self.masks, counts, strict=True)}
 
     def _weights(self, row: Tensor) -> Tensor:
         return row[: self._segments.size]

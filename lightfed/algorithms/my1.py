@@ -47,6 +47,7 @@ class My1(DisPFL):
         self.regrow_signal = regrow_signal
         self.next: Kept  # m_{k,t+1}: its growth is known only during the round
         self._signals: dict[int, Tensor] = {}  # of the sessions under way
+        self._drops: dict[int, list[int]] = {}  # of this round
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -57,6 +58,7 @@ class My1(DisPFL):
     def round(self, fed: Fleet, t: int) -> None:
         fed.exchange(self.all_senders(fed, t), masks=self.masks)  # the consensus, dense
         self.masks.update(self.next)
+        self._drops = self.drops(fed, t)
         self.sessions(fed, t)
 
     @override
@@ -74,8 +76,7 @@ class My1(DisPFL):
     def session_end(self, s: SessionContext) -> None:
         super().session_end(s)
         mask = self._words(self.masks[s.client])
-        counts = self.drops(s.fed, mask, s.round)
         weights = self._weights(s.row.floats)
         signal = self._signals.pop(s.client)
-        grown = prune_regrow(weights, mask, counts, self._segments, regrow=signal)
+        grown = prune_regrow(weights, mask, self._drops[s.client], self._segments, regrow=signal)
         self.next[s.client] = self._whole(grown)

@@ -11,6 +11,7 @@ The code computes a model with the client's own values for kept weights, but the
 everywhere. That is the default here too; `keep_own` follows the code's comment.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from lightfed_kernels import apply_mask_, count_per_tensor, select_by_magnitude, select_random
@@ -42,29 +43,30 @@ class My2(DisPFL):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        kept = {k: self._pruned(fed, k, t) for k in self.masks}
+        drops = self.drops(fed, t)
+        kept = {k: self._pruned(fed, k, drops[k]) for k in self.masks}
         own = {k: self._weights(fed.row(k).floats).clone() for k in kept} if self.keep_own else {}
         fed.exchange(self.all_senders(fed, t), masks=self.masks, over="neighbours")  # 1/J sum_j w_j
         for client, mask in kept.items():
-            self.masks[client] = self._grown(fed, client, mask, t)
+            self.masks[client] = self._grown(fed, client, mask, t, drops[client])
             row = fed.row(client).floats
             if self.keep_own:
                 self._put_back(row, mask, own[client])
             apply_mask_(row, self.masks[client].to(row.device))
         self.sessions(fed, t)
 
-    def _pruned(self, fed: Fleet, client: int, t: int) -> Tensor:
+    def _pruned(self, fed: Fleet, client: int, counts: Sequence[int]) -> Tensor:
         """The client's mask of the parameters, without its smallest weights."""
         mask = self._words(self.masks[client])
-        counts = self.drops(fed, mask, t)
         weights = self._weights(fed.row(client).floats.to(fed.device))
         dropped = select_by_magnitude(weights, mask, counts, self._segments, largest=False)
         return mask & ~dropped
 
-    def _grown(self, fed: Fleet, client: int, kept: Tensor, t: int) -> Tensor:
+    def _grown(
+        self, fed: Fleet, client: int, kept: Tensor, t: int, counts: Sequence[int]
+    ) -> Tensor:
         """Grow as many weights as were dropped: the largest of the mean, and random ones."""
         segments, live = self._segments, self._segments.live_on(fed.device)
-        counts = self.drops(fed, self._words(self.masks[client]), t)
         mean = self._weights(fed.row(client).floats.to(fed.device))
         largest = select_by_magnitude(mean, live, counts, segments, largest=True)
         twice = count_per_tensor(largest & kept, segments)

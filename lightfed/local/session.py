@@ -234,7 +234,7 @@ class PendingReport:
     logged: dict[str, Tensor | float]
     square: Tensor
     stopwatch: Stopwatch
-    flops: float = 0.0
+    flops: Tensor | float = 0.0
 
     @property
     def steps(self) -> int:
@@ -252,11 +252,9 @@ class PendingReport:
             )
             weighted = sum(x * n for x, n in zip(losses, self.sizes, strict=True))
             metrics.setdefault("train_loss", weighted / samples)
-        norm = float(self.square) ** 0.5
+        norm, flops = float(self.square) ** 0.5, float(self.flops)
         seconds = self.stopwatch.seconds()  # the norm was computed later, so the events are done
-        return Report(
-            self.client, samples, self.steps, metrics, norm, flops=self.flops, seconds=seconds
-        )
+        return Report(self.client, samples, self.steps, metrics, norm, flops=flops, seconds=seconds)
 
 
 @dataclass(frozen=True)

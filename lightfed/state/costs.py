@@ -6,7 +6,7 @@ other; those bytes belong to no client and are summed separately. Bytes between 
 placement and are not counted here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -157,23 +157,12 @@ class MaskedFlops:
     def __init__(
         self, module: nn.Module, batch: torch.Tensor, layout: Layout, dense: float
     ) -> None:
-        self._uses, self._dense, self._layout = weight_uses(module, batch), dense, layout
-        self._segments = Segments.build(layout, device=batch.device)
+        uses, device = weight_uses(module, batch), batch.device
+        each = [2 * uses.get(entry.name, 0.0) for entry in layout]
+        self._each = torch.tensor(each, dtype=torch.float64, device=device)
+        self._least = dense - sum(n * entry.numel for n, entry in zip(each, layout, strict=True))
+        self._segments = Segments.build(layout, device=device)
 
-    def __call__(self, mask: torch.Tensor) -> float:
-        """FLOPs under a mask, packed words (P / 32,)."""
-        counts = count_per_tensor(mask, self._segments).tolist()
-        covered = zip(self._layout, counts, strict=True)
-        missing = {entry.name: entry.numel - count for entry, count in covered}
-        return masked_flops(self._dense, self._uses, missing)
-
-
-def masked_flops(dense: float, uses: Mapping[str, float], missing: Mapping[str, int]) -> float:
-    """Forward FLOPs of a sample under a mask: two per multiply-add of a covered weight.
-
-    Args:
-        dense: FLOPs of the whole model.
-        uses: of `weight_uses`.
-        missing: elements that the mask leaves out, by tensor.
-    """
-    return dense - sum(2 * uses.get(name, 0.0) * count for name, count in missing.items())
+    def __call__(self, mask: torch.Tensor) -> torch.Tensor:
+        """() float64 FLOPs under a mask, packed words (P / 32,): two per covered multiply-add."""
+        return self._least + (self._each * count_per_tensor(mask, self._segments)).sum()

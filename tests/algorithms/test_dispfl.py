@@ -179,10 +179,10 @@ def test_the_cosine_ends_with_its_rounds_or_else_with_the_run() -> None:
         fed = fleet(DisPFL(Ring(), 0.3, "uniform", static=True, rounds=rounds))
         fed.rounds = of_run
         assert isinstance(fed.algorithm, DisPFL)
-        mask = fed.algorithm.masks[0]
         half = [-(-n // 4) for n in active_counts([(16, 4), (16,), (3, 16), (3,)], [0.3] * 4)]
-        assert fed.algorithm.drops(fed, mask, 2) == half  # .5 / 2 (1 + cos(pi / 2)) is a quarter
-        assert not any(fed.algorithm.drops(fed, mask, t)[0] for t in (4, 5))
+        drops = fed.algorithm.drops(fed, 2)
+        assert drops == dict.fromkeys(fed.algorithm.masks, half)  # .5 / 2 (1 + cos(pi / 2)): 1/4
+        assert not any(fed.algorithm.drops(fed, t)[0][0] for t in (4, 5))
 
 
 def test_own_masks_differ_and_common_ones_do_not() -> None:

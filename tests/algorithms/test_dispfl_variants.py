@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightfed_kernels import Segments, pack_mask, prune_regrow, unpack_mask
+from lightfed_kernels import Segments, prune_regrow, unpack_mask
 from torch import Tensor
 from torch.optim import SGD
 
@@ -53,11 +53,10 @@ def test_my1_grows_where_the_consensus_is_largest_inside_its_mask_and_outside() 
     count = bits(algorithm).sum(0)
     consensus = torch.where(count > 0, rows(fed).sum(0) / count.clamp(min=1), 0.0)
     run_round(fed, 1)
-    outside = 0
+    outside, drops = 0, algorithm.drops(fed, 1)
     for client in CLIENTS:
         trained, mask = fed.row(client).floats, algorithm.masks[client]
-        counts = algorithm.drops(fed, mask, 1)
-        expected = prune_regrow(trained, mask, counts, segments, regrow=consensus)
+        expected = prune_regrow(trained, mask, drops[client], segments, regrow=consensus)
         assert torch.equal(algorithm.next[client], expected)
         outside += int((unpack_mask(expected) & ~unpack_mask(mask)).sum())
     assert outside > 0
@@ -76,14 +75,13 @@ def test_my2_starts_from_the_mean_or_from_its_own_values_where_it_has_kept_them(
     )
     fed = fleet(algorithm)
     run_round(fed, 0)
-    before, masks = rows(fed).clone(), bits(algorithm)
+    before, masks, drops = rows(fed).clone(), bits(algorithm), algorithm.drops(fed, 1)
     mean = before.mean(0)
     run_round(fed, 1)
     for client in CLIENTS:
         # Kept are all but the smallest of every tensor.
         kept = masks[client].clone()
-        drops = algorithm.drops(fed, pack_mask(masks[client]), 1)
-        for entry, count in zip(fed.groups[0].layout.floats, drops, strict=True):
+        for entry, count in zip(fed.groups[0].layout.floats, drops[client], strict=True):
             part = slice(entry.offset, entry.offset + entry.numel)
             sizes = torch.where(kept[part], before[client, part].abs(), torch.inf)
             kept[part][sizes.argsort(stable=True)[:count]] = False

@@ -191,7 +191,7 @@ class Shifts(FedAvg):
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        s.module.net.shift = torch.full((4,), s.client / CLIENTS)  # type: ignore[union-attr]
+        s.module.net.shift = s.row.floats.new_full((4,), s.client / CLIENTS)  # type: ignore[union-attr]
 
 
 class Drops(nn.Module):

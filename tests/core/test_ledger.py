@@ -5,6 +5,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from lightfed_kernels import Layout
+from lightfed_kernels.masks import pack_mask
 from torch import nn
 from typing_extensions import override
 
@@ -15,7 +17,7 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
-from lightfed.state.costs import Ledger, forward_flops, masked_flops, weight_uses
+from lightfed.state.costs import Ledger, MaskedFlops, forward_flops, weight_uses
 from lightfed.topology.topology import Ring
 from tests.small import Line, data_of, fleet_of, random_data, run_round
 
@@ -188,9 +190,12 @@ def test_an_element_of_a_weight_is_used_at_every_place_of_the_output(
     uses = weight_uses(net, batch)
     assert uses == {"0.weight": expected}
     dense, weight = forward_flops(net, batch), net.get_parameter("0.weight").numel()
-    assert masked_flops(dense, uses, {}) == dense == 2 * expected * weight
-    assert masked_flops(dense, uses, {"0.weight": weight, "0.bias": 3}) == 0
-    assert masked_flops(dense, uses, {"0.weight": 4}) == dense - 8 * expected
+    layout = Layout.build([(name, tuple(p.shape)) for name, p in net.named_parameters()])
+    flops, mask = MaskedFlops(net, batch, layout, dense), layout.live()
+    assert flops(pack_mask(mask)) == dense == 2 * expected * weight
+    mask[:4] = False
+    assert flops(pack_mask(mask)) == dense - 8 * expected
+    assert flops(pack_mask(torch.zeros_like(mask))) == 0
 
 
 def test_a_layer_that_is_called_twice_is_used_twice() -> None:

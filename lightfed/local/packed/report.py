@@ -66,12 +66,12 @@ class PackedReport:
     result: PackResult
     place: int
     steps: int
-    flops: float
+    flops: Tensor | float
     logged: dict[str, Tensor | float] = field(default_factory=dict)
 
     def resolve(self) -> Report:
         report, loss = self.result.numbers[self.place]
-        report.flops = self.flops
+        report.flops = float(self.flops)
         report.metrics |= {name: float(value) for name, value in self.logged.items()}
         report.metrics.setdefault("train_loss", loss)
         return report

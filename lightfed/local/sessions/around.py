@@ -137,7 +137,7 @@ class AroundSessions:
         """Bounds of a client's parameters, if its optimiser projects onto them."""
         return self._fleet.state(client).session.box
 
-    def _masked_flops(self, state: GroupState, mask: Tensor) -> float:
+    def _masked_flops(self, state: GroupState, mask: Tensor) -> Tensor | float:
         """Forward FLOPs of a sample under a client's mask; 0 for a module without a forward."""
         if state.flops and state.name not in self._masked:
             sample = blank(self._fleet.data, samples=2).to(self._fleet.device)

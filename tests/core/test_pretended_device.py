@@ -1,0 +1,86 @@
+"""Federations on a device that is not the CPU: nothing is left on the wrong side."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from lightfed_kernels import stream_keys
+from torch import Tensor
+
+from lightfed.algorithms.shared import slice_tests
+from lightfed.local.packed import rules, session
+from lightfed.utils.rng import DeviceStreams
+from tests.core.packs import CASES, CLIENTS, after, fleet
+from tests.pretend import DEVICE, There, pretended_device
+from tests.tiers import by_default
+
+DRAWS = ("dropout", "dropout of convolutions", "static bn of drops", "masked language model")
+QUICK = (
+    "clipped", "fedprox", "vmap", "averages", "dispfl", "my1", "my2", "aspg", "fedkd", "phases",
+    "static bn", "pfedmoe", "dropout of convolutions", "masked language model",
+)  # fmt: skip
+
+
+def streams_of_a_device(seeds: Sequence[int], device: torch.device) -> DeviceStreams:
+    keys = stream_keys(seeds).to(device)
+    return DeviceStreams(keys, torch.zeros_like(keys))
+
+
+def on_the_device(
+    name: str, side_by_side: Any, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> tuple[Tensor, dict[str, float], list[str]]:
+    """Rows and metrics after two rounds, and the reads that they took."""
+    with monkeypatch.context() as patches, pretended_device(patches) as reads:
+        made = fleet(name, side_by_side, device=DEVICE, **more)
+        reads.clear()  # those of set-up
+        rows, metrics = after(made)
+        packed = made.training.side_by_side["0"]
+        assert packed == (CLIENTS if side_by_side == CLIENTS else "model.side_by_side: off")
+    return (rows.here if isinstance(rows, There) else rows), metrics, reads
+
+
+@pytest.mark.parametrize("side_by_side", ["off", CLIENTS])
+@pytest.mark.parametrize("name", by_default(CASES, *QUICK))
+def test_every_case_has_the_numbers_of_a_cpu(
+    name: str, side_by_side: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, metrics, _ = on_the_device(name, side_by_side, monkeypatch)
+    if name in DRAWS and side_by_side != "off":
+        for module in (rules, session, slice_tests):
+            monkeypatch.setattr(module, "streams", streams_of_a_device)
+    rows, expected = after(fleet(name, side_by_side))
+    torch.testing.assert_close(found, rows, rtol=1e-5, atol=1e-6)
+    assert metrics == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("side_by_side", ["off", CLIENTS])
+@pytest.mark.parametrize("name", ["dispfl", "static bn"])
+def test_rows_of_the_host_train_on_the_device(
+    name: str, side_by_side: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, _ = after(fleet(name, side_by_side, host_rows=True))
+    found, _, _ = on_the_device(name, side_by_side, monkeypatch, host_rows=True)
+    torch.testing.assert_close(found, rows, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mlp", "fedprox", "static bn", "dispfl", "my1", "my2"])
+def test_a_round_of_a_pack_reads_a_few_times_however_many_clients_there_are(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, reads = on_the_device(name, CLIENTS, monkeypatch)
+    within = [read for read in reads if "resolve" not in read]
+    assert len(within) <= 2 * 2, within  # in two rounds
+
+
+def test_what_is_on_the_wrong_side_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended_device(monkeypatch) as reads:
+        x = torch.ones(3, device=DEVICE)
+        with pytest.raises(AssertionError, match="on the host"):
+            x + torch.ones(3)
+        with pytest.raises(AssertionError, match="generator"):
+            x.bernoulli_(0.5, generator=torch.Generator())
+        with pytest.raises(TypeError):
+            x.numpy()
+        assert (x + 1).sum().item() == 6
+    assert len(reads) == 1

@@ -1,0 +1,143 @@
+"""A device that a machine without one can compute on: it finds tensors left on the wrong side.
+
+A tensor on it holds one on the CPU, which does the arithmetic. As on a card, an operation on
+tensors of both sides fails, a CPU's generator cannot fill a tensor there, and a value comes to the
+host only by a read, which is noted. Its type is `meta`, the only one that autograd allows without
+a driver; so what depends on the type `cuda`, such as streams and pinned memory, is not covered.
+"""
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_iter, tree_map_only
+from typing_extensions import override
+
+DEVICE = torch.device("meta")
+# They take tensors of both sides: a copy, and indices, which torch allows on the host.
+_BOTH = ("_to_copy", "copy_", "index", "index_put_", "_index_put_impl_", "_unsafe_index")
+_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2")
+
+
+class There(Tensor):
+    """A tensor on the pretended device.
+
+    Attributes:
+        here: its values.
+        reads: where values were read, of all such tensors.
+    """
+
+    here: Tensor
+    reads: list[str]
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> "There":
+        made: There = Tensor._make_wrapper_subclass(
+            cls, here.size(), strides=here.stride(), storage_offset=here.storage_offset(),
+            dtype=here.dtype, layout=here.layout, device=DEVICE,
+        )  # type: ignore[assignment] # fmt: skip
+        made.here = here
+        return made
+
+    @override
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"There({self.here!r})"
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, value: "There") -> None:
+        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.here = value.here
+
+    @override
+    def tolist(self) -> Any:
+        _note("tolist")
+        return self.here.tolist()
+
+    @override
+    def data_ptr(self) -> int:
+        return self.here.data_ptr()
+
+    @override
+    def numpy(self, **_: Any) -> Any:  # type: ignore[override]
+        raise TypeError("a tensor on a device is no numpy array")
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _Mode(TorchDispatchMode):
+    """Makes tensors on the device, which no argument is on."""
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    name = func.name().partition("::")[2].partition(".")[0]
+    tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
+    there = any(isinstance(x, There) for x in tensors)
+    # torch makes such a one of a list that is an index
+    assert not any(type(x) is Tensor and x.device == DEVICE for x in tensors), f"{name}: no values"
+    own = func.namespace == "lightfed"  # takes tables of the host, and checks by itself
+    if there and name not in _BOTH and not own:
+        wrong = [x for x in tensors if not isinstance(x, There) and x.dim()]
+        assert not wrong, f"{name}: tensors on the device and on the host"
+    if there and name in _READS:
+        _note(name)
+    device, result = kwargs.get("device"), there
+    if device is not None:
+        result = device == DEVICE
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    generator = kwargs.get("generator")
+    assert not (result and generator is not None), f"{name}: a CPU's generator on the device"
+    inner = tree_map_only(There, lambda x: x.here, (tuple(args), {**kwargs, "pin_memory": None}))
+    if kwargs.get("pin_memory") is None:
+        inner[1].pop("pin_memory")
+    found = func(*inner[0], **inner[1])
+    if not result:
+        return found
+    found = tree_map_only(Tensor, There, found)
+    return found if own or not there else return_and_correct_aliasing(func, args, kwargs, found)
+
+
+def _note(what: str) -> None:
+    stack = [f for f in traceback.extract_stack() if "/lightfed/" in f.filename]
+    There.reads.append(f"{what} in {' < '.join(f.name for f in reversed(stack))}")
+
+
+@contextmanager
+def pretended_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Tensors may be put on `DEVICE`; gives the reads of their values, and who asked for them."""
+    made, autocast = torch.tensor, torch.is_autocast_enabled
+
+    def tensor(data: Any, *, device: Any = None, **more: Any) -> Tensor:  # of meta it has no values
+        return made(data, **more) if device is None else made(data, **more).to(device)
+
+    monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
+    monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)
+    monkeypatch.setattr(
+        torch, "is_autocast_enabled", lambda kind: kind != DEVICE.type and autocast(kind)
+    )
+    There.reads = []
+    with _Mode():
+        yield There.reads
