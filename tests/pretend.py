@@ -48,6 +48,10 @@ class There(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"There({self.here!r})"
 
+    @override
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:  # type: ignore[override]
+        return There(self.here.clone()).requires_grad_(self.requires_grad)
+
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
         return True
@@ -67,6 +71,14 @@ class There(Tensor):
         return self.here.tolist()
 
     @override
+    def __getitem__(self, index: Any) -> Tensor:
+        return super().__getitem__(_index(index))
+
+    @override
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_index(index), value)
+
+    @override
     def data_ptr(self) -> int:
         return self.here.data_ptr()
 
@@ -79,6 +91,13 @@ class There(Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         return _run(func, args, kwargs or {})
+
+
+def _index(index: Any) -> Any:
+    """Lists as tensors of the host: torch would make tensors of this device, without values."""
+    if isinstance(index, tuple):
+        return tuple(map(_index, index))
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 class _Mode(TorchDispatchMode):
@@ -95,7 +114,6 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name = func.name().partition("::")[2].partition(".")[0]
     tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
     there = any(isinstance(x, There) for x in tensors)
-    # torch makes such a one of a list that is an index
     assert not any(type(x) is Tensor and x.device == DEVICE for x in tensors), f"{name}: no values"
     own = func.namespace == "lightfed"  # takes tables of the host, and checks by itself
     if there and name not in _BOTH and not own:

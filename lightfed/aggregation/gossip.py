@@ -157,8 +157,7 @@ class Exchange:
         for start in range(0, len(mine), _AT_ONCE):
             part = mine[start : start + _AT_ONCE]
             words = torch.stack([masks[senders[i]] for i in part])
-            found = count_per_tensor(words, self._tensors.segments)
-            counts[torch.tensor(part)] = found
+            counts[part] = count_per_tensor(words, self._tensors.segments)
         return self._ranks.sum_(counts).cpu().numpy()
 
     def _integer_maxima(

@@ -76,7 +76,7 @@ class Metered(L.LightningModule):
         self.accuracy(logits, y)
         self.log("train/acc", self.accuracy)
         if batch_idx == 0:
-            self.recall = MulticlassRecall(self.classes)
+            self.recall = MulticlassRecall(self.classes).to(y.device)
         self.recall.update(logits, y)
         self.log("train/recall", self.recall, sync_dist=True)
         return F.cross_entropy(logits, y)
@@ -87,7 +87,7 @@ class Metered(L.LightningModule):
         logits = self.net(x)
         self.scores.update(logits, y)
         self.log_dict(self.scores)
-        passing = MulticlassAccuracy(self.classes, dist_sync_on_step=True)
+        passing = MulticlassAccuracy(self.classes, dist_sync_on_step=True).to(y.device)
         passing.update(logits, y)
         self.log_dict({"val/loss": F.cross_entropy(logits, y), "val/batch": passing.compute()})
 

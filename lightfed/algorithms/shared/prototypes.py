@@ -68,19 +68,20 @@ class ByClass(Algorithm):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        clients = fed.participants(t)
+        clients, host = fed.participants(t), torch.device("cpu")
+        common = self.common.to(host)
         for client in clients:
-            fed.ledger.sent_down(client, self.common.bytes)
+            fed.ledger.sent_down(client, common.bytes)
         fed.train(clients, t)
         uploads = {k: ClassMeans(self._values[k], self._seen[k]) for k in self._values}
-        packages = fed.collect({k: p.to(torch.device("cpu")) for k, p in uploads.items()})
+        packages = fed.collect({k: p.to(host) for k, p in uploads.items()})
         for client, package in packages.items():
             fed.ledger.sent_up(client, package.bytes)
         finite = [package for client, package in packages.items() if fed.usable(client)]
         if finite:
             mean = mean_of_clients(finite)
             if self.absent == "keep":
-                mean = mean.over(self.common)
+                mean = mean.over(common)
             self.values.copy_(mean.values)
             self.seen.copy_(mean.seen)
 

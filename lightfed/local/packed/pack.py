@@ -13,7 +13,6 @@ from lightfed.local.session import Known, PendingReport, Work
 from lightfed.local.sessions.around import AroundSessions
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
-from lightfed.utils.memory import sent
 
 AnyReport = PackedReport | PendingReport | Known
 
@@ -74,8 +73,7 @@ class Pack:
         ]
         if store.host and ended:  # the sessions ended on rows of the device
             good = [i for i, report in enumerate(ended) if not isinstance(report, Known)]
-            index = sent(torch.tensor(good, dtype=torch.int64), store.device)
-            trained = Row(block.floats[index], block.integers[index])
+            trained = Row(block.floats[good], block.integers[good])
             store.put_block([self.clients[i] for i in good], trained)
         return dict(zip(self.clients, ended or reports, strict=True))
 
