@@ -51,7 +51,8 @@ class Usage(Callback):
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         if trainer.current_epoch % self._every:
             return
-        files = sum(path.is_file() for path in (self._folder / "run").rglob("*"))
+        # os.walk passes over a folder that the writer of checkpoints removes at this moment
+        files = sum(len(names) for _, _, names in os.walk(self._folder / "run"))
         memory = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
         noted = {
             "pid": os.getpid(), "round": trainer.current_epoch, "memory": memory,
