@@ -132,6 +132,10 @@ class PFedMoE(PersonalShared):
         return module
 
     @override
+    def evaluation_start(self, fed: Fleet) -> None:
+        self._gates = {}  # clients may have left this rank
+
+    @override
     def evaluation_end(self, fed: Fleet) -> Mapping[str, Mapping[str, Tensor]]:
         """(clients, C) means of a_G and a_F; NaN for classes without test samples."""
         cpu = torch.device("cpu")

@@ -4,7 +4,7 @@ A rank saves one matrix per client group, with the numbers of its clients, inste
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from lightfed_kernels import apply_mask_, compress, expand, popcount
@@ -14,14 +14,18 @@ from lightfed.api.clients import Clients
 from lightfed.state.chain import Saved
 
 
-def saved(fleet: Clients) -> Saved:
+def saved(fleet: Clients, chosen: Collection[int] | None = None) -> Saved:
     """The state in host memory of this rank's clients; of masked rows only the covered values.
 
     Matrices on the host are views of the rows: write them before the next round.
+
+    Args:
+        fleet: the clients.
+        chosen: clients of this rank; None for all.
     """
     state: Saved = defaultdict(list)
     for group in fleet.groups:
-        clients = list(group.store.slots)
+        clients = [k for k in group.store.slots if chosen is None or k in chosen]
         masked = [k for k in clients if fleet.mask(k) is not None] if fleet.masks else []
         state["values"] += _stacked((k, _covered(fleet, k)) for k in masked)
         dense = [k for k in clients if k not in set(masked)] if masked else clients
@@ -31,7 +35,8 @@ def saved(fleet: Clients) -> Saved:
             state["integers"].append(_block(clients, fleet.block(clients).integers))
     for name, kept in fleet.kept.items():
         if kept.durable:
-            state[name] = _stacked(kept.data.items())
+            items = kept.data.items()
+            state[name] = _stacked((k, x) for k, x in items if chosen is None or k in chosen)
     return dict(state)
 
 

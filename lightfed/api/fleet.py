@@ -227,7 +227,7 @@ class Fleet(Messenger):
         This frees the rows of stateless clients.
         """
         self.metrics, self.tests, self._assigned = {}, {}, {}
-        self._outcomes, self.training.calls = Outcomes(), 0
+        self._outcomes, self.training.calls, self.moved = Outcomes(), 0, 0
         for kept in self.kept.values():
             if not kept.durable:
                 kept.clear()

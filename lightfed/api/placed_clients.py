@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from lightfed.distributed.collectives import Ranks
-from lightfed.distributed.placement import Rates, place
+from lightfed.distributed.placement import Rates, exchanges, place
 from lightfed.local.client_group import ClientGroup, GroupState, group_names
 from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import ClientData, LocalWork
@@ -28,6 +28,9 @@ class PlacedClients:
         seed: of the whole run.
         host_rows: keep client rows in host memory.
         rates: session times that the run has measured before.
+
+    Attributes:
+        moved: number of rows that have moved between ranks for this round.
     """
 
     def __init__(
@@ -65,11 +68,12 @@ class PlacedClients:
         self._home_group = [i for i, group in enumerate(groups) for _ in range(group.count)]
         self._assigned: dict[int, int] = {}
         self._owner: dict[int, int] = {}
+        self.moved = 0
         if algorithm.stateful:
             self._settle()
 
     def _settle(self) -> None:
-        """Assign all stateful clients a home rank and open their rows, once."""
+        """Assign all stateful clients their first home ranks and open their rows."""
         self._owner = self._placed(range(self.clients))
         for index, state in enumerate(self.groups):
             mine = [k for k in self.mine(range(self.clients)) if self._home_group[k] == index]
@@ -137,6 +141,30 @@ class PlacedClients:
         """The rank of a stateful client."""
         return self._owner[client]
 
+    def pays_to_move(self, sessions: Mapping[int, int | None]) -> list[tuple[int, int]]:
+        """Stateful clients that had better change places before a round, in pairs.
+
+        None unless their groups have been timed. The same on every rank.
+
+        Args:
+            sessions: batches of each session of the round; None for as many as configured.
+        """
+        if self.rates.of(self.groups_of(sessions)) is None:
+            return []
+        costs, sizes = self._costs(sessions, sessions), [s.row_bytes for s in self.groups]
+        return exchanges(costs, self._owner, self._home_group, sizes, ranks=self.ranks.world)
+
+    def change_places(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Give the clients of each pair, of one group, the other's home and slot."""
+        owner = self._owner
+        for one, other in pairs:
+            owner[one], owner[other] = owner[other], owner[one]
+        self.moved += 2 * len(pairs)
+        for index, state in enumerate(self.groups):
+            theirs = [pair for pair in pairs if self._home_group[pair[0]] == index]
+            both = [*theirs, *((b, a) for a, b in theirs)]
+            state.store.give({leaves: comes for leaves, comes in both if leaves in state.store})
+
     def _open(self, clients: Sequence[int]) -> None:
         """Assign ranks and slots to a round's participants, if they are stateless."""
         if self.algorithm.stateful or all(k in self._owner for k in clients):
@@ -149,7 +177,7 @@ class PlacedClients:
             state.open(theirs, keep=False)
 
     def _costs(
-        self, clients: Iterable[int], steps: Mapping[int, int] | None = None
+        self, clients: Iterable[int], steps: Mapping[int, int | None] | None = None
     ) -> dict[int, float]:
         """Costs of sessions: seconds if all the clients' groups have been timed, else FLOPs.
 

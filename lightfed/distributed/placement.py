@@ -6,12 +6,16 @@ is samples x FLOPs.
 
 import heapq
 import math
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.utils.atomic_io import read
@@ -19,6 +23,10 @@ from lightfed.utils.errors import UserError
 
 RATES = "lightfed_rates"  # key in a checkpoint
 _RECENT = 64  # sessions per group; its rate is their median
+# Moving rows has to save this share of the slowest rank's time, beyond what it costs: seconds to
+# meet, and the bytes at the speed (per second) of a slow network.
+_SAVED, _MEETING, _SPEED = 0.1, 0.05, 1e8
+_EVEN = 1.02  # times the mean: the slowest rank is quick enough
 
 
 def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
@@ -39,6 +47,91 @@ def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
         owner[client] = rank
         heapq.heappush(loads, (load + costs[client], rank))
     return owner
+
+
+def exchanges(
+    costs: Mapping[int, float],
+    homes: Mapping[int, int],
+    groups: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    ranks: int,
+) -> list[tuple[int, int]]:
+    """Pairs of clients that change places before a round, so that its slowest rank has less to do.
+
+    The slowest rank gives a participant to the least busy one, for a client of the same group that
+    takes no part or has a shorter session: every rank keeps its number of rows, and its memory. A
+    pair closes about half of the gap between the two. The first pairs are taken, up to the one
+    after which the slowest rank's sessions and the sending of rows take the least time.
+
+    Args:
+        costs: participant -> seconds of its session.
+        homes: client -> rank.
+        groups: of all clients, ascending.
+        sizes: bytes of a row, by group.
+        ranks: world size.
+
+    Returns:
+        disjoint pairs; none unless a tenth of the slowest rank's time is saved.
+    """
+    on: list[list[int]] = [[] for _ in range(ranks)]
+    for client in sorted(costs):
+        on[homes[client]].append(client)
+    loads, sent = np.array([sum(costs[k] for k in own) for own in on]), np.zeros(ranks)
+    mean, least, taken = sum(loads.tolist()) / ranks, (1 - _SAVED) * loads.max(), 0
+    pairs: list[tuple[int, int]] = []
+    while loads.max() > _EVEN * mean and mean + _MEETING < least:  # else nothing could pay
+        high, low, pair = _pair(on, loads, costs, homes, groups, {j for _, j in pairs})
+        if pair is None:
+            break
+        pairs.append(pair)
+        on[high].remove(pair[0])
+        if pair[1] in costs:
+            on[low].remove(pair[1])
+        loads[[high, low]] += (costs[pair[0]] - costs.get(pair[1], 0.0)) * np.array([-1, 1])
+        sent[[high, low]] += sizes[groups[pair[0]]]
+        time = loads.max() + sent.max() / _SPEED + _MEETING
+        if time < least:
+            least, taken = time, len(pairs)
+    return pairs[:taken]
+
+
+def _pair(
+    on: Sequence[Sequence[int]],
+    loads: np.ndarray,
+    costs: Mapping[int, float],
+    homes: Mapping[int, int],
+    groups: Sequence[int],
+    gone: Collection[int],
+) -> tuple[int, int, tuple[int, int] | None]:
+    """The slowest rank, the least busy one that it can relieve itself at, and how.
+
+    Args:
+        on: by rank, the participants that have not moved yet.
+        loads: (ranks,) seconds of their sessions.
+        costs: as in `exchanges`.
+        homes: likewise.
+        groups: likewise.
+        gone: clients that have moved without taking part.
+    """
+    high, *others = np.argsort(-loads, kind="stable").tolist()
+
+    def idle(rank: int, group: int) -> list[int]:
+        span = range(bisect_left(groups, group), bisect_right(groups, group))
+        free = (k for k in span if homes[k] == rank and k not in costs and k not in gone)
+        return [*islice(free, 1)]
+
+    for low in reversed(others):
+        kinds = sorted({groups[k] for k in on[high]})
+        theirs = [*on[low], *(k for kind in kinds for k in idle(low, kind))]
+        gap = loads[high] - loads[low]
+        less = np.subtract.outer([costs[k] for k in on[high]], [costs.get(k, 0.0) for k in theirs])
+        alike = np.equal.outer([groups[k] for k in on[high]], [groups[k] for k in theirs])
+        off = np.where(alike & (less > 0) & (less < gap), abs(less - gap / 2), math.inf)
+        if off.size and off.min() < math.inf:
+            i, j = divmod(int(off.argmin()), len(theirs))
+            return high, low, (on[high][i], theirs[j])
+    return high, high, None
 
 
 class Rates:

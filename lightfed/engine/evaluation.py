@@ -57,7 +57,6 @@ class Evaluation:
 
     Attributes:
         at: the moment of the personal metric.
-        jobs: of this rank, as a data loader.
         in_sessions: what to test in the sessions of a round, by moment.
     """
 
@@ -88,8 +87,6 @@ class Evaluation:
         self.clients = self._choose(clients) if self._kinds - {"global"} else []
         self._together = self._test_together(packed or Packed())
         self._pieces: list[tuple[Tests, Any]] = []
-        # Lightning would take a plain list for a collection of loaders.
-        self.jobs = UserList(self._spread())
 
     def _moments(self) -> dict[Moment, Kind]:
         """The moments to test, and the kinds of their metrics."""
@@ -148,16 +145,18 @@ class Evaluation:
         group = self._fleet.home_group(client)
         return any((kind, group) not in self._together for kind in kinds)
 
-    def _spread(self) -> list[int]:
-        """This rank's jobs, padded to the same number on every rank.
+    @property
+    def jobs(self) -> UserList[int]:
+        """This rank's jobs, until clients move, as a data loader; as many on every rank.
 
-        Lightning's loop steps must match, so ranks with fewer jobs idle at the end.
+        Lightning's loop steps must match. It takes a plain list for a collection of loaders.
         """
         alone = [client for client in self.clients if self._alone(client)]
         ranks = self._fleet.ranks
         shares = [self._share(rank, alone) for rank in range(ranks.world)]
         jobs, self._pieces = shares[ranks.rank]
-        return jobs + [IDLE] * (max(1, *(len(theirs) for theirs, _ in shares)) - len(jobs))
+        longest = max(1, *(len(theirs) for theirs, _ in shares))
+        return UserList(jobs + [IDLE] * (longest - len(jobs)))
 
     def _share(self, rank: int, alone: Sequence[int]) -> tuple[list[int], list[tuple[Tests, Any]]]:
         """The jobs of a rank, and its pieces.

@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightfed.aggregation.client_slices import Accumulate
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
+from lightfed.api.moving import move_for
 from lightfed.api.prediction import deployed, outputs
 from lightfed.distributed.placement import Rates
 from lightfed.engine import checks, setup
@@ -206,6 +207,7 @@ class Federation(Recorded, L.LightningModule):
         training.tested = dict.fromkeys(self.evaluation.in_sessions if validates else (), tested)
         self.fleet.open_round()
         with self.fleet.ranks.timings.part("merge"):  # all of it that is no session
+            move_for(self.fleet, t)
             self.algorithm.round(self.fleet, t)
         self._report.trained(self.federated_trainer, self.fleet.close_round())
 

@@ -198,7 +198,10 @@ class RoundLoop(_TrainingEpochLoop):
         trainer.validating = True
         first_iter = trainer._logger_connector._first_loop_iter
         self.val_loop.restarting = False
-        with federation_of(trainer).fleet.ranks.timings.part("evaluation"):
+        federation = federation_of(trainer)
+        if federation.algorithm.stateful:  # clients may have moved, and with them the jobs
+            self.val_loop._combined_loader = None
+        with federation.fleet.ranks.timings.part("evaluation"):
             self.val_loop.run()
         trainer.training = True
         trainer._logger_connector._first_loop_iter = first_iter

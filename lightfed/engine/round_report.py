@@ -111,11 +111,14 @@ class RoundReport:
 
 
 def log_timings(trainer: RunTrainer, fleet: Fleet) -> None:
-    """Log the parts of a finished round, means over the ranks; they add up to its duration."""
+    """Log the parts of a finished round, and the rows that have moved.
+
+    The parts are means over the ranks; they add up to the round's duration.
+    """
     every = fleet.ranks.gather([fleet.ranks.timings.take()])
     if trainer.run_logger is not None:
         means = {part: sum(own[part] for own in every) / len(every) for part in PARTS}
-        trainer.run_logger.log_timings(trainer.current_epoch, means)
+        trainer.run_logger.log_timings(trainer.current_epoch, means, moved=fleet.moved)
 
 
 def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:

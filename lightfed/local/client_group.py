@@ -205,6 +205,11 @@ class GroupState:
         """Width relative to the full model."""
         return self.group.width
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a client's row."""
+        return self.initial.floats.nbytes + self.initial.integers.nbytes
+
     def open(self, clients: list[int], *, keep: bool) -> None:
         """Open slots for clients of this rank."""
         if self.store.open(clients, keep=keep):

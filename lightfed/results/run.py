@@ -80,6 +80,7 @@ class Run:
             Bytes and FLOPs count from the start. Empty without clients.csv.
         evaluation: the last complete evaluation, by client; empty without any.
         timings: seconds of a finished round, which is the index, by its part; means over the ranks.
+            `moved` is the number of rows that moved.
             Empty without timings.csv.
         partition: None without partition.npz.
         gates: None without gate.npz.

@@ -188,14 +188,20 @@ class RunLogger(Logger):
             self._clients.append(rows, self._clients.rows)
 
     @rank_zero_only
-    def log_timings(self, number: int, seconds: Mapping[Part, float]) -> None:
-        """Append the parts of round `number` to timings.csv; called after its checkpoint."""
+    def log_timings(self, number: int, seconds: Mapping[Part, float], *, moved: int) -> None:
+        """Append a row to timings.csv; called after the round's checkpoint.
+
+        Args:
+            number: of the round.
+            seconds: of its parts.
+            moved: rows that have moved between ranks.
+        """
         if number not in self._rounds:
             return
         with suppress(run_lock.TakenOver):  # the next round raises it on every rank
             run_lock.check(self.folder)
             row: Row = {"round": number, **{name: round(s, 6) for name, s in seconds.items()}}
-            self._timings.append([row], self._timings.rows)
+            self._timings.append([row | {"moved": moved}], self._timings.rows)
 
     @rank_zero_only
     def log_arrays(self, number: int, files: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -100,8 +100,11 @@ class Chain:
         """
         clients, digests = found = _digests(state)
         known, held = self._held
-        same = np.array_equal(known, clients)
-        chosen, whole = Changes(state, clients[digests != held] if same else None), Changes(state)
+        # Clients may have come from other ranks, where older shards have them.
+        _, place, before = np.intersect1d(clients, known, assume_unique=True, return_indices=True)
+        new = np.full(len(clients), True)
+        new[place] = digests[place] != held[before]
+        chosen, whole = Changes(state, clients[new]), Changes(state)
         if ranks.any(self._ends(chosen.size, whole.size, folder)):
             self.tags, self._bytes, chosen = [], 0, whole
         self._next = (chosen.size, found)

@@ -6,7 +6,7 @@ row. There is one live module per group and rank. A session binds it to a client
 microseconds; building a module takes a hundred milliseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -222,8 +222,8 @@ class RowStore:
     """Rows of one group's clients on this rank, as one (slots, P) matrix.
 
     Stateless algorithms open a slot for each participant of a round and reuse all slots in the next
-    one. Stateful ones (`keep`) assign a client's slot permanently. Memory is proportional to the
-    clients of this rank, not to the registered ones.
+    one. Stateful ones (`keep`) assign a client's slot until it leaves this rank. Memory is
+    proportional to the clients of this rank, not to the registered ones.
 
     Args:
         layout: of the group.
@@ -245,9 +245,7 @@ class RowStore:
         return self.layout.floats.new_row(slots, device=self._place, pin_memory=self._pin)
 
     def open(self, clients: list[int], *, keep: bool) -> bool:
-        """Assign every client a slot.
-
-        Returns True if the matrix was reallocated, which invalidates old views.
+        """Assign every client a slot; True if old views are invalid, as the matrix is a new one.
 
         A slot's contents are undefined until written, unless the client held it before and `keep`
         is set.
@@ -265,6 +263,10 @@ class RowStore:
             integers[: len(self._integers)] = self._integers
         self._floats, self._integers = floats, integers
         return True
+
+    def give(self, slots: Mapping[int, int]) -> None:
+        """Give slots to other clients (leaving -> coming), whose rows are then undefined."""
+        self.slots = {slots.get(client, client): slot for client, slot in self.slots.items()}
 
     def row(self, client: int) -> Row:
         """The client's row as views of the store."""

@@ -34,7 +34,7 @@ def conformance(
 
     Server state, rows and other state of clients, metrics, metrics.csv and clients.csv must have
     the same bits in all runs. A run is stopped during its last round and resumed on another number
-    of ranks.
+    of ranks. Clients that keep rows move between ranks before every round but the first.
 
     Args:
         algorithm: a class, or a `functools.partial` of one: it is pickled.

@@ -19,9 +19,11 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
+from lightfed.engine import federation
 from lightfed.runs.checkpoint import load
 from lightfed.testing.case import ROUNDS, Case, read_digits
 from lightfed.testing.digest import digest, fit
+from lightfed.testing.moves import shuffle
 from lightfed.testing.ranks import start_job, wait
 
 Digest = dict[str, str]
@@ -107,6 +109,7 @@ def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> No
     """
 
     def work(rank: int) -> None:
+        federation.move_for = shuffle
         digests = {name: one(plan, name, folder, ranks) for name in names}
         (folder / f"{one.__name__}-{rank}-of-{ranks}.json").write_text(json.dumps(digests))
 

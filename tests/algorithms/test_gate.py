@@ -77,6 +77,16 @@ def test_the_mean_weight_per_client_and_class_is_in_the_run_folder(
     assert float(np.nanstd(found["general"])) > 1e-4
 
 
+def test_the_gate_of_a_client_that_has_left_the_rank_is_forgotten() -> None:
+    fed = fleet_of([ClientGroup(3, mlp)], moe(), two_classes())
+    fed.algorithm.evaluation_start(fed)
+    for client in range(3):
+        fed.training.test(client, fed.algorithm.evaluated(fed, client))  # type: ignore[arg-type]
+    assert not fed.algorithm.evaluation_end(fed)["gate"]["general"].isnan().all()
+    fed.algorithm.evaluation_start(fed)
+    assert fed.algorithm.evaluation_end(fed)["gate"]["general"].isnan().all()
+
+
 def test_other_methods_have_no_such_file(tmp_path: Path) -> None:
     fit(federation(FML(mlp)), two_classes(), tmp_path)
     assert not list((tmp_path / "run").glob("gate*"))

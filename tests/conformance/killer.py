@@ -1,7 +1,8 @@
 """Kill a job at random moments, resume it on another number of ranks, compare bits.
 
 `python -m tests.conformance.killer FOLDER KILLS`. Half of the deaths come at a random moment,
-half in the middle of writing a checkpoint, at a random byte of a random file of it.
+half in the middle of writing a checkpoint, at a random byte of a random file of it. Clients that
+keep rows move before every round but the first.
 """
 
 import json
@@ -15,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightfed.engine import federation
 from lightfed.runs import checkpoint
 from lightfed.runs.saving import writing
 from lightfed.testing.case import read_digits
 from lightfed.testing.digest import digest, fit
+from lightfed.testing.moves import shuffle
 from lightfed.testing.ranks import start_job, wait
 from tests.conformance.cases import CASES
 
@@ -31,6 +34,7 @@ def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lamb
 
     def work(rank: int) -> None:
         before()
+        federation.move_for = shuffle
         result = digest(*fit(CASES[name], folder, rounds=ROUNDS, ckpt_path="last", ranks=ranks))
         if rank == 0:
             (folder / "digest.json").write_text(json.dumps(result))

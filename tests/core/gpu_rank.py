@@ -11,15 +11,18 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from lightfed.engine import federation as federation_module
 from lightfed.testing.digest import digest, fit
+from lightfed.testing.moves import shuffle
 from tests.conformance.cases import CASES
 
-NAMES = ("heterofl", "dispfl")  # rows that are all-reduced, and swapped
+NAMES = ("heterofl", "dispfl")  # rows that are all-reduced; swapped, and moved
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     found = {}
+    federation_module.move_for = shuffle
     for name in NAMES:
         trainer, federation = fit(
             CASES[name], folder / name, accelerator="gpu", ranks=1, ranks_per_device=2

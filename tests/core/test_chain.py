@@ -1,5 +1,6 @@
 """Checkpoints that write only the clients that have changed."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,8 @@ CLIENTS_IN_ALL = 6
 State = dict[int, dict[str, Tensor]]
 
 
-def shard_of(state: State, rank: int, ranks: int) -> Saved:
+def shard_of(state: State, mine: list[int]) -> Saved:
     """A rank's clients; each name's tensors as one matrix."""
-    mine = [k for k in sorted(state) if k % ranks == rank]
     names = sorted({name for k in mine for name in state[k]})
     found: Saved = {}
     for name in names:
@@ -34,11 +34,14 @@ def shard_of(state: State, rank: int, ranks: int) -> Saved:
     return found
 
 
-def saved(path: Path, state: State, chains: list[Chains]) -> None:
-    """Save a state on as many ranks as there are chains."""
+def saved(
+    path: Path, state: State, chains: list[Chains], away: Collection[int] = frozenset()
+) -> None:
+    """Save a state on as many ranks as there are chains; some clients are on the next rank."""
 
     def work(ranks: Ranks) -> None:
-        content: dict[str, Any] = {CLIENTS: shard_of(state, ranks.rank, len(chains))}
+        mine = [k for k in sorted(state) if (k + (k in away)) % ranks.world == ranks.rank]
+        content: dict[str, Any] = {CLIENTS: shard_of(state, mine)}
         save(content, path, ranks, chains=chains[ranks.rank])
 
     assert together(len(chains), work) == [None] * len(chains)
@@ -75,20 +78,23 @@ def changed(state: State, clients: set[int], value: float) -> State:
     return new
 
 
-rounds = st.lists(st.sets(st.integers(0, CLIENTS_IN_ALL - 1), max_size=3), max_size=8)
+some = st.sets(st.integers(0, CLIENTS_IN_ALL - 1), max_size=3)
+rounds = st.lists(st.tuples(some, some), max_size=8)  # clients that have changed, and are away
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rounds=rounds, ranks=st.integers(1, 2))
 def test_the_newest_and_the_one_before_are_complete_and_share_no_file(
-    rounds: list[set[int]], ranks: int, tmp_path_factory: pytest.TempPathFactory
+    rounds: list[tuple[set[int], set[int]]],
+    ranks: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     path = tmp_path_factory.mktemp("chain") / "last.ckpt"
     chains, states = [Chains() for _ in range(ranks)], [initial()]
     saved(path, states[0], chains)
-    for t, clients in enumerate(rounds):
+    for t, (clients, away) in enumerate(rounds):
         states.append(changed(states[-1], clients, 10.0 + t))
-        saved(path, states[-1], chains)
+        saved(path, states[-1], chains, away)
         assert same(loaded(path), states[-1])
         assert same(loaded(previous_of(path)), states[-2])
         newest, before = (set(load(p)[SHARDS]["tags"]) for p in (path, previous_of(path)))
@@ -104,6 +110,17 @@ def test_only_changed_clients_are_written(tmp_path: Path) -> None:
         state = changed(state, {2}, value)
     shards = load(path)[CLIENTS]
     assert [sorted(by_client(shard)) for shard in shards] == [[*range(CLIENTS_IN_ALL)], [2]]
+
+
+def test_clients_that_have_changed_or_come_are_written(tmp_path: Path) -> None:
+    path, chains = tmp_path / "last.ckpt", [Chains(), Chains()]
+    state = initial()
+    for away in ({0, 1}, {0, 1}, set[int]()):  # in the end 0 and 1 come back; 2 changes
+        saved(path, state, chains, away)
+        state = changed(state, {2}, 10.0)
+    shards = [sorted(by_client(shard)) for shard in load(path)[CLIENTS]]
+    assert shards == [[1, 2, 4], [0, 3, 5], [0, 2], [1]]
+    assert loaded(path)[0]["floats"].eq(0).all()
 
 
 def test_a_rank_without_clients_does_not_end_the_chain(tmp_path: Path) -> None:
