@@ -18,6 +18,7 @@ def sgd_torch(
     buffer: Tensor | None,
     anchor: Tensor | None,
     scale: Tensor | None,
+    rate: Tensor | None,
     words: Tensor | None,
     lr: float,
     momentum: float,
@@ -26,6 +27,7 @@ def sgd_torch(
     nesterov: bool,
 ) -> None:
     """The operations of torch.optim.SGD, in its order."""
+    lr = lr if rate is None else float(rate)
     for chunk in _chunks(row):
         w = row[chunk]
         wide, d = _wide(w), _wide(gradient[chunk])

@@ -19,7 +19,7 @@ def sgd_step_(
     row: Tensor,
     gradient: Tensor,
     *,
-    lr: float,
+    lr: float | Tensor,
     momentum: float = 0.0,
     buffer: Tensor | None = None,
     weight_decay: float = 0.0,
@@ -36,12 +36,13 @@ def sgd_step_(
         row <- row - lr * (buffer,  or d + momentum * buffer (nesterov),  or d without momentum)
         row <- 0 where a bit of `words` is 0, even if gradient or row are NaN there
 
-    Can be captured in a CUDA graph, which keeps the numbers of the call, such as `lr`.
+    Can be captured in a CUDA graph, which keeps the numbers of the call, but reads an `lr` on the
+    device at every replay.
 
     Args:
         row: w, (P,).
         gradient: (P,), like `buffer` and `anchor` of the row's length and dtype.
-        lr: the step size.
+        lr: the step size, or one number on the device.
         momentum: 0 or more.
         buffer: written if momentum is not 0 (else not touched); zeros before the first step. It is
             not masked, as it is not in DisPFL.
@@ -74,14 +75,15 @@ def sgd_step_(
     if words is not None:
         _rows.check_single("words", words)
         _rows.check_words("words", words, size=row.shape[0])
-    if scale is not None and (scale.numel() != 1 or not scale.is_floating_point()):
-        raise ValueError(
-            f"scale: {scale.dtype} of shape {list(scale.shape)}; one real number is needed"
-        )
-    _rows.check_one_device(row=row, **read, scale=scale, words=words)
+    rate, number = (lr, 0.0) if isinstance(lr, Tensor) else (None, lr)
+    for name, one in (("scale", scale), ("lr", rate)):
+        if one is not None and (one.numel() != 1 or not one.is_floating_point()):
+            found = f"{one.dtype} of shape {list(one.shape)}"
+            raise ValueError(f"{name}: {found}; one real number is needed")
+    _rows.check_one_device(row=row, **read, scale=scale, lr=rate, words=words)
     _sgd_step(
-        row, gradient, read["buffer"], read["anchor"], scale, words, lr, momentum, weight_decay,
-        prox, nesterov,
+        row, gradient, read["buffer"], read["anchor"], scale, rate, words, number, momentum,
+        weight_decay, prox, nesterov,
     )  # fmt: skip
     return row
 
@@ -146,6 +148,7 @@ def _sgd_step(
     buffer: Tensor | None,
     anchor: Tensor | None,
     scale: Tensor | None,
+    rate: Tensor | None,
     words: Tensor | None,
     lr: float,
     momentum: float,
@@ -163,7 +166,9 @@ def _sgd_step(
         from lightfed_kernels.gpu.steps import launch_sgd as step
     else:
         step = sgd_torch
-    step(row, gradient, buffer, anchor, scale, words, lr, momentum, weight_decay, prox, nesterov)
+    step(
+        row, gradient, buffer, anchor, scale, rate, words, lr, momentum, weight_decay, prox, nesterov
+    )
 
 
 @torch.library.custom_op("lightfed::aspg_step", mutates_args=("point", "x"))

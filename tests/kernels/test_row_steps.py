@@ -157,6 +157,17 @@ def test_a_scale_clips(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_size_on_the_device_has_the_bits_of_a_number(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    rate = torch.zeros((), dtype=torch.float64, device=device)
+    for lr in (0.1, 1 / 3, 0.0):
+        row, gradient = values(2, 1056, dtype=dtype).to(device)
+        expected = sgd_step_(row.clone(), gradient, lr=lr)
+        assert torch.equal(sgd_step_(row, gradient, lr=rate.fill_(lr)), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_shows_where_a_mask_is_0_and_everything_elsewhere(
     device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -299,8 +310,8 @@ def test_columns_beyond_2_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
     words = torch.empty(size // 32, dtype=torch.int32)
     a[-64:], b[-64:], c[-64:], d[-64:], words[-2], words[-1] = 4.0, 1.0, 2.0, 0.0, -1, 0
     sgd_kernel[(1,)](
-        a, b, c, d, a, words, size, 0.5, 1.0, 0.0, 0.0, WIDE=tl.float32, SCALE=False, DECAY=False,
-        PROX=False, MOMENTUM=True, NESTEROV=False, MASK=True, WORDS=32,
+        a, b, c, d, a, a, words, size, 0.5, 1.0, 0.0, 0.0, WIDE=tl.float32, SCALE=False, RATE=False,
+        DECAY=False, PROX=False, MOMENTUM=True, NESTEROV=False, MASK=True, WORDS=32,
     )  # fmt: skip
     assert a[-64:].tolist() == [2.5] * 32 + [0.0] * 32
     assert c[-64:].tolist() == [3.0] * 64
@@ -328,6 +339,7 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         lambda: sgd_step_(R, S, lr=1, scale=torch.ones(2)),
     ),
     (ValueError, "scale: torch.int64 of", lambda: sgd_step_(R, S, lr=1, scale=torch.tensor(1))),
+    (ValueError, "lr: torch.float32 of shape [2]; one", lambda: sgd_step_(R, S, lr=torch.ones(2))),
     (TypeError, "words: float32", lambda: sgd_step_(R, S, lr=1, words=R[:2])),
     (ValueError, "words: 3 words; 2", lambda: sgd_step_(R, S, lr=1, words=torch.zeros(3).int())),
     (
@@ -406,9 +418,10 @@ def test_the_operators_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
     a, b, c, d = (row.clone() for row in values(4, 64))
     words, scale = pack_mask(mask_of(64)), torch.tensor(0.5)
-    plain = (a, b, None, None, None, None, 0.1, 0.0, 0.0, 0.0, False)
+    plain = (a, b, None, None, None, None, None, 0.1, 0.0, 0.0, 0.0, False)
+    full = (a, b, c, d, scale, scale.clone(), words, 0.0, 0.9, 0.1, 0.1, True)
     torch.library.opcheck(steps._sgd_step, plain)
-    torch.library.opcheck(steps._sgd_step, (a, b, c, d, scale, words, 0.1, 0.9, 0.1, 0.1, True))
+    torch.library.opcheck(steps._sgd_step, full)
     torch.library.opcheck(steps._aspg_step, (a, b, c, d, 0.1, 0.2, 0.3, 0.0, 0.0, False))
     torch.library.opcheck(steps._aspg_step, (a, b, c, d, 0.1, 0.2, 0.3, -1.0, 1.0, True))
 

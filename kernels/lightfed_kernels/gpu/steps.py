@@ -23,6 +23,7 @@ def sgd_kernel(
     buffer_ptr,
     anchor_ptr,
     scale_ptr,
+    rate_ptr,
     words_ptr,
     size,
     lr: tl.float64,
@@ -31,6 +32,7 @@ def sgd_kernel(
     prox: tl.float64,
     WIDE: tl.constexpr,
     SCALE: tl.constexpr,
+    RATE: tl.constexpr,
     DECAY: tl.constexpr,
     PROX: tl.constexpr,
     MOMENTUM: tl.constexpr,
@@ -43,7 +45,8 @@ def sgd_kernel(
         d = scale g + weight_decay w + prox (w - anchor);  buffer <- momentum buffer + d
         w <- mask ? w - lr (buffer, or d + momentum buffer if NESTEROV, or d without MOMENTUM) : 0
 
-    A program owns WORDS * 32 columns, as many as WORDS words of the mask have bits.
+    A program owns WORDS * 32 columns, as many as WORDS words of the mask have bits. With RATE, lr is
+    read from the device.
     """
     base = tl.program_id(0).to(tl.int64) * (WORDS * 32)
     word, bit = tl.arange(0, WORDS), tl.arange(0, 32)
@@ -66,7 +69,8 @@ def sgd_kernel(
         buffer = factor * buffer + d
         tl.store(buffer_ptr + base + lane, buffer.to(TYPE), mask=here)
         d = d + factor * buffer if NESTEROV else buffer
-    w = w - tl.full([], lr, WIDE) * d
+    rate = tl.load(rate_ptr).to(WIDE) if RATE else tl.full([], lr, WIDE)
+    w = w - rate * d
     if MASK:
         words = tl.load(words_ptr + base // 32 + word, mask=there, other=0)
         # A select: a NaN under a 0 bit does not stay.
@@ -123,6 +127,7 @@ def launch_sgd(
     buffer: Tensor | None,
     anchor: Tensor | None,
     scale: Tensor | None,
+    rate: Tensor | None,
     words: Tensor | None,
     lr: float,
     momentum: float,
@@ -139,6 +144,7 @@ def launch_sgd(
             row if buffer is None else buffer,
             row if anchor is None else anchor,
             row if scale is None else scale,
+            row if rate is None else rate,
             row if words is None else words,
             row.shape[0],
             lr,
@@ -147,6 +153,7 @@ def launch_sgd(
             prox,
             WIDE=WIDE[row.dtype],
             SCALE=scale is not None,
+            RATE=rate is not None,
             DECAY=weight_decay != 0,
             PROX=anchor is not None,
             MOMENTUM=buffer is not None,

@@ -37,11 +37,11 @@ def _means(target: str, dtype: str, *, finish: bool = False, **bounds: int) -> C
 def _sgd(dtype: str, *, flags: bool, mask: bool = True, **bounds: int) -> Case:
     rows = dict.fromkeys(("row_ptr", "gradient_ptr", "buffer_ptr", "anchor_ptr"), f"*{dtype}")
     numbers = dict.fromkeys(("lr", "momentum", "weight_decay", "prox"), "fp64")
-    names = ("SCALE", "DECAY", "PROX", "MOMENTUM", "NESTEROV")
+    names = ("SCALE", "RATE", "DECAY", "PROX", "MOMENTUM", "NESTEROV")
     return Case(
         f"rows sgd {'all' if flags else 'plain'}{' mask' if mask else ''} {dtype}",
         "steps:sgd_kernel",
-        rows | numbers | {"scale_ptr": "*fp32", "words_ptr": "*i32", "size": "i32"},
+        rows | numbers | {"scale_ptr": "*fp32", "rate_ptr": "*fp64", "words_ptr": "*i32", "size": "i32"},
         dict.fromkeys(names, flags) | {"MASK": mask, "WIDE": _WIDE[dtype], "WORDS": 32},
         aligned=(*rows, "words_ptr"),
         **bounds,  # type: ignore[arg-type]
