@@ -27,6 +27,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Clipping
 from lightfed.local.packed.rules import Packed, SideBySide
+from lightfed.local.packed.steps.packing import Capture
 from lightfed.local.session import Autocast, Runtime
 from lightfed.local.session_setup import OptimizerFactory, client_stepper
 from lightfed.runs.run_logger import RunLogger
@@ -140,6 +141,7 @@ def fleet_of(
     seed: int = 0,
     accumulate: Any = "float64",
     side_by_side: SideBySide = "auto",
+    capture: Capture = "auto",
     precision: Autocast | None = None,
     host_rows: bool = False,
     device: torch.device = CPU,
@@ -163,7 +165,7 @@ def fleet_of(
         )
         for i, state in enumerate(fleet.groups)
     ]
-    packings = Packed(side_by_side).packings(fleet, steppers, data, runtime)
+    packings = Packed(side_by_side, capture=capture).packings(fleet, steppers, data, runtime)
     fleet.training.attach(runtime, steppers, packings)
     return fleet
 

@@ -202,8 +202,10 @@ def test_a_pack_takes_fewer_operators_and_waits_for_no_value(tmp_path: Path) -> 
     from workloads import WORKLOADS
 
     tiny = WORKLOADS["W5"].tiny()
-    alone = operators.count(tiny, side_by_side="off", device="cpu")
-    packed = operators.count(tiny, side_by_side="5", device="cpu", trace=tmp_path / "trace.json.gz")
+    alone = operators.count(tiny, way="off", device="cpu")
+    packed = operators.count(tiny, way="packed", device="cpu", trace=tmp_path / "trace.json.gz")
+    fused = operators.count(tiny, way="fused", device="cpu")
     assert 0 < packed.operators < alone.operators
+    assert fused.working < packed.working < packed.operators
     assert packed.reads == 0
     assert (tmp_path / "trace.json.gz").stat().st_size > 0

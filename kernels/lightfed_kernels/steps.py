@@ -167,7 +167,18 @@ def _sgd_step(
     else:
         step = sgd_torch
     step(
-        row, gradient, buffer, anchor, scale, rate, words, lr, momentum, weight_decay, prox, nesterov
+        row,
+        gradient,
+        buffer,
+        anchor,
+        scale,
+        rate,
+        words,
+        lr,
+        momentum,
+        weight_decay,
+        prox,
+        nesterov,
     )
 
 

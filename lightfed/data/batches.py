@@ -87,6 +87,11 @@ class Resident(ABC):
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether `take` without draws only gathers on the device, by an index that is there."""
+        return self.home == self.device
+
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The samples of an index, augmented if a generator is given.
 
@@ -185,6 +190,7 @@ class PackBatches:
 
     Attributes:
         sizes: (K, steps) samples of every batch; 0 where a session has ended.
+        source: as given.
     """
 
     def __init__(self, source: Resident, sessions: Sequence[Sequence[Plan]]) -> None:
@@ -194,7 +200,7 @@ class PackBatches:
         self.sizes = np.array([mine + [0] * (steps - len(mine)) for mine in sizes])
         # Where every batch begins among the samples of all sessions.
         self._starts = self.sizes.cumsum().reshape(self.sizes.shape) - self.sizes
-        self._source = source
+        self.source = source
         self._index = np.concatenate([plan.index for plan in plans])
         draws = [plan.draw for plan in plans if plan.draw is not None]
         self._draw = torch.cat(draws, -1) if draws else None
@@ -209,10 +215,20 @@ class PackBatches:
         size = int(self.sizes[places[0], step])
         span = self._starts[places, step][:, None] + np.arange(size)
         where = span.ravel()
-        index = sent(torch.from_numpy(self._index[where]), self._source.home)
+        index = sent(torch.from_numpy(self._index[where]), self.source.home)
         draw = None if self._draw is None else self._draw[..., torch.from_numpy(where)]
-        x, y = self._source.take(index, draw)
+        x, y = self.source.take(index, draw)
         return x.unflatten(0, span.shape), y.unflatten(0, span.shape)
+
+    def table(self) -> np.ndarray | None:
+        """(steps, K, B) int64, the samples of every batch, which may be followed by others.
+
+        None if batches are more than a gather on the device by that index.
+        """
+        if self._draw is not None or not self.source.gathers:
+            return None
+        span = self._starts.T[:, :, None] + np.arange(self.sizes.max())
+        return self._index[span.clip(max=len(self._index) - 1)].astype(np.int64)
 
 
 def _cut(samples: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

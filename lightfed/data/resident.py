@@ -195,6 +195,11 @@ class ResidentFunctions(Resident):
         self._x = samples.x.to(self.home)
         self._last = channels_last
 
+    @property
+    @override
+    def gathers(self) -> bool:
+        return False
+
     @override
     def span(self, start: int, stop: int) -> Batch:
         return self._batch(self._x[start:stop], None), self._moved(self.y[start:stop])

@@ -25,6 +25,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import Moment
 from lightfed.local.local_work import LocalWork
 from lightfed.local.packed.rules import Packed, SideBySide
+from lightfed.local.packed.steps.packing import Capture
 from lightfed.local.rank_sessions import Waves
 from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.runs import federation_state
@@ -69,6 +70,7 @@ class Federation(Recorded, L.LightningModule):
         exchange_buffer: int | None = None,
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
+        capture: Capture = "auto",
         max_failed_clients: int | None = None,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
@@ -105,6 +107,8 @@ class Federation(Recorded, L.LightningModule):
                 auto (where it pays and the module allows it) or off.
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
                 at once; bounds auto.
+            capture: On a GPU, record the steps of clients that train at once as CUDA graphs and
+                replay them: auto (where the module and the optimizer allow it) or off.
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
                 non-finite update, before the run ends; they are left out and named. The run always
                 ends when no session of a round has a usable update; with one session per round,
@@ -133,7 +137,7 @@ class Federation(Recorded, L.LightningModule):
             "max_failed": max_failed_clients,
         }
         self._kinds = tuple(evaluate)
-        self.packed = packed = Packed(side_by_side, pack_memory)
+        self.packed = packed = Packed(side_by_side, pack_memory, capture)
         self._evaluate = partial(
             Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients, packed=packed
         )

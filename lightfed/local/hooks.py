@@ -159,6 +159,15 @@ class Hooks(Recorded, nn.Module, ABC):
             gradient: (P,) in the order of the row; 0 for parameters that the loss does not use.
         """
 
+    @property
+    def received_pull(self) -> float:
+        """How strongly `local_gradient` pulls to the model received, if that is all it does.
+
+        It adds this times (w - received). 0 if it does anything else. A class that overrides
+        `local_gradient` has to override this too.
+        """
+        return 0.0
+
     def evaluation_start(self, fed: Any) -> None:
         """Called before an evaluation, on every rank."""
 

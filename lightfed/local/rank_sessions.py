@@ -9,8 +9,8 @@ from lightfed.distributed import liveness as watch
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.report import PackedReport
-from lightfed.local.packed.rules import Packing
 from lightfed.local.packed.runner import PackRunner
+from lightfed.local.packed.steps.packing import Packing
 from lightfed.local.session import (
     Autocast,
     Known,
@@ -41,6 +41,7 @@ class Training(AroundSessions):
         suspends: the round may be suspended, because the state it started from is on disk.
         calls: number of calls of `sessions` in this round.
         side_by_side: how many clients of a group train at once, or why they do not, by its name.
+        captured: whether the steps of a group's packs are captured, or why not, by its name.
     """
 
     def __init__(self, fleet: SessionFleet) -> None:
@@ -48,6 +49,7 @@ class Training(AroundSessions):
         self.waves: Waves = _one_after_the_other
         self.suspends = False
         self.side_by_side: Mapping[str, int | str] = {}
+        self.captured: Mapping[str, bool | str] = {}
         self.calls = 0
         self._known: Mapping[int, Mapping[str, Any]] = {}  # sessions already run
         self._known_call = 0
@@ -73,6 +75,11 @@ class Training(AroundSessions):
         self.side_by_side = {
             state.name: packing.reason or packing.most
             for state, packing in zip(self._fleet.groups, packings, strict=False)
+        }
+        self.captured = {
+            state.name: packing.eager or True
+            for state, packing in zip(self._fleet.groups, packings, strict=False)
+            if packing.stepper is not None
         }
         for state, (stepper, takes_lr) in zip(self._fleet.groups, steppers, strict=True):
             state.takes_lr = takes_lr

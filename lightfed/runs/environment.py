@@ -62,6 +62,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "evaluate_at": evaluation.at,
             "evaluated_clients": len(evaluation.clients),
             "side_by_side": dict(fleet.training.side_by_side),
+            "captured": dict(fleet.training.captured),
         }
         | fleet.algorithm.environment(fleet)
     )

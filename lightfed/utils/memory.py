@@ -88,6 +88,6 @@ def _glibc() -> ctypes.CDLL | None:
 
 def sent(values: "Tensor", device: "torch.device") -> "Tensor":
     """Values on a device; those of the host are copied from pinned memory."""
-    if device.type == "cpu" or values.device == device:
+    if device.type == "cpu" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

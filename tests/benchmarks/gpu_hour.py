@@ -50,8 +50,8 @@ _QUICKSTART = (
 )
 PARTS = (
     Part("tests", _PYTEST, 0.3, needs_card=True),
-    Part("kernels", _KERNELS, 0.3, needs_card=True),
-    Part("rounds", _ROUNDS, 0.2),
+    Part("kernels", _KERNELS, 0.25, needs_card=True),
+    Part("rounds", _ROUNDS, 0.25),
     Part("operators", _OPERATORS, 0.1),
     Part("training", _QUICKSTART, 0.1),
 )

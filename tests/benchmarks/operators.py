@@ -1,18 +1,29 @@
-"""How many operators a round takes, one client after the other and side by side.
+"""How many operators a round takes: one client after the other, side by side, fused and captured.
 
     python tests/benchmarks/operators.py [--workloads W1,W2,W5] [--device cuda] [--out FOLDER]
 
-Counted by torch.profiler in one round, after two others: operators that Python or autograd calls
-(not those that operators call), launches on a card, and values that the host waits for (`item` and
-the like). A step is one client's. `--out` keeps a trace of each for chrome://tracing.
+Counted by torch.profiler in one round, after others: operators that Python or autograd calls (not
+those that operators call), those that do the work below them (a launch each on a card; foreach
+takes one a tensor where rows are strided), launches on a card, and values that the host waits for
+(`item` and the like). A step is one client's. `--out` keeps a trace of each for chrome://tracing.
+The ways:
+
+    off       one client after the other
+    packed    side by side
+    fused     side by side, rows updated in one pass: what a card does, on a CPU for the count alone
+    captured  fused, and steps replayed; on a card
 """
 
 import argparse
 import logging
+import re
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import lightning.pytorch as L
 import torch
@@ -24,7 +35,25 @@ from torch.profiler import ProfilerActivity, profile
 from typing_extensions import override
 from workloads import BATCH_SIZE, CLIENT_SAMPLES, WORKLOADS, Workload
 
-_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync")
+from lightfed.local.packed.steps import packing
+from lightfed.local.packed.steps.recorder import Body, Recorder, recorder_of
+
+_LAUNCHES = (
+    *("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync"),
+    "cudaGraphLaunch",  # one, whatever the graph holds
+)
+_OPERATORS = ("aten::", "lightfed::")
+# They move no data.
+_IDLE = re.compile(
+    "aten::(empty|new_empty|resize|view|_?reshape|slice|select|transpose|as_strided|detach|alias|"
+    "t$|unsqueeze|squeeze|expand|permute|flatten|unflatten|unbind|narrow|split|to$|item)"
+)
+WAYS: dict[str, dict[str, str]] = {
+    "off": {"side_by_side": "off"},
+    "packed": {"capture": "off"},
+    "fused": {"capture": "off"},
+    "captured": {},
+}
 _READ = "aten::_local_scalar_dense"
 
 
@@ -34,20 +63,23 @@ class Counts:
 
     Attributes:
         operators: that no other operator calls.
+        working: that do the work.
         launches: on a card.
         reads: values that the host waits for.
     """
 
     operators: int
+    working: int
     launches: int
     reads: int
 
     @classmethod
     def of(cls, profiled: profile) -> "Counts":
         events = profiled.events() or []
-        operators = [event for event in events if event.name.startswith("aten::")]
+        operators = [event for event in events if event.name.startswith(_OPERATORS)]
         return cls(
             sum(not _in_operator(event) for event in operators),
+            sum(_work(event) for event in operators if not _in_operator(event)),
             sum(event.name.startswith(_LAUNCHES) for event in events),
             sum(event.name == _READ for event in events),
         )
@@ -55,7 +87,16 @@ class Counts:
 
 def _in_operator(event: object) -> bool:
     parent = getattr(event, "cpu_parent", None)
-    return parent is not None and parent.name.startswith("aten::")
+    while parent is not None and not parent.name.startswith(_OPERATORS):
+        parent = parent.cpu_parent
+    return parent is not None
+
+
+def _work(event: Any) -> int:
+    """Operators that do the work of one: itself, unless others below it do."""
+    below = sum(map(_work, event.cpu_children)) if not event.name.startswith("lightfed::") else 0
+    does = event.name.startswith(_OPERATORS) and not _IDLE.match(event.name)
+    return below or int(does)
 
 
 class OneRound(Callback):
@@ -79,22 +120,39 @@ class OneRound(Callback):
             trainer.should_stop = True
 
 
-def count(
-    workload: Workload, *, side_by_side: str, device: str, trace: Path | None = None
-) -> Counts:
+class Unrecorded(Recorder):
+    """Stands for a card's, so that steps are fused on a CPU; nothing is captured."""
+
+    @override
+    def warm(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+    @override
+    def record(self, body: Body) -> Body:
+        raise NotImplementedError
+
+
+def ways(device: str) -> list[str]:
+    """Those that a device has."""
+    return ["off", "packed", "fused"] if device == "cpu" else ["off", "fused", "captured"]
+
+
+def count(workload: Workload, *, way: str, device: str, trace: Path | None = None) -> Counts:
     """Profile a round of a workload.
 
     Args:
         workload: what is trained.
-        side_by_side: of the Federation.
+        way: how clients are trained.
         device: cpu or cuda.
         trace: file for the trace.
     """
     once = OneRound(device)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer, federation, data = build(
-            workload, folder, once, device=device, side_by_side=side_by_side
-        )
+    recorder = (lambda _: Unrecorded()) if (way, device) == ("fused", "cpu") else recorder_of
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(packing, "recorder_of", recorder),
+    ):
+        trainer, federation, data = build(workload, folder, once, device=device, **WAYS[way])
         trainer.fit(federation, datamodule=data)
     if trace is not None:
         once.profile.export_chrome_trace(str(trace))
@@ -116,13 +174,14 @@ def main(argv: list[str] | None = None) -> int:
     for workload in options.workloads:
         steps = workload.per_round * -(-CLIENT_SAMPLES // BATCH_SIZE)
         print(f"\n{workload.name}  {workload.title}, {steps} steps of clients a round")
-        for way in ("off", "auto"):
+        for way in ways(options.device):
             file = f"{workload.name}-{way}.json.gz"
             trace = None if options.out is None else options.out / file
-            found = count(workload, side_by_side=way, device=options.device, trace=trace)
+            found = count(workload, way=way, device=options.device, trace=trace)
             print(
-                f"    side_by_side {way:4}  {found.operators:6} operators, "
-                f"{found.operators / steps:5.1f} a step; {found.launches} launches, "
+                f"    {way:8}  {found.operators:6} operators, "
+                f"{found.operators / steps:5.1f} a step, {found.working / steps:5.1f} working; "
+                f"{found.launches} launches, "
                 f"{found.launches / steps:.1f} a step; {found.reads} values read",
                 flush=True,
             )

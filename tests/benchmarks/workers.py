@@ -15,7 +15,13 @@ from typing import Any, Literal
 
 from workloads import Workload
 
-Side = Literal["loop", "tuned", "batched", "lightfed"]
+Side = Literal["loop", "tuned", "batched", "lightfed", "packed", "sequential"]
+# The ways of lightfed, and settings of the Federation: as it comes, on a card packed and captured.
+WAYS: dict[str, dict[str, Any]] = {
+    "lightfed": {},
+    "packed": {"capture": "off"},
+    "sequential": {"side_by_side": "off"},
+}
 LOSS, MEMORY, STOP = "loss", "memory", "stop"
 _TESTED = 1000  # samples that the loss is computed on
 
@@ -33,7 +39,7 @@ class Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch"])
         self._pipe, theirs = context.Pipe()
-        target = _lightfed if side == "lightfed" else _bare
+        target = _lightfed if side in WAYS else _bare
         self._process = context.Process(target=target, args=(theirs, workload, side, device))
         self._process.start()
         theirs.close()
@@ -114,7 +120,9 @@ def _lightfed(pipe: Connection, workload: Workload, side: Side, device: str) -> 
         return None if question == STOP else question
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer, federation, data = build(workload, folder, Pace(between), device=device)
+        trainer, federation, data = build(
+            workload, folder, Pace(between), device=device, **WAYS[side]
+        )
         trainer.fit(federation, datamodule=data)
 
 

@@ -26,7 +26,7 @@ from lightfed.algorithms.pfedmoe import PFedMoE
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.partition.dirichlet import Dirichlet
-from lightfed.local.packed.session import _Pack
+from lightfed.local.packed.steps.tensors import PackTensors
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.mlp import MLP
 from lightfed.testing.case import Case, ReadDigits, read_digits
@@ -93,16 +93,16 @@ def digest_of(given: Case, folder: Path, ranks: int) -> dict[str, str] | None:
 
 def die_within_a_pack(step: int) -> None:
     """Kill the job, without a signal that it could handle, at a step of this rank's packs."""
-    gradients, steps = _Pack.gradients, 0
+    gradients, steps = PackTensors.gradients, 0
 
-    def killing(self: _Pack, *args: int) -> object:
+    def killing(self: PackTensors, *args: int) -> object:
         nonlocal steps
         steps += 1
         if steps == step:
             os.killpg(0, signal.SIGKILL)
         return gradients(self, *args)
 
-    _Pack.gradients = killing  # type: ignore[method-assign,assignment]
+    PackTensors.gradients = killing  # type: ignore[method-assign,assignment]
 
 
 def killed(given: Case, folder: Path, size: int, ranks: int, later: int) -> dict[str, str] | None:
@@ -119,14 +119,14 @@ def _steps_of_a_round(given: Case, folder: Path, ranks: int) -> int:
     folder.mkdir()
 
     def work(rank: int) -> None:
-        gradients, steps = _Pack.gradients, 0
+        gradients, steps = PackTensors.gradients, 0
 
-        def counting(self: _Pack, *args: int) -> object:
+        def counting(self: PackTensors, *args: int) -> object:
             nonlocal steps
             steps += 1
             return gradients(self, *args)
 
-        _Pack.gradients = counting  # type: ignore[method-assign,assignment]
+        PackTensors.gradients = counting  # type: ignore[method-assign,assignment]
         fit(given, folder, rounds=1, ranks=ranks)
         (folder / f"{rank}.txt").write_text(str(steps))
 

@@ -9,7 +9,8 @@ from lightning.pytorch.accelerators import CPUAccelerator
 
 from lightfed.algorithms.shared import slice_tests
 from lightfed.engine.strategy import FederatedStrategy
-from lightfed.local.packed import rules, session
+from lightfed.local.packed import rules
+from lightfed.local.packed.steps import tensors
 from lightfed.testing.case import Case
 from lightfed.testing.digest import fit
 from tests.conformance.cases import CASES
@@ -37,7 +38,7 @@ def test_a_run_has_the_metrics_of_a_cpu(
 ) -> None:
     case = CASES[name]
     case = replace(case, federation=case.federation | {"side_by_side": side_by_side})
-    for module in (rules, session, slice_tests):
+    for module in (rules, tensors, slice_tests):
         monkeypatch.setattr(module, "streams", streams_of_a_device)
     expected = metrics(case, tmp_path / "cpu")
     with monkeypatch.context() as patches:

@@ -55,9 +55,14 @@ class _Watch(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if str(func) in _OPERATORS or (str(func) in _INDEXED and _by_bools(args[1])):
+        if reads_host(func, args):
             self._note(str(func))
         return func(*args, **(kwargs or {}))
+
+
+def reads_host(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the host needs a number or a size of what an operator is given."""
+    return str(func) in _OPERATORS or (str(func) in _INDEXED and _by_bools(args[1]))
 
 
 def _by_bools(indices: Sequence[Tensor | None]) -> bool:

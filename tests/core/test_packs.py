@@ -19,8 +19,9 @@ from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.packed import rules, session
+from lightfed.local.packed import rules
 from lightfed.local.packed.rules import FLOOR, client_bytes
+from lightfed.local.packed.steps import tensors
 from lightfed.models import MLP
 from lightfed.state.costs import activation_bytes
 from lightfed.utils.errors import UserError
@@ -78,7 +79,7 @@ def test_draws_on_the_device_are_those_of_any_pack(
         return DeviceStreams(keys, torch.zeros_like(keys))
 
     host, _ = after(fleet(name, CLIENTS))
-    for module in (rules, session, slice_tests):
+    for module in (rules, tensors, slice_tests):
         monkeypatch.setattr(module, "streams", on_the_device)
     whole, metrics = after(fleet(name, CLIENTS))
     assert not torch.equal(whole, host)

@@ -1,15 +1,20 @@
 """Federations on a device that is not the CPU: nothing is left on the wrong side."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from lightfed_kernels import stream_keys
-from torch import Tensor
+from torch import Tensor, fx, nn
+from typing_extensions import override
 
 from lightfed.algorithms.shared import slice_tests
-from lightfed.local.packed import rules, session
+from lightfed.local.packed import graph, rules
+from lightfed.local.packed.steps import packing, tensors
+from lightfed.local.packed.steps.recorder import Body, Recorder
+from lightfed.local.packed.tracing import traced_network
 from lightfed.utils.rng import DeviceStreams
 from tests.core.packs import CASES, CLIENTS, after, fleet
 from tests.pretend import DEVICE, There, pretended_device
@@ -47,7 +52,7 @@ def test_every_case_has_the_numbers_of_a_cpu(
 ) -> None:
     found, metrics, _ = on_the_device(name, side_by_side, monkeypatch)
     if name in DRAWS and side_by_side != "off":
-        for module in (rules, session, slice_tests):
+        for module in (rules, tensors, slice_tests):
             monkeypatch.setattr(module, "streams", streams_of_a_device)
     rows, expected = after(fleet(name, side_by_side))
     torch.testing.assert_close(found, rows, rtol=1e-5, atol=1e-6)
@@ -71,6 +76,43 @@ def test_a_round_of_a_pack_reads_a_few_times_however_many_clients_there_are(
     _, _, reads = on_the_device(name, CLIENTS, monkeypatch)
     within = [read for read in reads if "resolve" not in read]
     assert len(within) <= 2 * 2, within  # in two rounds
+
+
+class Repeats(Recorder):
+    """Replays a step by running it: what it brings from the host would be on the wrong side."""
+
+    @override
+    def warm(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @override
+    def record(self, body: Body) -> Body:
+        return body
+
+
+def traced(net: nn.Module) -> fx.GraphModule:
+    """Its graph, on a device that has no autocast."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(torch, "autocast", lambda *_: nullcontext())
+        patches.setattr(torch, "is_autocast_enabled", lambda kind: True)
+        return traced_network(net)
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "momentum", "clipped", "fedprox", "dispfl", "static bn", "bn", "gn"]
+)
+def test_steps_that_are_captured_have_all_they_need_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patches, pretended_device(patches):
+        patches.setattr(packing, "recorder_of", lambda device: Repeats())
+        patches.setattr(graph, "traced_network", traced)
+        made = fleet(name, CLIENTS, [12] * 5, device=DEVICE)
+        assert made.training.captured["0"] is True
+        found, _ = after(made)
+    rows, _ = after(fleet(name, CLIENTS, [12] * 5))
+    assert isinstance(found, There)
+    torch.testing.assert_close(found.here, rows, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_on_the_wrong_side_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,8 @@ def sgd_kernel(
         d = scale g + weight_decay w + prox (w - anchor);  buffer <- momentum buffer + d
         w <- mask ? w - lr (buffer, or d + momentum buffer if NESTEROV, or d without MOMENTUM) : 0
 
-    A program owns WORDS * 32 columns, as many as WORDS words of the mask have bits. With RATE, lr is
-    read from the device.
+    A program owns WORDS * 32 columns, as many as WORDS words of the mask have bits. With RATE, lr
+    is read from the device.
     """
     base = tl.program_id(0).to(tl.int64) * (WORDS * 32)
     word, bit = tl.arange(0, WORDS), tl.arange(0, 32)

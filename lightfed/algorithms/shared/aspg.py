@@ -157,7 +157,7 @@ class AspgStepper(SGDStepper):
         for run in self._runs:
             aspg_step_(
                 self._point[run], self._iterate[run], self._gradient[run], anchor[run],
-                lr=self._lr, gamma=gamma, extrapolation=self._zeta, box=self.box,
+                lr=self.lr, gamma=gamma, extrapolation=self._zeta, box=self.box,
             )  # fmt: skip
         self._steps += 1
 
@@ -171,7 +171,7 @@ class AspgStepper(SGDStepper):
             if self._proximal.carries:
                 self._proximal.momentum = self._point - self._iterate
             if self._steps:
-                self._proximal.gap = (self._moved - self._iterate).norm() / self._lr
+                self._proximal.gap = (self._moved - self._iterate).norm() / self.lr
         self._point.copy_(self._iterate)
 
 

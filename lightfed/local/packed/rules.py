@@ -6,7 +6,7 @@ part of its bits.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from lightfed.local.hooks import SESSION_HOOKS, Hooks, Tested
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.evaluation import Together
-from lightfed.local.packed.forward import OWN, PackedForward, graph_of
-from lightfed.local.packed.steppers import PackedStepper, packed_stepper
+from lightfed.local.packed.forward import OWN, Losses, PackedForward, graph_of
+from lightfed.local.packed.steps.packing import Capture, Packing, on_device
+from lightfed.local.packed.steps.steppers import packed_stepper
 from lightfed.local.session import Autocast, Runtime
 from lightfed.models.build import DataSpec, blank
 from lightfed.state.costs import activation_bytes
@@ -49,23 +50,6 @@ _BUSY = 1e9
 _BUSY_VMAP = 4e6  # vmap takes milliseconds of Python a step
 
 
-@dataclass(frozen=True)
-class Packing:
-    """How a group is packed.
-
-    Attributes:
-        most: clients of the largest pack; 0 for one after the other.
-        floor: fewest clients whose bits do not depend on how many there are.
-        stepper: of K rows; None for one after the other.
-        reason: why the clients train one after the other; empty if they do not.
-    """
-
-    most: int = 0
-    floor: int = 1
-    stepper: PackedStepper | None = None
-    reason: str = ""
-
-
 class Federated(Protocol):
     """The part of the federation that the decision depends on."""
 
@@ -89,6 +73,7 @@ class Packed:
     Attributes:
         side_by_side: clients of a pack, auto or off.
         memory: MiB for the rows, gradients and activations of a pack; bounds auto.
+        capture: whether a device replays recorded steps, auto or off.
 
     Raises:
         UserError: a number below 2, or no memory.
@@ -96,8 +81,11 @@ class Packed:
 
     side_by_side: SideBySide = "auto"
     memory: int = 256
+    capture: Capture = "auto"
 
     def __post_init__(self) -> None:
+        if self.capture not in get_args(Capture):
+            raise UserError("model.capture", str(self.capture), "give auto or off")
         if isinstance(self.side_by_side, int) and self.side_by_side < 2:
             fix = "give the clients of a pack, 2 or more, or auto, or off"
             raise UserError("model.side_by_side", str(self.side_by_side), fix)
@@ -160,9 +148,9 @@ class Packed:
         if not why and self.side_by_side == "auto":
             why = _unprofitable(state, data.batch_size, share * state.group.count)
         starts = type(algorithm).session_start is not Hooks.session_start
-        why = why or _fails(state, data, runtime.forward_context, starts=starts)
-        if why:
-            return Packing(reason=why)
+        tried = why or _tried(state, data, runtime.forward_context, starts=starts)
+        if isinstance(tried, str):
+            return Packing(reason=tried)
         pulls = type(algorithm).proximal is not Hooks.proximal
         packed = packed_stepper(stepper, state.live.trainable, pulls=pulls)
         if isinstance(packed, str):
@@ -171,7 +159,9 @@ class Packed:
         if most == "auto":
             most = min(_MOST, int(self.memory * _MEBI / client_bytes(state, data)))
         floor = FLOOR if graph_of(state.module) is None else _PAIR
-        return Packing(max(int(most), floor), floor, packed)
+        packing = Packing(max(int(most), floor), floor, packed)
+        pull = _received_pull(algorithm)
+        return on_device(packing, state, stepper, tried, pull=pull, capture=self.capture)
 
 
 def client_bytes(state: GroupState, data: BatchedData) -> float:
@@ -208,6 +198,15 @@ def _hooks_allow(algorithm: Hooks) -> bool:
     return algorithm.side_by_side is not False
 
 
+def _received_pull(algorithm: Hooks) -> float | None:
+    """How strongly clients are pulled to the model received; None if gradients change otherwise."""
+    order = type(algorithm).__mro__
+    changed, declared = (_first_with(order, n) for n in ("local_gradient", "received_pull"))
+    if order[changed] is Hooks:
+        return 0.0
+    return algorithm.received_pull or None if declared <= changed else None
+
+
 def _hooked(module: nn.Module) -> bool:
     """Whether something listens to gradients, which are those of several clients here."""
     parts = any(part._backward_hooks or part._backward_pre_hooks for part in module.modules())
@@ -241,8 +240,10 @@ def _busy(state: GroupState, batch_size: int) -> bool:
     return state.store.device.type == "cpu" and state.flops * batch_size > limit
 
 
-def _fails(state: GroupState, data: DataSpec, context: Autocast | None, *, starts: bool) -> str:
-    """Why the training step of several clients raises; empty if it does not.
+def _tried(
+    state: GroupState, data: DataSpec, context: Autocast | None, *, starts: bool
+) -> Losses | str:
+    """A training step of two clients, or why it raises.
 
     `starts` says that a session's start may give each client its own buffers.
     """
@@ -263,7 +264,7 @@ def _fails(state: GroupState, data: DataSpec, context: Autocast | None, *, start
     views |= {name: torch.stack([buffer] * count) for name, buffer in small.items()}
     try:
         module.train()
-        forward.losses(
+        return forward.losses(
             {name: value.clone() for name, value in views.items()},
             batch,
             0,
@@ -276,7 +277,6 @@ def _fails(state: GroupState, data: DataSpec, context: Autocast | None, *, start
         return reason(error)[:200]
     finally:
         module.train(mode)
-    return ""
 
 
 def _zeros(state: GroupState, data: DataSpec) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from lightfed.local.client_group import GroupState
 from lightfed.local.packed.pack import AnyReport, Pack
-from lightfed.local.packed.rules import Packing
 from lightfed.local.packed.session import PackedSession
+from lightfed.local.packed.steps.packing import Packing
 from lightfed.local.session import Autocast
 from lightfed.local.sessions.around import AroundSessions
 from lightfed.state.rows import Row
@@ -51,11 +51,9 @@ class PackRunner:
             if packing.stepper is None:
                 continue
             self._most[group] = packing.most
+            state = self._fleet.groups[group]
             self._trainers[group] = PackedSession(
-                self._fleet.groups[group].live,
-                packing.stepper,
-                context=context,
-                floor=packing.floor,
+                state.live, packing, context=context, name=state.name
             )
 
     def form(self, clients: Sequence[int], t: int) -> None:

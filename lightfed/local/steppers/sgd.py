@@ -29,6 +29,11 @@ class SGDStepper(Stepper):
 
     Gradients are taken with respect to the module's parameters and applied to the views of the
     bound row that they alias. These are plain tensors, which need no `no_grad`.
+
+    Attributes:
+        lr: learning rate, of the latest session.
+        momentum, dampening, weight_decay, nesterov: as of torch.optim.SGD.
+        factors: of every parameter's learning rate, if they differ.
     """
 
     def __init__(
@@ -41,12 +46,12 @@ class SGDStepper(Stepper):
         super().__init__(clipping)
         self._params = self._inputs = tuple(params)
         self._trained: Sequence[int] = range(len(params))  # positions of the inputs
-        self._factors = factors  # of every parameter's learning rate
-        self._lr: float = group["lr"]
-        self._momentum: float = group["momentum"]
-        self._dampening: float = group["dampening"]
-        self._weight_decay: float = group["weight_decay"]
-        self._nesterov: bool = group["nesterov"]
+        self.factors = factors  # of every parameter's learning rate
+        self.lr: float = group["lr"]
+        self.momentum: float = group["momentum"]
+        self.dampening: float = group["dampening"]
+        self.weight_decay: float = group["weight_decay"]
+        self.nesterov: bool = group["nesterov"]
         names = ("momentum", "dampening", "weight_decay", "nesterov")
         self._settings = {name: group[name] for name in names}
         self._fuses = False
@@ -65,9 +70,9 @@ class SGDStepper(Stepper):
         if proximal is not None and proximal.momentum is not None:
             self._buffers = [*aligned(values, row, proximal.momentum.clone())]
         if lr is not None:
-            self._lr = lr
+            self.lr = lr
         plain = all(value.is_cpu and value.dtype == torch.float32 for value in values)
-        self._fuses = plain and self._factors is None and _fused_agrees(**self._settings)
+        self._fuses = plain and self.factors is None and _fused_agrees(**self._settings)
 
     @override
     def train_only(self, parameters: Sequence[Tensor]) -> None:
@@ -110,18 +115,18 @@ class SGDStepper(Stepper):
             values, grads, used = self._fused(values, grads, used)
             if not used:
                 return
-        if self._weight_decay:
-            grads = list(torch._foreach_add(grads, values, alpha=self._weight_decay))
-        if self._momentum:
+        if self.weight_decay:
+            grads = list(torch._foreach_add(grads, values, alpha=self.weight_decay))
+        if self.momentum:
             buffers = self._accumulate(grads, used)
             grads = (
-                list(torch._foreach_add(grads, buffers, alpha=self._momentum))
-                if self._nesterov
+                list(torch._foreach_add(grads, buffers, alpha=self.momentum))
+                if self.nesterov
                 else buffers
             )
-        if self._factors is not None:
-            grads = list(torch._foreach_mul(grads, [self._factors[i] for i in used]))
-        torch._foreach_add_(values, grads, alpha=-self._lr)
+        if self.factors is not None:
+            grads = list(torch._foreach_mul(grads, [self.factors[i] for i in used]))
+        torch._foreach_add_(values, grads, alpha=-self.lr)
 
     def _fused(
         self, values: Params, grads: Params, used: list[int]
@@ -132,7 +137,7 @@ class SGDStepper(Stepper):
             value.numel() % _LANES == 0
             and value.is_contiguous()
             and grad.is_contiguous()
-            and (not self._momentum or (buffer is not None and buffer.is_contiguous()))
+            and (not self.momentum or (buffer is not None and buffer.is_contiguous()))
             for value, grad, buffer in zip(values, grads, buffers, strict=True)
         ]
         if not any(fits):
@@ -141,7 +146,7 @@ class SGDStepper(Stepper):
             [*compress(values, fits)],
             [*compress(grads, fits)],
             [b for b in compress(buffers, fits) if b is not None],
-            lr=self._lr,
+            lr=self.lr,
             **self._settings,
         )
         others = [not fit for fit in fits]
@@ -163,8 +168,8 @@ class SGDStepper(Stepper):
         ]
         if old:
             buffers = [b for b, _ in old]
-            torch._foreach_mul_(buffers, self._momentum)
-            torch._foreach_add_(buffers, [g for _, g in old], alpha=1 - self._dampening)
+            torch._foreach_mul_(buffers, self.momentum)
+            torch._foreach_add_(buffers, [g for _, g in old], alpha=1 - self.dampening)
         if len(old) < len(used):
             for i, grad in zip(used, grads, strict=True):
                 if self._buffers[i] is None:
@@ -173,7 +178,7 @@ class SGDStepper(Stepper):
 
     @override
     def finish(self) -> None:
-        if self._proximal is None or not self._proximal.carries or not self._momentum:
+        if self._proximal is None or not self._proximal.carries or not self.momentum:
             return
         momentum = self._proximal.momentum = torch.zeros_like(self._row)
         for part, buffer in zip(

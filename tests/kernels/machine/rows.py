@@ -41,7 +41,9 @@ def _sgd(dtype: str, *, flags: bool, mask: bool = True, **bounds: int) -> Case:
     return Case(
         f"rows sgd {'all' if flags else 'plain'}{' mask' if mask else ''} {dtype}",
         "steps:sgd_kernel",
-        rows | numbers | {"scale_ptr": "*fp32", "rate_ptr": "*fp64", "words_ptr": "*i32", "size": "i32"},
+        rows
+        | numbers
+        | {"scale_ptr": "*fp32", "rate_ptr": "*fp64", "words_ptr": "*i32", "size": "i32"},
         dict.fromkeys(names, flags) | {"MASK": mask, "WIDE": _WIDE[dtype], "WORDS": 32},
         aligned=(*rows, "words_ptr"),
         **bounds,  # type: ignore[arg-type]

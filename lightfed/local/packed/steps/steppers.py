@@ -9,14 +9,8 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import (
-    Clipping,
-    FlatGradient,
-    GradientHook,
-    Params,
-    Proximal,
-    Stepper,
-)
+from lightfed.local.optimizer import Clipping, FlatGradient, GradientHook, Params, Stepper
+from lightfed.local.packed.steps.tensors import Members
 from lightfed.local.steppers.sgd import SGDStepper
 from lightfed.local.steppers.torch_optimizer import OptimizerStepper
 
@@ -35,26 +29,26 @@ _ELEMENTWISE = (
 
 
 class PackedStepper(ABC):
-    """Updates K rows from the gradients of K clients."""
+    """Updates K rows from the gradients of K clients.
+
+    Attributes:
+        masks: its steps apply the clients' masks.
+    """
+
+    masks = False
 
     @abstractmethod
     def reset(
-        self,
-        rows: Tensor,
-        values: Params,
-        *,
-        lr: float | None,
-        proximals: Sequence[Proximal | None],
-        hooks: Sequence[GradientHook | None],
+        self, rows: Tensor, values: Params, members: Members, *, span: int, lr: float | None
     ) -> None:
-        """Start K sessions.
+        """Start the sessions of some clients.
 
         Args:
-            rows: (K, P) the parameters of each row.
+            rows: (K, P) of the clients; there may be more rows than clients.
             values: (K, *shape) views of the trained parameters.
+            members: the clients, with their pulls, masks and changes to gradients.
+            span: length of the leading part of a row that holds the parameters.
             lr: learning rate of the round; None keeps the optimiser's own.
-            proximals: pull of each session.
-            hooks: the algorithm's change to each client's gradient, (P,).
         """
 
     @abstractmethod
@@ -118,21 +112,15 @@ class RowByRow(PackedStepper):
 
     @override
     def reset(
-        self,
-        rows: Tensor,
-        values: Params,
-        *,
-        lr: float | None,
-        proximals: Sequence[Proximal | None],
-        hooks: Sequence[GradientHook | None],
+        self, rows: Tensor, values: Params, members: Members, *, span: int, lr: float | None
     ) -> None:
-        self._hooks = hooks
+        self._hooks = members.hooks
         self._values = _by_client(values)
         self._rows += [self._stepper.twin() for _ in range(len(rows) - len(self._rows))]
         for stepper, row, mine, proximal in zip(
-            self._rows, rows, self._values, proximals, strict=False
+            self._rows, rows, self._values, members.proximals, strict=False
         ):
-            stepper.reset(lr, mine, row, proximal)
+            stepper.reset(lr, mine, row[:span], proximal)
 
     @override
     def step(self, grads: Sequence[Tensor | None], clients: int) -> None:
@@ -164,19 +152,13 @@ class _Stacked(PackedStepper):
 
     @override
     def reset(
-        self,
-        rows: Tensor,
-        values: Params,
-        *,
-        lr: float | None,
-        proximals: Sequence[Proximal | None],
-        hooks: Sequence[GradientHook | None],
+        self, rows: Tensor, values: Params, members: Members, *, span: int, lr: float | None
     ) -> None:
-        self._values, self._hooks, self._clients = values, hooks, len(rows)
+        self._values, self._hooks, self._clients = values, members.hooks, len(rows)
         self._flat = []
-        if any(hook is not None for hook in hooks):
+        if any(hook is not None for hook in self._hooks):
             mine = zip(_by_client(values), rows, strict=True)
-            self._flat = [FlatGradient(parts, row) for parts, row in mine]
+            self._flat = [FlatGradient(parts, row[:span]) for parts, row in mine]
         self._start(lr)
 
     @override

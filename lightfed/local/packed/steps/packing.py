@@ -1,0 +1,88 @@
+"""How a group is packed, and whether its steps are fused and captured."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import lightning.pytorch as L
+from torch import nn
+
+from lightfed.local.client_group import GroupState
+from lightfed.local.optimizer import Stepper
+from lightfed.local.packed.forward import Losses, graph_of
+from lightfed.local.packed.steps.fused import CLIPPED, FusedSGD
+from lightfed.local.packed.steps.recorder import Recorder, recorder_of
+from lightfed.local.packed.steps.steppers import PackedStepper
+from lightfed.local.steppers.sgd import SGDStepper
+
+Capture = Literal["auto", "off"]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a group is packed.
+
+    Attributes:
+        most: clients of the largest pack; 0 for one after the other.
+        floor: fewest clients whose bits do not depend on how many there are.
+        stepper: of K rows; None for one after the other.
+        reason: why the clients train one after the other; empty if they do not.
+        fused: steps K rows in one pass, where the sessions allow it; None where they cannot.
+        recorder: records steps; None if they are not captured.
+        eager: why steps are not captured; empty if they are.
+    """
+
+    most: int = 0
+    floor: int = 1
+    stepper: PackedStepper | None = None
+    reason: str = ""
+    fused: FusedSGD | None = None
+    recorder: Recorder | None = None
+    eager: str = ""
+
+
+def on_device(
+    packing: Packing,
+    state: GroupState,
+    stepper: Stepper,
+    tried: Losses,
+    *,
+    pull: float | None,
+    capture: Capture,
+) -> Packing:
+    """The packing with steps that a device runs faster, where it has recorded ones.
+
+    Args:
+        packing: of the group.
+        state: the group.
+        stepper: of its sessions.
+        tried: a training step.
+        pull: of the algorithm to the model received; None if it changes gradients otherwise.
+        capture: as configured.
+    """
+    recorder = recorder_of(state.store.device)
+    if recorder is None:
+        return replace(packing, eager="no CUDA device")
+    why = _why_not_fused(state.module, stepper, tried)
+    if why or not isinstance(stepper, SGDStepper):
+        return replace(packing, eager=why)
+    if pull is None:
+        return replace(packing, eager="the algorithm changes gradients in Python")
+    if pull and stepper.clipping is not None:
+        return replace(packing, eager=CLIPPED)
+    packing = replace(packing, fused=FusedSGD(stepper, state.layout, pull=pull))
+    if capture == "off":
+        return replace(packing, eager="model.capture: off")
+    return replace(packing, recorder=recorder)
+
+
+def _why_not_fused(module: L.LightningModule, stepper: Stepper, tried: Losses) -> str:
+    if graph_of(module) is None:
+        return "its training step runs in Python"
+    if any(isinstance(part, nn.modules.dropout._DropoutNd) for part in module.modules()):
+        return "dropout draws in every step"
+    if type(stepper) is not SGDStepper or stepper.dampening or stepper.factors is not None:
+        return "its optimiser is not plain SGD"
+    if stepper.clipping is not None and stepper.clipping.networks:
+        return "parts of a model are clipped apart"
+    found = [gradient for gradient in tried.gradients if gradient is not None]
+    return "" if len(found) == len(list(module.parameters())) else "a parameter has no gradient"

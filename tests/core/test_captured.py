@@ -1,0 +1,175 @@
+"""Steps of packs that are recorded and replayed: the bits of other steps, and what falls back.
+
+`Tape` stands for the device: it replays operators on the recorded tensors, without Python.
+"""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.api.fleet import Fleet
+from lightfed.data.datasets.dataset import Transform
+from lightfed.local.packed.steps import packing
+from lightfed.local.packed.steps.captured import WARM_UP
+from tests.core.host_reads import host_reads
+from tests.core.packs import CLIENTS, SIZES, after, fleet, images
+from tests.core.tape import Tape
+from tests.small import Tensors, data_of, run_round
+from tests.tiers import by_default
+
+UNIFORM = [12] * 5
+MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-2)
+
+
+def made(name: str, tape: Tape | None, *args: Any, side: Any = CLIENTS, **settings: Any) -> Fleet:
+    """A fleet whose device has a recorder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "recorder_of", lambda device: tape)
+        return fleet(name, side, *args, **settings)
+
+
+def turns(some: Fleet, rounds: int = 6) -> tuple[Tensor, list[dict[str, float]]]:
+    """All rows and the metrics of rounds with other clients, in other places, and other rates."""
+    everybody, metrics = [*range(some.clients)], []
+    for t in range(rounds):
+        drawn = everybody[t % 3 :] if t % 2 else everybody[: len(everybody) - t % 3]
+        some.participants = lambda t, d=drawn: d  # type: ignore[method-assign,misc]
+        some.training.lr = 0.1 / (t + 1)
+        found = run_round(some, t)
+        metrics.append({k: v for k, v in found.items() if k != "seconds"})
+    rows = [some.row(k) for k in drawn]
+    return torch.stack([torch.cat((r.floats, r.integers.float())) for r in rows]), metrics
+
+
+CAPTURED = (
+    "mlp", "momentum", "clipped", "residual", "fedprox", "standalone", "dispfl", "my1", "my2",
+    "lgfedavg", "bn", "one channel", "gn", "static bn", "resnet",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [SIZES, UNIFORM], ids=["ragged", "uniform"])
+@pytest.mark.parametrize(
+    "name", by_default(CAPTURED, "momentum", "fedprox", "clipped", "dispfl", "bn", "static bn")
+)
+def test_replayed_steps_have_the_bits_of_others(name: str, sizes: list[int]) -> None:
+    tape = Tape()
+    found = turns(made(name, tape, sizes))
+    assert tape.recorded
+    assert tape.replays > (20 if sizes == UNIFORM else 0)
+    fused = turns(made(name, Tape(), sizes, capture="off"))
+    assert torch.equal(found[0], fused[0])
+    assert found[1] == fused[1]
+    plain = turns(fleet(name, CLIENTS, sizes))
+    if name == "clipped":  # the norm of a row is not summed tensor by tensor
+        torch.testing.assert_close(found[0], plain[0], rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(found[0], plain[0])
+    alone = turns(fleet(name, "off", sizes))
+    torch.testing.assert_close(found[0], alone[0], rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("side", [2, 3])
+def test_neither_the_size_of_a_pack_nor_a_record_shows(side: int) -> None:
+    whole = turns(made("momentum", Tape(), UNIFORM))
+    tape = Tape()
+    assert torch.equal(turns(made("momentum", tape, UNIFORM, side=side))[0], whole[0])
+    assert tape.replays
+
+
+@pytest.mark.parametrize("name", ["momentum", "bn"])
+def test_a_client_alone_is_padded_in_recorded_steps_too(name: str) -> None:
+    rows = []
+    for clients, tape in (([2], Tape()), ([*range(5)], None)):
+        some = made(name, tape, UNIFORM) if tape else fleet(name, CLIENTS, UNIFORM)
+        some.participants = lambda t, c=clients: c  # type: ignore[method-assign,misc]
+        run_round(some, 0)
+        rows.append(some.row(2).floats.clone())
+        assert tape is None or tape.replays
+    assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"host_rows": True},
+        {"precision": partial(torch.autocast, "cpu", torch.bfloat16)},
+        {"algorithm": partial(FedBCD, 1, 5, gamma=0.1, steps=(1, 3)), "epochs": 1},
+        {
+            "algorithm": partial(FedBCD, 1, 5, gamma=0.1, steps=(1, 3), momentum="client"),
+            "epochs": 1,
+        },
+    ],
+    ids=["host rows", "bf16", "pulled", "carried momentum"],
+)
+def test_what_else_a_session_has(settings: dict[str, Any]) -> None:
+    settings = {"optimizer": MOMENTUM} | settings
+    tape, rounds = Tape(), 8
+    found = after(made("mlp", tape, UNIFORM, **settings), rounds)
+    assert tape.replays
+    fused = after(made("mlp", Tape(), UNIFORM, capture="off", **settings), rounds)
+    assert torch.equal(found[0], fused[0])
+    assert found[1] == fused[1]
+    plain = after(fleet("mlp", CLIENTS, UNIFORM, **settings), rounds)
+    torch.testing.assert_close(found[0], plain[0], rtol=1e-5, atol=1e-6)
+
+
+def test_augmented_batches_are_copied_to_where_the_step_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transform = Transform((0.0,), (1.0,), crop_padding=1, flip=True)
+    monkeypatch.setattr(Tensors, "transform", transform)
+    tape = Tape()
+    found = turns(made("gn", tape, UNIFORM, data=images))
+    assert tape.replays
+    assert torch.equal(found[0], turns(fleet("gn", CLIENTS, UNIFORM, data=images))[0])
+
+
+def test_more_clients_longer_sessions_and_larger_batches_get_more_room() -> None:
+    sizes = [3, 3, 4, 4, 12, 12, 24]
+    drawn = [[0, 1], [2, 3], [4, 5], [*range(6)], [6, 4, 5], [0, 1], [*range(7)], [0, 1], [0, 1]]
+    rows, tape = [], Tape()
+    for some in (made("momentum", tape, sizes), fleet("momentum", CLIENTS, sizes)):
+        some.participants = lambda t: drawn[t]  # type: ignore[method-assign]
+        for t in range(len(drawn)):
+            run_round(some, t)
+        rows.append(torch.stack([some.row(k).floats.clone() for k in drawn[-1]]))
+    assert tape.recorded > 1
+    assert tape.replays
+    assert torch.equal(*rows)
+
+
+def few_classes(sizes: list[int]) -> Any:
+    """Clients that have two classes of three: 0 and 1, or 1 and 2."""
+    x = torch.randn(sum(sizes), 1, 8, 8, generator=torch.Generator().manual_seed(3))
+    y = torch.cat([torch.arange(size) % 2 + k % 2 for k, size in enumerate(sizes)])
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return data_of(x, y, parts, classes=3, batch_size=4)
+
+
+def test_a_client_has_its_own_buffers_in_steps_recorded_with_those_of_others() -> None:
+    tape = Tape()
+    found = turns(made("static bn", tape, UNIFORM, data=few_classes))
+    assert tape.replays
+    assert torch.equal(found[0], turns(fleet("static bn", CLIENTS, UNIFORM, data=few_classes))[0])
+
+
+def test_a_session_of_recorded_steps_reads_nothing() -> None:
+    some = made("momentum", Tape(), UNIFORM)
+    with host_reads() as reads:
+        after(some)
+    assert reads == []
+
+
+def test_every_step_trains_once() -> None:
+    """Recorded in the third step of a kind; those before it run as they are."""
+    tape = Tape()
+    some = made("mlp", tape, UNIFORM)
+    after(some, 2)
+    steps = 2 * 2 * 3  # rounds, epochs, batches
+    assert (tape.warm_steps, tape.recorded, tape.replays) == (WARM_UP, 1, steps - WARM_UP)

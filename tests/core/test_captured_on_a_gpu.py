@@ -1,0 +1,96 @@
+"""Captured steps on a CUDA device: the bits of eager ones, and launches of graphs instead."""
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from lightfed.api.fleet import Fleet
+from lightfed.local.packed.steps.captured import CapturedSteps
+from tests.core.packs import CLIENTS, SIZES, after, fleet
+from tests.core.test_captured import MOMENTUM, UNIFORM, few_classes, turns
+
+pytestmark = pytest.mark.gpu
+made = partial(fleet, side_by_side=CLIENTS, device=torch.device("cuda"))
+
+
+def captured(some: Fleet) -> CapturedSteps:
+    steps = some.training._packs._trainers[0]._recorded
+    assert steps is not None, some.training.captured
+    return steps
+
+
+def replays(steps: CapturedSteps) -> int:
+    """Kinds of steps that are replayed."""
+    assert steps.failure == ""
+    assert steps._home is not None
+    return sum(kind.replay is not None for kind in steps._home.kinds.values())
+
+
+@pytest.mark.parametrize("sizes", [SIZES, UNIFORM], ids=["ragged", "uniform"])
+@pytest.mark.parametrize(
+    "name", ["momentum", "clipped", "fedprox", "dispfl", "gn", "bn", "static bn", "resnet"]
+)
+def test_captured_steps_have_the_bits_of_eager_ones(name: str, sizes: list[int]) -> None:
+    some = made(name, sizes=sizes)
+    found = turns(some)
+    assert replays(captured(some))
+    eager = turns(made(name, sizes=sizes, capture="off"))
+    assert torch.equal(found[0], eager[0])
+    assert found[1] == eager[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": partial(torch.autocast, "cuda", torch.bfloat16)},
+        {"host_rows": True},
+        {"data": few_classes},
+    ],
+    ids=["bf16", "host rows", "own buffers"],
+)
+def test_what_else_a_session_has(settings: dict[str, Any]) -> None:
+    settings = {"optimizer": MOMENTUM} | settings
+    some = made("static bn", sizes=UNIFORM, **settings)
+    found = turns(some)
+    assert replays(captured(some))
+    eager = turns(made("static bn", sizes=UNIFORM, capture="off", **settings))
+    assert torch.equal(found[0], eager[0])
+
+
+def launches(some: Fleet) -> Counter[str]:
+    """Calls of the driver in a round, after others."""
+    after(some, 3)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        after(some, 1)
+        torch.cuda.synchronize()
+    return Counter(event.name for event in profiled.events() or [])
+
+
+def test_a_captured_step_is_one_launch() -> None:
+    steps = 2 * 3  # epochs, batches
+    found = launches(made("gn", sizes=UNIFORM, optimizer=MOMENTUM))
+    assert found["cudaGraphLaunch"] == steps
+    eager = launches(made("gn", sizes=UNIFORM, optimizer=MOMENTUM, capture="off"))
+    assert eager["cudaGraphLaunch"] == 0
+    kernels = [c["cudaLaunchKernel"] + c["cuLaunchKernel"] for c in (found, eager)]
+    assert kernels[1] - kernels[0] > 20 * steps
+
+
+def test_a_step_that_may_not_be_captured_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that the host reads ends a capture; what was trained until then stays."""
+    genuine = CapturedSteps._body
+
+    def reads(self: CapturedSteps, home: Any, *args: Any) -> None:
+        genuine(self, home, *args)
+        assert home.step.item() >= 0
+
+    eager = turns(made("momentum", sizes=UNIFORM, capture="off"))
+    monkeypatch.setattr(CapturedSteps, "_body", reads)
+    some = made("momentum", sizes=UNIFORM)
+    found = turns(some)
+    assert captured(some).failure
+    assert torch.equal(found[0], eager[0])

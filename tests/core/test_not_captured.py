@@ -1,0 +1,163 @@
+"""Steps of packs that are not recorded: why, and that nothing is lost."""
+
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.standalone import Standalone
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.hooks import SessionContext
+from lightfed.local.packed.steps.captured import WARM_UP
+from lightfed.local.packed.steps.recorder import Body
+from lightfed.utils.errors import UserError
+from tests.core.packs import CLIENTS, after, fleet, mlp, most
+from tests.core.tape import Tape
+from tests.core.test_captured import UNIFORM, made, turns
+from tests.small import fit, random_data, run_round
+
+
+class Broken(Tape):
+    """Cannot record; some of a step's operators may have been noted by then."""
+
+    def __init__(self, *, after_all: bool) -> None:
+        super().__init__()
+        self._after_all = after_all
+
+    @override
+    def record(self, body: Body) -> Body:
+        self.recorded += 1
+        if self._after_all:
+            super().record(body)
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+
+@pytest.mark.parametrize("after_all", [False, True])
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(
+    after_all: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tape = Broken(after_all=after_all)
+    with caplog.at_level(logging.WARNING):
+        found = turns(made("momentum", tape, UNIFORM))
+    assert tape.recorded == 1 + after_all  # not again
+    lines = [r.getMessage() for r in caplog.records if "not captured" in r.getMessage()]
+    assert len(lines) == 1
+    assert "RuntimeError: operation not permitted when stream is capturing" in lines[0]
+    assert torch.equal(found[0], turns(fleet("momentum", CLIENTS, UNIFORM))[0])
+
+
+class Hooked(Standalone):
+    """Its network has a hook."""
+
+    def __init__(self, hook: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._hook = hook
+
+    @override
+    def prepare_module(self, module: Any, data: Any) -> None:
+        self._hook.stacked = True  # type: ignore[attr-defined]
+        module.net.register_forward_hook(self._hook)
+
+
+def looks(net: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output if output.sum().item() < 1e9 else 0 * output
+
+
+def brings(net: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output + torch.tensor([0.1, 0.2, 0.3])
+
+
+def draws(net: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output + torch.zeros_like(output).normal_(generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("hook", [looks, brings, draws])
+def test_what_a_graph_cannot_hold_is_found_when_a_step_is_recorded(
+    hook: Callable[..., Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    tape, algorithm = Tape(), partial(Hooked, hook)
+    found = turns(made("mlp", tape, UNIFORM, algorithm=algorithm))
+    assert tape.warm_steps == WARM_UP
+    assert tape.recorded == tape.replays == 0
+    assert "Forbidden" in caplog.text
+    assert torch.equal(found[0], turns(fleet("mlp", CLIENTS, UNIFORM, algorithm=algorithm))[0])
+
+
+class Halved(FedProx):
+    """Changes gradients otherwise than FedProx declares."""
+
+    side_by_side = True
+
+    def __init__(self) -> None:
+        super().__init__(0.3)
+
+    @override
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        gradient.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("adam", {}, "not plain SGD"),
+        ("mlp", {"optimizer": partial(SGD, lr=0.1, momentum=0.5, dampening=0.5)}, "plain SGD"),
+        ("dropout", {}, "dropout"),
+        ("vmap", {}, "Python"),
+        ("mlp", {"algorithm": Halved}, "changes gradients"),
+        ("fedprox", {"clip": 0.5}, "clipped after a pull"),
+        ("mlp", {"capture": "off"}, "model.capture: off"),
+    ],
+)
+def test_what_is_not_captured_says_why(name: str, settings: dict[str, Any], reason: str) -> None:
+    tape = Tape()
+    some = made(name, tape, **settings)
+    assert most(some) == [CLIENTS]
+    after(some)
+    assert tape.warm_steps == tape.recorded == 0
+    assert reason in str(some.training.captured["0"])
+
+
+def test_sessions_with_phases_are_not_captured(caplog: pytest.LogCaptureFixture) -> None:
+    tape = Tape()
+    found = after(made("phases", tape), 3)
+    assert tape.warm_steps == 0
+    assert caplog.text.count("phases") == 1
+    assert torch.equal(found[0], after(fleet("phases", CLIENTS), 3)[0])
+
+
+def test_a_client_that_fails_in_a_replayed_step_is_left_out() -> None:
+    """The others keep their bits; its label is one that no class has."""
+    rows = []
+    for tape in (Tape(), None):
+        some = made("momentum", tape, UNIFORM, algorithm=Standalone)
+        run_round(some, 0)
+        run_round(some, 1)
+        some.data.train.y[UNIFORM[0]] = 99  # of client 1
+        assert run_round(some, 2)["excluded"] == 1.0
+        others = [k for k in range(some.clients) if k != 1]
+        rows.append(torch.stack([some.row(k).floats.clone() for k in others]))
+    assert torch.equal(*rows)
+
+
+def test_without_a_device_nothing_is_recorded_and_the_environment_says_so(tmp_path: Path) -> None:
+    groups = [ClientGroup(3, mlp, name="net")]
+    federation = Federation(Standalone(), groups, optimizer=partial(SGD, lr=0.1), side_by_side=2)
+    fit(federation, random_data([6] * 3), tmp_path)
+    found = json.loads((tmp_path / "run/environment.json").read_text())
+    assert found["captured"] == {"net": "no CUDA device"}
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        Federation(Standalone(), [ClientGroup(2, mlp)], capture="on")  # type: ignore[arg-type]
+    assert refused.value.key == "model.capture"
