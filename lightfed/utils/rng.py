@@ -119,6 +119,12 @@ class DeviceStreams(Streams):
     def _advance(self, drawn: int) -> None:
         self._offsets += drawn
 
+    def load(self, others: "DeviceStreams") -> None:
+        """Go on as others, as many or fewer, in the place of the first of these."""
+        count = len(others._keys)
+        self._keys[:count].copy_(others._keys)
+        self._offsets[:count].copy_(others._offsets)
+
     @override
     def part(self, places: Sequence[int], real: int | None = None) -> Streams:
         if isinstance(places, range):  # views: the offsets of all are advanced

@@ -3,19 +3,23 @@
 `Tape` stands for the device: it replays operators on the recorded tensors, without Python.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from lightfed_kernels import stream_keys
 from torch import Tensor
 from torch.optim import SGD
 
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.api.fleet import Fleet
 from lightfed.data.datasets.dataset import Transform
-from lightfed.local.packed.steps import packing
+from lightfed.local.packed import rules
+from lightfed.local.packed.steps import packing, tensors
 from lightfed.local.packed.steps.captured import WARM_UP
+from lightfed.utils.rng import DeviceStreams
 from tests.core.host_reads import host_reads
 from tests.core.packs import CLIENTS, SIZES, after, fleet, images
 from tests.core.tape import Tape
@@ -141,6 +145,23 @@ def test_more_clients_longer_sessions_and_larger_batches_get_more_room() -> None
     assert tape.recorded > 1
     assert tape.replays
     assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout of convolutions"])
+def test_draws_of_the_device_go_on_in_recorded_steps(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_the_device(seeds: Sequence[int], device: torch.device) -> DeviceStreams:
+        keys = stream_keys(seeds)
+        return DeviceStreams(keys, torch.zeros_like(keys))
+
+    for module in (rules, tensors, packing):
+        monkeypatch.setattr(module, "streams", on_the_device)
+    for sizes, side in ((UNIFORM, CLIENTS), (SIZES, CLIENTS), (UNIFORM, 2)):
+        tape = Tape()
+        found = turns(made(name, tape, sizes, side=side))
+        assert tape.replays
+        assert torch.equal(found[0], turns(fleet(name, side, sizes))[0])
 
 
 def few_classes(sizes: list[int]) -> Any:

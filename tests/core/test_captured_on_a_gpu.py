@@ -32,7 +32,8 @@ def replays(steps: CapturedSteps) -> int:
 
 @pytest.mark.parametrize("sizes", [SIZES, UNIFORM], ids=["ragged", "uniform"])
 @pytest.mark.parametrize(
-    "name", ["momentum", "clipped", "fedprox", "dispfl", "gn", "bn", "static bn", "resnet"]
+    "name",
+    ["momentum", "clipped", "fedprox", "dispfl", "gn", "bn", "static bn", "resnet", "dropout"],
 )
 def test_captured_steps_have_the_bits_of_eager_ones(name: str, sizes: list[int]) -> None:
     some = made(name, sizes=sizes)

@@ -111,7 +111,7 @@ class Halved(FedProx):
     [
         ("adam", {}, "not plain SGD"),
         ("mlp", {"optimizer": partial(SGD, lr=0.1, momentum=0.5, dampening=0.5)}, "plain SGD"),
-        ("dropout", {}, "dropout"),
+        ("dropout", {}, "host draws"),
         ("vmap", {}, "Python"),
         ("mlp", {"algorithm": Halved}, "changes gradients"),
         ("fedprox", {"clip": 0.5}, "clipped after a pull"),

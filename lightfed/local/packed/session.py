@@ -14,7 +14,7 @@ from lightfed.local.logbook import reset_metrics
 from lightfed.local.packed.forward import PackedForward, Views
 from lightfed.local.packed.report import PackResult
 from lightfed.local.packed.steps.captured import CapturedSteps
-from lightfed.local.packed.steps.packing import Packing
+from lightfed.local.packed.steps.packing import Packing, draws
 from lightfed.local.packed.steps.steppers import PackedStepper
 from lightfed.local.packed.steps.tensors import Members, PackTensors
 from lightfed.local.session import Autocast
@@ -48,8 +48,9 @@ class PackedSession:
         self._recorded: CapturedSteps | None = None
         if packing.fused is not None and packing.recorder is not None:
             self._recorded = CapturedSteps(
-                self._forward, live.layout, packing.fused, packing.recorder, floor=packing.floor
-            )
+                self._forward, live.layout, packing.fused, packing.recorder,
+                floor=packing.floor, draws=draws(module),
+            )  # fmt: skip
         self._name, self._said = name, ""
 
     def train(

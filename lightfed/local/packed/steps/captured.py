@@ -7,7 +7,7 @@ trained on twice, and nothing has to be undone.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from lightfed.local.packed.steps.tensors import Members, PackTensors
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.errors import reason
 from lightfed.utils.memory import sent
-from lightfed.utils.rng import Streams
+from lightfed.utils.rng import DeviceStreams, Streams
 
 WARM_UP = 2  # steps of a kind before it is recorded
 _KINDS = 64  # recorded at most; each holds memory of the device
@@ -57,12 +57,14 @@ class _Home:
         step: (1,) int64, position of the batch in the sessions.
         index: (steps, K, B) int64, samples of every batch; None if batches are not gathered by it.
         source: of the samples.
+        draws: of the clients, if the device draws.
     """
 
     pack: PackTensors
     step: Tensor
     index: Tensor | None
     source: Resident
+    draws: DeviceStreams | None
     kinds: dict[Hashable, _Kind] = field(default_factory=dict)
 
 
@@ -75,6 +77,7 @@ class CapturedSteps:
         stepper: of the rows.
         recorder: of the device.
         floor: fewest clients that are run at once.
+        draws: the network draws.
 
     Attributes:
         failure: why a step could not be recorded; empty if none failed.
@@ -88,7 +91,9 @@ class CapturedSteps:
         recorder: Recorder,
         *,
         floor: int,
+        draws: bool,
     ) -> None:
+        self._draws = draws
         self._forward, self._layout, self._stepper = forward, layout, stepper
         self._recorder, self._floor = recorder, floor
         self._home: _Home | None = None
@@ -103,6 +108,9 @@ class CapturedSteps:
             home = self._home = self._allocate(rows, members, table, shared)
         home.pack.load(rows, members, shared)
         home.step.zero_()
+        if home.draws is not None and isinstance(members.draws, DeviceStreams):
+            home.draws.load(members.draws)
+            members.draws = home.draws  # of steps that are not recorded, too
         if table is not None and home.index is not None:
             part = home.index[tuple(slice(size) for size in table.shape)]
             part.copy_(sent(torch.from_numpy(table), part.device))
@@ -139,7 +147,11 @@ class CapturedSteps:
         if table is not None:
             index = torch.zeros(steps, clients, size, dtype=torch.int64, device=device)
         step = torch.zeros(1, dtype=torch.int64, device=device)
-        return _Home(pack, step, index, members.batches.source)
+        draws = None
+        if self._draws:
+            keys = torch.zeros(clients, dtype=torch.int64, device=device)
+            draws = DeviceStreams(keys, torch.zeros_like(keys))
+        return _Home(pack, step, index, members.batches.source, draws)
 
     def step(self, step: int, active: int) -> None:
         """Train the first `active` clients on their batch at this position."""
@@ -147,7 +159,7 @@ class CapturedSteps:
         assert home is not None
         batches = home.pack.members.batches
         sizes = set(batches.sizes[:active, step].tolist())
-        if len(sizes) > 1:
+        if len(sizes) > 1 or (home.draws is not None and active < self._floor):
             self._stepper.step(home.pack.gradients(step, active), active)
             home.step.add_(1)
             return
@@ -201,7 +213,7 @@ class CapturedSteps:
             kind.batch if home.index is None else self._gathered(home, home.index, kind),
             0,
             shared=pack.shared,
-            draws=_no_draws,
+            draws=cache(partial(_drawn, home, active)),
             real=None if kind.places is None else active,
         )
         if kind.places is not None:
@@ -244,5 +256,6 @@ def _stage(kind: _Kind, batch: Sequence[Tensor]) -> None:
         place.copy_(part)
 
 
-def _no_draws() -> Streams:
-    raise NotImplementedError("draws of a step, as of dropout")
+def _drawn(home: _Home, active: int) -> Streams:
+    assert home.draws is not None, "a network without dropout draws"
+    return home.draws.part(range(active))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import lightning.pytorch as L
+import torch
 from torch import nn
 
 from lightfed.local.client_group import GroupState
@@ -13,6 +14,7 @@ from lightfed.local.packed.steps.fused import CLIPPED, FusedSGD
 from lightfed.local.packed.steps.recorder import Recorder, recorder_of
 from lightfed.local.packed.steps.steppers import PackedStepper
 from lightfed.local.steppers.sgd import SGDStepper
+from lightfed.utils.rng import DeviceStreams, streams
 
 Capture = Literal["auto", "off"]
 
@@ -62,7 +64,7 @@ def on_device(
     recorder = recorder_of(state.store.device)
     if recorder is None:
         return replace(packing, eager="no CUDA device")
-    why = _why_not_fused(state.module, stepper, tried)
+    why = _why_not_fused(state.module, stepper, tried, state.store.device)
     if why or not isinstance(stepper, SGDStepper):
         return replace(packing, eager=why)
     if pull is None:
@@ -75,11 +77,18 @@ def on_device(
     return replace(packing, recorder=recorder)
 
 
-def _why_not_fused(module: L.LightningModule, stepper: Stepper, tried: Losses) -> str:
+def draws(module: nn.Module) -> bool:
+    """Whether a network draws in training."""
+    return any(isinstance(part, nn.modules.dropout._DropoutNd) for part in module.modules())
+
+
+def _why_not_fused(
+    module: L.LightningModule, stepper: Stepper, tried: Losses, device: torch.device
+) -> str:
     if graph_of(module) is None:
         return "its training step runs in Python"
-    if any(isinstance(part, nn.modules.dropout._DropoutNd) for part in module.modules()):
-        return "dropout draws in every step"
+    if draws(module) and not isinstance(streams([0], device), DeviceStreams):
+        return "the host draws for dropout"
     if type(stepper) is not SGDStepper or stepper.dampening or stepper.factors is not None:
         return "its optimiser is not plain SGD"
     if stepper.clipping is not None and stepper.clipping.networks:
