@@ -75,11 +75,10 @@ class PlacedClients:
     def _settle(self) -> None:
         """Assign all stateful clients their first home ranks and open their rows."""
         self._owner = self._placed(range(self.clients))
+        mine = self.mine(range(self.clients))
         for index, state in enumerate(self.groups):
-            mine = [k for k in self.mine(range(self.clients)) if self._home_group[k] == index]
-            state.open(mine, keep=True)
-            for client in mine:
-                state.store.row(client).copy_(state.initial)
+            state.open([k for k in mine if self._home_group[k] == index], keep=True)
+            state.store.fill(state.initial)
 
     def warn(self, text: str | None) -> None:
         """Log a warning on one rank; does nothing for None."""

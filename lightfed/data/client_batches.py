@@ -48,7 +48,9 @@ class ClientBatches:
         """
         self.partition_, self.train, self.test = partition, train, test
         self._tokens, self._seed = tokens, seed
-        self._union = torch.from_numpy(np.unique(partition.train_index))
+        dealt = np.zeros(len(train), np.bool_)
+        dealt[partition.train_index] = True
+        self._union = torch.from_numpy(np.flatnonzero(dealt))
         self.reserve(0.0)
 
     def reserve(self, hold_out: float) -> None:
@@ -73,6 +75,10 @@ class ClientBatches:
     def skipped_samples(self) -> int:
         """Samples that `last_batch` drops, of all clients in one pass over their chunks."""
         return self._portions.skipped(batch_size=self.batch_size, last_batch=self.last_batch)
+
+    def first_of_each_size(self, clients: slice) -> list[int]:
+        """Of consecutive clients, the first with each number of training samples, ascending."""
+        return self._portions.first_of_each(clients)
 
     def epoch_sizes(self, client: int) -> range:
         """The possible sizes of a client's local epoch, which are those of its chunks."""

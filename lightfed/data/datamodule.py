@@ -22,6 +22,7 @@ from lightfed.data.partition.draw import (
 )
 from lightfed.data.resident import Place, resident
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 
 Pool = Literal["train", "union"]
@@ -181,6 +182,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         if folder is not None and (path := folder / "partition.npz").is_file():
             stored = Partition.load(path)
             partition = stored if stored.meta == partition.meta else partition
+        trim_heap()  # of schemes that make an array for each client
         how: dict[str, Any] = {"device": device, "place": self.resident, "last": self.channels_last}
         self.set_data(
             partition,

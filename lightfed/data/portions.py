@@ -27,7 +27,8 @@ class Portions:
         self._chunks = chunks
         self._hold_out = hold_out
         owned = np.diff(partition.train_offsets)
-        self._trained = owned - np.array([self._held(n) for n in owned.tolist()])
+        sizes, which = np.unique(owned, return_inverse=True)
+        self._trained = owned - np.array([self._held(n) for n in sizes.tolist()])[which]
 
     def check(self, *, batch_size: int, last_batch: LastBatch) -> None:
         """Refuse settings with which a client would train on nothing.
@@ -61,6 +62,11 @@ class Portions:
         """Samples in all chunks of a client."""
         return int(self._trained[client])
 
+    def first_of_each(self, clients: slice) -> list[int]:
+        """Of consecutive clients, the first with each number of samples, ascending."""
+        _, first = np.unique(self._trained[clients], return_index=True)
+        return sorted((first + (clients.start or 0)).tolist())
+
     def sizes(self, client: int) -> range:
         """The possible sizes of a client's local epoch."""
         least, rest = divmod(self.trained(client), self._chunks)
@@ -75,9 +81,10 @@ class Portions:
         """Samples in no batch, of all clients in one pass over all their chunks."""
         if last_batch != "drop":
             return 0
+        _, first, clients = np.unique(self._trained, return_index=True, return_counts=True)
         return sum(
-            size - sum(batch_sizes(size, batch_size, last_batch))
-            for client in range(self._partition.clients)
+            same * (size - sum(batch_sizes(size, batch_size, last_batch)))
+            for client, same in zip(first.tolist(), clients.tolist(), strict=True)
             for size in (self.size(client, t) for t in range(self._chunks))
         )
 

@@ -95,15 +95,13 @@ def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
 
     BatchNorm cannot, for example, if its feature map is a single pixel.
     """
-    capable: dict[int, bool] = {}
-    for client in range(fleet.clients):
-        samples = _meeting_one(fleet, data, client)
-        if samples is None:
-            continue
-        group = fleet.home_group(client)
-        if group not in capable:
-            capable[group] = _trains_on_one(fleet.groups[group], data)
-        if not capable[group]:
+    end = 0
+    for group, state in enumerate(fleet.groups):
+        first, end = end, end + state.group.count
+        clients = data.first_of_each_size(slice(first, end))
+        meeting = {k: samples for k in clients if (samples := _meeting_one(fleet, data, k))}
+        if meeting and not _trains_on_one(state, data):
+            client, samples = next(iter(meeting.items()))
             _refuse(client, samples, data, f"which a normalisation of group {group} cannot take")
 
 

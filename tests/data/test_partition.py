@@ -1,3 +1,4 @@
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ def draw(
     seed: int = 0,
     test: PersonalTest = "match",
     train_fraction: float = 0.8,
+    train: Samples = TRAIN,
     test_samples: Samples = TEST,
 ) -> Partition:
     return draw_partition(
@@ -51,7 +53,7 @@ def draw(
         seed=seed,
         test=test,
         train_fraction=train_fraction,
-        train=TRAIN,
+        train=train,
         test_samples=test_samples,
     )
 
@@ -197,6 +199,44 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["partition.npz"]
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_any_samples_of_any_clients_are_saved(tmp_path: Path, dtype: type[np.int32]) -> None:
+    """Also descending, far apart, of clients without one, and none at all."""
+    far = np.iinfo(dtype).max
+    partition = replace(
+        draw(Iid(), clients=4),
+        train_index=np.array([5, 6, far, 0, 9, 3], dtype),
+        train_offsets=np.array([0, 0, 3, 3, 6]),
+        test_index=np.array([], dtype),
+        test_offsets=np.zeros(5, np.int64),
+    )
+    partition.save(tmp_path / "partition.npz")
+    loaded = Partition.load(tmp_path / "partition.npz")
+    assert loaded.digest == partition.digest
+    assert loaded.train_index.tolist() == [5, 6, far, 0, 9, 3]
+
+
+def test_a_file_of_version_0_1_is_read(tmp_path: Path) -> None:
+    partition = draw(Dirichlet(0.3))
+    arrays = {key: value for key, value in vars(partition).items() if key not in ("meta", "digest")}
+    meta = np.array(json.dumps(partition.meta))
+    np.savez(tmp_path / "partition.npz", **arrays, meta=meta, digest=np.array(partition.digest))
+    loaded = Partition.load(tmp_path / "partition.npz")
+    np.testing.assert_array_equal(loaded.train_index, partition.train_index)
+    assert loaded.digest == partition.digest
+
+
+@pytest.mark.parametrize("test", ["match", "split"])
+def test_random_samples_take_a_third_of_their_bytes(tmp_path: Path, test: PersonalTest) -> None:
+    samples = Samples(torch.zeros(5_000, 1), torch.arange(5_000) % 5)
+    scheme = Diversity(classes=2, samples=100)
+    partition = draw(scheme, clients=1000, test=test, train=samples, test_samples=samples)
+    partition.save(tmp_path / "partition.npz")
+    arrays = [value for value in vars(partition).values() if isinstance(value, np.ndarray)]
+    size = (tmp_path / "partition.npz").stat().st_size
+    assert size < sum(array.nbytes for array in arrays) / 3
+
+
 def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "partition.npz"
     first = draw(Iid())
@@ -218,7 +258,7 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     partition.save(path)
     with np.load(path) as stored:
         content = dict(stored)
-    content["train_index"] = content["train_index"][::-1]
+    content["train_steps"] = content["train_steps"][::-1]
     np.savez(path, **content)
     with pytest.raises(UserError, match="does not match its digest; remove it") as error:
         Partition.load(path)

@@ -114,6 +114,14 @@ def test_what_drop_skips_is_counted() -> None:
     assert data.skipped_samples == 2 + 0
 
 
+def test_the_first_client_of_each_size_stands_for_the_others() -> None:
+    data = prepared(9, 7, 9, 8, 7, 9)
+    assert data.first_of_each_size(slice(None)) == [0, 1, 3]
+    assert data.first_of_each_size(slice(2, 6)) == [2, 3, 4]
+    data.reserve(0.2)  # seven, six and six are trained on
+    assert data.first_of_each_size(slice(None)) == [0, 1]
+
+
 def test_without_hold_out_and_chunks_a_portion_is_a_view() -> None:
     data = prepared(9, 9)
     portions = Portions(data.partition_, seed=0)

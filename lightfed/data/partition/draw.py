@@ -7,6 +7,7 @@ another version of numpy would draw differently.
 import hashlib
 import json
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from lightfed.data.datasets.dataset import Dataset, Samples
+from lightfed.data.partition.compact import compact, expand, write
 from lightfed.data.partition.matching import (
     Csr,
     class_counts,
@@ -33,6 +35,9 @@ from lightfed.utils.rng import numpy_generator
 
 PersonalTest = Literal["match", "disjoint", "random", "split", "labels"]
 Meta = dict[str, str | int | float | list[str]]
+_UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +110,15 @@ class Partition:
         state = hashlib.blake2b(digest_size=16)
         for name, array in self._arrays.items():
             state.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            state.update(array.tobytes())
+            state.update(array.ravel())
         return state.hexdigest()
 
     def save(self, path: str | Path) -> None:
         """Write an npz file, atomically."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {**self._arrays, "meta": json.dumps(self.meta), "digest": self.digest}
-        write_atomically(path, lambda file: np.savez(file, **content))
+        content: dict[str, Any] = {"meta": json.dumps(self.meta), "digest": self.digest}
+        write_atomically(path, lambda file: write(file, compact(self._arrays) | content))
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
@@ -126,8 +131,9 @@ class Partition:
             with np.load(path, allow_pickle=False) as stored:
                 content = dict(stored)
             digest, meta = str(content.pop("digest")), json.loads(str(content.pop("meta")))
-            partition = cls(**content, meta=meta)
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            old = "train_index" in content  # of a file of version 0.1
+            partition = cls(**(content if old else expand(content)), meta=meta)
+        except _UNREADABLE as error:
             raise UserError(str(path), f"not a partition ({reason(error)})", "remove it") from error
         matches = partition.digest == digest
         require(matches, str(path), "its content does not match its digest", "remove it")
@@ -166,6 +172,7 @@ def draw_partition(
     require(clients >= 1, "model.clients", f"{clients} clients", "give at least one client")
     name, num_classes = type(scheme).__name__, len(dataset.classes)
     labels, test_labels = train.y.numpy(), test_samples.y.numpy()
+    dtype = np.int32 if max(len(train), len(test_samples)) <= np.iinfo(np.int32).max else np.int64
     parts = scheme.split(
         labels,
         clients=clients,
@@ -173,10 +180,11 @@ def draw_partition(
         rng=numpy_generator(seed, f"partition/{name}"),
         groups=None if train.groups is None else train.groups.numpy(),
     )
-    empty = next((client for client, part in enumerate(parts) if not len(part)), None)
-    found = f"{scheme!r} left client {empty} empty"
-    require(empty is None, "data.partition", found, "use another")
-    owned = flatten(parts)
+    owned = flatten(parts, dtype)
+    del parts  # of a million clients: more than all else
+    sizes = np.diff(owned[1])
+    found = f"{scheme!r} left client {sizes.argmin()} empty"
+    require(sizes.min() > 0, "data.partition", found, "use another")
     rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
         owned, tested = hold_out(
@@ -186,14 +194,13 @@ def draw_partition(
     train_counts = class_counts(owned, labels, num_classes)
     if test != "split":
         tested = _test_of(train_counts, test_labels, test, rng, shares=scheme.shares(clients))
-    dtype = np.int32 if max(len(train), len(test_samples)) <= np.iinfo(np.int32).max else np.int64
     state = hashlib.blake2b(digest_size=16)
     for tensor in (train.y, test_samples.y, train.groups):
         state.update(b"none" if tensor is None else tensor.numpy().tobytes())
     return Partition(
-        train_index=owned[0].astype(dtype),
+        train_index=owned[0],
         train_offsets=owned[1],
-        test_index=tested[0].astype(dtype),
+        test_index=tested[0].astype(dtype, copy=False),
         test_offsets=tested[1],
         train_counts=train_counts,
         test_counts=class_counts(tested, test_labels, num_classes),

@@ -4,21 +4,30 @@ The flat form ("CSR") is two arrays: the samples of all clients, one client afte
 offset of each client. Client k owns index[offsets[k] : offsets[k + 1]].
 """
 
+from typing import Any
+
 import numpy as np
 
 Csr = tuple[np.ndarray, np.ndarray]
+_BLOCK = 8192  # clients that are counted at a time: 64-bit temporaries of all take gigabytes
 
 
-def flatten(parts: list[np.ndarray]) -> Csr:
-    """Flat form of one array per client."""
-    return np.concatenate(parts), _offsets(np.array([len(part) for part in parts]))
+def flatten(parts: list[np.ndarray], dtype: type[np.signedinteger[Any]] = np.int64) -> Csr:
+    """Flat form of one array per client, of a type that holds all samples."""
+    sizes = np.array([len(part) for part in parts])
+    return np.concatenate(parts, dtype=dtype, casting="same_kind"), _offsets(sizes)
 
 
 def class_counts(csr: Csr, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """(clients, classes) int32 number of samples per client and class."""
-    clients = len(csr[1]) - 1
-    counts = np.bincount(_cells(csr, labels, num_classes), minlength=clients * num_classes)
-    return counts.reshape(clients, num_classes).astype(np.int32)
+    index, offsets = csr
+    counts = np.empty((len(offsets) - 1, num_classes), np.int32)
+    for first in range(0, len(counts), _BLOCK):
+        some, ends = counts[first : first + _BLOCK], offsets[first : first + _BLOCK + 1]
+        own = index[ends[0] : ends[-1]], ends - ends[0]
+        cells = _cells(own, labels, num_classes)
+        some[:] = np.bincount(cells, minlength=some.size).reshape(some.shape)
+    return counts
 
 
 def matched_counts(held: np.ndarray, pool_sizes: np.ndarray) -> np.ndarray:
