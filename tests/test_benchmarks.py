@@ -163,6 +163,14 @@ def test_a_population_is_evaluated_and_saved(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.matrix
+def test_many_clients_are_registered(capfd: pytest.CaptureFixture[str]) -> None:
+    import million
+
+    assert million.main(["--clients", "1500", "--rounds", "1", "--stores", "none", "disk"]) == 0
+    assert capfd.readouterr().out.count(" CPU)  at the start: peak") == 2
+
+
+@pytest.mark.matrix
 def test_checkpoints_are_written_in_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     import checkpoints
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.distributed.placement import Rates, exchanges, place
@@ -27,6 +28,7 @@ class PlacedClients:
         work: local work and sampling.
         seed: of the whole run.
         host_rows: keep client rows in host memory.
+        row_folder: keep them in files in this folder instead.
         rates: session times that the run has measured before.
 
     Attributes:
@@ -43,11 +45,12 @@ class PlacedClients:
         work: LocalWork | None = None,
         seed: int = 0,
         host_rows: bool = False,
+        row_folder: Path | None = None,
         rates: Rates | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.rates = Rates() if rates is None else rates
-        self.host_rows = host_rows
+        self.host_rows = host_rows or row_folder is not None
         self.data = data
         data.reserve(algorithm.hold_out)
         self.ranks = ranks
@@ -59,7 +62,12 @@ class PlacedClients:
         self.masks: Kept | None = None
         prepare = algorithm.prepare_module
         build = partial(
-            GroupState, seed=seed, device=self.device, host_rows=host_rows, prepare=prepare
+            GroupState,
+            seed=seed,
+            device=self.device,
+            host_rows=host_rows,
+            row_folder=row_folder,
+            prepare=prepare,
         )
         self.groups = [
             build(group, data, name=name, position=position)

@@ -8,6 +8,8 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,7 +22,7 @@ from lightfed.distributed.starting import check_variables
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.client_group import ClientGroup
 from lightfed.runs.last_checkpoint import LastCheckpoint
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 
 Clips = Literal["norm", "value", "network"]
 
@@ -40,6 +42,17 @@ def client_groups(
     for position, group in enumerate(groups):
         group.check(position)
     return groups
+
+
+def row_folder(store: str, folder: str | None) -> Path | None:
+    """The folder of the file of clients' rows; None if there is none.
+
+    Raises:
+        UserError: a folder is given for rows that are in no file.
+    """
+    found, fix = f"{folder}, and store is {store}", "set model.store: disk, or leave it out"
+    require(folder is None or store == "disk", "model.store_folder", found, fix)
+    return Path(folder or gettempdir()) if store == "disk" else None
 
 
 def check_numbers(

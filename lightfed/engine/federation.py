@@ -66,7 +66,8 @@ class Federation(Recorded, L.LightningModule):
         evaluate_at: Moment | None = None,
         eval_clients: int | None = None,
         accumulate: Accumulate = "float64",
-        store: Literal["device", "host"] = "device",
+        store: Literal["device", "host", "disk"] = "device",
+        store_folder: str | None = None,
         exchange_buffer: int | None = None,
         side_by_side: SideBySide = "auto",
         pack_memory: int = 256,
@@ -100,7 +101,11 @@ class Federation(Recorded, L.LightningModule):
             eval_clients: Number of clients to evaluate, drawn once; by default all, or 1,000 of
                 more.
             accumulate: Sums over clients in float64, or in 64-bit fixed point, which is exact.
-            store: Keep client rows on the device, or in pinned host memory if they do not fit.
+            store: Keep client rows on the device; in pinned host memory if they do not fit; or in a
+                file that is mapped into memory, if they fit in neither. In the file, clients that
+                never take part take no space.
+            store_folder: Folder of that file, on a local disk; by default the one for temporary
+                files (TMPDIR). The file has no name, and its space is free when the process ends.
             exchange_buffer: Memory per rank, in MiB, for rows that clients exchange (DisPFL); by
                 default 256, or a quarter of a GPU's free memory if that is more.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
@@ -133,6 +138,7 @@ class Federation(Recorded, L.LightningModule):
             "seed": seed,
             "accumulate": accumulate,
             "host_rows": store == "host",
+            "row_folder": checks.row_folder(store, store_folder),
             "exchange_buffer": None if exchange_buffer is None else exchange_buffer * 2**20,
             "max_failed": max_failed_clients,
         }

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as L
@@ -14,6 +15,7 @@ from lightfed.local.client_module import ClientModule, MaskedLanguageClient, Net
 from lightfed.local.session import LocalSession
 from lightfed.models.build import DataSpec, blank, build_network, class_of, parameters_of
 from lightfed.state.costs import forward_flops
+from lightfed.state.disk_rows import DiskRows
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, require
@@ -157,6 +159,7 @@ class GroupState:
         seed: of the run.
         device: of the rank.
         host_rows: keep the rows in host memory.
+        row_folder: keep them in a file in this folder instead.
         prepare: the algorithm's change to a fresh module.
 
     Attributes:
@@ -183,6 +186,7 @@ class GroupState:
         seed: int,
         device: torch.device,
         host_rows: bool,
+        row_folder: Path | None,
         prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> None:
         module = group.build(data, position=position, seed=seed)
@@ -196,8 +200,12 @@ class GroupState:
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers
-        self.store = RowStore(self.layout, device=device, host=host_rows)
-        self.staging = Staging(self.store) if host_rows else None
+        self.store = (
+            RowStore(self.layout, device=device, host=host_rows)
+            if row_folder is None
+            else DiskRows(self.layout, device=device, folder=row_folder)
+        )
+        self.staging = Staging(self.store) if self.store.host else None
         self._borrowed: Row | None = None
 
     @property

@@ -89,7 +89,7 @@ class Chain:
         self._next = (0, self._held)
 
     def changes(self, state: Saved, folder: Path, ranks: Ranks) -> Changes:
-        """The clients whose state differs from what the chain holds.
+        """The clients whose state differs from what the chain holds, or is not in it.
 
         Those are all clients if the chain has ended on any rank. Called by every rank.
 

@@ -275,30 +275,37 @@ class RowStore:
 
     def row(self, client: int) -> Row:
         """The client's row as views of the store."""
-        slot = self.slots[client]
+        slot = self._slot(client)
         return Row(self._floats[slot], self._integers[slot])
 
     def view(self, clients: Sequence[int]) -> Row | None:
         """The clients' rows as (K, P) and (K, Q) views; None if others lie between them."""
-        slots = [self.slots[client] for client in clients]
+        slots = self._slots(clients)
         span = slice(slots[0], slots[0] + len(slots))
-        if slots != list(range(span.start, span.stop)):
-            return None
-        return Row(self._floats[span], self._integers[span])
+        return self._part(span) if slots == list(range(span.start, span.stop)) else None
 
     def block(self, clients: Sequence[int]) -> Row:
         """The clients' rows as (K, P) and (K, Q); copies unless `view` has them."""
         view = self.view(clients)
         if view is not None:
             return view
-        index = torch.tensor([self.slots[client] for client in clients], device=self._place)
+        index = torch.tensor(self._slots(clients), device=self._place)
         return Row(self._floats.index_select(0, index), self._integers.index_select(0, index))
 
     def put_block(self, clients: Sequence[int], block: Row) -> None:
         """Write a block of rows that is not a view of the store."""
-        index = torch.tensor([self.slots[client] for client in clients], device=self._place)
+        index = torch.tensor(self._slots(clients), device=self._place)
         self._floats.index_copy_(0, index, block.floats.to(self._place))
         self._integers.index_copy_(0, index, block.integers.to(self._place))
 
     def __contains__(self, client: int) -> bool:
         return client in self.slots
+
+    def _slot(self, client: int) -> int:
+        return self.slots[client]
+
+    def _slots(self, clients: Sequence[int]) -> list[int]:
+        return [self._slot(client) for client in clients]
+
+    def _part(self, slots: slice) -> Row:
+        return Row(self._floats[slots], self._integers[slots])

@@ -58,7 +58,7 @@ def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
         [
             (client, _hash(state.store.row(client).floats, state.store.row(client).integers))
             for state in fleet.groups
-            for client in state.store.slots
+            for client in list(state.store.slots)
         ]
     )
     states = by_client(fleet.states() or {})

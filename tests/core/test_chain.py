@@ -123,6 +123,13 @@ def test_clients_that_have_changed_or_come_are_written(tmp_path: Path) -> None:
     assert loaded(path)[0]["floats"].eq(0).all()
 
 
+def test_clients_whose_rows_begin_later_are_written_then(tmp_path: Path) -> None:
+    path, chains, state = tmp_path / "last.ckpt", [Chains()], initial()
+    for clients in ([1, 4], [1, 4], [1, 2, 4], [1, 2, 4]):
+        saved(path, {k: state[k] for k in clients}, chains)
+    assert [sorted(by_client(shard)) for shard in load(path)[CLIENTS]] == [[1, 4], [2]]
+
+
 def test_a_rank_without_clients_does_not_end_the_chain(tmp_path: Path) -> None:
     path, chains = tmp_path / "last.ckpt", [Chains(), Chains()]
     state = {k: tensors for k, tensors in initial().items() if k % 2 == 0}
