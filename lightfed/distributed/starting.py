@@ -2,18 +2,26 @@
 
 A launcher's variables may be wrong: they are checked before torch and Lightning read them. A rank
 that Lightning has launched may die while it imports: the others would wait for it until a timeout.
-SLURM and torchrun end their ranks by themselves.
+SLURM and torchrun end their ranks by themselves. A rank that is stopped keeps the others waiting
+without a word: who has come is written to the store at which they meet.
 """
 
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from signal import Signals
 from subprocess import Popen
+from typing import TYPE_CHECKING
 
+from lightfed.distributed.peers import SILENT
 from lightfed.utils.errors import UserError, require
+
+if TYPE_CHECKING:  # a rank is watched before it imports torch
+    from torch.distributed import TCPStore
 
 # Environment variables, and the smallest value of each.
 LEAST = {
@@ -37,6 +45,7 @@ _LARGEST_PORT = 65535
 _LAUNCHER = "LIGHTFED_LAUNCHER"  # the process that launches ranks of its node
 _EVERY = 0.2  # seconds between looks
 _GRACE = 5.0  # seconds for a process to explain why a launched rank has ended
+_ANSWER = 5.0  # seconds for a store to answer
 _AGAIN = "give the ranks more memory if they ran out of it, and start again"
 
 _connected = threading.Event()
@@ -116,6 +125,82 @@ def watch_launched(
     _start(look)
 
 
+def has_store() -> bool:
+    """Whether the launcher keeps the store at which the ranks meet, as torchrun does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def arrive(store: tuple[str, int], rank: int) -> None:
+    """Note at the store, given by its address and port, that a rank has come."""
+    _connection(store).set(_key(rank), "")
+
+
+def absent(store: tuple[str, int], world: int) -> list[int]:
+    """The ranks that have not come; rank 0 is there if the store is its own."""
+    connection = _connection(store)
+    first = 0 if has_store() else 1
+    return [rank for rank in range(first, world) if not connection.check([_key(rank)])]
+
+
+def watch_meeting(
+    ask: Callable[[], list[int]], rank: int, limit: float, kill: Callable[[], None]
+) -> None:
+    """Report the ranks that do not come, and end this process if they still have not at the limit.
+
+    torch waits in silence, and for a rank 0 that is stopped without limit.
+
+    Args:
+        ask: which ranks are absent; it may not return if rank 0 is stopped.
+        rank: of this process. Rank 0 reports the others, and rank 1 only rank 0.
+        limit: seconds until torch's own error, where it has one.
+        kill: ends the processes that this one has launched.
+    """
+    limit = max(limit, 2 * SILENT)
+    ends = f"{limit / 60:g} minutes (trainer.strategy.init_args.timeout)"
+
+    def watch() -> None:
+        if _connected.wait(SILENT):
+            return
+        missing = _answer(ask) if rank < 2 else []
+        reports = rank == 0 or 0 in missing
+        who = "all ranks have come, but do not answer"
+        if missing:
+            who = f"no sign of rank {', '.join(map(str, missing))}"
+        if reports:
+            said = f"{who} for {SILENT:g} s; the run ends after {ends}"
+            print(f"lightfed: {said}", file=sys.stderr, flush=True)
+        if not _connected.wait(limit - SILENT + 2 * _GRACE):
+            _end(f"{who} for {ends}" if reports else None, kill, "start all ranks again")
+
+    _connected.clear()
+    threading.Thread(target=watch, name="lightfed-meeting", daemon=True).start()
+
+
+def _answer(ask: Callable[[], list[int]]) -> list[int]:
+    """What is asked of the store; rank 0, which has it, if there is no answer."""
+    found = [[0]]
+
+    def put() -> None:
+        with suppress(RuntimeError):  # nobody listens
+            found.append(ask())
+
+    thread = threading.Thread(target=put, name="lightfed-absent", daemon=True)
+    thread.start()
+    thread.join(2 * _ANSWER)
+    return found[-1]
+
+
+def _connection(store: tuple[str, int]) -> "TCPStore":
+    """A connection of its own: one on which this process waits answers nothing else."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(*store, wait_for_workers=False, timeout=timedelta(seconds=_ANSWER))
+
+
+def _key(rank: int) -> str:
+    return f"lightfed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+
+
 def connected() -> None:
     """Stop watching."""
     _connected.set()
@@ -129,9 +214,9 @@ def _start(look: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="lightfed-start", daemon=True).start()
 
 
-def _end(reason: str | None, kill: Callable[[], None]) -> None:
+def _end(reason: str | None, kill: Callable[[], None], fix: str = _AGAIN) -> None:
     if reason is not None:
-        print(f"lightfed: error: {reason}; {_AGAIN}", file=sys.stderr, flush=True)
+        print(f"lightfed: error: {reason}; {fix}", file=sys.stderr, flush=True)
     kill()
     os._exit(1)
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -160,6 +160,7 @@ class FederatedStrategy(DDPStrategy):
             self._meet()
             super().setup_distributed()
         except (dist.DistError, OSError) as error:
+            starting.connected()  # what is to be said is said here
             self._kill_launched()  # the others would keep waiting for this one
             assert self.cluster_environment is not None
             place = f"{self._address}:{self.cluster_environment.main_port}"
@@ -169,12 +170,19 @@ class FederatedStrategy(DDPStrategy):
 
     def _meet(self) -> None:
         """Create the process group over a store on one interface; torch's store listens on all."""
-        if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return  # torchrun has a store already
+        if dist.is_initialized():
+            return
         self.set_world_ranks()
         assert self.cluster_environment is not None
         assert self._timeout is not None
         port, first = self.cluster_environment.main_port, self.global_rank == 0
+        meeting, limit = (self._address, port), self._timeout.total_seconds()
+        if self.world_size > 1:
+            ask = partial(starting.absent, meeting, self.world_size)
+            starting.watch_meeting(ask, self.global_rank, limit, self._kill_launched)
+        if starting.has_store():
+            starting.arrive(meeting, self.global_rank)
+            return
         listener = listen(self._interface(), port, backlog=self.world_size) if first else None
         store = dist.TCPStore(
             self._address,
@@ -184,6 +192,7 @@ class FederatedStrategy(DDPStrategy):
             timeout=self._timeout,
             master_listen_fd=listener.detach() if listener else None,
         )
+        starting.arrive(meeting, self.global_rank)
         dist.init_process_group(
             self._get_process_group_backend(),
             store=store,

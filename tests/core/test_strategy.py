@@ -21,7 +21,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightfed.distributed import requeue
+from lightfed.distributed import requeue, starting
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine import strategy
 from lightfed.engine.strategy import FederatedStrategy
@@ -196,6 +196,24 @@ def test_a_port_that_is_taken_is_an_error_of_one_line(monkeypatch: pytest.Monkey
         ) as error:
             ranks.setup_distributed()
     assert "in use" in str(error.value)
+
+
+@pytest.mark.parametrize("agent", [False, True])
+def test_who_has_come_is_asked_of_the_store(agent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has come where the store is its own, and may be late to that of torchrun."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
+    place = "127.0.0.1", find_free_network_port()
+    monkeypatch.setattr(starting, "_ANSWER", 0.2)
+    with pytest.raises(RuntimeError):
+        starting.absent(place, 4)
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
+    server = dist.TCPStore(*place, is_master=True, wait_for_workers=False)
+    assert starting.absent(place, 4) == ([0, 1, 2, 3] if agent else [1, 2, 3])
+    for rank in (2, 0):
+        starting.arrive(place, rank)
+    assert starting.absent(place, 4) == [1, 3]
+    del server
 
 
 def strategy_at(
