@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightfed.data.datamodule import FederatedDataModule
@@ -18,7 +19,7 @@ from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file, newest_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.atomic_io import check_like, checked
+from lightfed.utils.atomic_io import check_like, check_numbers, checked
 from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.recorded import Recorded, arguments
@@ -242,6 +243,26 @@ class Restores(_CheckpointConnector):
     def _restore_modules_and_callbacks(self, *args: Any, **kwargs: Any) -> None:
         with checked(self._ckpt_path):
             super()._restore_modules_and_callbacks(*args, **kwargs)
+            if self._loaded_checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
+                self._try_optimizers(self._loaded_checkpoint)
+
+    def _try_optimizers(self, found: Mapping[str, Any]) -> None:
+        """Load the states of optimisers and schedules into objects of their own.
+
+        Lightning loads them after files of the run are written.
+        """
+        made = self.trainer.lightning_module.configure_optimizers()
+        optimizers, schedules = made if isinstance(made, tuple) else ([made] if made else [], [])
+        states = found["optimizer_states"]
+        for optimizer, state in zip(optimizers, states, strict=True):
+            check_numbers(state, optimizer.state_dict(), "optimizer_states")
+            optimizer.load_state_dict(state)
+        for schedule, state in zip(schedules, found["lr_schedulers"], strict=False):
+            check_like(
+                state, dict.fromkeys({"last_epoch"} & vars(schedule).keys()), "lr_schedulers"
+            )
+            check_numbers(state, schedule.state_dict(), "lr_schedulers")
+            schedule.load_state_dict(state)
 
     @override
     def restore_training_state(self) -> None:

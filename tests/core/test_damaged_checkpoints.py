@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from lightfed.algorithms.standalone import Standalone
+from lightfed.engine.federation import Federation
 from lightfed.runs import journal, run_lock
 from lightfed.runs.checkpoint import SHARDS, shard_folder
 from lightfed.runs.run_table import read_rows
-from lightfed.utils.atomic_io import check_like, checked
+from lightfed.utils.atomic_io import check_like, check_numbers, checked
 from lightfed.utils.errors import UserError
-from tests.core.spy import data, federation
+from tests.core.spy import data, federation, lr_schedule
 from tests.small import fit
 
 LOOP = ("loops", "fit_loop")
@@ -25,8 +26,12 @@ GONE = object()
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two rounds whose clients keep their rows."""
     folder = tmp_path_factory.mktemp("finished")
-    fit(federation(algorithm=Standalone()), data(), folder, rounds=2)
+    fit(scheduled(), data(), folder, rounds=2)
     return folder
+
+
+def scheduled() -> Federation:
+    return federation(algorithm=Standalone(), lr_schedule=lr_schedule)
 
 
 @pytest.fixture
@@ -42,12 +47,12 @@ def resumed(folder: Path) -> UserError:
     """Why the run does not go on, and leaves all files alone."""
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     with pytest.raises(UserError) as refused:
-        fit(federation(algorithm=Standalone()), data(), folder, rounds=3, ckpt_path=last_of(folder))
+        fit(scheduled(), data(), folder, rounds=3, ckpt_path=last_of(folder))
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     return refused.value
 
 
-def edit(path: Path, keys: tuple[str, ...], value: Any) -> None:
+def edit(path: Path, keys: tuple[Any, ...], value: Any) -> None:
     content = part = torch.load(path, weights_only=True)
     for key in keys[:-1]:
         part = part[key]
@@ -68,6 +73,20 @@ def edit(path: Path, keys: tuple[str, ...], value: Any) -> None:
         ((*LOOP, "epoch_loop.state_dict", "server_steps"), -3),
         (("state_dict",), "text"),
         (("optimizer_states",), GONE),
+        (("optimizer_states",), []),
+        (("optimizer_states", 0), "text"),
+        (("optimizer_states", 0), {}),
+        (("optimizer_states", 0, "param_groups"), "text"),
+        (("optimizer_states", 0, "param_groups"), []),
+        (("optimizer_states", 0, "param_groups", 0), "text"),
+        (("optimizer_states", 0, "param_groups", 0, "params"), [0, 1]),
+        (("optimizer_states", 0, "param_groups", 0, "lr"), "text"),
+        (("optimizer_states", 0, "param_groups", 0, "momentum"), True),
+        (("lr_schedulers",), GONE),
+        (("lr_schedulers", 0), "text"),
+        (("lr_schedulers", 0, "last_epoch"), GONE),
+        (("lr_schedulers", 0, "last_epoch"), "text"),
+        (("lr_schedulers", 0, "base_lrs"), ["text"]),
         (("lightfed_fingerprint",), GONE),
         (("lightfed_round_metrics",), {"loss": "text"}),
         (("lightfed_ledger",), torch.zeros(7, 3)),
@@ -79,7 +98,7 @@ def edit(path: Path, keys: tuple[str, ...], value: Any) -> None:
         ((SHARDS, "tags"), GONE),
     ],
 )  # fmt: skip
-def test_a_damaged_checkpoint_is_named(keys: tuple[str, ...], value: Any, folder: Path) -> None:
+def test_a_damaged_checkpoint_is_named(keys: tuple[Any, ...], value: Any, folder: Path) -> None:
     edit(last_of(folder), keys, value)
     error = resumed(folder)
     assert error.key == "ckpt_path"
@@ -135,8 +154,18 @@ def test_an_example_says_what_fits() -> None:
         {}["x"]
 
 
+def test_numbers_are_compared_where_both_have_them() -> None:
+    example = {"lr": 1, "betas": [0.9, 0.99], "fused": None, "nesterov": False}
+    for good in ({"lr": 0.5}, {"lr": torch.tensor(0.5)}, {"betas": []}, {"fused": "x"}, {"w": "x"}):
+        check_numbers(example | good, example, "it")
+    check_numbers({}, example, "it")
+    for bad in ({"lr": "x"}, {"lr": True}, {"betas": [0.9, "x"]}, {"betas": 1}, {"nesterov": 2}):
+        with pytest.raises(ValueError, match=r"it\.\w+ is "):
+            check_numbers(example | bad, example, "it")
+
+
 def test_the_journal_is_one_of_them(folder: Path) -> None:
     """A journal without its round: its sessions are trained again."""
     last = last_of(folder)
     torch.save({SHARDS: {"tags": [], "ranks": 0, "format": 3}}, last.with_name(journal.FILE))
-    fit(federation(algorithm=Standalone()), data(), folder, rounds=3, ckpt_path=last)
+    fit(scheduled(), data(), folder, rounds=3, ckpt_path=last)
