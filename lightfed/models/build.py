@@ -2,13 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.memory import require_memory
 
 Task = Literal["classification", "masked_lm"]
 
@@ -52,11 +56,37 @@ def build_network(
     given = {"num_classes": data.num_classes, "input_shape": data.input_shape, "rate": rate}
     taken = _accepted(factory, given, key)
     try:
-        return factory(**taken)
+        with _Fitting():
+            return factory(**taken)
     except UserError as error:
-        raise UserError(f"{key}.init_args.{error.key}", error.found, error.fix) from error
+        named = f"{key}.init_args.{error.key}" if error.key else key
+        raise UserError(named, error.found, error.fix) from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(key, str(error), "correct its init_args") from error
+
+
+class _Fitting(TorchFunctionMode):
+    """Refuses a tensor that, with the earlier ones, is larger than memory, before it is allocated.
+
+    Linux grants each of several layers that do not fit together.
+    """
+
+    _CREATE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes = 0
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = {} if kwargs is None else kwargs
+        if func in self._CREATE:
+            with suppress(RuntimeError, TypeError):  # its own error follows
+                self._bytes += func(*args, **{**given, "device": "meta"}).nbytes
+            require_memory(self._bytes, "", "parameters", "give smaller layers, or smaller samples")
+        return func(*args, **given)
 
 
 def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str) -> dict[str, Any]:

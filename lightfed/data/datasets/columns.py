@@ -20,7 +20,7 @@ from lightfed.data.datasets.tables import Table
 from lightfed.data.datasets.text import encode
 from lightfed.utils.errors import UserError
 
-_BLOCK = 256  # samples written together
+BLOCK = 256  # samples written together
 
 _FIXES = {
     "image": "repair the file, or set image_size",
@@ -76,8 +76,8 @@ def prepared(
 
 def _blocks(table: Table, decode: Decode, where: Where) -> Iterator[np.ndarray]:
     shape: tuple[int, ...] | None = None
-    for start in range(0, len(table), _BLOCK):
-        rows = zip(*table[start : start + _BLOCK].values(), strict=True)
+    for start in range(0, len(table), BLOCK):
+        rows = zip(*table[start : start + BLOCK].values(), strict=True)
         block = []
         for number, row in enumerate(rows, start):
             try:

@@ -10,8 +10,10 @@ from typing_extensions import override
 from lightfed.data.datasets import columns, logmel
 from lightfed.data.datasets.columns import Codes, Decode, kind_of, prepared
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform, moments
+from lightfed.data.datasets.logmel import RATE
 from lightfed.data.datasets.tables import Table, hold_out, open_table
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.memory import require_memory
 
 _LABELS = ("label", "labels", "y", "target", "class")
 
@@ -83,8 +85,13 @@ class Hub(Dataset):
         require(len(chosen) < 2, f"{KEY}.{chosen[-1] if chosen else ''}", found, fix)
         fits = isinstance(test, str) or 0 < test < 1
         require(fits, f"{KEY}.test", test, "name a split, or give a share such as 0.2")
-        for key, number in (("image_size", image_size), ("length", length), ("seconds", seconds)):
+        for key, number, size in (  # and bytes of a sample, at least
+            ("image_size", image_size, (image_size or 0) ** 2),
+            ("length", length, length),
+            ("seconds", seconds, seconds * RATE),
+        ):
             require(number is None or number > 0, f"{KEY}.{key}", number, "give more than 0")
+            require_memory(size, f"{KEY}.{key}", f"samples with {key} {number}", "lower it")
         self.path, self.config, self.train_split, self.test_split = path, name, train, test
         self._given = given
         self._label, self._group = label, group
@@ -191,6 +198,10 @@ class Hub(Dataset):
         if kind == "image":
             grey = columns.is_grey(self._tables["train"], names[0], base)
             how = {"grey": grey, "size": self.image_size}
+            at_once = min(columns.BLOCK, len(self._tables[split]))
+            size = at_once * (1 if grey else 3) * (self.image_size or 0) ** 2
+            what = f"{at_once} images of {self.image_size}x{self.image_size} pixels"
+            require_memory(size, f"{KEY}.image_size", what, "lower it")
             decode = partial(columns.picture, base=base, **how)
         elif kind == "audio":
             how = {"seconds": self.seconds, "format": logmel.FORMAT}
