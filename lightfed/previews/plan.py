@@ -52,7 +52,9 @@ def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int
     one_of_each = int(row_bytes(fleet).sum())
     return {
         "rows of its clients": 0 if fleet.host_rows else int(rank_rows(fleet).max()),
-        "two rows of every group, the others in host memory": 2 * one_of_each * fleet.host_rows,
+        "two rows of every group, the others in host memory or on disk": 2
+        * one_of_each
+        * fleet.host_rows,
         "live modules, one per group": one_of_each,
         "server models": sum(t.nbytes for t in fleet.algorithm.state_dict().values()),
         "gradients and optimiser state": round(4 * trained * (1 + state_slots(optimizer))),

@@ -5,7 +5,6 @@ mapped into memory, and the system keeps there what has space. A client's row be
 its initial values, when it is first used: clients that never take part take no space.
 """
 
-import errno
 import mmap
 import os
 import tempfile
@@ -17,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.state.rows import ModelLayout, Row, RowStore
-from lightfed.utils.errors import DiskError, UserError
+from lightfed.utils.errors import DiskError, UserError, reason
 
 KEY = "model.store_folder"
 
@@ -92,8 +91,8 @@ class DiskRows(RowStore):
             return False
         try:
             self._grow(len(self._clients))
-        except OSError as error:
-            found = f"no file for {len(self._clients)} rows in {self._folder} ({error.strerror})"
+        except (OSError, ValueError, OverflowError) as error:
+            found = f"no file of {len(self._clients)} rows in {self._folder} ({reason(error)})"
             raise UserError(KEY, found, "name a folder on a disk with space") from error
         return True
 
@@ -124,8 +123,7 @@ class DiskRows(RowStore):
             for file in self._files:
                 file.begin(slot)
         except OSError as error:
-            reason = error.strerror or os.strerror(errno.ENOSPC)
-            found = f"the row of client {client} cannot be written to {self._folder} ({reason})"
+            found = f"no row of client {client} in {self._folder} ({reason(error)})"
             raise DiskError(KEY, found, "free space there, or name another folder") from error
         self.slots[client] = slot
         return slot

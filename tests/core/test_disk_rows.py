@@ -188,9 +188,11 @@ def run_until_full(store: DiskRows) -> None:
 
 def test_a_folder_that_cannot_hold_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError) as error:
-        store_of(tmp_path / "file", clients=2)
-    assert (error.value.key, error.value.status) == (KEY, 2)
+    for name in ("file", "file/folder", "a\0b", "x" * 10_000):
+        with pytest.raises(UserError) as error:
+            store_of(tmp_path / name, clients=2)
+        assert (error.value.key, error.value.status) == (KEY, 2)
+        assert "\n" not in str(error.value)
     with pytest.raises(UserError) as error:
         Federation(Standalone(), [ClientGroup(2, MLP)], store="host", store_folder=str(tmp_path))
     assert error.value.key == KEY
