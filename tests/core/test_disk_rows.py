@@ -19,7 +19,9 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models import MLP
 from lightfed.runs.checkpoint import CLIENTS, load
+from lightfed.state.chain import Changes
 from lightfed.state.disk_rows import KEY, DiskRows
+from lightfed.state.host_copies import HostCopies
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.testing.digest import digest
 from lightfed.utils.errors import DiskError, UserError
@@ -92,6 +94,18 @@ def test_a_checkpoint_has_the_clients_in_use_and_a_resumed_run_their_bits(tmp_pa
     saved = {client for shard in load(path)[CLIENTS] for client in by_client(shard)}
     assert 2 <= len(saved) < len(SIZES)
     assert digest(*run(tmp_path / "cut", store="disk", ckpt_path=path)) == kept
+
+
+def test_what_a_thread_writes_is_a_copy_of_the_file(tmp_path: Path) -> None:
+    _, federation = run(tmp_path, store="disk")
+    state = federation.fleet.states()
+    chosen = Changes(state).chosen(HostCopies())
+    for group, block in zip(federation.fleet.groups, chosen["floats"], strict=True):
+        clients = block["clients"].tolist()
+        assert clients == [*group.store.slots]
+        for row in map(group.store.row, clients):
+            row.floats.fill_(-5.0)
+        assert not block["values"].eq(-5.0).any()
 
 
 def test_checkpoints_of_one_store_are_read_by_the_other(tmp_path: Path) -> None:
