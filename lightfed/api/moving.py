@@ -42,6 +42,8 @@ def _move(fleet: Clients, pairs: Sequence[tuple[int, int]]) -> None:
     ranks = fleet.ranks
     to = {a: fleet.home(b) for a, b in [*pairs, *((b, a) for a, b in pairs)]}
     leaving = fleet.mine(sorted(to))
+    for client in leaving:
+        fleet.row(client)  # on disk it begins only now if the client took no part before
     states = client_states.by_client(client_states.saved(fleet, {*leaving}))
     parts = [_packed({k: states[k] for k in leaving if to[k] == r}) for r in range(ranks.world)]
     sizes = ranks.gather([[len(part) for part in parts]])

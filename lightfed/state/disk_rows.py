@@ -9,13 +9,15 @@ import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.state.rows import ModelLayout, Row, RowStore
+from lightfed.state.row_store import RowStore
+from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.errors import DiskError, UserError, reason
 
 KEY = "model.store_folder"
@@ -104,6 +106,12 @@ class DiskRows(RowStore):
         for file in self._files:
             file.grow(slots)
         self._floats, self._integers = (file.values for file in self._files)
+
+    @override
+    def give(self, slots: Mapping[int, int]) -> None:
+        super().give(slots)
+        self._clients.difference_update(slots)
+        self._clients.update(slots.values())
 
     @override
     def fill(self, row: Row) -> None:

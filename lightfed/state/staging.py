@@ -2,7 +2,8 @@
 
 import torch
 
-from lightfed.state.rows import Row, RowStore
+from lightfed.state.row_store import RowStore
+from lightfed.state.rows import Row
 
 
 class Staging:

@@ -22,7 +22,8 @@ from lightfed_kernels.gpu import masked_mean, select
 from lightfed.aggregation import gossip
 from lightfed.distributed.collectives import Ranks
 from lightfed.models.networks.cifar_resnet import ResNet18GN
-from lightfed.state.rows import ModelLayout, RowStore
+from lightfed.state.row_store import RowStore
+from lightfed.state.rows import ModelLayout
 from lightfed.topology.topology import TimeVarying, round_senders
 
 CPU = torch.device("cpu")

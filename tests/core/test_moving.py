@@ -57,6 +57,27 @@ def test_clients_keep_their_rows_and_all_else(
             assert all(map(torch.equal, tensors, found[client]))
 
 
+def test_rows_in_files_that_have_not_begun_move_too() -> None:
+    used = {1, 4}
+
+    def work(ranks: Ranks) -> dict[int, tuple[float, bool]]:
+        fed = fleet(ranks, "disk")
+        for client in fed.mine(sorted(used)):
+            fed.row(client).floats.fill_(client)
+        for t in range(3):
+            fed.open_round()
+            move(fed, random_pairs(fed, t))
+        initial = {k: fed.state(k).initial.floats for k in range(fed.clients)}
+        rows = {k: fed.row(k).floats for k in fed.mine(range(fed.clients))}
+        return {k: (float(row[0]), torch.equal(row, initial[k])) for k, row in rows.items()}
+
+    found = {k: value for part in on_ranks(2, work) for k, value in part.items()}
+    assert sorted(found) == list(range(len(SIZES)))
+    for client, (value, is_initial) in found.items():
+        assert is_initial == (client not in used)
+        assert client not in used or value == client
+
+
 def moved_for(fed: Fleet, sessions: list[int]) -> tuple[int, list[int]]:
     """Number of rows moved for a round of some clients, and the homes of all."""
     fed.algorithm.expected_sessions = lambda *_: dict.fromkeys(sessions)  # type: ignore[method-assign]

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lightfed.state.rows import ModelLayout, RowStore
+from lightfed.state.row_store import RowStore
+from lightfed.state.rows import ModelLayout
 from tests.small import CPU
 
 
