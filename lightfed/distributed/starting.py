@@ -45,7 +45,7 @@ _LARGEST_PORT = 65535
 _LAUNCHER = "LIGHTFED_LAUNCHER"  # the process that launches ranks of its node
 _EVERY = 0.2  # seconds between looks
 _GRACE = 5.0  # seconds for a process to explain why a launched rank has ended
-_ANSWER = 5.0  # seconds for a store to answer
+_ANSWER = 2.0  # seconds for a store to answer
 _AGAIN = "give the ranks more memory if they ran out of it, and start again"
 
 _connected = threading.Event()
