@@ -1,12 +1,10 @@
 """The examples run as they are, in an empty folder; the how-to of sweeps, too."""
 
-import json
 import re
 import runpy
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,18 +33,6 @@ def test_a_script_has_its_own_algorithm_data_and_loggers(folder: Path) -> None:
     assert "global/accuracy" in table.read_text()
     for hyperparameters in folder.glob("logs/*/*/hparams.yaml"):
         assert "beta: 0.5" in hyperparameters.read_text()
-
-
-def test_the_cells_of_the_notebook_run(folder: Path) -> None:
-    cells = json.loads((EXAMPLES / "own_module.ipynb").read_text())["cells"]
-    names: dict[str, Any] = {"__name__": "notebook"}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            assert not cell["outputs"], "clear the outputs"
-            exec("".join(cell["source"]), names)
-    assert len(names["outputs"]) > 0
-    assert names["last"]["accuracy"].mean() > 0.3
-    assert list(folder.glob("runs/*/index.html"))
 
 
 def test_the_commands_of_the_how_tos_fit(folder: Path) -> None:

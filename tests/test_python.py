@@ -85,12 +85,6 @@ def test_a_finished_run_says_how_to_go_on(
     assert "has finished its 2 rounds; give a larger trainer.max_epochs" in capsys.readouterr().out
 
 
-def test_several_ranks_in_a_notebook_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    with pytest.raises(UserError, match=r"trainer\.devices"):
-        lf.FederatedTrainer(devices=2, accelerator="cpu")
-
-
 RECORDED = [
     made
     for name in lf.__all__

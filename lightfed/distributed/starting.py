@@ -2,22 +2,27 @@
 
 A launcher's variables may be wrong: they are checked before torch and Lightning read them. A rank
 that Lightning has launched may die while it imports: the others would wait for it until a timeout.
-SLURM and torchrun end their ranks by themselves. A rank that is stopped keeps the others waiting
-without a word: who has come is written to the store at which they meet.
+SLURM and torchrun end their ranks by themselves. The ranks of a notebook are forked from it. A rank
+that is stopped keeps the others waiting without a word: who has come is written to the store at
+which they meet.
 """
 
 import os
+import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from signal import Signals
-from subprocess import Popen
-from typing import TYPE_CHECKING
+from subprocess import Popen, TimeoutExpired
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from lightfed.distributed.peers import SILENT
+from lightfed.utils import signals
 from lightfed.utils.errors import UserError, require
 
 if TYPE_CHECKING:  # a rank is watched before it imports torch
@@ -46,6 +51,7 @@ _LAUNCHER = "LIGHTFED_LAUNCHER"  # the process that launches ranks of its node
 _EVERY = 0.2  # seconds between looks
 _GRACE = 5.0  # seconds for a process to explain why a launched rank has ended
 _ANSWER = 2.0  # seconds for a store to answer
+_LAST_WORDS = 2.0  # seconds for ranks to exit by themselves before they are killed
 _AGAIN = "give the ranks more memory if they ran out of it, and start again"
 
 _connected = threading.Event()
@@ -201,9 +207,76 @@ def _key(rank: int) -> str:
     return f"lightfed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
 
 
+def end_launched(processes: Sequence["Popen[bytes]"]) -> None:
+    """Kill launched ranks that do not exit by themselves, such as stopped ones."""
+    limit = time.monotonic() + _LAST_WORDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, limit - time.monotonic()))
+        except TimeoutExpired:
+            process.kill()
+
+
 def connected() -> None:
     """Stop watching."""
     _connected.set()
+
+
+def in_notebook() -> bool:
+    """Whether this process is interactive: it has no script that other ranks could run."""
+    return hasattr(sys, "ps1")
+
+
+def fork_ranks(ranks: int, work: Callable[[int], Any]) -> Any:
+    """Run a function on ranks that are forked from this process, which waits for them.
+
+    A signal that asks this process to stop is passed on.
+
+    Args:
+        ranks: number of ranks.
+        work: called in each with its rank; leaves the process group.
+
+    Returns:
+        what it returns on rank 0; it is pickled.
+
+    Raises:
+        UserError: that of a rank; a SystemExit likewise.
+        ProcessException: a rank has died, or raised something else: it has the traceback.
+    """
+    from torch.multiprocessing.spawn import ProcessException, start_processes
+
+    with TemporaryDirectory() as folder:
+        job = start_processes(_fork, (work, folder), ranks, join=False, start_method="fork")
+        try:
+            passed, died = False, None
+            while not job.join(_EVERY, grace_period=_GRACE):
+                number = signals.asked()
+                for process in job.processes if number and not passed else ():
+                    os.kill(process.pid, number)  # type: ignore[arg-type]
+                passed = bool(number)
+        except ProcessException as error:
+            died = error
+        finally:  # a second Ctrl-C does not wait
+            for process in job.processes:
+                process.kill()
+        made = [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).iterdir())]
+    for one in made:
+        if isinstance(one, BaseException):
+            raise one
+    if died is not None:
+        raise died
+    return made[0]
+
+
+def _fork(rank: int, work: Callable[[int], Any], folder: str) -> None:
+    os.setpgid(0, 0)  # a notebook's interrupt goes to a group, and is passed on
+    made: Any
+    try:
+        made = work(rank)
+    except (SystemExit, UserError) as error:
+        made = error
+    if rank == 0 or isinstance(made, BaseException):
+        (Path(folder) / f"{rank:06}").write_bytes(pickle.dumps(made))
 
 
 def _start(look: Callable[[], None]) -> None:

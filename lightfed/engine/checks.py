@@ -5,7 +5,6 @@ names the key.
 """
 
 import os
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -148,13 +147,8 @@ def federated(strategy: FederatedStrategy | str) -> FederatedStrategy:
 def check_devices(
     accelerator: str, devices: int | str | list[int], *, ranks_per_device: int = 1
 ) -> None:
-    """Reject devices that this machine lacks, and ranks that would share one wrongly.
-
-    Also several ranks in a notebook: each rank starts by running the script again.
-    """
+    """Reject devices that this machine lacks, and ranks that would share one wrongly."""
     check_variables(os.environ)
-    many, fix = devices not in (1, "1", "auto"), "give 1, or run the cells as a script"
-    _refuse(many and hasattr(sys, "ps1"), "devices", f"{devices} in a notebook", fix)
     choices = ("auto", "cpu", "gpu", "cuda")
     fix = f"choose one of {', '.join(choices)}"
     _refuse(accelerator not in choices, "accelerator", repr(accelerator), fix)

@@ -244,7 +244,7 @@ class FederatedLoop(_FitLoop):
     @override
     def skip(self) -> bool:
         # A run that died between its last round and its end must still finish.
-        return self.trainer.limit_train_batches == 0
+        return self.trainer.limit_train_batches == 0 or self.trainer.only_loads
 
     @override
     def setup_data(self) -> None:

@@ -1,17 +1,20 @@
 """A Trainer with a run folder that holds its checkpoints."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
+import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.distributed.collectives import leave
+from lightfed.distributed.starting import fork_ranks
 from lightfed.engine.checks import Clips
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.session_setup import step_schedule
@@ -19,10 +22,10 @@ from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file, newest_file
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
-from lightfed.utils.atomic_io import check_like, check_numbers, checked
-from lightfed.utils.errors import Interrupted, UserError
-from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
+from lightfed.utils.errors import Interrupted, UserError, require
+from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.recorded import Recorded, arguments
+from lightfed.utils.signals import listening
 
 
 class RunTrainer(Recorded, L.Trainer):
@@ -32,6 +35,7 @@ class RunTrainer(Recorded, L.Trainer):
         resumes_from: the checkpoint from which this run resumes, given or found.
         clipping: how gradients are clipped.
         in_round: whether a round is running; requested checkpoints wait for its end.
+        only_loads: whether `fit` loads the state of a run without a round.
     """
 
     callbacks: list[Callback]
@@ -40,7 +44,9 @@ class RunTrainer(Recorded, L.Trainer):
     resumes_from: _PATH | None = None
     clipping: Clips
     in_round: bool = False
+    only_loads: bool = False
     _config: dict[str, Any] | None = None
+    _limits: dict[str, Any]
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
     @property
@@ -115,13 +121,18 @@ class RunTrainer(Recorded, L.Trainer):
 
     def save_last(self) -> bool:
         """Write last.ckpt where resuming looks for it; False if the run keeps no checkpoints."""
+        path = self._last_path()
+        if path is not None:
+            self.save_checkpoint(path)
+        return path is not None
+
+    def _last_path(self) -> Path | None:
+        """Where resuming looks for last.ckpt; None if the run keeps no checkpoints."""
         folders = [c.dirpath for c in self._model_checkpoints() if c.dirpath is not None]
         if not folders:
-            return False
+            return None
         logger = self.run_logger
-        folder = Path(folders[0]) if logger is None else logger.folder / "checkpoints"
-        self.save_checkpoint(folder / NAME)
-        return True
+        return (Path(folders[0]) if logger is None else logger.folder / "checkpoints") / NAME
 
     def rounds(self, finished: int) -> str:
         """The progress of the run, in words."""
@@ -155,6 +166,55 @@ class RunTrainer(Recorded, L.Trainer):
         finished = self.rounds(self.current_epoch if last is None else last.rounds)
         written = last is not None and last.dirpath is not None and newest_file(last.path)
         return Interrupted(SIGINT, finished, resumable=bool(written))
+
+    def _fit_on_forks(self, *args: Any, ckpt_path: _PATH | None, **kwargs: Any) -> None:
+        """Run `fit` on ranks forked from a notebook, then load the state that they leave.
+
+        Lightning's own forked launcher brings back neither errors nor the state of clients.
+
+        Raises:
+            UserError: forks would not work, or that of a rank.
+        """
+        devices, environment = self.strategy.forks, self.strategy.cluster_environment
+        assert environment is not None
+        found, fix = f"{len(devices)} in a notebook, whose ranks are forked from it", "give 1"
+        require(devices[0].type == "cpu", "trainer.devices", f"{found}: no GPU survives that", fix)
+        keeps = bool(self._model_checkpoints()) or bool(self.fast_dev_run)  # type: ignore[attr-defined]
+        key, lost = "trainer.enable_checkpointing", f"false, with devices={len(devices)}"
+        require(keeps, key, f"{lost} in a notebook", "set it to true: results come back in one")
+        used = hasattr(args[0] if args else kwargs.get("model"), "fleet")
+        found = f"a Federation that has run, which {len(devices)} new ranks cannot share"
+        require(not used, "model", found, "make a new one")
+        leave()  # threads of a process group do not survive a fork, either
+        port = str(environment.main_port)
+
+        def rank(number: int) -> tuple[Path | None, dict[str, Any], dict[str, float]]:
+            os.environ["MASTER_PORT"] = port
+            self.strategy.become(number)
+            try:
+                self.fit(*args, ckpt_path=ckpt_path, **kwargs)  # type: ignore[misc]
+                metrics = {name: float(x) for name, x in self.callback_metrics.items()}
+                last, progress = self._last_path(), self.fit_loop.epoch_progress.state_dict()
+                return None if last is None else newest_file(last), progress, metrics
+            finally:
+                leave()
+
+        with listening():
+            path, progress, metrics = fork_ranks(len(devices), rank)
+        if path is not None:
+            self._load(path, *args, **kwargs)
+        self.fit_loop.epoch_progress.load_state_dict(progress)
+        self.callback_metrics.update({name: torch.tensor(x) for name, x in metrics.items()})
+
+    def _load(self, path: Path, *args: Any, **kwargs: Any) -> None:
+        """Load the state of a finished run; loggers and the run folder stay as they are."""
+        self.resumes_from = self._resolve(path)
+        loggers, self.only_loads = self.loggers, True
+        self.loggers = [x for x in loggers if isinstance(x, RunLogger)]
+        try:
+            L.Trainer.fit(self, *args, ckpt_path=self.resumes_from, **kwargs)  # type: ignore[misc]
+        finally:
+            self.loggers, self.only_loads = loggers, False
 
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint; with `fresh`, `last` may start a new run.
@@ -205,66 +265,21 @@ class RunTrainer(Recorded, L.Trainer):
             method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 
+    def _is_finished(self) -> bool:
+        """Whether this job has already finished the run.
+
+        A script may want the state of a finished run: it is loaded without running a round.
+        """
+        logger = self.run_logger
+        rounds = None if logger is None else logger.place.finished_rounds(self._limits)
+        if logger is None or rounds is None:
+            return False
+        if logger.place.config is None:
+            self.fit_loop.max_epochs = rounds  # fewer than max_epochs if a callback stopped it
+            return False
+        if self.is_global_zero:
+            print(f"{logger.folder} is finished after {rounds} rounds")
+        return True
+
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-
-
-class FlagSignals(_SignalConnector):
-    """Leaves signals to lightfed.utils.signals, which only records them.
-
-    Lightning's handlers save and broadcast, which deadlocks if the signal interrupts a collective.
-    Here the loop checks between sessions, all ranks stop at the same one and save, and `fit`
-    requeues the job.
-    """
-
-    @override
-    def register_signal_handlers(self) -> None:
-        self.received_sigterm = False
-
-    @override
-    def teardown(self) -> None:
-        pass
-
-
-class Restores(_CheckpointConnector):
-    """Reports what a checkpoint lacks, or holds in another form, in one line."""
-
-    @override
-    def resume_start(self, *args: Any, **kwargs: Any) -> None:
-        super().resume_start(*args, **kwargs)
-        with checked(self._ckpt_path):
-            if found := self._loaded_checkpoint:
-                lists: dict[str, Any] = {"optimizer_states": [], "lr_schedulers": []}
-                loops = {"fit_loop": self.trainer.fit_loop.state_dict()}
-                example = {"epoch": 0, "global_step": 0, "loops": loops, **lists}
-                check_like(found, example, "checkpoint")
-
-    @override
-    def _restore_modules_and_callbacks(self, *args: Any, **kwargs: Any) -> None:
-        with checked(self._ckpt_path):
-            super()._restore_modules_and_callbacks(*args, **kwargs)
-            if self._loaded_checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
-                self._try_optimizers(self._loaded_checkpoint)
-
-    def _try_optimizers(self, found: Mapping[str, Any]) -> None:
-        """Load the states of optimisers and schedules into objects of their own.
-
-        Lightning loads them after files of the run are written.
-        """
-        made = self.trainer.lightning_module.configure_optimizers()
-        optimizers, schedules = made if isinstance(made, tuple) else ([made] if made else [], [])
-        states = found["optimizer_states"]
-        for optimizer, state in zip(optimizers, states, strict=True):
-            check_numbers(state, optimizer.state_dict(), "optimizer_states")
-            optimizer.load_state_dict(state)
-        for schedule, state in zip(schedules, found["lr_schedulers"], strict=False):
-            check_like(
-                state, dict.fromkeys({"last_epoch"} & vars(schedule).keys()), "lr_schedulers"
-            )
-            check_numbers(state, schedule.state_dict(), "lr_schedulers")
-            schedule.load_state_dict(state)
-
-    @override
-    def restore_training_state(self) -> None:
-        with checked(self._ckpt_path):
-            super().restore_training_state()

@@ -6,7 +6,7 @@ It uses Lightning's launchers and process groups, no DDP wrapper, and sharded at
 import atexit
 import os
 import subprocess
-import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache, partial
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from lightfed.distributed import liveness, requeue, starting
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
-from lightfed.distributed.interface import interface_of, listen
+from lightfed.distributed.interface import interface_of, meeting_place
 from lightfed.distributed.slurm import check_launch
 from lightfed.distributed.starting import check_rank
 from lightfed.runs import checkpoint
@@ -37,7 +37,6 @@ from lightfed.utils.memory import require_memory
 T = TypeVar("T")
 
 _RANK = 384 * 2**20  # bytes that a rank has at least for itself
-_LAST_WORDS = 2.0  # seconds for ranks to exit by themselves before they are killed
 
 
 @cache
@@ -52,11 +51,13 @@ class FederatedStrategy(DDPStrategy):
 
     Attributes:
         ranks_per_device: number of ranks per GPU; set before the devices are known.
+        forks: devices of the ranks that `fit` forks from a notebook, which is one rank otherwise.
         checkpoints: of the run.
     """
 
     strategy_name = "federated"
     ranks_per_device = 1
+    forks: Sequence[torch.device] = ()
 
     def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
         """Set how long ranks wait for each other; DDP's other settings do not apply.
@@ -82,6 +83,23 @@ class FederatedStrategy(DDPStrategy):
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
         repeated = [d for d in devices or [] for _ in range(self.ranks_per_device)]
         self._parallel_devices = repeated or None
+
+    @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        assert self.cluster_environment is not None
+        devices = self._parallel_devices or []
+        if starting.in_notebook() and not self.cluster_environment.creates_processes_externally:
+            self._launcher = None  # it would run the script again
+            self.forks = devices if len(devices) > 1 else ()
+            self._parallel_devices = devices[:1]
+            self.set_world_ranks()
+
+    def become(self, rank: int) -> None:
+        """Be one of the notebook's ranks, in the process that was forked for it."""
+        os.environ["LOCAL_RANK"] = str(rank)
+        self._parallel_devices, self.forks = list(self.forks), ()
+        self.set_world_ranks()
 
     @override
     def _get_process_group_backend(self) -> str:
@@ -175,22 +193,19 @@ class FederatedStrategy(DDPStrategy):
         self.set_world_ranks()
         assert self.cluster_environment is not None
         assert self._timeout is not None
-        port, first = self.cluster_environment.main_port, self.global_rank == 0
-        meeting, limit = (self._address, port), self._timeout.total_seconds()
+        meeting = self._address, self.cluster_environment.main_port
+        limit = self._timeout.total_seconds()
         if self.world_size > 1:
             ask = partial(starting.absent, meeting, self.world_size)
             starting.watch_meeting(ask, self.global_rank, limit, self._kill_launched)
         if starting.has_store():
             starting.arrive(meeting, self.global_rank)
             return
-        listener = listen(self._interface(), port, backlog=self.world_size) if first else None
-        store = dist.TCPStore(
-            self._address,
-            port,
-            self.world_size,
-            is_master=first,
+        store = meeting_place(
+            *meeting,
+            interface=self._interface() if self.global_rank == 0 else None,
+            ranks=self.world_size,
             timeout=self._timeout,
-            master_listen_fd=listener.detach() if listener else None,
         )
         starting.arrive(meeting, self.global_rank)
         dist.init_process_group(
@@ -228,12 +243,7 @@ class FederatedStrategy(DDPStrategy):
 
     def _kill_launched(self) -> None:
         """Kill ranks that do not exit by themselves, such as stopped ones."""
-        limit = time.monotonic() + _LAST_WORDS
-        for process in self._launched():
-            try:
-                process.wait(max(0.0, limit - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        starting.end_launched(self._launched())
 
     def _node_lost(self) -> str:
         """Requeue the job of a run that has lost a node, if it trains and keeps checkpoints."""

@@ -16,9 +16,10 @@ from lightfed import report
 from lightfed.distributed import requeue
 from lightfed.engine import checks
 from lightfed.engine.checks import Clips
+from lightfed.engine.connectors.restoring import FlagSignals, Restores
 from lightfed.engine.federation import Federation, federation_of
 from lightfed.engine.loop import FederatedLoop
-from lightfed.engine.run_trainer import FlagSignals, Restores, RunTrainer
+from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.setup import with_defaults, with_folder
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.report.live import LivePage
@@ -212,6 +213,9 @@ class FederatedTrainer(RunTrainer):
             UserError: a setting or file of the user cannot be used.
         """
         self._check_launch(args, kwargs)
+        if self.strategy.forks:
+            self._fit_on_forks(*args, ckpt_path=ckpt_path, **kwargs)
+            return
         path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
         if self._is_finished():
             return
@@ -282,19 +286,3 @@ class FederatedTrainer(RunTrainer):
         outputs = super().predict(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
         (found,) = [o for o in self.strategy.ranks.gather([outputs]) if o and o[0] is not None][:1]
         return found
-
-    def _is_finished(self) -> bool:
-        """Whether this job has already finished the run.
-
-        A script may want the state of a finished run: it is loaded without running a round.
-        """
-        logger = self.run_logger
-        rounds = None if logger is None else logger.place.finished_rounds(self._limits)
-        if logger is None or rounds is None:
-            return False
-        if logger.place.config is None:
-            self.fit_loop.max_epochs = rounds  # fewer than max_epochs if a callback stopped it
-            return False
-        if self.is_global_zero:
-            print(f"{logger.folder} is finished after {rounds} rounds")
-        return True

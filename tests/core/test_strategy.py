@@ -23,7 +23,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightfed.distributed import requeue, starting
 from lightfed.distributed.collectives import Ranks
-from lightfed.engine import strategy
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.last_checkpoint import LastCheckpoint
@@ -247,7 +246,7 @@ def test_launched_ranks_are_the_watch_s_and_no_longer_lightning_s(
 ) -> None:
     killed: list[int] = []
     monkeypatch.setattr(_ChildProcessObserver, "_terminate_all", lambda self: killed.append(1))
-    monkeypatch.setattr(strategy, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(starting, "_LAST_WORDS", 0.1)
     observer = _ChildProcessObserver(main_pid=0, child_processes=launched)
     observer._run()
     assert killed == [1]

@@ -1,0 +1,1 @@
+"""Connectors of Lightning that a federation replaces."""
