@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as L
 import torch
 import yaml  # type: ignore[import-untyped]
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -37,6 +38,13 @@ class Linear(L.LightningModule):
     @override
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.flatten(1))
+
+
+class Refuses(CSVLogger):
+    """A logger whose backend does not take its settings."""
+
+    def __init__(self, save_dir: str) -> None:
+        raise RuntimeError(f"{save_dir} is retired")
 
 
 class Unvalidated(Linear):
@@ -212,6 +220,10 @@ NO_CLASSES = [
     edit("model.lr_schedule", of_class("torch.optim.SGD", lr=0.1), "torch.optim.SGD"),
     edit("trainer.callbacks", [of_class("EarlyStoping")], "did you mean EarlyStopping?",
           named="trainer.callbacks.0"),
+    edit("trainer.callbacks", [of_class("EarlyStopping", monitor="global/loss", mode="up")],
+          "`mode` can be min, max, got up"),
+    edit("trainer.logger", of_class(f"{HERE}.Refuses", save_dir="logs"), "logs is retired"),
+    edit("trainer.logger", [of_class(f"{HERE}.Refuses", save_dir="logs")], "logs is retired"),
 ]  # fmt: skip
 
 MISSING = [

@@ -59,6 +59,11 @@ _AROUND = (
 )
 _KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*(.*)', re.DOTALL)
 _UNKNOWN = re.compile(r"(?:Subcommand .*? option '|unrecognized arguments: -*)([\w.-]+)")
+# A logger or callback that raises, among the alternatives of its type that do not apply.
+_RAISED = re.compile(
+    r"Does not validate.*?\.(Logger|Callback)\b.*?\nErrors:(.*)\nGiven value type", re.DOTALL
+)
+_OTHERS = re.compile(r"\n  - (?:Not a valid subclass|Expected a )[^\n]*(?:\n    [^\n]*)*")
 _REQUIRED = re.compile(r"the following arguments are required: ([\w.]+)")
 
 
@@ -113,6 +118,10 @@ def class_error(error: Exception, config: Namespace) -> UserError | None:
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, UserError):
         inner = inner.__cause__
+    raised = _RAISED.match(str(error))
+    if inner is None and raised and (found := _OTHERS.sub("", raised[2]).strip(" \n-")):
+        key = "trainer.logger" if raised[1] == "Logger" else "trainer.callbacks"
+        return UserError(key, _plain(found), "correct its init_args")
     value = str(error).rpartition("\nGiven value: ")[2]
     key = next((k for k, v in config.items(branches=True) if str(v) == value), "")
     if inner is None or inner.key.startswith(key):

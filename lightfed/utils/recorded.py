@@ -46,6 +46,8 @@ def described(value: Any) -> Any:
         return {"class_path": _path(type(value)), "init_args": arguments(value)}
     if is_dataclass(value):
         return {field.name: described(getattr(value, field.name)) for field in fields(value)}
+    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        return {"class_path": _path(type(value))}  # not its address, which no other run has
     return shorten(str(value), 80)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch.optim import SGD
 from typing_extensions import override
 
@@ -105,6 +106,41 @@ def test_steps_of_tensorboard_are_rounds(tmp_path: Path) -> None:
         scalars = events.Scalars(name)
         assert [scalar.step for scalar in scalars] == [0, 1, 2]
         assert [s.value for s in scalars] == pytest.approx(column(tmp_path, name), rel=1e-6)
+
+
+def test_steps_of_mlflow_are_rounds(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    logger = MLFlowLogger(tracking_uri=uri)
+    fit(federation(fraction=1.0), data(), tmp_path, rounds=3, logger=logger)
+    client = mlflow.MlflowClient(uri)
+    (run,) = client.search_runs(["1"])
+    found = client.get_metric_history(run.info.run_id, "global/accuracy")
+    assert run.info.status == "FINISHED"
+    assert run.data.params["model/fraction"] == "1.0"
+    assert [metric.step for metric in found] == [0, 1, 2]
+
+
+def test_w_and_b_writes_offline_beside_the_run_folder(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    logger = WandbLogger(save_dir=tmp_path / "logs", offline=True)
+    loggers = [logger, RunLogger(str(tmp_path), "run")]
+    fit(federation(fraction=1.0), data(), tmp_path, rounds=3, logger=loggers)
+    assert logger.experiment.summary["global/accuracy"] == pytest.approx(
+        column(tmp_path, "global/accuracy")[-1]
+    )
+    assert logger.experiment.config["model"]["fraction"] == 1.0
+    assert list(tmp_path.glob("logs/wandb/offline-run-*/*.wandb"))
+
+
+def test_the_configuration_of_a_script_names_its_loggers(tmp_path: Path) -> None:
+    loggers = [CSVLogger(tmp_path, name="csv"), RunLogger(str(tmp_path), "run")]
+    fit(federation(), data(), tmp_path, logger=loggers)
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    named = [logger["class_path"] for logger in config["trainer"]["logger"]]
+    assert named == [
+        "lightning.pytorch.loggers.csv_logs.CSVLogger", "lightfed.runs.run_logger.RunLogger"
+    ]  # fmt: skip
 
 
 def scheduled(**settings: Any) -> Any:
