@@ -45,6 +45,7 @@ _NAMES = {
     "data.datasets.docstrings": "Docstrings",
     "data.datasets.hub": "Hub",
     "data.datasets.language": "Prose WikiText2",
+    "data.datasets.sentences": "Sentences",
     "data.datasets.speech": "SpeechCommands",
     "data.datasets.text": "AGNews",
     "data.datasets.tones": "Tones",

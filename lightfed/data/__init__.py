@@ -10,6 +10,7 @@ from lightfed.data.datasets.dataset import Dataset, Samples, Transform
 from lightfed.data.datasets.docstrings import Docstrings
 from lightfed.data.datasets.hub import Hub
 from lightfed.data.datasets.language import Prose, WikiText2
+from lightfed.data.datasets.sentences import Sentences
 from lightfed.data.datasets.speech import SpeechCommands
 from lightfed.data.datasets.text import AGNews
 from lightfed.data.datasets.tones import Tones
@@ -55,6 +56,7 @@ __all__ = [
     "Quantity",
     "ResidentSplit",
     "Samples",
+    "Sentences",
     "Shards",
     "SpeechCommands",
     "Tones",

@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
 from PIL import Image
 
@@ -58,4 +59,21 @@ def leaf(root: Path, **split: dict[str, tuple[list[object], list[object]]]) -> P
         sizes = [len(x) for x, _ in users.values()]
         content = {"users": list(users), "num_samples": sizes, "user_data": data}
         (root / name / "all_data.json").write_text(json.dumps(content))
+    return root
+
+
+def sentences(root: Path, *, authors: int = 4, each: int = 6) -> Path:
+    """ROOT/{train,test}.parquet: sentences of ten words by each author, who goes through a cycle.
+
+    Author k says wk.0 to wk.4 over and over, so that every word but the first is known from the
+    one before it.
+    """
+    root.mkdir(parents=True)
+    for split in ("train", "test"):
+        rows = [
+            {"tokens": " ".join(f"W{k}.{i % 5}" for i in range(10)), "client_id": f"author {k}"}
+            for _ in range(each)
+            for k in range(authors)
+        ]
+        datasets.Dataset.from_list(rows).to_parquet(str(root / f"{split}.parquet"))
     return root

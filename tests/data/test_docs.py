@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"title": f"why {i}", "tag": ["torch", "numpy"][i % 2], "author": i % 4} for i in range(24)
     ]
     datasets.Dataset.from_list(questions).to_json(str(root / "questions.json"))
+    tables.sentences(root / "stackoverflow")
     tiny.cifar10(root / "data")
     tiny.ag_news(root / "data")
     return root

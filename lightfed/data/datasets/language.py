@@ -38,15 +38,18 @@ class Vocabulary:
         words: the word of each number.
     """
 
-    def __init__(self, lines: Lines, *, least: int = 1) -> None:
+    def __init__(self, lines: Lines, *, least: int = 1, most: int | None = None) -> None:
         """Collect the words of a text.
 
         Args:
             lines: the words of each line.
             least: a word that occurs fewer times is unknown.
+            most: number of words that are kept, the most frequent ones; None for all.
         """
         special = ("<ukn>", "<eos>")
         counts = Counter(chain.from_iterable(lines))
+        if most is not None:
+            counts = Counter(dict(counts.most_common(most)))
         frequent = (word for word, n in counts.items() if n >= least and word not in special)
         self.words = (*special, *frequent)
         self._numbers = {word: number for number, word in enumerate(self.words)}

@@ -1,4 +1,4 @@
-"""HeteroFL's masked language model."""
+"""HeteroFL's masked language model, and the same network as one that predicts the next token."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -33,6 +33,7 @@ class Transformer(nn.Module):
         layers: number of encoder layers.
         dropout: after the embedding, the attention, and both feed-forward layers.
         mask_rate: probability that a position is masked.
+        causal: predict every token from those before it, instead of masked ones from all others.
         rate: width ratio; also what the Scalers divide by in training.
 
     Attributes:
@@ -55,6 +56,7 @@ class Transformer(nn.Module):
         layers: int = 4,
         dropout: float = 0.2,
         mask_rate: float = 0.15,
+        causal: bool = False,
         rate: float = 1.0,
     ) -> None:
         super().__init__()
@@ -64,6 +66,7 @@ class Transformer(nn.Module):
             check_heads(embedding, heads, rate, layer="layers.0.attention")
         self.mask_token = num_classes  # row V of the embedding
         self.mask_rate = mask_rate
+        self.causal = causal
         self.masked = torch.zeros(0, *input_shape, dtype=torch.bool)
         self.label_rows = ("token.weight",)
         self.position = nn.Embedding(input_shape[0], width)
@@ -72,7 +75,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         units = rounded_up(hidden * rate)
-        encoders = (EncoderLayer(width, heads, units, dropout, rate) for _ in range(layers))
+        encoders = (EncoderLayer(width, heads, units, dropout, rate, causal) for _ in range(layers))
         self.layers = nn.Sequential(*encoders)
         self.decoder = nn.Sequential(
             nn.Linear(width, width),
@@ -88,15 +91,27 @@ class Transformer(nn.Module):
     @override
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) int64 tokens -> (B, T, V) logits."""
+        return self._logits(self._shifted(tokens) if self.causal else self._hidden(tokens))
+
+    def _shifted(self, tokens: Tensor) -> Tensor:
+        """(B, T) the token before each; the mask token begins a window."""
+        if not self.training:
+            self.masked = torch.zeros_like(tokens, dtype=torch.bool)
+        return F.pad(tokens[:, :-1], (1, 0), value=self.mask_token)
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        """(B, T) the tokens, some masked."""
         # Drawn on the CPU, so that every device masks the same positions. The CPU's default
         # generator is seeded for every session and every evaluated batch.
         drawn = torch.rand_like(tokens, dtype=torch.float32, device="cpu")
         masked = sent(drawn < self.mask_rate, tokens.device)
         if not self.training:
             self.masked = masked
-        kept = tokens.masked_fill(masked, self.mask_token)
+        return tokens.masked_fill(masked, self.mask_token)
+
+    def _logits(self, kept: Tensor) -> Tensor:
         # The Scaler of the sum is the sum of both embeddings' Scalers.
-        embedded = self.scaler(self.token(kept) + self.position.weight[: tokens.shape[1]])
+        embedded = self.scaler(self.token(kept) + self.position.weight[: kept.shape[1]])
         return self.decoder(self.layers(self.dropout(self.norm(embedded))))
 
 
@@ -118,11 +133,14 @@ class EncoderLayer(nn.Module):
         hidden: units between the linear layers.
         dropout: of the attention's output, the hidden units and the output.
         rate: divisor of the Scalers.
+        causal: whether a position sees only those before it, and itself.
     """
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float, rate: float) -> None:
+    def __init__(
+        self, width: int, heads: int, hidden: int, dropout: float, rate: float, causal: bool = False
+    ) -> None:
         super().__init__()
-        self.attention = Attention(width, heads, rate)
+        self.attention = Attention(width, heads, rate, causal)
         self.norm1 = nn.LayerNorm(width)
         self.linear1 = nn.Linear(width, hidden)
         self.linear2 = nn.Linear(hidden, width)
@@ -141,7 +159,7 @@ class EncoderLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over all positions, with a Scaler after each linear layer.
+    """Self-attention over all positions or those before, with a Scaler after each linear layer.
 
     The linear layers are separate, because a narrow client owns the leading channels of every head.
 
@@ -149,15 +167,16 @@ class Attention(nn.Module):
         width: local D, a multiple of heads.
         heads: H.
         rate: divisor of the Scaler.
+        causal: whether a position sees only those before it, and itself.
 
     Attributes:
         slice_groups: by parameter, the number of groups in each dimension; narrow models take the
             leading part of every group.
     """
 
-    def __init__(self, width: int, heads: int, rate: float) -> None:
+    def __init__(self, width: int, heads: int, rate: float, causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.q = nn.Linear(width, width)
         self.k = nn.Linear(width, width)
         self.v = nn.Linear(width, width)
@@ -178,7 +197,8 @@ class Attention(nn.Module):
             for linear in (self.q, self.k, self.v)
         )
         # The temperature is that of the client's own heads, which are narrower than the full ones.
-        mixed = F.scaled_dot_product_attention(q, k, v, scale=1 / sqrt(q.shape[-1]))
+        scale = 1 / sqrt(q.shape[-1])
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale)
         return self.scaler(self.o(mixed.transpose(1, 2).flatten(-2)))
 
 
