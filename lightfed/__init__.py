@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from lightfed._moved import forward
+from lightfed.utils.process import end_scripts_in_one_line
 
 __version__ = "0.2.0"
 
@@ -82,3 +83,4 @@ def __dir__() -> list[str]:
 
 
 forward()
+end_scripts_in_one_line()

@@ -51,15 +51,29 @@ def test_the_example_is_short_and_leaves_what_the_command_does(fitted: dict[str,
     assert config["trainer"]["max_epochs"] == 2
 
 
+def run_script(folder: Path) -> "subprocess.CompletedProcess[str]":
+    run = [sys.executable, "script.py"]
+    env = {k: v for k, v in os.environ.items() if k not in ("MASTER_PORT", "LOCAL_RANK")}
+    return subprocess.run(run, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.matrix  # two processes import torch
 def test_two_ranks_from_the_same_script(tmp_path: Path, fitted: dict[str, Any]) -> None:
     (tmp_path / "script.py").write_text(example().replace("RANKS", "2"))
-    run = [sys.executable, "script.py"]
-    env = {k: v for k, v in os.environ.items() if k not in ("MASTER_PORT", "LOCAL_RANK")}
-    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = run_script(tmp_path)
     assert done.returncode == 0, done.stderr
     (one,), (two,) = (list(path.glob("runs/*/clients.csv")) for path in (Path(), tmp_path))
     assert one.read_text() == two.read_text()
+
+
+def test_a_script_ends_in_one_line_and_says_nothing_of_other_runs(tmp_path: Path) -> None:
+    text = example().replace("RANKS", "1, enable_progress_bar=False")
+    (tmp_path / "script.py").write_text(f"{text}\ntrainer.predict(federation, data, client=99)\n")
+    done = run_script(tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lightfed: error: predict: client 99 of 8; ")
+    assert done.stdout.startswith("HeteroFL-Digits-s0: ")
 
 
 def test_predictions_are_those_of_the_metrics(fitted: dict[str, Any]) -> None:

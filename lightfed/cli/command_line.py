@@ -11,13 +11,20 @@ from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from typing_extensions import override
 
-from lightfed.distributed.starting import LEAST, check_variables, watch_launcher
+from lightfed.distributed.starting import check_variables, watch_launcher
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.process import end_process, imports_begin, imports_end
+from lightfed.utils.process import (
+    end_process,
+    imports_begin,
+    imports_end,
+    is_first,
+    report,
+    silence,
+)
 from lightfed.utils.signals import listen
 
 USAGE_ERROR = UserError.status
@@ -93,7 +100,8 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
         _run(arguments, from_python=from_python)
     except UserError as error:
         _leave()
-        _fail(error)
+        report(error)
+        sys.exit(error.status)
     _leave()
 
 
@@ -218,18 +226,13 @@ def _command_line(arguments: list[str] | None) -> None:
 
 
 def _silence() -> None:
-    """Hide tips and warnings of libraries for runs that are not federations."""
+    """Hide what libraries say of their own interfaces, too: no line of it is a user's."""
     import warnings
 
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    silence()
     warnings.filterwarnings("ignore", module="jsonargparse")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", message=".*srun.*|.*treespec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
-    warnings.filterwarnings("ignore", message="Initializing zero-element tensors.*")
-    warnings.filterwarnings("ignore", message="There is a performance drop.*")
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
 
 
 def _check_values(options: Any, sections: dict[str, type]) -> None:
@@ -251,14 +254,9 @@ def _rename_cohorts(model: Any) -> None:
     model.clients = former
 
 
-def _is_first() -> bool:
-    names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
-    return all(os.environ.get(name, "0") == "0" for name in names)
-
-
 def _stopped() -> int:
     """Print one line on the first rank after Ctrl-C outside a run; the exit status."""
-    if _is_first():
+    if is_first():
         print("lightfed: stopped by SIGINT; the same command starts again", file=sys.stderr)
     return 128 + SIGINT
 
@@ -269,13 +267,3 @@ def _leave() -> None:
         from lightfed.distributed.collectives import leave
 
         leave()
-
-
-def _fail(error: UserError) -> NoReturn:
-    """Print one line on the first rank; every rank exits with the same status.
-
-    An error about a rank's own variables is known only to that rank.
-    """
-    if error.key in LEAST or _is_first():
-        print(f"lightfed: error: {' '.join(str(error).split())}", file=sys.stderr)
-    sys.exit(error.status)

@@ -24,28 +24,11 @@ from typing import TYPE_CHECKING, Any
 from lightfed.distributed.peers import SILENT
 from lightfed.utils import signals
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.process import LEAST
 
 if TYPE_CHECKING:  # a rank is watched before it imports torch
     from torch.distributed import TCPStore
 
-# Environment variables, and the smallest value of each.
-LEAST = {
-    "MASTER_PORT": 1,
-    "RANK": 0,
-    "LOCAL_RANK": 0,
-    "NODE_RANK": 0,
-    "GROUP_RANK": 0,
-    "WORLD_SIZE": 1,
-    "LOCAL_WORLD_SIZE": 1,
-    "SLURM_JOB_ID": 1,
-    "SLURM_NNODES": 1,
-    "SLURM_NTASKS": 1,
-    "SLURM_NTASKS_PER_NODE": 1,
-    "SLURM_PROCID": 0,
-    "SLURM_LOCALID": 0,
-    "SLURM_NODEID": 0,
-    "SLURM_RESTART_COUNT": 0,
-}
 _LARGEST_PORT = 65535
 _LAUNCHER = "LIGHTFED_LAUNCHER"  # the process that launches ranks of its node
 _EVERY = 0.2  # seconds between looks
@@ -220,11 +203,6 @@ def end_launched(processes: Sequence["Popen[bytes]"]) -> None:
 def connected() -> None:
     """Stop watching."""
     _connected.set()
-
-
-def in_notebook() -> bool:
-    """Whether this process is interactive: it has no script that other ranks could run."""
-    return hasattr(sys, "ps1")
 
 
 def fork_ranks(ranks: int, work: Callable[[int], Any]) -> Any:

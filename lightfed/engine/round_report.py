@@ -43,7 +43,7 @@ class RoundReport:
             logger.log_hyperparams(trainer.config)
         if 0 < (trainer.max_epochs or 0) <= rounds and trainer.is_global_zero:
             fix = "give a larger trainer.max_epochs to train on"
-            print(f"{trainer.resumes_from} has finished its {rounds} rounds; {fix}")
+            print(f"{trainer.resumes_from or 'the run'} has finished its {rounds} rounds; {fix}")
 
     def start(self) -> None:
         """Measure the time of a round from now on."""

@@ -33,6 +33,7 @@ from lightfed.runs.saving.checkpoints import Checkpoints
 from lightfed.utils.errors import UserError
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.memory import require_memory
+from lightfed.utils.process import is_interactive
 
 T = TypeVar("T")
 
@@ -87,12 +88,12 @@ class FederatedStrategy(DDPStrategy):
     @override
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
-        assert self.cluster_environment is not None
-        devices = self._parallel_devices or []
-        if starting.in_notebook() and not self.cluster_environment.creates_processes_externally:
-            self._launcher = None  # it would run the script again
-            self.forks = devices if len(devices) > 1 else ()
-            self._parallel_devices = devices[:1]
+        environment, devices = self.cluster_environment, self._parallel_devices
+        assert environment is not None
+        assert devices is not None
+        if is_interactive() and not environment.creates_processes_externally:
+            self._launcher = None  # no script to run again
+            self.forks, self._parallel_devices = devices[:] if devices[1:] else (), devices[:1]
             self.set_world_ranks()
 
     def become(self, rank: int) -> None:
@@ -132,8 +133,8 @@ class FederatedStrategy(DDPStrategy):
         if clients is not None and processes * nodes > clients:
             found = f"{processes * nodes} ranks for {clients} clients"
             raise UserError("trainer.devices", found, "use at most one rank a client")
-        size, what = processes * _RANK, f"{processes} ranks on this node"
-        require_memory(size, "trainer.devices", what, "lower it")
+        found = f"{processes} ranks on this node"
+        require_memory(processes * _RANK, "trainer.devices", found, "lower it")
         if processes > 1 and not launcher.creates_processes_externally:
             starting.launches(os.environ)
 

@@ -28,6 +28,7 @@ from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.memory import keep_heap
+from lightfed.utils.process import silenced
 from lightfed.utils.signals import listening
 
 Precision = Literal["32", "32-true", "bf16-mixed", "16-mixed", 32]
@@ -42,6 +43,7 @@ class FederatedTrainer(RunTrainer):
 
     fit_loop: FederatedLoop
 
+    @silenced()
     def __init__(
         self,
         *,
@@ -198,6 +200,7 @@ class FederatedTrainer(RunTrainer):
         return federation_of(self)
 
     @override
+    @silenced()
     def fit(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> None:
         """Run the rounds.
 
@@ -232,6 +235,7 @@ class FederatedTrainer(RunTrainer):
                     report.print_summary(logger.folder)
 
     @override
+    @silenced()
     def validate(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:
         """Evaluate the server's and the clients' models on their test splits.
 
@@ -244,6 +248,7 @@ class FederatedTrainer(RunTrainer):
         return super().validate(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     @override
+    @silenced()
     def test(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> Any:
         """Evaluate a checkpoint on the test splits; as validate, with Lightning's test hooks.
 
@@ -256,6 +261,7 @@ class FederatedTrainer(RunTrainer):
         return super().test(*args, ckpt_path=self._resolve(ckpt_path), **kwargs)  # type: ignore[misc]
 
     @override
+    @silenced()
     def predict(
         self,
         *args: Any,

@@ -43,7 +43,9 @@ class ClientGroup:
     level: Literal["a", "b", "c", "d", "e"] | None = None
     """a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the group's name in reports."""
     name: str | None = None
-    """Name in metrics and reports; by default the level or, without one, the position."""
+    """Name in metrics and reports.
+
+    By default the level; or the model's class, with a width below 1 appended."""
 
     @property
     def width(self) -> float:
@@ -101,12 +103,19 @@ class ClientGroup:
 
 
 def group_names(groups: Sequence[ClientGroup]) -> list[str]:
-    """Names, levels or positions; a repeated name gets its position appended."""
+    """Names, levels or classes and widths; a repeated name gets its position appended."""
     names: list[str] = []
     for position, group in enumerate(groups):
-        name = group.name or group.level or str(position)
+        name = group.name or group.level or _kind(group) or str(position)
         names.append(f"{name}-{position}" if name in names else name)
     return names
+
+
+def _kind(group: ClientGroup) -> str:
+    """The class of the model and its width; "" for a function without a name."""
+    name = str(getattr(class_of(group.model), "__name__", ""))
+    width = "" if group.width == 1.0 else f"-{group.width:g}"
+    return name + width if name.isidentifier() else ""
 
 
 def _check_user_module(module: L.LightningModule, position: int) -> None:

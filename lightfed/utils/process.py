@@ -1,10 +1,38 @@
-"""The beginning and the end of the process of a command."""
+"""The beginning and the end of a process, and what it prints that is not of a run."""
 
 import atexit
 import gc
+import logging
 import os
 import sys
 import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TextIO
+
+from lightfed.utils.errors import UserError
+
+# Environment variables, and the smallest value of each.
+LEAST = {
+    "MASTER_PORT": 1,
+    "RANK": 0,
+    "LOCAL_RANK": 0,
+    "NODE_RANK": 0,
+    "GROUP_RANK": 0,
+    "WORLD_SIZE": 1,
+    "LOCAL_WORLD_SIZE": 1,
+    "SLURM_JOB_ID": 1,
+    "SLURM_NNODES": 1,
+    "SLURM_NTASKS": 1,
+    "SLURM_NTASKS_PER_NODE": 1,
+    "SLURM_PROCID": 0,
+    "SLURM_LOCALID": 0,
+    "SLURM_NODEID": 0,
+    "SLURM_RESTART_COUNT": 0,
+}
+_LIBRARIES = ("lightning.pytorch", "lightning.fabric")
 
 
 def imports_begin() -> None:
@@ -39,3 +67,68 @@ def end_process(status: int) -> None:
     except (OSError, ValueError):  # a closed pipe or file
         return
     os._exit(status)
+
+
+def is_interactive() -> bool:
+    """Whether a user is at this process, as in a notebook: it is no script that ranks could run."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, by its launcher's variables."""
+    names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
+
+def report(error: UserError, file: TextIO | None = None) -> None:
+    """Print one line on the first rank.
+
+    An error about a rank's own variables is known only to that rank.
+    """
+    if error.key in LEAST or is_first():
+        print(f"lightfed: error: {' '.join(str(error).split())}", file=file or sys.stderr)
+
+
+def end_scripts_in_one_line() -> None:
+    """End a script by an uncaught UserError as the command ends: one line, and its status.
+
+    A notebook, an interactive Python and a test see the exception: their user is there, and may
+    catch it. Only an exception hook knows that a script has not caught it.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, UserError) or is_interactive():
+            before(kind, error, trace)
+            return
+        report(error, sys.__stderr__)  # torch's own hook drops what is written to stderr
+        sys.exit(error.status)
+
+    sys.excepthook = hook
+
+
+def silence() -> None:
+    """Hide tips and warnings of libraries for runs that are not federations."""
+    for name in _LIBRARIES:
+        logger = logging.getLogger(name)
+        logger.setLevel(max(logger.level, logging.WARNING))
+    warnings.filterwarnings("ignore", message=".*srun.*|.*treespec.*")
+    warnings.filterwarnings("ignore", message="Initializing zero-element tensors.*")
+    warnings.filterwarnings("ignore", message="There is a performance drop.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Silence libraries in a block of a script; one that a user has made talkative stays so."""
+    loggers = [logging.getLogger(name) for name in _LIBRARIES]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        silence()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level if level == logging.DEBUG else logger.level)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -127,7 +127,7 @@ def test_groups_have_figures_of_their_own() -> None:
     figures, _ = evaluate(*fleet_and_data(groups), kinds=("personal",))
     assert figures["personal/score/wide"] == sum(VALUES[:4]) / 4
     assert figures["personal/score/c"] == sum(VALUES[4:9]) / 5
-    assert figures["personal/score/2"] == sum(VALUES[9:]) / 3
+    assert figures["personal/score/Score"] == sum(VALUES[9:]) / 3
     assert not any(name.startswith("personal/loss/") for name in figures)
 
 
