@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
@@ -90,14 +91,22 @@ def describe(chart: Chart) -> str:
 
 
 def _column(values: pd.Series[Any]) -> Any:
-    """Numbers with DIGITS digits, up to the last that is known; names once each, with places."""
+    """Numbers with DIGITS digits, up to the last that is known; names once each, with places.
+
+    Places that repeat are written once, and how many times, where that is shorter.
+    """
     if values.dtype.kind == "b":
         return [bool(value) for value in values]
     if values.dtype.kind in "iuf":
         known = len(values) - int(values[::-1].notna().to_numpy().argmax()) if len(values) else 0
         return [_number(value) for value in values.tolist()[:known]]
-    codes, names = values.factorize()
-    return {"of": [str(name) for name in names], "at": codes.tolist()}
+    codes, labels = values.factorize()
+    named = {"of": [str(name) for name in labels]}
+    begins = np.flatnonzero(np.diff(codes, prepend=-2))
+    if 2 * len(begins) > len(codes):
+        return {**named, "at": codes.tolist()}
+    times = np.diff(begins, append=len(codes))
+    return {**named, "at": codes[begins].tolist(), "times": times.tolist()}
 
 
 def _number(value: float) -> float | int | None:

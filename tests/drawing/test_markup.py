@@ -9,7 +9,7 @@ import pytest
 from lightfed.drawing import library
 from lightfed.drawing.charts import Figure
 from lightfed.drawing.library import digest
-from lightfed.drawing.markup import content, document
+from lightfed.drawing.markup import _column, content, document
 from tests.drawing.test_marks import CHARTS, FIGURE, METHODS
 
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -71,6 +71,12 @@ def test_data_are_columns_with_names_once_and_numbers_short() -> None:
     assert lines["data"]["series"]["of"] == list(METHODS)
     assert lines["data"]["y"][0] == 0.52
     assert lines["data"]["x"][:3] == [1, 2, 3]
+
+
+def test_names_that_repeat_are_counted() -> None:
+    table = pd.DataFrame({"run": ["b"] * 5 + ["a"] * 4, "by turns": [*"abababab", "c"]})
+    assert _column(table["run"]) == {"of": ["b", "a"], "at": [0, 1], "times": [5, 4]}
+    assert _column(table["by turns"])["at"] == [0, 1] * 4 + [2]
 
 
 def test_a_live_page_loads_itself_again() -> None:

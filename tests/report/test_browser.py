@@ -11,6 +11,7 @@ from lightfed.report import build, compare
 from tests.report.make_run import ENVIRONMENT, METRICS, write_run
 
 pytestmark = pytest.mark.browser
+LONG = "HeteroFL_with_a_name_longer_than_a_row"
 EVIL = "<script>alert(1)</script>"
 
 
@@ -18,20 +19,25 @@ EVIL = "<script>alert(1)</script>"
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run's page with names that are markup, and a comparison."""
     root = tmp_path_factory.mktemp("runs")
-    runs = [
-        write_run(
-            root / f"{name}-s{seed}",
-            environment={**ENVIRONMENT, "name": f"{name}-s{seed}", "algorithm": name, "seed": seed},
-            metrics={**METRICS, f"personal/{EVIL}": (0.1, "", 0.2)},
-            config=f"seed_everything: {seed}\nmodel:\n  algorithm: {name}\n",
-        )
-        for name in ("FedAvg", "HeteroFL")
-        for seed in (0, 1)
-    ]
+    first, second, long = (
+        [
+            write_run(
+                root / f"{name}-s{seed}",
+                environment={
+                    **ENVIRONMENT, "name": f"{name}-s{seed}", "algorithm": name, "seed": seed
+                },
+                metrics={**METRICS, f"personal/{EVIL}": (0.1, "", 0.2)},
+                config=f"seed_everything: {seed}\nmodel:\n  algorithm: {name}\n",
+            )
+            for seed in (0, 1)
+        ]
+        for name in ("FedAvg", "HeteroFL", LONG)
+    )  # fmt: skip
     environment = {**ENVIRONMENT, "name": EVIL}
     return {
         "run": build(write_run(root / "evil" / "run", environment=environment)),
-        "comparison": compare(runs, output=root / "out"),
+        "comparison": compare([*first, *second], output=root / "out"),
+        "long": compare([*first, *long], output=root / "long"),
     }
 
 
@@ -81,6 +87,22 @@ def test_a_page_draws_its_charts_and_fetches_nothing(
     tab.locator(".numbers summary").first.click()
     expect(tab.locator(".numbers table tbody tr").nth(2)).to_be_attached()
     context.close()
+
+
+def test_a_name_that_is_too_long_stays_in_its_cell_and_is_whole_on_hover(
+    pages: dict[str, Path], browser: Any
+) -> None:
+    tab = browser.new_page(viewport={"width": 400, "height": 900})
+    tab.goto(pages["long"].as_uri())
+    _wait(tab, ".figure:not([data-drawn])", 0)
+    titles = tab.locator(".chart svg text title")
+    assert titles.count() > 0
+    assert titles.first.text_content() == LONG
+    for name in (".named", "td:has(> .named)"):
+        cells = tab.locator(name)
+        assert cells.count() > 0
+        assert not any(cell.evaluate("c => c.scrollWidth > c.clientWidth") for cell in cells.all())
+    tab.close()
 
 
 def test_the_colours_follow_the_screen(pages: dict[str, Path], browser: Any) -> None:

@@ -3,8 +3,11 @@
 from html import unescape
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from lightfed.drawing.library import library
 from lightfed.report import build
 from lightfed.utils.errors import UserError
 from tests.report.make_run import ENVIRONMENT, METRICS, append, write_run
@@ -225,3 +228,28 @@ def test_the_number_of_columns_follows_what_was_measured(tmp_path: Path) -> None
     page = ReadPage(build(folder))
     assert list(page.table("round")) == ["train loss", "personal accuracy"]
     assert "sent up" not in page.cards
+
+
+def test_a_page_of_100_000_clients_is_small(tmp_path: Path) -> None:
+    clients, rounds, rng = 100_000, 60, np.random.default_rng(0)
+    curves = {name: rng.random(rounds).round(6).tolist() for name in METRICS}
+    environment = {
+        **ENVIRONMENT,
+        "clients": clients,
+        "cohorts": dict.fromkeys("abcde", clients // 5),
+    }
+    counts = rng.poisson(rng.gamma(0.5, 8, (clients, 10)))
+    folder = write_run(
+        tmp_path / "run", metrics=curves, environment=environment, counts=counts,
+        classes=list("0123456789"), evaluations=None,
+    )  # fmt: skip
+    groups = np.repeat(list("abcde"), clients // 5)
+    drawn = {name: rng.random(clients) for name in ("accuracy", "loss")}
+    costs = {name: rng.integers(1, 10**9, clients) for name in ("bytes_up", "bytes_down", "flops")}
+    owned = {"client": range(clients), "cohort": groups, "samples": counts.sum(1)}
+    pd.DataFrame({"round": rounds, **owned, **drawn, **costs}).to_csv(
+        folder / "clients.csv", index=False
+    )
+    text = build(folder).read_text()
+    assert len(text) - len(library().packed) < 120_000
+    assert text.count('class="figure"') >= 3

@@ -19,11 +19,11 @@ async function unpack() {
 
 function rows(columns) {
   const names = Object.keys(columns);
-  const places = (column) => (Array.isArray(column) ? column : column.at);
-  const count = Math.max(...names.map((name) => places(columns[name]).length));
-  const cell = (column, i) => (Array.isArray(column) ? column[i] : column.of[column.at[i]]) ?? null;
-  return Array.from({ length: count }, (_, i) =>
-    Object.fromEntries(names.map((name) => [name, cell(columns[name], i)])));
+  const named = ({ of, at, times }) =>
+    times ? at.flatMap((place, i) => Array(times[i]).fill(of[place])) : at.map((place) => of[place]);
+  const cells = names.map((name) => (Array.isArray(columns[name]) ? columns[name] : named(columns[name])));
+  return Array.from({ length: Math.max(...cells.map((column) => column.length)) }, (_, i) =>
+    Object.fromEntries(names.map((name, k) => [name, cells[k][i] ?? null])));
 }
 
 // a colour by name, as the theme has it
@@ -41,11 +41,27 @@ async function draw(figure) {
   figure.views = await Promise.all(figure.charts.map(async (chart, i) => {
     const data = { values: rows(chart.data) };
     const spec = { ...coloured(chart.spec, colours[scheme]), width: "container", data };
-    const options = { ast: true, actions: false, renderer: "svg", config: looks[scheme] };
-    return (await vegaEmbed(hosts[i], spec, { ...options, tooltip: { theme: scheme } })).view;
+    const labelLimit = Math.max(150, 0.4 * hosts[i].clientWidth);
+    const config = { ...looks[scheme], axis: { ...looks[scheme].axis, labelLimit } };
+    const options = { ast: true, actions: false, renderer: "svg", config };
+    const { view } = await vegaEmbed(hosts[i], spec, { ...options, tooltip: { theme: scheme } });
+    entitle(hosts[i]);
+    return view;
   }));
   await hide(figure);
   figure.element.dataset.drawn = scheme;
+}
+
+// the whole name of a label that is cut
+function entitle(host) {
+  for (const label of host.querySelectorAll("svg text")) {
+    const whole = String(label.__data__?.text ?? "");
+    if (!whole || label.textContent === whole) continue;
+    const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+    title.textContent = whole;
+    label.append(title);
+    label.style.pointerEvents = "auto";
+  }
 }
 
 async function hide(figure) {
