@@ -118,7 +118,15 @@ def config() -> dict[str, Any]:
             "labelFlush": False,  # a label that is moved inwards touches its neighbour
             "tickCount": 5,
         },
-        "legend": {**text, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"},
+        # the label at the end of an axis is wider than its tick
+        "padding": {"left": 5, "top": 5, "right": 16, "bottom": 5},
+        "legend": {
+            **text,
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "titleLimit": 300,
+        },
         "title": {"color": f"{PREFIX}ink", "fontSize": 13, "anchor": "start", "offset": 10},
         "text": {"color": f"{PREFIX}ink"},
     }
