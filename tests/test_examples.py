@@ -4,9 +4,12 @@ import re
 import runpy
 import shlex
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
+from lightning.pytorch import loggers
 
 from lightfed.cli import command_line
 from tests.small import quiet
@@ -54,6 +57,60 @@ def test_the_commands_of_the_how_tos_fit(folder: Path) -> None:
     for words in fits:
         with pytest.raises(SystemExit, match="0"):
             command_line.main([*words, "--print_config"])
+
+
+@pytest.mark.matrix  # six runs
+@pytest.mark.parametrize("page", ["resume", "loggers"])
+def test_the_commands_of_a_how_to_run(
+    page: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In order, with one batch a client and as many rounds as the last resumes from."""
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / f"docs/howto/{page}.md").read_text(), re.S)
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)[1:]
+        rounds = 3 if "30" in words else 2
+        words = [word for word in words if word not in ("--trainer.max_epochs", "30")]
+        limits = [f"--trainer.max_epochs={rounds}", "--trainer.limit_train_batches=1"]
+        command_line.main([*words, *limits])
+    rounds = [path.read_text().count("\n") - 1 for path in folder.glob("runs/*/metrics.csv")]
+    assert rounds == ([3] if page == "resume" else [2])
+
+
+# Who runs the sh and python blocks of a page. Those of the cluster need SLURM.
+RUN_BY = {
+    "README.md": "test_configs.py", "docs/using.md": "test_configs.py",
+    "docs/index.md": "test_installing.py", "docs/python.md": "test_python.py",
+    "docs/tutorial.md": "test_tutorial.py", "docs/data.md": "data/test_docs.py",
+    "docs/howto/cluster.md": "slurm/test_jobs.py", "docs/howto/loggers.md": "test_examples.py",
+    "docs/howto/resume.md": "test_examples.py", "docs/howto/sweep.md": "test_examples.py",
+}  # fmt: skip
+
+
+def test_every_page_with_commands_has_a_test() -> None:
+    docs = ROOT / "docs"
+    pages = [ROOT / "README.md", *docs.glob("*.md"), *docs.glob("howto/*.md")]
+    found = {
+        str(page.relative_to(ROOT))
+        for page in pages
+        if re.search(r"^```(sh|python)$", page.read_text(), re.MULTILINE)
+    }
+    assert found - set(RUN_BY) <= {"docs/kernels.md", "docs/speed.md", "docs/side_by_side.md"}
+    assert set(RUN_BY) <= found
+    assert all((ROOT / "tests" / test).is_file() for test in RUN_BY.values())
+
+
+def test_the_files_of_the_cluster_s_commands_exist() -> None:
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/howto/cluster.md").read_text(), re.S)
+    named = re.findall(r"(?:slurm|configs)/[\w/-]+\.\w+", block)
+    assert len(named) >= 4
+    assert all((ROOT / name).is_file() for name in named)
+
+
+def test_the_loggers_of_a_configuration_are_those_of_lightning() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/howto/loggers.md").read_text(), re.S)
+    for logger in yaml.safe_load(block)["trainer"]["logger"]:
+        made = getattr(loggers, logger["class_path"])
+        assert set(logger["init_args"]) <= {*signature(made).parameters, "config", "mode"}
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/papers").glob("*.md")), ids=lambda p: p.stem)

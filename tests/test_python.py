@@ -92,6 +92,20 @@ def test_predictions_are_those_of_the_metrics(fitted: dict[str, Any]) -> None:
         trainer.predict(federation, datamodule=data, client=8)
 
 
+def test_the_other_examples_run(fitted: dict[str, Any], tmp_path: Path) -> None:
+    """What the page does with a finished run, and the readme's own script."""
+    page, readme = ((ROOT / name).read_text() for name in ("docs/python.md", "README.md"))
+    (after,) = re.findall(r"```python\n(trainer\.results.*?)```", page, re.DOTALL)
+    (script,) = re.findall(r"```python\n(import lightfed as lf\n.*?)```", readme, re.DOTALL)
+    batches = list(fitted["data"].test_batches(5))
+    exec(after, fitted | {"loader": [x for x, _ in batches]})
+    script = script.replace("max_epochs=20, devices=2", "max_epochs=1, accelerator='cpu'")
+    names = dict(fitted)
+    with chdir(tmp_path):
+        exec(script, names)
+        assert names["trainer"].results.clients["client"].nunique() == 8
+
+
 def test_a_finished_run_says_how_to_go_on(
     fitted: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
