@@ -325,6 +325,7 @@ FLAGS = [
     edit("trainer.devices", [0], "give the number of ranks"),
     edit("trainer.num_nodes", 0, "0; give at least 1"),
     edit("trainer.num_threads", 0, "0; give at least 1"),
+    edit("trainer.num_threads", 10**6, "1000000 for"),
     edit("trainer.check_val_every_n_epoch", 0, "0; give at least 1"),
     edit("trainer.gradient_clip_val", -1, "-1.0; give a limit above 0"),
     edit("trainer.limit_train_batches", 1.5, "1.5 is not a share"),

@@ -24,6 +24,7 @@ from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.utils.errors import UserError, require
 
 Clips = Literal["norm", "value", "network"]
+_THREADS = 16  # of torch, by processor: thousands crash it
 
 
 def client_groups(
@@ -123,6 +124,14 @@ def check_limit(flag: str, value: int | float | None, *, least: int) -> None:
         _refuse(not (0 < value <= 1 or value == least), flag, f"{value} is not a share", fix)
     elif value is not None:
         _refuse(value < least, flag, f"{value} batches", f"give at least {least}")
+
+
+def check_threads(count: int) -> None:
+    """Reject threads that would be started and only wait for each other."""
+    processors = os.cpu_count() or 1
+    most = _THREADS * processors
+    found, fix = f"{count} for {processors} processors", f"give 1 to {most}"
+    _refuse(not 1 <= count <= most, "num_threads", found, fix)
 
 
 def check_clipping(value: float | None, algorithm: str) -> None:

@@ -147,6 +147,7 @@ class FederatedTrainer(RunTrainer):
         strategy = checks.federated(strategy)
         checks.check_devices(accelerator, devices, ranks_per_device=ranks_per_device)
         strategy.ranks_per_device = ranks_per_device
+        checks.check_threads(num_threads)
         torch.set_num_threads(num_threads)
         # Otherwise Lightning's launcher sets another value.
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
