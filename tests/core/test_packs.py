@@ -252,6 +252,12 @@ def test_a_number_below_two_is_refused() -> None:
     assert refused.value.key == "model.side_by_side"
 
 
+def test_a_bare_off_in_a_file_is_read_as_false() -> None:
+    made = rules.Packed(False, capture=False)
+    assert (made.side_by_side, made.capture) == ("off", "off")
+    assert most(fleet("mlp", False)) == []
+
+
 def test_a_run_stopped_between_two_packs_resumes_to_the_same_bits(tmp_path: Path) -> None:
     def run(folder: Path, **flags: Any) -> Tensor:
         federation = Federation(

@@ -6,7 +6,7 @@ part of its bits.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError, reason
 from lightfed.utils.rng import streams
 
-SideBySide = Literal["auto", "off"] | int
+SideBySide = Literal["auto", "off"] | bool | int
 
 # Under vmap fewer clients than this have other bits: torch then takes other algorithms.
 FLOOR = 3
@@ -84,7 +84,10 @@ class Packed:
     capture: Capture = "auto"
 
     def __post_init__(self) -> None:
-        if self.capture not in get_args(Capture):
+        for name in ("side_by_side", "capture"):
+            if getattr(self, name) is False:  # a bare off in YAML
+                object.__setattr__(self, name, "off")
+        if self.capture not in ("auto", "off"):
             raise UserError("model.capture", str(self.capture), "give auto or off")
         if isinstance(self.side_by_side, int) and self.side_by_side < 2:
             fix = "give the clients of a pack, 2 or more, or auto, or off"

@@ -16,7 +16,7 @@ from lightfed.local.packed.steps.steppers import PackedStepper
 from lightfed.local.steppers.sgd import SGDStepper
 from lightfed.utils.rng import DeviceStreams, streams
 
-Capture = Literal["auto", "off"]
+Capture = Literal["auto", "off"] | bool
 
 
 @dataclass(frozen=True)
