@@ -336,7 +336,7 @@ def test_an_evaluation_of_fedproto_reports_both_rules(tmp_path: Path) -> None:
 
 def test_features_of_different_sizes_are_refused() -> None:
     models = (large, partial(MLP, hidden=(16, 7)))
-    with pytest.raises(UserError, match="6 numbers, group 1 of 7"):
+    with pytest.raises(UserError, match="6 numbers, group MLP-1 of 7"):
         fleet(FedProto(), models=models)
     with pytest.raises(UserError, match=r"shared: its extractor gives 5 .* gives 6"):
         fleet(PFedMoE(partial(MLP, hidden=(5,))))

@@ -141,5 +141,5 @@ def test_one_architecture_for_all() -> None:
     groups = [ClientGroup(3, mlp), ClientGroup(3, partial(MLP, hidden=(9,)))]
     line = refusal(lambda: fleet_of(groups, FedBCD(3, 1), random_data(SIZES)))
     assert line == (
-        "model.clients: groups 0 and 1 have different architectures; FedBCD needs one for all"
+        "model.clients: groups MLP and MLP-1 have different architectures; FedBCD needs one for all"
     )

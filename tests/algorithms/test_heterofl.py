@@ -142,7 +142,7 @@ def test_models_that_do_not_nest_are_refused() -> None:
         ClientGroup(1, conv, level="a"),
         ClientGroup(1, partial(Conv, hidden=(8, 4)), rate=1.0),
     ]
-    with pytest.raises(UserError, match="group 1 does not fit into the server model"):
+    with pytest.raises(UserError, match="group Conv does not fit into the server model"):
         fleet_of(groups, HeteroFL(), images([6, 6]))
 
 

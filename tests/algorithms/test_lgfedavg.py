@@ -286,5 +286,7 @@ def test_different_networks_have_no_common_start(finished: tuple[Path, Tensor]) 
 
 def test_layers_that_slices_would_fit_into_are_refused() -> None:
     """A narrower layer is none of the same shape."""
-    with pytest.raises(UserError, match=r"are \[3, 5\], \[3\], those of group 1 \[3, 4\], \[3\]"):
+    with pytest.raises(
+        UserError, match=r"are \[3, 5\], \[3\], those of group MLP-1 \[3, 4\], \[3\]"
+    ):
         other_shapes(LGFedAvg(1), mlp, partial(MLP, hidden=(6, 4)))

@@ -218,7 +218,7 @@ def test_the_text_has_a_line_for_every_group_and_one_of_a_few_ranks() -> None:
     lines = plan_text(fleet, {"rows": 1500, "nothing": 0}, rounds=1).splitlines()
     assert lines[0] == "Standalone, 4 clients on 2 ranks: the first round, 4 sessions in each"
     # FLOPs: two for each of 4 x 9 and 9 x 2 weights.
-    assert lines[3].split() == ["0", "2", "65", "108", "640", "B"]
+    assert lines[3].split() == ["MLP", "2", "65", "108", "640", "B"]
     assert [line.split() for line in lines[7:9]] == [
         ["0", "1", "540", "640", "B"],
         ["1", "3", "564", "1.664", "kB"],

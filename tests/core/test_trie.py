@@ -257,7 +257,7 @@ def test_the_table_says_who_shares_what() -> None:
     groups = [
         ClientGroup(3, partial(Net, 5), name="five"),
         ClientGroup(1, partial(Net, 6), name="six"),
-        ClientGroup(2, partial(Net, 5)),
+        ClientGroup(2, partial(Net, 5), name="2"),
     ]
     assert groups_table(groups, Images(), seed=0).splitlines() == [  # type: ignore[arg-type]
         "6 clients of 3 groups, 2 architectures",
