@@ -40,7 +40,7 @@ def on_the_device(
         made = fleet(name, side_by_side, device=DEVICE, **more)
         reads.clear()  # those of set-up
         rows, metrics = after(made)
-        packed = [*made.training.side_by_side.values()][0]
+        packed = next(iter(made.training.side_by_side.values()))
         assert packed == (CLIENTS if side_by_side == CLIENTS else "model.side_by_side: off")
     return (rows.here if isinstance(rows, There) else rows), metrics, reads
 
@@ -108,7 +108,7 @@ def test_steps_that_are_captured_have_all_they_need_there(
         patches.setattr(packing, "recorder_of", lambda device: Repeats())
         patches.setattr(graph, "traced_network", traced)
         made = fleet(name, CLIENTS, [12] * 5, device=DEVICE)
-        assert [*made.training.captured.values()][0] is True
+        assert next(iter(made.training.captured.values())) is True
         found, _ = after(made)
     rows, _ = after(fleet(name, CLIENTS, [12] * 5))
     assert isinstance(found, There)
