@@ -53,6 +53,7 @@ class Groups:
                 seed=model.seed,
                 device=CPU,
                 host_rows=options["host_rows"],
+                row_folder=options["row_folder"],
                 prepare=model.algorithm.prepare_module,
             )
             for position, (group, name) in enumerate(

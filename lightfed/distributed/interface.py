@@ -54,21 +54,20 @@ def listen(address: str, port: int = 0, *, backlog: int) -> socket.socket:
 
 
 def meeting_place(
-    name: str, port: int, *, interface: str | None, ranks: int, timeout: timedelta
+    name: str, port: int, *, listener: socket.socket | None, ranks: int, timeout: timedelta
 ) -> dist.TCPStore:
     """A store on one interface; torch's own listens on all.
 
     Args:
         name: host name or address of rank 0.
         port: on which it listens.
-        interface: from `interface_of`; None on other ranks.
+        listener: from `listen`, which the store takes over; None on other ranks.
         ranks: number of ranks.
         timeout: for the others to connect.
 
     Raises:
-        OSError: the port is taken, or not reached.
+        OSError: the port is not reached.
     """
-    listener = None if interface is None else listen(interface, port, backlog=ranks)
     return dist.TCPStore(
         name,
         port,

@@ -175,8 +175,7 @@ class RunTrainer(Recorded, L.Trainer):
         Raises:
             UserError: forks would not work, or that of a rank.
         """
-        devices, environment = self.strategy.forks, self.strategy.cluster_environment
-        assert environment is not None
+        devices = self.strategy.forks
         found, fix = f"{len(devices)} in a notebook, whose ranks are forked from it", "give 1"
         require(devices[0].type == "cpu", "trainer.devices", f"{found}: no GPU survives that", fix)
         keeps = bool(self._model_checkpoints()) or bool(self.fast_dev_run)  # type: ignore[attr-defined]
@@ -186,7 +185,7 @@ class RunTrainer(Recorded, L.Trainer):
         found = f"a Federation that has run, which {len(devices)} new ranks cannot share"
         require(not used, "model", found, "make a new one")
         leave()  # threads of a process group do not survive a fork, either
-        port = str(environment.main_port)
+        port = str(self.strategy.take_port())  # from here on nobody else can have it
 
         def rank(number: int) -> tuple[Path | None, dict[str, Any], dict[str, float]]:
             os.environ["MASTER_PORT"] = port
@@ -199,8 +198,11 @@ class RunTrainer(Recorded, L.Trainer):
             finally:
                 leave()
 
-        with listening():
-            path, progress, metrics = fork_ranks(len(devices), rank)
+        try:
+            with listening():
+                path, progress, metrics = fork_ranks(len(devices), rank)
+        finally:
+            self.strategy.free_port()
         if path is not None:
             self._load(path, *args, **kwargs)
         self.fit_loop.epoch_progress.load_state_dict(progress)

@@ -5,6 +5,7 @@ It uses Lightning's launchers and process groups, no DDP wrapper, and sharded at
 
 import atexit
 import os
+import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from typing_extensions import override
 
 from lightfed.distributed import liveness, requeue, starting
 from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
-from lightfed.distributed.interface import interface_of, meeting_place
+from lightfed.distributed.interface import interface_of, listen, meeting_place
 from lightfed.distributed.slurm import check_launch
 from lightfed.distributed.starting import check_rank
 from lightfed.runs import checkpoint
@@ -73,6 +74,7 @@ class FederatedStrategy(DDPStrategy):
             raise UserError(key, f"{timeout:g} minutes", "give a time above 0")
         super().__init__(timeout=timedelta(minutes=timeout))
         self.checkpoints = Checkpoints()
+        self._listener: socket.socket | None = None
 
     @property
     @override
@@ -204,7 +206,7 @@ class FederatedStrategy(DDPStrategy):
             return
         store = meeting_place(
             *meeting,
-            interface=self._interface() if self.global_rank == 0 else None,
+            listener=self._taken(meeting[1]),
             ranks=self.world_size,
             timeout=self._timeout,
         )
@@ -227,6 +229,27 @@ class FederatedStrategy(DDPStrategy):
     def _interface(self) -> str:
         """Interface of its node on which rank 0 listens."""
         return interface_of(self._address, nodes=self.num_nodes) if self.global_rank == 0 else ""
+
+    def take_port(self, port: int = 0) -> int:
+        """Listen where ranks will meet, on one interface; the port, a free one for 0."""
+        ranks = self.num_nodes * self.num_processes
+        self._listener = listen(self._interface(), port, backlog=ranks)
+        return int(self._listener.getsockname()[1])
+
+    def free_port(self) -> None:
+        """Stop listening; ranks that have been forked go on."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _taken(self, port: int) -> socket.socket | None:
+        """What rank 0 listens by; None on other ranks."""
+        if self.global_rank > 0:
+            self.free_port()  # a notebook's, in a rank that was forked
+        elif self._listener is None:
+            self.take_port(port)
+        found, self._listener = self._listener, None
+        return found
 
     def _launched(self) -> list[subprocess.Popen[bytes]]:
         """Processes of other ranks started by this one."""

@@ -117,7 +117,9 @@ def test_only_the_named_tensors_travel_and_count() -> None:
 
 def test_a_client_without_whole_heads_is_refused_by_name() -> None:
     broken = ClientGroup(1, partial(Model, inner=3), rate=0.5)
-    with pytest.raises(UserError, match=r"group 1 .*net.heads.q.weight is \[3, 4\], which leaves"):
+    with pytest.raises(
+        UserError, match=r"group Model-0.5 .*net.heads.q.weight is \[3, 4\], which leaves"
+    ):
         fleet(HeteroFL(mask=False), WIDE, broken)
 
 

@@ -87,7 +87,7 @@ def test_a_client_that_is_no_part_of_the_deepest_is_refused(
     widths: tuple[int, ...], found: str
 ) -> None:
     with pytest.raises(
-        UserError, match=re.escape(f"group 1 does not fit into the server model: {found}")
+        UserError, match=re.escape(f"group plain-1 does not fit into the server model: {found}")
     ):
         fleet(*(ClientGroup(1, partial(plain, widths=w)) for w in ((8, 6, 4), widths)))
 
