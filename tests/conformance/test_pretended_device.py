@@ -18,7 +18,7 @@ from tests.core.test_pretended_device import streams_of_a_device
 from tests.pretend import DEVICE, pretended_device
 from tests.tiers import by_default
 
-QUICK = ("dispfl_statistics", "fd", "fedbcd_async", "fedkd", "flexifed_max", "heterofl_resnet")
+QUICK = ("fd", "fedbcd_async", "flexifed_max")
 OF_THE_MACHINE = ("seconds", "wire_bytes")
 
 
