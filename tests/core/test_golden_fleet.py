@@ -11,34 +11,22 @@ import torch
 from lightfed_kernels import Layout
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from typing_extensions import override
 
 from lightfed.algorithms.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.local.client_group import ClientGroup
-from lightfed.models.build import Task
 from lightfed.models.networks.cnn import Conv
 from lightfed.models.networks.resnet import PreActResNet
 from lightfed.models.networks.transformer import Transformer
 from lightfed.state.rows import Row
 from tests.algorithms.dispfl_cases import Replayed
-from tests.small import GOLDEN, Given, Tensors, data_of, fleet_of, run_round
+from tests.core.packs import Windows
+from tests.small import GOLDEN, Given, data_of, fleet_of, run_round
 
 
 class ReplayedHeteroFL(Replayed, HeteroFL):
     pass
-
-
-class Windows(Tensors):
-    """Windows of tokens, which are their own targets."""
-
-    task: Task = "masked_lm"
-
-    @property
-    @override
-    def transform(self) -> None:
-        return None
 
 
 def images_of(labels: list[list[int]], shape: tuple[int, ...]) -> FederatedDataModule:
