@@ -139,6 +139,9 @@ class FederatedStrategy(DDPStrategy):
         require_memory(processes * _RANK, "trainer.devices", found, "lower it")
         if processes > 1 and not launcher.creates_processes_externally:
             starting.launches(os.environ)
+            if "MASTER_PORT" not in os.environ and not self.forks:
+                # Lightning would choose a free port and give it up until rank 0 listens.
+                os.environ["MASTER_PORT"] = str(self.take_port())
 
     @property
     @override
@@ -204,13 +207,15 @@ class FederatedStrategy(DDPStrategy):
         if starting.has_store():
             starting.arrive(meeting, self.global_rank)
             return
-        store = meeting_place(
-            *meeting,
-            listener=self._taken(meeting[1]),
-            ranks=self.world_size,
-            timeout=self._timeout,
-        )
-        starting.arrive(meeting, self.global_rank)
+        store: dist.Store = dist.HashStore()  # one rank needs no port
+        if self.world_size > 1:
+            store = meeting_place(
+                *meeting,
+                listener=self._taken(meeting[1]),
+                ranks=self.world_size,
+                timeout=self._timeout,
+            )
+            starting.arrive(meeting, self.global_rank)
         dist.init_process_group(
             self._get_process_group_backend(),
             store=store,

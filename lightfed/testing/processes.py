@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from lightfed.utils.process import LEAST
+
 _IMPORTED = "lightfed.testing.worker"
 _SERVER = "from lightfed.testing.processes import main; main()"
 _SECONDS = 900
@@ -65,14 +67,14 @@ def start(
         module: run as `python -m` does.
         arguments: on its command line.
         folder: its working folder.
-        environment: this process's if None.
+        environment: this process's if None, less the variables of a launcher of ranks.
         printed: file for its standard output.
         errors: file for its standard error.
 
     Returns:
         its process id; `status_of` has to be called for it.
     """
-    given = dict(os.environ if environment is None else environment)
+    given = _own_environment() if environment is None else dict(environment)
     place = os.path.abspath(folder)
     _server().send(Command(module, arguments, place, given, printed, errors))
     while isinstance(answer := _server().recv(), tuple):
@@ -92,6 +94,11 @@ def status_of(pid: int, seconds: float = _SECONDS) -> int:
             raise TimeoutError(f"process {pid} took more than {seconds} seconds")
         _ended.update([_server().recv()])
     return _ended.pop(pid)
+
+
+def _own_environment() -> dict[str, str]:
+    """Lightning leaves a launcher's variables even in a process of a single rank."""
+    return {name: x for name, x in os.environ.items() if name not in {"MASTER_ADDR", *LEAST}}
 
 
 @cache

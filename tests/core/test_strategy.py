@@ -197,6 +197,15 @@ def test_a_port_that_is_taken_is_an_error_of_one_line(monkeypatch: pytest.Monkey
     assert "in use" in str(error.value)
 
 
+def test_one_rank_needs_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores: list[dist.Store] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, store, **__: stores.append(store))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        strategy_at("127.0.0.1", monkeypatch, port=port, ranks=1)._meet()
+    assert isinstance(stores[0], dist.HashStore)
+
+
 @pytest.mark.parametrize("agent", [False, True])
 def test_who_has_come_is_asked_of_the_store(agent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has come where the store is its own, and may be late to that of torchrun."""
@@ -216,9 +225,9 @@ def test_who_has_come_is_asked_of_the_store(agent: bool, monkeypatch: pytest.Mon
 
 
 def strategy_at(
-    address: str, monkeypatch: pytest.MonkeyPatch, *, port: int | None = None
+    address: str, monkeypatch: pytest.MonkeyPatch, *, port: int | None = None, ranks: int = 2
 ) -> FederatedStrategy:
-    """A strategy of a single rank on the CPU, before it has met the others."""
+    """The strategy of rank 0 on the CPU, before it has met the others."""
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("MASTER_PORT", str(find_free_network_port() if port is None else port))
     # A run of another test in this process has left its group.
@@ -226,7 +235,7 @@ def strategy_at(
     strategy = FederatedStrategy()
     strategy.accelerator = CPUAccelerator()
     strategy.cluster_environment = LightningEnvironment()
-    strategy.parallel_devices = [torch.device("cpu")]
+    strategy.parallel_devices = [torch.device("cpu")] * ranks
     return strategy
 
 
