@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import lightning.pytorch as L
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.packed.forward import Views, graph_of, placed, stacked
+from lightfed.local.packed.operators import cross_entropies
 from lightfed.local.session import Autocast, Report
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.memory import sent
@@ -235,5 +235,5 @@ def padded(size: int) -> int:
 
 def _results(logits: Tensor, labels: Tensor) -> Tensor:
     """(2, N) the loss of each sample, and 1 where it is classified correctly."""
-    losses = F.cross_entropy(logits, labels, reduction="none")
+    losses = cross_entropies(logits, labels)
     return torch.stack((losses.float(), (logits.argmax(1) == labels).float()))

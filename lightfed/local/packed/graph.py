@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightfed.local.packed.operators import (
     INEXACT,
+    cross_entropies,
     dropout,
     each_in_whole_vectors,
     linear,
@@ -288,7 +289,7 @@ _METHODS: dict[Any, Callable[..., Stack]] = {"relu": _apply(torch.relu)}
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """(K,) mean cross-entropy of (K, B, C) logits and (K, B) labels."""
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    losses = cross_entropies(logits.flatten(0, 1), labels.flatten())
     return losses.view(labels.shape).mean(1)
 
 
