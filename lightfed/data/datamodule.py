@@ -26,6 +26,7 @@ from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 
 Pool = Literal["train", "union"]
+_LARGE = 16  # pixels: convolutions of smaller images may be slower in channels_last
 
 
 class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
@@ -46,7 +47,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         eval_batch_size: int = 256,
         personal_test: PersonalTest = "match",
         train_fraction: float = 0.8,
-        channels_last: bool = False,
+        channels_last: bool | Literal["auto"] = "auto",
         last_batch: LastBatch = "keep",
         chunks: int = 1,
         pool: Pool = "train",
@@ -65,7 +66,8 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
                 holds out a part of its own training samples; "labels" takes all test samples of its
                 classes.
             train_fraction: the part used for training with personal_test: split.
-            channels_last: give images in that memory format, faster for convolutions.
+            channels_last: give images in that memory format. auto does on a CPU, whose convolutions
+                are up to a third faster with it, for images of 16 x 16 pixels or more.
             last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before
                 if it is a single sample, which BatchNorm cannot normalise.
             chunks: cut the samples of a client into this many random chunks, once; in round t it
@@ -183,7 +185,8 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
             stored = Partition.load(path)
             partition = stored if stored.meta == partition.meta else partition
         trim_heap()  # of schemes that make an array for each client
-        how: dict[str, Any] = {"device": device, "place": self.resident, "last": self.channels_last}
+        last = self._gives_channels_last(device)
+        how: dict[str, Any] = {"device": device, "place": self.resident, "last": last}
         self.set_data(
             partition,
             resident(train, self.dataset, train=True, **how),
@@ -192,6 +195,12 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
             seed=seed,
         )
         self._prepared = (clients, seed, device)
+
+    def _gives_channels_last(self, device: torch.device) -> bool:
+        if self.channels_last != "auto":
+            return self.channels_last
+        shape = self.dataset.input_shape
+        return device.type == "cpu" and len(shape) == 3 and min(shape[1:]) >= _LARGE
 
     @property
     def augments(self) -> bool:

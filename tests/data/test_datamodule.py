@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from lightfed.data.batches import Batch
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
+from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.vision import CIFAR10, Digits
 from lightfed.data.partition.draw import Partition
 from lightfed.data.partition.partitioner import Partitioner
@@ -273,6 +275,21 @@ def test_only_training_batches_are_augmented(preset: Any, tmp_path: Path) -> Non
         assert torch.equal(ours[0], theirs[0])
         assert torch.equal(ours[1], theirs[1])
         assert ours[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "given", "last"),
+    [(15, "auto", False), (16, "auto", True), (16, False, False), (15, True, True)],
+)
+def test_images_for_a_cpu_are_in_channels_last_unless_they_are_small(
+    pixels: int, given: Any, last: bool
+) -> None:
+    images = TensorDataset(torch.randn(8, 3, pixels, pixels), torch.arange(8) % 2)
+    data = prepared(dataset=FromTorch(images, images), clients=2, channels_last=given)
+    x, _ = data.train_batch(0, 4)
+    assert x.is_contiguous(memory_format=torch.channels_last) == last
+    if given == "auto":
+        assert not data._gives_channels_last(torch.device("cuda"))
 
 
 def test_preparing_twice_loads_once() -> None:
