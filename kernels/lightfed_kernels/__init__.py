@@ -8,7 +8,6 @@ from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grou
 from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
 from lightfed_kernels.masked_mean import masked_mean, masked_mean_expression
 from lightfed_kernels.masks import apply_mask_, compress, expand, pack_mask, popcount, unpack_mask
-from lightfed_kernels.means import weighted_mean, weighted_sum
 from lightfed_kernels.members import FIXED_LIMIT, FIXED_SCALE, Members
 from lightfed_kernels.merge import slice_finish_, slice_merge_, slice_sum, slice_take_
 from lightfed_kernels.neighbours import Neighbours
@@ -52,6 +51,4 @@ __all__ = [
     "stream_keys",
     "uniform_",
     "unpack_mask",
-    "weighted_mean",
-    "weighted_sum",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lightfed_kernels._rows import count_rows, each_row
+from lightfed_kernels._rows import each_row
 
 # Elements that a core sums at a time: 1 MiB in float64. Every call of torch costs microseconds.
 CHUNK = 131072
@@ -47,17 +47,6 @@ def spread_torch(
             place = job[4] - job[0]
             total = sums[place + begin : place + end]
             _spread(every, members[job[2] : job[3]].tolist(), begin, end, total, weights[position])
-
-
-def weighted_mean_torch(out: Tensor, rows: Sequence[Tensor], weights: Tensor) -> None:
-    for _, begin, end, total, weight in _sums(rows, *one_job(rows, out.shape[0]), weights):
-        out[begin:end].copy_(total.div_(weight))
-
-
-def one_job(rows: Sequence[Tensor], size: int) -> tuple[Tensor, Tensor]:
-    """All rows over all columns, as jobs and members."""
-    count = count_rows(rows)
-    return torch.tensor([[0, size, 0, count, 0]]), torch.arange(count)
 
 
 def _sums(

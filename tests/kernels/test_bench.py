@@ -93,7 +93,6 @@ def test_models_have_the_sizes_of_the_papers() -> None:
     [
         ("masked_mean", 1, "1 receiver of 11", 0.553),
         ("slice_merge", 10, "10 clients", 0.164),
-        ("weighted_mean", 10, "10 clients", 0.492),
         ("grouped_mean", 10, "10 clients", 0.894),
         ("aspg_step", 1, "1 client", 0.268),
         ("sgd_step", 1, "1 client", 0.225),
@@ -214,7 +213,7 @@ def test_the_files_hold_the_environment_and_every_row(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     status, lines = run(
-        capsys, "--quick", "--device", "cpu", "--case", "pack_mask", "weighted_mean",
+        capsys, "--quick", "--device", "cpu", "--case", "pack_mask", "grouped_mean",
         "--clients", 2, "--save", tmp_path,
     )  # fmt: skip
     assert status == 0
@@ -233,7 +232,7 @@ def test_the_files_hold_the_environment_and_every_row(
     assert {r["torch"] for r in rows} == {torch.__version__}
     assert {r["threads"] for r in rows} == {"1"}
     assert [r["contender"] for r in rows if r["operation"] == "pack_mask"] == [OURS, OFFICIAL]
-    assert {r["dtype"] for r in rows if r["operation"] == "weighted_mean"} == {
+    assert {r["dtype"] for r in rows if r["operation"] == "grouped_mean"} == {
         "float32", "bfloat16",
     }  # fmt: skip
     assert all(r["passed"] == "True" and float(r["ms"]) > 0 for r in rows)
@@ -338,7 +337,7 @@ def test_a_wrong_kernel_fails_the_check(
 
 @pytest.mark.matrix
 def test_check_runs_the_kernels_in_the_interpreter() -> None:
-    arguments = ["--check", "--case", "pack_mask", "weighted_mean", "--dtype", "float32"]
+    arguments = ["--check", "--case", "pack_mask", "grouped_mean", "--dtype", "float32"]
     hidden = ("TRITON_INTERPRET", "LIGHTFED_KERNELS")
     done = subprocess.run(
         [sys.executable, "-m", "lightfed_kernels.bench", *arguments],

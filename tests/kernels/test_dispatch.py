@@ -7,16 +7,17 @@ from collections.abc import Callable
 import pytest
 import torch
 from lightfed_kernels import (
+    Groups,
     Layout,
     Members,
     Neighbours,
     Segments,
     SliceTable,
+    grouped_mean_,
     masked_mean,
     select_by_magnitude,
     slice_merge_,
     slice_take_,
-    weighted_mean,
 )
 from lightfed_kernels._dispatch import backend, checking
 from lightfed_kernels._rows import addresses, check_grid, resident
@@ -26,6 +27,7 @@ from tests.kernels.backends import INTERPRETED
 LAYOUT = Layout.build([("w", (40,)), ("b", (5,))])
 ROW = LAYOUT.new_row()
 TABLE = SliceTable.build(LAYOUT, [LAYOUT])
+GROUPS = Groups.build([([0, 1], 0, LAYOUT.size)], [LAYOUT.size] * 2)
 
 
 def test_cpu_tensors_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +73,7 @@ def test_a_grid_ends_at_two_to_the_31() -> None:
         ("slice_merge_", lambda: slice_merge_(ROW, [ROW] * 2, Members.build(TABLE, [0, 0]))),
         ("slice_take_", lambda: slice_take_(ROW, [ROW.clone()], TABLE, [0])),
         ("masked_mean", lambda: masked_mean([ROW] * 2, Neighbours.build([[0], [1]], senders=2))),
-        ("rows", lambda: weighted_mean([ROW] * 2, [1.0, 1.0])),
+        ("rows", lambda: grouped_mean_([ROW, ROW.clone()], GROUPS)),
         (
             "select",
             lambda: select_by_magnitude(

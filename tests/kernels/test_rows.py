@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lightfed_kernels import _means_torch, groups, means
+from lightfed_kernels import _means_torch, groups
+from lightfed_kernels._rows import Rows, as_list, each_row
 from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum
-from lightfed_kernels.means import weighted_mean, weighted_sum
 from lightfed_kernels.reference import rows as reference
 from torch import Tensor
 
@@ -67,6 +67,26 @@ def as_given(rows: Tensor, form: str) -> Tensor | list[Tensor]:
     return [rows[0].clone(), rows[1:]]
 
 
+def all_columns(rows: Rows) -> Groups:
+    """One group of all rows, which share all columns."""
+    each = each_row(as_list(rows))
+    size = each[0].shape[-1]
+    return Groups.build([(range(len(each)), 0, size)], [size] * len(each), device=each[0].device)
+
+
+def weighted_sum(rows: Rows, weights: Sequence[float] | Tensor) -> Tensor:
+    return grouped_sum(rows, all_columns(rows), weights)
+
+
+def weighted_mean(rows: Rows, weights: Sequence[float] | Tensor) -> Tensor:
+    """The rows' mean, which each of them gets."""
+    copies = [row.clone() for row in as_list(rows)]
+    grouped_mean_(copies, all_columns(rows), weights)
+    every = each_row(copies)
+    assert all(row.equal(every[0]) or row.isnan().any() for row in every)
+    return every[0]
+
+
 @settings(max_examples=6)
 @given(
     dtype=st.sampled_from(DTYPES),
@@ -81,11 +101,8 @@ def test_a_weighted_mean_is_the_reference(
 ) -> None:
     weights = [*weights[:-1], weights[-1] or 1.0]
     rows = values(len(weights), size, dtype=dtype, seed=size)
-    buffers, (out,) = banded([torch.full((size,), NAN, dtype=dtype)], device)
-    found = weighted_mean(as_given(rows.to(device), form), weights, out=out)
-    assert found is out
+    found = weighted_mean(as_given(rows.to(device), form), weights)
     assert_close(found, reference.weighted_mean(rows, weights), bound(dtype))
-    assert canaries_live(buffers)
     assert torch.equal(weighted_mean(rows.to(device), weights), found)
     total = weighted_sum(as_given(rows.to(device), form), weights)
     assert total.dtype == torch.float64
@@ -133,8 +150,8 @@ def test_the_order_of_clients_does_not_change_a_bit(device: torch.device) -> Non
 
 
 def test_no_clients_sum_to_0(device: torch.device) -> None:
-    assert torch.equal(weighted_sum(values(0, 64).to(device), []).cpu(), torch.zeros(64).double())
-    assert weighted_mean(values(2, 0).to(device), [1, 1]).shape == (0,)
+    plan = Groups.build([([], 0, 64)], [], device=device)
+    assert torch.equal(grouped_sum([], plan).cpu(), torch.zeros(64).double())
 
 
 def outcomes(device: torch.device) -> list[Tensor]:
@@ -154,10 +171,6 @@ def test_a_tile_and_a_chunk_do_not_change_a_bit(
         if repeat:
             monkeypatch.setattr(_means_torch, "CHUNK", 256)
             monkeypatch.setattr(groups, "TILE", 256)
-            if os.environ["LIGHTFED_KERNELS"] != "torch":
-                from lightfed_kernels.gpu import rows as gpu
-
-                monkeypatch.setattr(gpu, "TILE", 256)
         for one, other in zip(outcomes(device), expected, strict=True):
             assert torch.equal(one, other)
 
@@ -205,7 +218,6 @@ R = ROWS[0]
 PLAN = Groups.build([([0, 1], 0, 64)], [64, 64])
 SUMS = torch.zeros(64, dtype=torch.float64)
 ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-    (ValueError, "rows: none", lambda: weighted_mean([], [])),
     (ValueError, "weights: of shape [1]; 2 numbers", lambda: weighted_mean(ROWS, [1])),
     (ValueError, "weights: of shape [2, 1]; 2", lambda: weighted_mean(ROWS, torch.ones(2, 1))),
     (TypeError, "weights: torch.bool", lambda: weighted_mean(ROWS, torch.ones(2) > 0)),
@@ -219,25 +231,14 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "weights[0]: nan", lambda: weighted_sum(ROWS, [NAN, 1])),
     (ValueError, "weights[0]: inf", lambda: grouped_mean_(ROWS, PLAN, [INF, 1])),
     (ValueError, "weights[0]: inf", lambda: grouped_sum(ROWS, PLAN, [INF, 1])),
-    (ValueError, "weights: their sum is 0", lambda: weighted_mean(ROWS, [0, 0])),
-    (ValueError, "weights: their sum is 0", lambda: weighted_mean(ROWS[:0], [])),
-    (TypeError, "rows: float16", lambda: weighted_mean(ROWS.half(), [1, 1])),
-    (ValueError, "rows: rows of 33", lambda: weighted_mean(torch.zeros(2, 33), [1, 1])),
-    (ValueError, "rows: 0 dimensions", lambda: weighted_mean(torch.zeros(()), [1])),
+    (TypeError, "rows: float16", lambda: grouped_sum(ROWS.half(), PLAN)),
+    (ValueError, "rows: rows of 33", lambda: grouped_sum(torch.zeros(2, 33), PLAN)),
+    (ValueError, "rows: 0 dimensions", lambda: grouped_sum(torch.zeros(()), PLAN)),
     (
         ValueError,
-        "rows[1]: rows of 96 elements; 64",
-        lambda: weighted_mean([ROWS[0], torch.zeros(96)], [1, 1]),
+        "rows: row 0 starts 4 bytes",
+        lambda: grouped_mean_(ROWS.view(-1)[1:33], Groups.build([([0], 0, 32)], [32])),
     ),
-    (ValueError, "out: rows of 32", lambda: weighted_mean(ROWS, [1, 1], out=torch.zeros(32))),
-    (ValueError, "out: of shape [2, 64]", lambda: weighted_mean(ROWS, [1, 1], out=ROWS)),
-    (
-        TypeError,
-        "out: torch.float64 for rows of torch.float32",
-        lambda: weighted_mean(ROWS, [1, 1], out=SUMS.clone()),
-    ),
-    (ValueError, "rows: shares memory with out", lambda: weighted_mean(ROWS, [1, 1], out=ROWS[1])),
-    (ValueError, "rows: row 0 starts 4 bytes", lambda: weighted_mean(ROWS.view(-1)[1:33], [1])),
     (ValueError, "rows: 3; groups is built for 2", lambda: grouped_mean_([*ROWS, ROWS[0]], PLAN)),
     (
         ValueError,
@@ -290,12 +291,10 @@ def test_what_does_not_fit_is_named(
 
 def test_the_operators_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
-    rows, z, sums = values(2, 64), values(64), values(64, dtype=torch.float64)
+    rows, sums = values(2, 64), values(64, dtype=torch.float64)
     weights, one = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0]).double()
     plan = (PLAN.jobs, PLAN.members, PLAN.tiles, PLAN.tile)
     for operator, arguments in (
-        (means._weighted_mean, (z, [rows], weights)),
-        (means._weighted_sum, (sums, [rows], weights)),
         (groups._grouped_mean, ([rows], *plan, None)),
         (groups._grouped_sum, (sums, [rows], *plan, weights)),
         (groups._grouped_spread, ([rows], sums, *plan, one)),
@@ -307,11 +306,10 @@ def test_the_functions_compile_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
 
     def all_of_them(rows: Tensor) -> tuple[Tensor, ...]:
-        total = weighted_sum(rows, [1.0, 2.0])
-        mean = weighted_mean(rows, [1.0, 2.0])
+        total = grouped_sum(rows, PLAN, [1.0, 2.0])
         grouped_mean_(rows, PLAN, [1.0, 3.0])
         grouped_spread_(rows, grouped_sum(rows, PLAN), PLAN, [2.0])
-        return rows, total, mean
+        return rows, total
 
     expected = all_of_them(values(2, 64))
     compiled = torch.compile(all_of_them, fullgraph=True, backend="aot_eager")

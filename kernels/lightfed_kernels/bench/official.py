@@ -136,18 +136,6 @@ def _grid(index: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return torch.meshgrid(*index, indexing="ij")
 
 
-def fedavg(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
-    """FedAvg: sum_k n_k / n w_k, tensor by tensor."""
-    total = sum(weights)
-    out: Tensors = {}
-    for name, first in models[0].items():
-        mean = torch.zeros_like(first)
-        for model, weight in zip(models, weights, strict=True):
-            mean += model[name] * (weight / total)
-        out[name] = mean
-    return out
-
-
 def flexifed_average(models: Sequence[Tensors], jobs: Iterable[tuple[Sequence[int], str]]) -> None:
     """FlexiFed: the mean of a tensor over the clients that share it, given to all of them."""
     for members, name in jobs:

@@ -101,22 +101,6 @@ def kthvalue_prune_regrow(weights: List, masks: List, scores: List, counts: Sequ
     return out
 
 
-def foreach_mean(models: Sequence[List], weights: Sequence[float]) -> List:
-    total = sum(weights)
-    sums = _zeros_like(models[0])
-    for model, weight in zip(models, weights, strict=True):
-        torch._foreach_add_(sums, model, alpha=weight / total)
-    return sums
-
-
-def flat_mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    total = sum(weights)
-    mean = rows[0] * (weights[0] / total)
-    for row, weight in zip(rows[1:], weights[1:], strict=True):
-        mean = mean.add(row, alpha=weight / total)
-    return mean
-
-
 def foreach_grouped(jobs: Sequence[Sequence[List]]) -> None:
     """Every job: the same tensors of each of its members."""
     for members in jobs:

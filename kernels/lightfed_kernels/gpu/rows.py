@@ -1,4 +1,4 @@
-"""The kernel of all sums over clients: means, and means of groups.
+"""The kernel of all sums over clients: means of groups.
 
 A program owns a tile of columns and is the only one to write there; it goes over the clients in a
 fixed order. No atomics: the same bits every time, whatever the size of a tile.
@@ -17,15 +17,11 @@ from lightfed_kernels.gpu.masks import TYPES, WIDE, on_device
 
 WARPS = 4
 
-# Columns that a program owns, where no table of tiles says so; a multiple of 32.
-TILE = 1024
-
 SUMS: tl.constexpr = tl.constexpr(0)
-OUT: tl.constexpr = tl.constexpr(1)
-MEMBERS: tl.constexpr = tl.constexpr(2)
+MEMBERS: tl.constexpr = tl.constexpr(1)
 
-Target = Literal["sums", "out", "members"]
-_TARGETS = {"sums": 0, "out": 1, "members": 2}
+Target = Literal["sums", "members"]
+_TARGETS = {"sums": 0, "members": 1}
 
 
 @triton.jit(
@@ -44,18 +40,16 @@ def means_kernel(
     tiles_ptr,
     sums_ptr,
     totals_ptr,
-    out_ptr,
     TYPE: tl.constexpr,
     ROUND: tl.constexpr,
     TARGET: tl.constexpr,
     FROM_ROWS: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    GROUPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """S = sum_m w_m x_m and W = sum_m w_m over the members of a job, in float64, and their use.
 
-    S itself (SUMS), or S / W into `out` (OUT) or into every member (MEMBERS).
+    S itself (SUMS), or S / W into every member (MEMBERS).
 
     A program owns BLOCK columns of one job.
 
@@ -63,14 +57,12 @@ def means_kernel(
         rows_ptr: (M,) addresses of the members' rows at their job's first column, job after job.
         weights_ptr: (M,) float64 w_m; all 1 if not WEIGHTED.
         jobs_ptr: (J, 5): first program, columns, begin and end of its members, place in `sums`.
-        tiles_ptr: the job of every program, if GROUPED; else there is one job.
+        tiles_ptr: the job of every program.
         sums_ptr: S of all jobs, written if SUMS, read if not FROM_ROWS.
         totals_ptr: (J,) W, read if not FROM_ROWS.
     """
     tile = tl.program_id(0)
-    job = 0
-    if GROUPED:
-        job = tl.load(tiles_ptr + tile)
+    job = tl.load(tiles_ptr + tile)
     about = jobs_ptr + job * 5
     base = (tile.to(tl.int64) - tl.load(about)) * BLOCK
     columns = tl.load(about + 1)
@@ -100,8 +92,6 @@ def means_kernel(
         weight = tl.load(totals_ptr + job)
     if TARGET == SUMS:
         tl.store(sums_ptr + packed + lane, total, mask=here)
-    elif TARGET == OUT:
-        tl.store(out_ptr + base + lane, (total / weight).to(ROUND).to(TYPE), mask=here)
     else:
         mean = (total / weight).to(ROUND).to(TYPE)
         here = lane < tl.multiple_of(tl.where(weight > 0, left, 0), 32)
@@ -116,26 +106,23 @@ def launch_means(
     jobs: Tensor,
     members: Tensor,
     *,
+    tiles: Tensor,
+    tile: int,
     weights: Tensor | None = None,
     sums: Tensor | None = None,
     totals: Tensor | None = None,
-    out: Tensor | None = None,
-    tiles: Tensor | None = None,
-    tile: int | None = None,
 ) -> None:
     """One launch for all jobs. Without `totals` the sums are made of the rows, else read.
 
     Args:
-        jobs: (J, 5) of `Groups`, in host memory, and `members` (M,); without `tiles` there is one.
+        jobs: (J, 5) of `Groups`, in host memory, and `members` (M,).
         weights: (clients,) float64, None for 1; on any device.
         sums: packed, read or written.
-        out: what the target `out` writes.
         tiles, tile: the job of every program, on the device, and its columns.
     """
-    like = next(tensor for tensor in (out, *rows, sums) if tensor is not None)
-    block = TILE if tile is None else tile
+    like = rows[0]
     table = jobs.numpy()
-    counts = -(-(table[:, 1] - table[:, 0]) // block)
+    counts = -(-(table[:, 1] - table[:, 0]) // tile)
     programs = int(counts.sum())
     check_grid("rows", programs)
     if programs == 0:
@@ -154,17 +141,15 @@ def launch_means(
             moved[about.size :],
             moved if shares is None else shares.to(device, non_blocking=True),
             moved,
-            moved if tiles is None else tiles,
+            tiles,
             moved if sums is None else sums,
             moved if totals is None else totals.to(device, non_blocking=True),
-            like if out is None else out,
             TYPE=TYPES[like.dtype],
             ROUND=WIDE[like.dtype],
             TARGET=_TARGETS[target],
             FROM_ROWS=totals is None,
             WEIGHTED=shares is not None,
-            GROUPED=tiles is not None,
-            BLOCK=block,
+            BLOCK=tile,
             num_warps=WARPS,
             # No fused multiply-add: the bits are those of the torch path.
             enable_fp_fusion=False,

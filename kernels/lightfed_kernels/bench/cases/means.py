@@ -1,23 +1,21 @@
-"""Means of rows: FedAvg's and FlexiFed's over groups of clients."""
+"""Means over groups of clients (FlexiFed)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightfed_kernels.bench import official, rivals
-from lightfed_kernels.bench.case import COMPILED, OFFICIAL, OURS, Case, Run
-from lightfed_kernels.bench.cases.common import Source, listed, named, plural, whole
+from lightfed_kernels.bench.case import OFFICIAL, OURS, Case, Run
+from lightfed_kernels.bench.cases.common import Source, listed, named, plural
 from lightfed_kernels.bench.models import Model
 from lightfed_kernels.groups import Groups, grouped_mean_
 from lightfed_kernels.layout import Layout
-from lightfed_kernels.means import weighted_mean
 from lightfed_kernels.reference import rows as reference
 
-OPERATIONS = ("weighted_mean", "grouped_mean")
+OPERATIONS = ("grouped_mean",)
 
 # FlexiFed's groups share the first tensors of a model with all clients, the next with half of
 # them, the last with a quarter.
@@ -26,49 +24,26 @@ PARTS = 3
 
 @dataclass(frozen=True)
 class Inputs:
-    """The clients' rows and weights."""
+    """The clients' rows."""
 
     layout: Layout
     rows: Tensor
-    weights: list[float]
-
-    def shares(self) -> Tensor:
-        """The weights in the dtype of the rows; their sum is 1."""
-        weights = torch.tensor(self.weights, dtype=self.rows.dtype, device=self.rows.device)
-        return weights / sum(self.weights)
 
 
 def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) -> list[Case]:
+    """None for one client: its mean is that client."""
     layout = model.layout
     row_bytes = layout.size * dtype.itemsize
 
     def build(seed: int) -> Inputs:
-        source = Source(layout, seed, dtype, device)
-        drawn = torch.randint(1, 100, (clients,), generator=torch.Generator().manual_seed(seed))
-        weights = [float(weight) for weight in drawn]
-        return Inputs(layout, source.rows(clients), weights)
+        return Inputs(layout, Source(layout, seed, dtype, device).rows(clients))
 
-    mean = Case(
-        operation="weighted_mean",
+    grouped = Case(
+        operation="grouped_mean",
         model=model.name,
         shape=plural(clients, "client"),
         dtype=dtype,
         build=build,
-        reference=lambda x: reference.weighted_mean(list(x.rows.cpu()), x.weights),
-        codes={
-            OURS: _mean,
-            OFFICIAL: partial(_mean_of, mean=official.fedavg, form=named),
-            "foreach": partial(_mean_of, mean=rivals.foreach_mean, form=listed),
-            "flat": partial(_mean_of, mean=rivals.flat_mean, form=whole),
-            "mv": _mean_mv,
-            COMPILED: lambda x: _mean_of(x, mean=rivals.compiled(rivals.flat_mean), form=whole),
-        },
-        floor_bytes=(clients + 1) * row_bytes,
-        input_bytes=(clients + 6) * row_bytes,
-    )
-    grouped = replace(
-        mean,
-        operation="grouped_mean",
         reference=lambda x: torch.cat(reference.grouped_mean(list(x.rows.cpu()), _columns(x))),
         codes={
             OURS: _grouped,
@@ -79,23 +54,7 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         floor_bytes=2 * clients * row_bytes,
         input_bytes=(5 * clients + 4) * row_bytes,
     )
-    # The mean of one client is that client.
-    return [mean, grouped] if clients > 1 else [mean]
-
-
-def _mean(given: Inputs) -> Run:
-    out = torch.full_like(given.rows[0], torch.nan)
-    return lambda: weighted_mean(given.rows, given.weights, out=out)
-
-
-def _mean_of(given: Inputs, *, mean: Callable[..., Any], form: Callable[..., Any]) -> Run:
-    models = form(given.layout, given.rows)
-    return lambda: mean(models, given.weights)
-
-
-def _mean_mv(given: Inputs) -> Run:
-    shares = given.shares()
-    return lambda: torch.mv(given.rows.t(), shares)
+    return [grouped] if clients > 1 else []
 
 
 def _jobs(given: Inputs) -> list[tuple[list[int], int, int]]:
