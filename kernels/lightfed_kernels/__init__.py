@@ -14,7 +14,7 @@ from lightfed_kernels.neighbours import Neighbours
 from lightfed_kernels.segments import Segments, count_per_tensor
 from lightfed_kernels.select import prune_counts, prune_regrow, select_by_magnitude, select_random
 from lightfed_kernels.slices import SliceTable
-from lightfed_kernels.steps import aspg_step_, sgd_step_
+from lightfed_kernels.steps import adam_numbers, adam_step_, aspg_step_, sgd_step_
 
 __all__ = [
     "ALIGNMENT",
@@ -27,6 +27,8 @@ __all__ = [
     "Neighbours",
     "Segments",
     "SliceTable",
+    "adam_numbers",
+    "adam_step_",
     "apply_mask_",
     "aspg_step_",
     "compress",

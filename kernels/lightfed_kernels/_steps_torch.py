@@ -51,6 +51,37 @@ def sgd_torch(
             apply_torch(w[None], words[None, first:last])
 
 
+def adam_torch(
+    row: Tensor,
+    gradient: Tensor,
+    average: Tensor,
+    square: Tensor,
+    numbers: Tensor,
+    words: Tensor | None,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """The operations of torch.optim.Adam, in its order."""
+    size, root, keep = numbers.tolist()
+    for chunk in _chunks(row):
+        w, a, s = row[chunk], average[chunk], square[chunk]
+        wide, mean, spread, d = _wide(w), _wide(a), _wide(s), _wide(gradient[chunk])
+        if weight_decay != 0:
+            d = torch.add(d, wide, alpha=weight_decay)
+        if keep != 1:
+            wide.mul_(keep)
+        mean.lerp_(d, 1 - beta1)
+        spread.mul_(beta2).addcmul_(d, d, value=1 - beta2)
+        wide.addcdiv_(mean, spread.sqrt().div_(root).add_(eps), value=-size)
+        for part, found in ((w, wide), (a, mean), (s, spread)):
+            _narrow(part, found)
+        if words is not None:
+            first, last = chunk.start // ALIGNMENT, chunk.stop // ALIGNMENT
+            apply_torch(w[None], words[None, first:last])
+
+
 def aspg_torch(
     point: Tensor,
     x: Tensor,

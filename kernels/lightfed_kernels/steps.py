@@ -1,10 +1,12 @@
 """Steps of local training on flat rows, fused: every value is read and written once on a GPU.
 
-`sgd_step_` is torch.optim.SGD with FedProx' term, clipping and a mask; `aspg_step_` is the step of
-FedBCD. bfloat16 rows are computed with in float32 and rounded once at the end of a step.
+`sgd_step_` is torch.optim.SGD with FedProx' term, clipping and a mask; `adam_step_` is Adam or
+AdamW with a mask; `aspg_step_` is the step of FedBCD. bfloat16 rows are computed with in float32
+and rounded once at the end of a step.
 """
 
-from math import isfinite
+from collections.abc import Mapping
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from lightfed_kernels import _rows
 from lightfed_kernels._dispatch import backend
 from lightfed_kernels._memory import check_apart
-from lightfed_kernels._steps_torch import aspg_torch, sgd_torch
+from lightfed_kernels._steps_torch import adam_torch, aspg_torch, sgd_torch
 
 
 def sgd_step_(
@@ -62,19 +64,13 @@ def sgd_step_(
         "buffer": buffer if momentum != 0 else None,
         "anchor": anchor if prox != 0 else None,
     }
-    _rows.check_vector("row", row)
-    for name, tensor in read.items():
-        if tensor is not None:
-            _rows.check_vector(name, tensor, size=row.shape[0], dtype=row.dtype)
+    _check_rows(row, read, words)
     if momentum != 0 and buffer is None:
         raise ValueError(f"buffer: missing; momentum is {momentum}")
     if nesterov and momentum == 0:
         raise ValueError("nesterov: needs a momentum above 0")
     if prox != 0 and anchor is None:
         raise ValueError(f"anchor: missing; prox is {prox}")
-    if words is not None:
-        _rows.check_single("words", words)
-        _rows.check_words("words", words, size=row.shape[0])
     rate, number = (lr, 0.0) if isinstance(lr, Tensor) else (None, lr)
     for name, one in (("scale", scale), ("lr", rate)):
         if one is not None and (one.numel() != 1 or not one.is_floating_point()):
@@ -85,6 +81,73 @@ def sgd_step_(
         row, gradient, read["buffer"], read["anchor"], scale, rate, words, number, momentum,
         weight_decay, prox, nesterov,
     )  # fmt: skip
+    return row
+
+
+def adam_numbers(
+    steps: int, *, lr: float, betas: tuple[float, float], decoupled_decay: float = 0.0
+) -> Tensor:
+    """(steps, 3) float64 on the host: what differs between the steps t = 1, 2, .. of `adam_step_`.
+
+    Args:
+        steps: of a session.
+        lr: the step size.
+        betas: as of the steps.
+        decoupled_decay: AdamW's.
+
+    Returns:
+        lr / (1 - beta1^t), (1 - beta2^t)^0.5 and 1 - lr * decoupled_decay.
+    """
+    powers = ([1 - beta**t for beta in betas] for t in range(1, steps + 1))
+    rows = [(lr / first, second**0.5, 1 - lr * decoupled_decay) for first, second in powers]
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
+
+
+def adam_step_(
+    row: Tensor,
+    gradient: Tensor,
+    average: Tensor,
+    square: Tensor,
+    numbers: Tensor,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    words: Tensor | None = None,
+) -> Tensor:
+    """One step in place, that of torch.optim.Adam or AdamW without `words`.
+
+        d = gradient + weight_decay * row
+        average <- beta1 * average + (1 - beta1) * d
+        square <- beta2 * square + (1 - beta2) * d^2
+        row <- keep * row - size * average / (sqrt(square) / root + eps)
+        row <- 0 where a bit of `words` is 0, even if gradient or row are NaN there
+
+    Can be captured in a CUDA graph, which keeps the numbers of the call, but reads `numbers` at
+    every replay.
+
+    Args:
+        row: w, (P,).
+        gradient: (P,), like `average` and `square` of the row's length and dtype.
+        average: first moment, written; zeros before the first step. It is not masked.
+        square: second moment, like it.
+        numbers: (3,) float64 on the device: size, root, keep; a row of `adam_numbers`.
+        betas: from 0 to below 1.
+        eps: above 0, so that padding stays 0.
+        weight_decay: Adam's, 0 or more; AdamW's is in `numbers`.
+        words: packed mask (P / 32,).
+
+    Raises:
+        ValueError: shapes, devices or numbers that do not fit; an argument that is missing.
+        TypeError: of an unsupported dtype, or dtypes that differ.
+    """
+    read = {"gradient": gradient, "average": average, "square": square}
+    _check_rows(row, read, words)
+    if numbers.shape != (3,) or numbers.dtype != torch.float64 or not numbers.is_contiguous():
+        found = f"{numbers.dtype} of shape {list(numbers.shape)}"
+        raise ValueError(f"numbers: {found}; three torch.float64 are needed")
+    _rows.check_one_device(row=row, **read, numbers=numbers, words=words)
+    _adam_step(row, gradient, average, square, numbers, words, *betas, eps, weight_decay)
     return row
 
 
@@ -135,6 +198,16 @@ def aspg_step_(
     return x
 
 
+def _check_rows(row: Tensor, others: Mapping[str, Tensor | None], words: Tensor | None) -> None:
+    _rows.check_vector("row", row)
+    for name, tensor in others.items():
+        if tensor is not None:
+            _rows.check_vector(name, tensor, size=row.shape[0], dtype=row.dtype)
+    if words is not None:
+        _rows.check_single("words", words)
+        _rows.check_words("words", words, size=row.shape[0])
+
+
 def _check_numbers(**numbers: float) -> None:
     for name, number in numbers.items():
         if not (isfinite(number) and number >= 0):
@@ -167,19 +240,38 @@ def _sgd_step(
     else:
         step = sgd_torch
     step(
-        row,
-        gradient,
-        buffer,
-        anchor,
-        scale,
-        rate,
-        words,
-        lr,
-        momentum,
-        weight_decay,
-        prox,
+        row, gradient, buffer, anchor, scale, rate, words, lr, momentum, weight_decay, prox,
         nesterov,
-    )
+    )  # fmt: skip
+
+
+@torch.library.custom_op("lightfed::adam_step", mutates_args=("row", "average", "square"))
+def _adam_step(
+    row: Tensor,
+    gradient: Tensor,
+    average: Tensor,
+    square: Tensor,
+    numbers: Tensor,
+    words: Tensor | None,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    _check_numbers(weight_decay=weight_decay)
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name}: {beta}; a number from 0 to below 1 is needed")
+    if not 0 < eps < inf:
+        raise ValueError(f"eps: {eps}; a finite number above 0 is needed")
+    check_apart(("row, average, square", [row, average, square]), ("gradient", [gradient]))
+    if row.numel() == 0:
+        return
+    if backend(row) == "triton":
+        from lightfed_kernels.gpu.steps import launch_adam as step
+    else:
+        step = adam_torch
+    step(row, gradient, average, square, numbers, words, beta1, beta2, eps, weight_decay)
 
 
 @torch.library.custom_op("lightfed::aspg_step", mutates_args=("point", "x"))
@@ -209,5 +301,5 @@ def _aspg_step(
     step(point, x, gradient, anchor, lr, gamma, extrapolation, box)
 
 
-for _operator in (_sgd_step, _aspg_step):
+for _operator in (_sgd_step, _adam_step, _aspg_step):
     _operator.register_fake(lambda *arguments: None)

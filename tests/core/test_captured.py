@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightfed_kernels import stream_keys
 from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Adam, AdamW
 
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.api.fleet import Fleet
@@ -51,14 +51,15 @@ def turns(some: Fleet, rounds: int = 6) -> tuple[Tensor, list[dict[str, float]]]
 
 
 CAPTURED = (
-    "mlp", "momentum", "clipped", "residual", "fedprox", "standalone", "dispfl", "my1", "my2",
-    "lgfedavg", "bn", "one channel", "gn", "static bn", "resnet",
+    "mlp", "momentum", "adam", "adamw", "clipped", "residual", "fedprox", "standalone", "dispfl",
+    "my1", "my2", "lgfedavg", "bn", "one channel", "gn", "static bn", "resnet",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", [SIZES, UNIFORM], ids=["ragged", "uniform"])
 @pytest.mark.parametrize(
-    "name", by_default(CAPTURED, "momentum", "fedprox", "clipped", "dispfl", "bn", "static bn")
+    "name",
+    by_default(CAPTURED, "momentum", "adam", "fedprox", "clipped", "dispfl", "bn", "static bn"),
 )
 def test_replayed_steps_have_the_bits_of_others(name: str, sizes: list[int]) -> None:
     tape = Tape()
@@ -181,8 +182,18 @@ def test_a_client_has_its_own_buffers_in_steps_recorded_with_those_of_others() -
     assert torch.equal(found[0], turns(fleet("static bn", CLIENTS, UNIFORM, data=few_classes))[0])
 
 
-def test_a_session_of_recorded_steps_reads_nothing() -> None:
-    some = made("momentum", Tape(), UNIFORM)
+@pytest.mark.parametrize("kind", [Adam, AdamW])
+def test_adam_with_decay_and_masks(kind: type[Adam]) -> None:
+    settings: dict[str, Any] = {"optimizer": partial(kind, lr=0.01, weight_decay=0.05)}
+    tape = Tape()
+    found = turns(made("dispfl", tape, UNIFORM, **settings))
+    assert tape.replays
+    assert torch.equal(found[0], turns(fleet("dispfl", CLIENTS, UNIFORM, **settings))[0])
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_a_session_of_recorded_steps_reads_nothing(name: str) -> None:
+    some = made(name, Tape(), UNIFORM)
     with host_reads() as reads:
         after(some)
     assert reads == []

@@ -16,6 +16,10 @@ from tests.core.test_captured import MOMENTUM, UNIFORM, few_classes, turns
 pytestmark = pytest.mark.gpu
 made = partial(fleet, side_by_side=CLIENTS, device=torch.device("cuda"))
 
+NAMES = [
+    "momentum", "adam", "clipped", "fedprox", "dispfl", "gn", "bn", "static bn", "resnet", "dropout"
+]  # fmt: skip
+
 
 def captured(some: Fleet) -> CapturedSteps:
     steps = some.training._packs._trainers[0]._recorded
@@ -33,7 +37,18 @@ def replays(steps: CapturedSteps) -> int:
 @pytest.mark.parametrize("sizes", [SIZES, UNIFORM], ids=["ragged", "uniform"])
 @pytest.mark.parametrize(
     "name",
-    ["momentum", "clipped", "fedprox", "dispfl", "gn", "bn", "static bn", "resnet", "dropout"],
+    [
+        "momentum",
+        "adam",
+        "clipped",
+        "fedprox",
+        "dispfl",
+        "gn",
+        "bn",
+        "static bn",
+        "resnet",
+        "dropout",
+    ],
 )
 def test_captured_steps_have_the_bits_of_eager_ones(name: str, sizes: list[int]) -> None:
     some = made(name, sizes=sizes)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from typing_extensions import override
 
 from lightfed.algorithms.fedprox import FedProx
@@ -109,7 +109,8 @@ class Halved(FedProx):
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("adam", {}, "not plain SGD"),
+        ("adam", {"optimizer": partial(Adam, amsgrad=True)}, "not plain SGD, Adam or AdamW"),
+        ("fedprox", {"optimizer": Adam}, "Adam with a pull"),
         ("mlp", {"optimizer": partial(SGD, lr=0.1, momentum=0.5, dampening=0.5)}, "plain SGD"),
         ("dropout", {}, "host draws"),
         ("vmap", {}, "Python"),

@@ -128,17 +128,7 @@ def launch(
     _rows.check_grid("masked_mean", programs)
     with on_device(out):
         masked_mean[(programs,)](
-            table,
-            shares,
-            out,
-            out.stride(0),
-            n_words,
-            n_receivers,
-            WORDS=words,
-            DTYPE=TYPES[out.dtype],
-            ACC=TYPES[wide],
-            MASKED=bool(masks),
-            COUNTED=bool(masks) and not over_neighbours,
-            KEPT=bool(receivers),
-            num_warps=WARPS,
-        )
+            table, shares, out, out.stride(0), n_words, n_receivers, WORDS=words,
+            DTYPE=TYPES[out.dtype], ACC=TYPES[wide], MASKED=bool(masks),
+            COUNTED=bool(masks) and not over_neighbours, KEPT=bool(receivers), num_warps=WARPS,
+        )  # fmt: skip

@@ -34,19 +34,10 @@ _TARGETS = {"sums": 0, "members": 1}
     ]
 )
 def means_kernel(
-    rows_ptr,
-    weights_ptr,
-    jobs_ptr,
-    tiles_ptr,
-    sums_ptr,
-    totals_ptr,
-    TYPE: tl.constexpr,
-    ROUND: tl.constexpr,
-    TARGET: tl.constexpr,
-    FROM_ROWS: tl.constexpr,
-    WEIGHTED: tl.constexpr,
+    rows_ptr, weights_ptr, jobs_ptr, tiles_ptr, sums_ptr, totals_ptr, TYPE: tl.constexpr,
+    ROUND: tl.constexpr, TARGET: tl.constexpr, FROM_ROWS: tl.constexpr, WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """S = sum_m w_m x_m and W = sum_m w_m over the members of a job, in float64, and their use.
 
     S itself (SUMS), or S / W into every member (MEMBERS).

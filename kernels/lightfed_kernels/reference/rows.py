@@ -56,6 +56,28 @@ def aspg_step(
     return new + extrapolation * (new - x), new
 
 
+def adam_step(
+    row: Tensor,
+    gradient: Tensor,
+    average: Tensor,
+    square: Tensor,
+    numbers: Sequence[float],
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float = 0.0,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adam (Kingma and Ba, 2015, algorithm 1) and a mask: row and moments."""
+    row, d, average, square = (t.to(torch.float64) for t in (row, gradient, average, square))
+    size, root, keep = numbers
+    d = d + weight_decay * row
+    average = betas[0] * average + (1 - betas[0]) * d
+    square = betas[1] * square + (1 - betas[1]) * d.square()
+    new = keep * row - size * average / (square.sqrt() / root + eps)
+    return (new if mask is None else torch.where(mask, new, 0.0)), average, square
+
+
 def sgd_step(
     row: Tensor,
     gradient: Tensor,

@@ -47,6 +47,19 @@ def _sgd(dtype: str, *, flags: bool, mask: bool = True, **bounds: int) -> Case:
     )
 
 
+def _adam(dtype: str, *, flags: bool, **bounds: int) -> Case:
+    rows = dict.fromkeys(("row_ptr", "gradient_ptr", "average_ptr", "square_ptr"), f"*{dtype}")
+    numbers = dict.fromkeys(("beta1", "beta2", "eps", "weight_decay"), "fp64")
+    return Case(
+        f"rows adam {'all' if flags else 'plain'} {dtype}",
+        "steps:adam_kernel",
+        rows | numbers | {"numbers_ptr": "*fp64", "words_ptr": "*i32", "size": "i32"},
+        {"DECAY": flags, "MASK": flags, "WIDE": _WIDE[dtype], "WORDS": 32},
+        aligned=(*rows, "words_ptr"),
+        **bounds,  # type: ignore[arg-type]
+    )
+
+
 def _aspg(dtype: str, **bounds: int) -> Case:
     rows = dict.fromkeys(("point_ptr", "x_ptr", "gradient_ptr", "anchor_ptr"), f"*{dtype}")
     numbers = dict.fromkeys(("lr", "gamma", "extrapolation", "low", "high"), "fp64")
@@ -81,6 +94,10 @@ CASES = [
     _sgd("fp32", flags=True, registers=40, wide_loads=8, wide_stores=4),
     _sgd("bf16", flags=True, registers=40, wide_loads=4, wide_stores=2),
     _sgd("fp64", flags=True, registers=72, wide_loads=16, wide_stores=8),
+    _adam("fp32", flags=False, registers=48, wide_loads=8, wide_stores=6),
+    _adam("fp32", flags=True, registers=48, wide_loads=8, wide_stores=6),
+    _adam("bf16", flags=True, registers=48, wide_loads=4, wide_stores=3),
+    _adam("fp64", flags=True, registers=96, wide_loads=16, wide_stores=12),
     _aspg("fp32", registers=40, wide_loads=8, wide_stores=4),
     _aspg("bf16", registers=40, wide_loads=4, wide_stores=2),
     _aspg("fp64", registers=56, wide_loads=16, wide_stores=8),

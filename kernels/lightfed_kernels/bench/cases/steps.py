@@ -1,4 +1,4 @@
-"""A client's local steps on flat rows: FedBCD's projected step, and SGD with DisPFL's mask."""
+"""A client's local steps on flat rows: FedBCD's projected step, SGD with DisPFL's mask, Adam."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,17 +15,22 @@ from lightfed_kernels.bench.models import Model
 from lightfed_kernels.layout import Layout
 from lightfed_kernels.masks import unpack_mask
 from lightfed_kernels.reference import rows as reference
-from lightfed_kernels.steps import aspg_step_, sgd_step_
+from lightfed_kernels.steps import adam_numbers, adam_step_, aspg_step_, sgd_step_
 
-OPERATIONS = ("aspg_step", "sgd_step")
+OPERATIONS = ("aspg_step", "sgd_step", "adam_step")
 
 ASPG: dict[str, Any] = {"lr": 0.1, "gamma": 0.5, "extrapolation": 0.3, "box": (-2.0, 2.0)}
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+ADAM: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 5e-4}
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Rows (ASPG: point, x, gradient, anchor; SGD: weights, buffer, gradient, -) and a mask."""
+    """Rows and a mask.
+
+    ASPG: point, x, gradient, anchor. SGD: weights, buffer, gradient, -. Adam: weights, moments
+    (the second is squared), gradient.
+    """
 
     layout: Layout
     rows: Tensor
@@ -75,7 +80,20 @@ def cases(model: Model, clients: int, dtype: torch.dtype, device: torch.device) 
         codes=codes,
         floor_bytes=5 * row_bytes + layout.size // 8,
     )
-    return [aspg, sgd]
+    adam = replace(
+        aspg,
+        operation="adam_step",
+        reference=_adam_reference,
+        codes={
+            OURS: _adam_ours,
+            OFFICIAL: partial(_adam, form=listed, foreach=False),
+            "foreach": partial(_adam, form=listed, foreach=True),
+            "flat": partial(_adam, form=whole, foreach=False),
+            **({"fused": partial(_adam, form=whole, fused=True)} if "fused" in codes else {}),
+        },
+        floor_bytes=7 * row_bytes,
+    )
+    return [aspg, sgd, adam]
 
 
 def _aspg(given: Inputs, *, step: Callable[..., Any], form: Callable[..., list[Any]]) -> Run:
@@ -132,3 +150,39 @@ def _sgd_reference(given: Inputs) -> Tensor:
     new, moved = reference.sgd_step(row, gradient, buffer=buffer, mask=mask, **SGD)
     assert moved is not None
     return torch.cat([new, moved])
+
+
+def _adam_ours(given: Inputs) -> Run:
+    row, average, square, gradient = given.rows
+    [numbers] = adam_numbers(1, lr=0.1, betas=ADAM["betas"]).to(row.device)
+    square.square_()
+
+    def run() -> Tensor:
+        adam_step_(row, gradient, average, square, numbers, **ADAM)
+        return row
+
+    return run
+
+
+def _adam(given: Inputs, *, form: Callable[..., list[Any]], **how: Any) -> Run:
+    """torch.optim's; a later call is a later step."""
+    given.rows[2].square_()
+    row, *moments, gradient = ([x] if form is whole else x for x in form(given.layout, given.rows))
+    weights = [torch.nn.Parameter(part) for part in row]
+    optimiser = torch.optim.Adam(weights, lr=0.1, **how, **ADAM)
+    for weight, grad, *of in zip(weights, gradient, *moments, strict=True):
+        weight.grad = grad
+        step = torch.zeros((), device=grad.device if how.get("fused") else None)
+        optimiser.state[weight] = {"step": step, "exp_avg": of[0], "exp_avg_sq": of[1]}
+
+    def run() -> list[Tensor]:
+        optimiser.step()
+        return [weight.data for weight in weights]
+
+    return run
+
+
+def _adam_reference(given: Inputs) -> Tensor:
+    row, average, square, gradient = given.rows.cpu()
+    [numbers] = adam_numbers(1, lr=0.1, betas=ADAM["betas"]).tolist()
+    return reference.adam_step(row, gradient, average, square.square(), numbers, **ADAM)[0]

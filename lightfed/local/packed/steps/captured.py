@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lightfed.data.batches import Resident
 from lightfed.local.packed.forward import PackedForward, Views
-from lightfed.local.packed.steps.fused import FusedSGD
+from lightfed.local.packed.steps.fused import FusedStepper
 from lightfed.local.packed.steps.recorder import Body, Recorder
-from lightfed.local.packed.steps.tensors import Members, PackTensors
+from lightfed.local.packed.steps.tensors import Members, PackTensors, power_of_two
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.errors import reason
 from lightfed.utils.memory import sent
@@ -87,7 +87,7 @@ class CapturedSteps:
         self,
         forward: PackedForward,
         layout: ModelLayout,
-        stepper: FusedSGD,
+        stepper: FusedStepper,
         recorder: Recorder,
         *,
         floor: int,
@@ -124,7 +124,7 @@ class CapturedSteps:
         self, rows: Row, members: Members, table: np.ndarray | None, shared: Views
     ) -> _Home:
         device, before = rows.floats.device, self._home
-        clients, steps = map(_room, members.batches.sizes.shape)
+        clients, steps = map(power_of_two, members.batches.sizes.shape)
         size = 0 if table is None else table.shape[2]
         if before is not None:
             clients, steps = map(max, (clients, steps), before.pack.losses.shape)
@@ -241,11 +241,6 @@ def _fits(home: _Home, members: Members, table: np.ndarray | None, shared: Views
     if table is not None and home.index is not None and table.shape[2] > home.index.shape[2]:
         return False
     return pack.buffers.keys() == members.buffers.keys() and pack.shared.keys() == shared.keys()
-
-
-def _room(count: int) -> int:
-    """A power of two, so that few sessions need more room than those before them."""
-    return 1 << (count - 1).bit_length()
 
 
 def _stage(kind: _Kind, batch: Sequence[Tensor]) -> None:

@@ -1,41 +1,47 @@
-"""torch.optim.SGD on K rows, in one pass over the matrix of them."""
+"""torch.optim's SGD, Adam and AdamW on K rows, in one pass over the matrix of them."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from lightfed_kernels import sgd_step_
-from torch import Tensor
+from lightfed_kernels import adam_numbers, adam_step_, sgd_step_
+from torch import Tensor, optim
 from typing_extensions import override
 
-from lightfed.local.optimizer import Params
+from lightfed.local.optimizer import Clipping, Params, Stepper
 from lightfed.local.packed.steps.steppers import PackedStepper
-from lightfed.local.packed.steps.tensors import Members
+from lightfed.local.packed.steps.tensors import Members, power_of_two
 from lightfed.local.steppers.sgd import SGDStepper
+from lightfed.local.steppers.torch_optimizer import OptimizerStepper
 from lightfed.state.rows import ModelLayout
+from lightfed.utils.memory import sent
 
 CLIPPED = "gradients are clipped after a pull"
+_VARIANTS = ("amsgrad", "maximize", "capturable", "differentiable", "fused")
 
 
-class FusedSGD(PackedStepper):
-    """Decay, momentum, pull, step and mask of K rows by one operator, after one copy of gradients.
+class FusedStepper(PackedStepper):
+    """Decay, moments, pull, step and mask of K rows by one operator, after one copy of gradients.
 
     What differs between sessions lies in tensors that keep their addresses, so that a recorded step
-    serves all of them.
+    serves all of them. All parameters get gradients.
 
     Args:
-        stepper: of the group's sessions, plain SGD without dampening; all parameters get gradients.
         layout: of the rows.
+        clipping: of each client's gradients.
         pull: of all clients to the models that they start from, instead of their hooks.
+
+    Attributes:
+        moments: matrices of the rows' shape that the optimiser keeps, of any session.
     """
 
     masks = True
+    moments: int
 
-    def __init__(self, stepper: SGDStepper, layout: ModelLayout, *, pull: float = 0.0) -> None:
+    def __init__(self, layout: ModelLayout, clipping: Clipping | None, pull: float) -> None:
         self._received = pull
-        self._lr = stepper.lr
-        self._momentum, self._nesterov = stepper.momentum, stepper.nesterov
-        self._decay = stepper.weight_decay
-        self._clipping = stepper.clipping
+        self._clipping = clipping
         self._span = layout.floats.span(layout.parameters)
         entries = layout.floats.entries[: layout.parameters]
         ends = [entry.offset for entry in entries[1:]] + [layout.size]
@@ -43,9 +49,9 @@ class FusedSGD(PackedStepper):
         self._gaps = [
             end - entry.offset - entry.numel for entry, end in zip(entries, ends, strict=True)
         ]
-        self._gradient = self._buffer = self._anchors = torch.empty(0, 0)
+        self._gradient = self._anchors = torch.empty(0, 0)
+        self._moments: list[Tensor] = []
         self._words = torch.empty(0, 0, dtype=torch.int32)
-        self._rate = torch.empty(0)
         self._zeros: dict[int, Tensor] = {}  # by the number of columns
         self._rows = torch.empty(0, 0)
         self._members: Members | None = None
@@ -76,10 +82,12 @@ class FusedSGD(PackedStepper):
     ) -> None:
         self._rows, self._members = rows, members
         if len(self._gradient) < len(rows):
-            self._allocate(rows)
-        self._rate.fill_(self._lr if lr is None else lr)
-        if self._momentum:
-            self._buffer.zero_()
+            self._gradient = torch.zeros_like(rows)
+            self._moments = [torch.zeros_like(rows) for _ in range(self.moments)]
+            self._zeros = {gap: rows.new_zeros(len(rows), gap) for gap in {*self._gaps} - {0}}
+        for moment in self._moments:
+            moment.zero_()
+        self._start(members.batches.sizes.shape[1], lr)
         self._start_pulls(members)
         given = [mask for mask in members.masks if mask is not None]
         self._masked = bool(given)
@@ -88,11 +96,9 @@ class FusedSGD(PackedStepper):
             for words, mask in zip(self._words, members.masks, strict=False):
                 _ = words.fill_(-1) if mask is None else words.copy_(mask)
 
-    def _allocate(self, rows: Tensor) -> None:
-        self._gradient = torch.zeros_like(rows)
-        self._buffer = torch.zeros_like(rows) if self._momentum else rows.new_empty(0, 0)
-        self._rate = rows.new_empty((), dtype=torch.float64)
-        self._zeros = {gap: rows.new_zeros(len(rows), gap) for gap in {*self._gaps} - {0}}
+    @abstractmethod
+    def _start(self, steps: int, lr: float | None) -> None:
+        """Write the numbers of a session's steps to the device."""
 
     def _start_pulls(self, members: Members) -> None:
         pulls = [proximal for proximal in members.proximals if proximal is not None]
@@ -104,26 +110,24 @@ class FusedSGD(PackedStepper):
         for place, pull in enumerate(pulls):
             if self._pull:
                 self._anchors[place, : self._span].copy_(pull.anchor)
-            if self._momentum and pull.momentum is not None:
-                self._buffer[place, : self._span].copy_(pull.momentum)
+            if self._moments and pull.momentum is not None:
+                self._moments[0][place, : self._span].copy_(pull.momentum)
 
     @override
     def step(self, grads: Sequence[Tensor | None], clients: int) -> None:
         gradient = self._gathered(grads, clients)
         if self._clipping is not None:
             self._clip(gradient)
-        sgd_step_(
-            self._rows[:clients].view(-1),
-            gradient.view(-1),
-            lr=self._rate,
-            momentum=self._momentum,
-            buffer=self._buffer[:clients].view(-1) if self._momentum else None,
-            weight_decay=self._decay,
-            nesterov=self._nesterov,
-            prox=self._pull,
+        flat = [part[:clients].view(-1) for part in (self._rows, self._gradient, *self._moments)]
+        self._update(
+            *flat,
             anchor=self._anchors[:clients].view(-1) if self._pull else None,
             words=self._words[:clients].view(-1) if self._masked else None,
         )
+
+    @abstractmethod
+    def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
+        """Update rows that lie end to end; `given` are the anchor and the words of the masks."""
 
     def _gathered(self, grads: Sequence[Tensor | None], clients: int) -> Tensor:
         """(clients, P) all gradients, 0 in padding and buffers."""
@@ -150,11 +154,112 @@ class FusedSGD(PackedStepper):
     def finish(self) -> None:
         members, self._members = self._members, None
         self._rows = torch.empty(0, 0)
-        if members is None or not self._momentum:
+        if members is None or not self._moments:
             return
-        for row, proximal in zip(self._buffer, members.proximals, strict=False):
+        for row, proximal in zip(self._moments[0], members.proximals, strict=False):
             if proximal is not None and proximal.carries:
                 proximal.momentum = row[: self._span].clone()
+
+
+class FusedSGD(FusedStepper):
+    """torch.optim.SGD.
+
+    Args:
+        stepper: of the group's sessions, plain SGD without dampening.
+        layout: of the rows.
+        pull: of all clients to the models that they start from, instead of their hooks.
+    """
+
+    def __init__(self, stepper: SGDStepper, layout: ModelLayout, *, pull: float = 0.0) -> None:
+        super().__init__(layout, stepper.clipping, pull)
+        self._lr = stepper.lr
+        self._options: dict[str, Any] = {
+            "momentum": stepper.momentum,
+            "nesterov": stepper.nesterov,
+            "weight_decay": stepper.weight_decay,
+        }
+        self.moments = int(stepper.momentum != 0)
+        self._rate: Tensor | None = None
+
+    @override
+    def _start(self, steps: int, lr: float | None) -> None:
+        if self._rate is None:
+            self._rate = self._rows.new_empty((), dtype=torch.float64)
+        self._rate.fill_(self._lr if lr is None else lr)
+
+    @override
+    def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
+        assert self._rate is not None
+        buffer = moments[0] if moments else None
+        options = self._options | given
+        sgd_step_(row, gradient, lr=self._rate, buffer=buffer, prox=self._pull, **options)
+
+
+class FusedAdam(FusedStepper):
+    """torch.optim.Adam or AdamW, with the bias corrections of a session's steps on the device.
+
+    Args:
+        optimizer: plain; nothing is pulled.
+        layout: of the rows.
+        clipping: of each client's gradients.
+    """
+
+    moments = 2
+
+    def __init__(
+        self, optimizer: optim.Adam, layout: ModelLayout, clipping: Clipping | None
+    ) -> None:
+        super().__init__(layout, clipping, 0.0)
+        group = optimizer.param_groups[0]
+        self._lr, self._betas, self._eps = group["lr"], group["betas"], group["eps"]
+        own, decay = group["decoupled_weight_decay"], float(group["weight_decay"])
+        self._decay, self._own_decay = (0.0, decay) if own else (decay, 0.0)
+        self._table = torch.empty(0, 3)
+        self._numbers = self._count = torch.empty(0)
+
+    @override
+    def _start(self, steps: int, lr: float | None) -> None:
+        if len(self._table) < steps:
+            self._table = self._rows.new_empty(power_of_two(steps), 3, dtype=torch.float64)
+            self._numbers = self._table.new_empty(1, 3)
+            self._count = self._table.new_empty(1, dtype=torch.int64)
+        rate = self._lr if lr is None else lr
+        table = adam_numbers(steps, lr=rate, betas=self._betas, decoupled_decay=self._own_decay)
+        self._table[:steps].copy_(sent(table, self._table.device))
+        self._count.zero_()
+
+    @override
+    def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
+        torch.index_select(self._table, 0, self._count, out=self._numbers)
+        first, second = moments
+        adam_step_(
+            row, gradient, first, second, self._numbers.view(3), betas=self._betas, eps=self._eps,
+            weight_decay=self._decay, words=given["words"],
+        )  # fmt: skip
+        self._count.add_(1)
+
+
+def fused_stepper(stepper: Stepper, layout: ModelLayout, *, pull: float) -> FusedStepper | str:
+    """What steps K rows in one pass as `stepper` does one, or why nothing does.
+
+    Args:
+        stepper: of the group's sessions.
+        layout: of the rows.
+        pull: of all clients to the models that they start from.
+    """
+    if stepper.clipping is not None and stepper.clipping.networks:
+        return "parts of a model are clipped apart"
+    if pull and stepper.clipping is not None:
+        return CLIPPED
+    if type(stepper) is SGDStepper and not stepper.dampening and stepper.factors is None:
+        return FusedSGD(stepper, layout, pull=pull)
+    optimizer = stepper.plain_optimizer if isinstance(stepper, OptimizerStepper) else None
+    if isinstance(optimizer, optim.Adam) and type(optimizer) in (optim.Adam, optim.AdamW):
+        group = optimizer.param_groups[0]
+        tensors = any(isinstance(number, Tensor) for number in (group["lr"], *group["betas"]))
+        if group["eps"] > 0 and not tensors and not any(map(group.get, _VARIANTS)):
+            return "Adam with a pull" if pull else FusedAdam(optimizer, layout, stepper.clipping)
+    return "its optimiser is not plain SGD, Adam or AdamW"
 
 
 def _kept(kept: Tensor, like: Tensor, columns: int, dtype: torch.dtype) -> Tensor:

@@ -10,10 +10,9 @@ from torch import nn
 from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.forward import Losses, graph_of
-from lightfed.local.packed.steps.fused import CLIPPED, FusedSGD
+from lightfed.local.packed.steps.fused import FusedStepper, fused_stepper
 from lightfed.local.packed.steps.recorder import Recorder, recorder_of
 from lightfed.local.packed.steps.steppers import PackedStepper
-from lightfed.local.steppers.sgd import SGDStepper
 from lightfed.utils.rng import DeviceStreams, streams
 
 Capture = Literal["auto", "off"] | bool
@@ -37,7 +36,7 @@ class Packing:
     floor: int = 1
     stepper: PackedStepper | None = None
     reason: str = ""
-    fused: FusedSGD | None = None
+    fused: FusedStepper | None = None
     recorder: Recorder | None = None
     eager: str = ""
 
@@ -64,14 +63,13 @@ def on_device(
     recorder = recorder_of(state.store.device)
     if recorder is None:
         return replace(packing, eager="no CUDA device")
-    why = _why_not_fused(state.module, stepper, tried, state.store.device)
-    if why or not isinstance(stepper, SGDStepper):
-        return replace(packing, eager=why)
-    if pull is None:
-        return replace(packing, eager="the algorithm changes gradients in Python")
-    if pull and stepper.clipping is not None:
-        return replace(packing, eager=CLIPPED)
-    packing = replace(packing, fused=FusedSGD(stepper, state.layout, pull=pull))
+    why = _why_not_fused(state.module, tried, state.store.device)
+    if not why and pull is None:
+        why = "the algorithm changes gradients in Python"
+    fused = why or fused_stepper(stepper, state.layout, pull=pull or 0.0)
+    if isinstance(fused, str):
+        return replace(packing, eager=fused)
+    packing = replace(packing, fused=fused)
     if capture == "off":
         return replace(packing, eager="model.capture: off")
     return replace(packing, recorder=recorder)
@@ -82,16 +80,10 @@ def draws(module: nn.Module) -> bool:
     return any(isinstance(part, nn.modules.dropout._DropoutNd) for part in module.modules())
 
 
-def _why_not_fused(
-    module: L.LightningModule, stepper: Stepper, tried: Losses, device: torch.device
-) -> str:
+def _why_not_fused(module: L.LightningModule, tried: Losses, device: torch.device) -> str:
     if graph_of(module) is None:
         return "its training step runs in Python"
     if draws(module) and not isinstance(streams([0], device), DeviceStreams):
         return "the host draws for dropout"
-    if type(stepper) is not SGDStepper or stepper.dampening or stepper.factors is not None:
-        return "its optimiser is not plain SGD"
-    if stepper.clipping is not None and stepper.clipping.networks:
-        return "parts of a model are clipped apart"
     found = [gradient for gradient in tried.gradients if gradient is not None]
     return "" if len(found) == len(list(module.parameters())) else "a parameter has no gradient"

@@ -189,6 +189,11 @@ class PackTensors:
             row.copy_(buffer)
 
 
+def power_of_two(count: int) -> int:
+    """A power of two, so that few sessions need more room than those before them."""
+    return 1 << (count - 1).bit_length()
+
+
 def _scattered(
     whole: list[Tensor | None], found: Sequence[Tensor | None], index: Tensor, clients: int
 ) -> list[Tensor | None]:
