@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW
 from lightfed.algorithms.fedbcd import FedBCD
 from lightfed.api.fleet import Fleet
 from lightfed.data.datasets.dataset import Transform
+from lightfed.local.client_group import GroupState
 from lightfed.local.packed import rules
 from lightfed.local.packed.steps import packing, tensors
 from lightfed.local.packed.steps.captured import WARM_UP
@@ -27,6 +28,11 @@ from tests.small import Tensors, data_of, run_round
 from tests.tiers import by_default
 
 UNIFORM = [12] * 5
+PULLED: dict[str, Any] = {
+    "optimizer": partial(SGD, lr=0.1, momentum=0.9),
+    "algorithm": partial(FedBCD, 1, 5, gamma=0.1, steps=(1, 3)),
+    "epochs": 1,
+}
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-2)
 
 
@@ -104,7 +110,7 @@ def test_a_client_alone_is_padded_in_recorded_steps_too(name: str) -> None:
     [
         {"host_rows": True},
         {"precision": partial(torch.autocast, "cpu", torch.bfloat16)},
-        {"algorithm": partial(FedBCD, 1, 5, gamma=0.1, steps=(1, 3)), "epochs": 1},
+        PULLED | {"optimizer": MOMENTUM},
         {
             "algorithm": partial(FedBCD, 1, 5, gamma=0.1, steps=(1, 3), momentum="client"),
             "epochs": 1,
@@ -189,6 +195,44 @@ def test_adam_with_decay_and_masks(kind: type[Adam]) -> None:
     found = turns(made("dispfl", tape, UNIFORM, **settings))
     assert tape.replays
     assert torch.equal(found[0], turns(fleet("dispfl", CLIENTS, UNIFORM, **settings))[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("momentum", {}), ("adam", {}), ("fedprox", {}), ("mlp", PULLED)],
+    ids=["momentum", "adam", "received", "pulled"],
+)
+def test_the_memory_of_a_pack_counts_what_stays_on_the_device(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimates: list[int] = []
+
+    def note(state: GroupState, data: Any, *, rows: int) -> float:
+        estimates.append(rows)
+        return 1.0
+
+    monkeypatch.setattr(rules, "client_bytes", note)
+    some = made(name, Tape(), UNIFORM, side="auto", **settings)
+    after(some)
+    rows, copies = static_rows(some)
+    assert estimates == [rules._ROWS + copies - 1]  # one of them is the momentum
+    assert rows == 8
+    some = made(name, Tape(), UNIFORM, side=5, **settings)
+    after(some)
+    assert static_rows(some)[0] == 5
+
+
+def static_rows(some: Fleet) -> tuple[int, int]:
+    """Rows of the matrices that stay for recorded steps, and how many such matrices there are."""
+    trainer = some.training._packs._trainers[0]
+    stepper, recorded = trainer._fused, trainer._recorded
+    assert stepper is not None
+    assert recorded is not None
+    assert recorded._home is not None
+    rows = recorded._home.pack.rows.floats
+    kept = [rows, stepper._gradient, stepper._anchors, *stepper._moments]
+    assert {matrix.shape for matrix in kept} <= {rows.shape, (0, 0)}
+    return len(rows), sum(matrix.numel() > 0 for matrix in kept)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])

@@ -5,7 +5,7 @@ part of its bits.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -158,20 +158,23 @@ class Packed:
         packed = packed_stepper(stepper, state.live.trainable, pulls=pulls)
         if isinstance(packed, str):
             return Packing(reason=packed)
+        floor = FLOOR if graph_of(state.module) is None else _PAIR
+        pull = _received_pull(algorithm)
+        packing = Packing(floor=floor, stepper=packed)
+        packing = on_device(packing, state, stepper, tried, pull=pull, capture=self.capture)
         most = self.side_by_side
         if most == "auto":
-            most = min(_MOST, int(self.memory * _MEBI / client_bytes(state, data)))
-        floor = FLOOR if graph_of(state.module) is None else _PAIR
-        packing = Packing(max(int(most), floor), floor, packed)
-        pull = _received_pull(algorithm)
-        return on_device(packing, state, stepper, tried, pull=pull, capture=self.capture)
+            anchors = int(pulls and packing.fused is not None)
+            one = client_bytes(state, data, rows=_ROWS + packing.matrices + anchors)
+            most = min(_MOST, int(self.memory * _MEBI / one))
+        return replace(packing, most=max(int(most), floor))
 
 
-def client_bytes(state: GroupState, data: BatchedData) -> float:
-    """An estimate of the memory that a client takes in a pack."""
+def client_bytes(state: GroupState, data: BatchedData, *, rows: int = _ROWS) -> float:
+    """An estimate of the memory that a client takes in a pack, with so many rows of its own."""
     batch = data.batch_size * activation_bytes(state.module, _zeros(state, data))
     kept = _COLUMNS if _has(state.module, (_ConvNd,)) else _ACTIVATIONS
-    return 4 * state.layout.size * _ROWS + kept * batch
+    return 4 * state.layout.size * rows + kept * batch
 
 
 def _unfit(state: GroupState, algorithm: Hooks, *, scaled: bool) -> str:

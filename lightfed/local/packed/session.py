@@ -49,7 +49,7 @@ class PackedSession:
         if packing.fused is not None and packing.recorder is not None:
             self._recorded = CapturedSteps(
                 self._forward, live.layout, packing.fused, packing.recorder,
-                floor=packing.floor, draws=draws(module),
+                floor=packing.floor, most=packing.most, draws=draws(module),
             )  # fmt: skip
         self._name, self._said = name, ""
 

@@ -77,6 +77,7 @@ class CapturedSteps:
         stepper: of the rows.
         recorder: of the device.
         floor: fewest clients that are run at once.
+        most: clients of the largest pack.
         draws: the network draws.
 
     Attributes:
@@ -91,11 +92,12 @@ class CapturedSteps:
         recorder: Recorder,
         *,
         floor: int,
+        most: int,
         draws: bool,
     ) -> None:
         self._draws = draws
         self._forward, self._layout, self._stepper = forward, layout, stepper
-        self._recorder, self._floor = recorder, floor
+        self._recorder, self._floor, self._most = recorder, floor, most
         self._home: _Home | None = None
         self.failure = ""
 
@@ -125,6 +127,7 @@ class CapturedSteps:
     ) -> _Home:
         device, before = rows.floats.device, self._home
         clients, steps = map(power_of_two, members.batches.sizes.shape)
+        clients = min(clients, self._most)
         size = 0 if table is None else table.shape[2]
         if before is not None:
             clients, steps = map(max, (clients, steps), before.pack.losses.shape)

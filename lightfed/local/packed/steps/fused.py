@@ -72,6 +72,12 @@ class FusedStepper(PackedStepper):
         return ""
 
     @property
+    def matrices(self) -> int:
+        """Copies of the rows that it keeps, besides the momentum that other steps have too."""
+        gradient, anchors = 1, int(self._received != 0)
+        return gradient + self.moments + anchors - 1
+
+    @property
     def key(self) -> tuple[float, bool]:
         """The numbers of a session that a recorded step keeps."""
         return self._pull, self._masked

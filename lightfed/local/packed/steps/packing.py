@@ -40,6 +40,13 @@ class Packing:
     recorder: Recorder | None = None
     eager: str = ""
 
+    @property
+    def matrices(self) -> int:
+        """Copies of a pack's rows that such steps keep, and others do not."""
+        if self.fused is None:
+            return 0
+        return self.fused.matrices + (self.recorder is not None)
+
 
 def on_device(
     packing: Packing,
