@@ -27,9 +27,11 @@ def check_apart(
         raise ValueError(f"{name}: rows {rows[0]} and {rows[1]} share memory; one is written twice")
     for other, given in others:
         lows, highs = _spans(other, given)
+        if not len(lows) or not len(begins) or lows.min() >= ends[-1] or highs.max() <= begins[0]:
+            continue
         # Written rows do not overlap, so the last one that begins before an end reaches furthest.
         nearest = np.searchsorted(begins, highs, side="left") - 1
-        if ((nearest >= 0) & (ends[nearest] > lows)).any() if len(begins) else False:
+        if ((nearest >= 0) & (ends[nearest] > lows)).any():
             raise ValueError(f"{other}: shares memory with {name}, which is written")
 
 
@@ -39,4 +41,6 @@ def _spans(name: str, tensors: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray
     begins = addresses(name, kept)
     lengths = [tensor.shape[-1] * tensor.element_size() for tensor in kept]
     counts = [tensor.shape[0] if tensor.dim() == 2 else 1 for tensor in kept]
+    if len(kept) == 1:
+        return begins, begins + lengths[0]
     return begins, begins + np.repeat(np.array(lengths, np.int64), counts)

@@ -130,15 +130,18 @@ def addresses(name: str, tensors: Iterable[Tensor], *, multiple: int = 16) -> np
         ValueError: a row does not start at a multiple of so many bytes.
     """
     begins: list[int] = []
+    remainders = 0
     for tensor in tensors:
         first = tensor.data_ptr()
+        remainders |= first % multiple
         if tensor.dim() == 2:
-            bytes_apart = tensor.stride(0) * tensor.element_size()
-            begins += [first + i * bytes_apart for i in range(tensor.shape[0])]
+            count, apart = tensor.shape[0], tensor.stride(0) * tensor.element_size()
+            remainders |= apart % multiple if count > 1 else 0
+            begins += range(first, first + apart * count, apart) if apart else [first] * count
         else:
             begins.append(first)
     table = np.array(begins, np.int64)
-    if (table % multiple).any():
+    if remainders and (table % multiple).any():
         row = int(np.flatnonzero(table % multiple)[0])
         raise ValueError(
             f"{name}: row {row} starts {table[row] % multiple} bytes past a multiple of "

@@ -114,14 +114,14 @@ class Exchange:
         blocks = self._blocks(traffic, shipment)
         # Reused by all blocks: on a CPU, new memory costs as much as the sums.
         means = torch.empty(len(mine), blocks[0][1], device=self._ranks.device)
-        covering = {} if masks is None else {k: masks[k] for k in own.clients}
-        keeping = [] if keep is None else [keep[k] for k in mine]
+        covering = _words(masks, own.clients, together=len(blocks) > 1)
+        keeping = _words(keep, mine, together=len(blocks) > 1)
         for begin, end in blocks:
             given = own.columns(begin, end)
             arrived, covers = shipment.fetch(begin, end, given)
             if not mine:
                 continue
-            cover = [block_words(words, begin, end) for words in covering.values()]
+            cover = [block_words(words, begin, end) for words in covering]
             means_here = masked_mean(
                 [*own.sources(given, begin, end), *arrived],
                 neighbours,
@@ -137,7 +137,7 @@ class Exchange:
     def _blocks(self, traffic: Traffic, shipment: Shipment) -> list[tuple[int, int]]:
         """Columns of every block; the same on every rank."""
         widest = max(
-            _ROW * (len(traffic.needed[r]) + traffic.sent(r)) + 8 * traffic.present[r]
+            _ROW * (len(traffic.needed[r]) + traffic.sent(r)) + 4 * traffic.present[r]
             for r in range(self._ranks.world)
         )
         width = int(self._buffer / widest) // ALIGNMENT * ALIGNMENT
@@ -175,6 +175,14 @@ class Exchange:
         for client, row in rows.items():
             if client in lists:
                 row.integers.copy_(every[[position[j] for j in lists[client]]].amax(0))
+
+
+def _words(
+    masks: Mapping[int, Tensor] | None, clients: Sequence[int], *, together: bool
+) -> list[Tensor]:
+    """The masks of some clients; `together` in one matrix, which a block takes in one call."""
+    words = [] if masks is None else [masks[client] for client in clients]
+    return [torch.stack(words)] if together and words else words
 
 
 class _Own:

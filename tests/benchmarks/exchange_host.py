@@ -1,6 +1,6 @@
 """Host time of a DisPFL exchange: all that Python does, with kernels that do nothing.
 
-    python tests/benchmarks/exchange_host.py [--clients 100] [--blocks 62]
+    python tests/benchmarks/exchange_host.py [--clients 100] [--blocks 34]
 
 The tensors of ResNet-18, each of them cut to 32 elements, so that copies take no time either; masks
 of one bit, 10 neighbours. CPU time of one rank. A real launch costs some 20 us more than one here.

@@ -295,6 +295,22 @@ def test_rows_of_one_matrix_are_read_and_written_as_one(monkeypatch: pytest.Monk
     assert sum(e.count for e in copies) < 32
 
 
+def test_masks_are_cut_into_blocks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host time of a block does not grow by two views for every client."""
+    monkeypatch.setattr(exchange, "_LEAST", 32)
+    found: list[int] = []
+    genuine = exchange.masked_mean
+
+    def spied(*args: Any, masks: list[Tensor], receivers: list[Tensor], **settings: Any) -> Tensor:
+        found.extend((len(masks), len(receivers)))
+        return genuine(*args, masks=masks, receivers=receivers, **settings)
+
+    monkeypatch.setattr(exchange, "masked_mean", spied)
+    alone = dict.fromkeys(range(6), 0)
+    run(Ranks(torch.device("cpu")), alone, {0: [1], 2: [3, 4]}, keep=True)
+    assert found == [1, 1] * (LAYOUT.size // 32)
+
+
 def test_a_block_fits_into_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "_LEAST", 32)
     widths: list[int] = []
