@@ -11,12 +11,18 @@ from tests.benchmarks.gpu_hour import Part, main
 SLEEPER = (
     "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 )
+LAST = "import sys; open(r'OUT/result', 'w').write(sys.argv[-1])"
 PARTS = (
     Part("good", ("-c", "import sys; print('on', sys.argv[1])", "DEVICE"), 0.2),
     Part("slow", ("-c", SLEEPER), 0.01),
     Part("bad", ("-c", "raise SystemExit(3)"), 0.2),
     Part("card", ("-c", "raise SystemExit(0)"), 0.2, needs_card=True),
-    Part("last", ("-c", "open(r'OUT/result', 'w').close()"), 0.2),
+    Part(
+        "last",
+        ("-c", "import sys; open(r'OUT/result', 'w').write(sys.argv[-1])"),
+        0.2,
+        quick=("quick",),
+    ),
 )
 
 
@@ -43,7 +49,9 @@ def test_a_part_that_fails_or_takes_too_long_keeps_the_others_results(tmp_path: 
 
 def test_its_own_files_are_in_the_folder_and_all_well_is_status_0(tmp_path: Path) -> None:
     assert main(["--out", str(tmp_path), "--parts", "card,last"]) == 0
-    assert (tmp_path / "result").exists()
+    assert (tmp_path / "last/result").read_text() == "-c"
+    assert main(["--out", str(tmp_path), "--parts", "last", "--quick"]) == 0
+    assert (tmp_path / "last/result").read_text() == "quick"
 
 
 @pytest.mark.parametrize("arguments", [["--parts", "good,other"], []])

@@ -1,10 +1,10 @@
 """The first hour on a card: tests, kernels, rounds, operators a step and a short training.
 
-    python tests/benchmarks/gpu_hour.py --out results [--minutes 25] [--parts tests,kernels]
+    python tests/benchmarks/gpu_hour.py --out results [--minutes 25] [--parts tests,..] [--quick]
 
-Run it in the root of a checkout. Each part is a process with a time limit and a log of its own, so
-a run that is cut off keeps what it has. Without a CUDA device, parts that need one are named as not
-run, and the others run on the CPU.
+Run it in the root of a checkout. Each part is a process with a time limit, a log and a folder of
+its own, so a run that is cut off keeps what it has. Without a CUDA device, parts that need one are
+named as not run, and the others run on the CPU. `--quick` shows in two minutes that they run.
 """
 
 import argparse
@@ -27,33 +27,43 @@ class Part:
     """One step of the hour.
 
     Attributes:
-        name: also of its log.
-        words: of the command; DEVICE and OUT are replaced.
+        name: also of its log and folder.
+        words: of the command; DEVICE, ACCELERATOR and OUT, its folder, are replaced.
         share: of the time.
         needs_card: not run on a CPU.
+        quick: words after those, to take less time.
     """
 
     name: str
     words: tuple[str, ...]
     share: float
     needs_card: bool = False
+    quick: tuple[str, ...] = ()
+
+    def runs_on(self, device: str) -> bool:
+        """Whether it runs on this device, cpu or cuda."""
+        return device != "cpu" or not self.needs_card
 
 
 _BENCHMARKS = "tests/benchmarks"
 _PYTEST = ("-m", "pytest", "-n", "0", "-m", "gpu", "-rf", "tests")
-_KERNELS = ("-m", "lightfed_kernels.bench", "--device", "cuda", "--gate", "--save", "OUT")
-_ROUNDS = (f"{_BENCHMARKS}/rounds.py", "--device", "DEVICE", "--passes", "5")
+_KERNELS = ("-m", "lightfed_kernels.bench", "--device", "cuda", "--save", "OUT")
+_ROUNDS = (
+    *(f"{_BENCHMARKS}/rounds.py", "--device", "DEVICE", "--passes", "5"),
+    *("--workloads", "W1,W5,W2,W3,W4"),  # each is printed as it ends
+)
 _OPERATORS = (f"{_BENCHMARKS}/operators.py", "--device", "DEVICE", "--out", "OUT")
 _QUICKSTART = (
     *("-m", "lightfed", "fit", "--config", "configs/quickstart.yaml"),
     *("--trainer.accelerator", "ACCELERATOR", "--trainer.default_root_dir", "OUT/runs"),
 )
 PARTS = (
-    Part("tests", _PYTEST, 0.3, needs_card=True),
-    Part("kernels", _KERNELS, 0.25, needs_card=True),
-    Part("rounds", _ROUNDS, 0.25),
-    Part("operators", _OPERATORS, 0.1),
-    Part("training", _QUICKSTART, 0.1),
+    Part("tests", _PYTEST, 0.25, needs_card=True),
+    Part("kernels", (*_KERNELS, "--gate"), 0.15, needs_card=True),
+    Part("rounds", _ROUNDS, 0.3, quick=("--workloads", "W5", "--passes", "1")),
+    Part("operators", _OPERATORS, 0.1, quick=("--workloads", "W5")),
+    Part("training", _QUICKSTART, 0.1, quick=("--trainer.max_epochs", "2")),
+    Part("operations", (*_KERNELS, "--dtype", "float32"), 0.1, needs_card=True),
 )
 
 
@@ -69,19 +79,23 @@ class Outcome:
         return f"{self.part.name:10} {self.seconds:7.1f} s  {self.state}"
 
 
-def run(part: Part, out: Path, *, device: str, seconds: float) -> Outcome:
-    """Run a part; its output goes to `<name>.log`.
+def run(part: Part, out: Path, *, device: str, seconds: float, quick: bool) -> Outcome:
+    """Run a part; its output goes to `<name>.log`, its files to the folder `<name>`.
 
     Args:
         part: to run.
         out: folder of all results.
         device: cpu or cuda.
         seconds: limit.
+        quick: take less time.
     """
-    if part.needs_card and device == "cpu":
+    if not part.runs_on(device):
         return Outcome(part, NOT_RUN)
+    folder = out / part.name
+    folder.mkdir(exist_ok=True)
     given = {"DEVICE": device, "ACCELERATOR": "gpu" if device == "cuda" else "cpu"}
-    words = [given.get(word, word.replace("OUT", str(out))) for word in part.words]
+    wanted = [*part.words, *(part.quick if quick else ())]
+    words = [given.get(word, word.replace("OUT", str(folder))) for word in wanted]
     start = time.monotonic()
     with (out / f"{part.name}.log").open("w") as log:
         log.write(" ".join(["python", *words]) + "\n")
@@ -95,9 +109,11 @@ def run(part: Part, out: Path, *, device: str, seconds: float) -> Outcome:
         try:
             status = process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             return Outcome(part, f"cut off after {seconds:.0f} s", time.monotonic() - start)
+        finally:
+            if process.poll() is None:  # also if this process is interrupted
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     state = DONE if status == 0 else f"exit status {status}"
     return Outcome(part, state, time.monotonic() - start)
 
@@ -111,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=25, help="limit of all parts together")
+    parser.add_argument("--quick", action="store_true", help="a little of each part, in minutes")
     parser.add_argument("--parts", default=",".join(part.name for part in PARTS))
     options = parser.parse_args(argv)
     named = options.parts.split(",")
@@ -128,8 +145,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = []
     for position, part in enumerate(chosen):
         # What a part does not use is there for the later ones.
-        seconds = left * part.share / sum(later.share for later in chosen[position:])
-        outcomes.append(run(part, out, device=device, seconds=seconds))
+        ahead = [later.share for later in chosen[position:] if later.runs_on(device)]
+        seconds = left * part.share / (sum(ahead) or 1)
+        found = run(part, out, device=device, seconds=seconds, quick=options.quick)
+        outcomes.append(found)
         left -= outcomes[-1].seconds
         lines.append(outcomes[-1].line())
         print(lines[-1], flush=True)
