@@ -13,19 +13,10 @@ CHUNK = 65536
 
 
 def sgd_torch(
-    row: Tensor,
-    gradient: Tensor,
-    buffer: Tensor | None,
-    anchor: Tensor | None,
-    scale: Tensor | None,
-    rate: Tensor | None,
-    words: Tensor | None,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    prox: float,
-    nesterov: bool,
-) -> None:
+    row: Tensor, gradient: Tensor, buffer: Tensor | None, anchor: Tensor | None,
+    scale: Tensor | None, rate: Tensor | None, words: Tensor | None, lr: float, momentum: float,
+    weight_decay: float, prox: float, nesterov: bool,
+) -> None:  # fmt: skip
     """The operations of torch.optim.SGD, in its order."""
     lr = lr if rate is None else float(rate)
     for chunk in _chunks(row):
@@ -52,17 +43,9 @@ def sgd_torch(
 
 
 def adam_torch(
-    row: Tensor,
-    gradient: Tensor,
-    average: Tensor,
-    square: Tensor,
-    numbers: Tensor,
-    words: Tensor | None,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-) -> None:
+    row: Tensor, gradient: Tensor, average: Tensor, square: Tensor, numbers: Tensor,
+    words: Tensor | None, beta1: float, beta2: float, eps: float, weight_decay: float,
+) -> None:  # fmt: skip
     """The operations of torch.optim.Adam, in its order."""
     size, root, keep = numbers.tolist()
     for chunk in _chunks(row):
@@ -83,15 +66,10 @@ def adam_torch(
 
 
 def aspg_torch(
-    point: Tensor,
-    x: Tensor,
-    gradient: Tensor,
-    anchor: Tensor,
-    lr: float,
-    gamma: float,
-    extrapolation: float,
-    box: tuple[float, float] | None,
-) -> None:
+    point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, rate: Tensor | None, lr: float,
+    gamma: float, extrapolation: float, box: tuple[float, float] | None,
+) -> None:  # fmt: skip
+    lr = lr if rate is None else float(rate)
     for chunk in _chunks(x):
         p, old, g, a = (row[chunk] for row in (point, x, gradient, anchor))
         wide, before = _wide(p), _wide(old)

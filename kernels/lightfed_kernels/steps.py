@@ -71,11 +71,9 @@ def sgd_step_(
         raise ValueError("nesterov: needs a momentum above 0")
     if prox != 0 and anchor is None:
         raise ValueError(f"anchor: missing; prox is {prox}")
-    rate, number = (lr, 0.0) if isinstance(lr, Tensor) else (None, lr)
-    for name, one in (("scale", scale), ("lr", rate)):
-        if one is not None and (one.numel() != 1 or not one.is_floating_point()):
-            found = f"{one.dtype} of shape {list(one.shape)}"
-            raise ValueError(f"{name}: {found}; one real number is needed")
+    if scale is not None:
+        _check_one("scale", scale)
+    rate, number = _rate(lr)
     _rows.check_one_device(row=row, **read, scale=scale, lr=rate, words=words)
     _sgd_step(
         row, gradient, read["buffer"], read["anchor"], scale, rate, words, number, momentum,
@@ -157,7 +155,7 @@ def aspg_step_(
     gradient: Tensor,
     anchor: Tensor,
     *,
-    lr: float,
+    lr: float | Tensor,
     gamma: float,
     extrapolation: float,
     box: tuple[float, float] | None,
@@ -167,7 +165,8 @@ def aspg_step_(
         x_new = clamp(point - lr * (gradient + gamma * (point - anchor)), *box)
         point <- x_new + extrapolation * (x_new - x);  x <- x_new
 
-    Can be captured in a CUDA graph, which keeps the numbers of the call, such as `lr`.
+    Can be captured in a CUDA graph, which keeps the numbers of the call, but reads an `lr` on the
+    device at every replay.
 
     Args:
         point: (P,), where the gradient was taken: before the first step
@@ -175,7 +174,7 @@ def aspg_step_(
         x: (P,), the iterate.
         gradient: (P,), at `point`.
         anchor: (P,), the server's model z.
-        lr: the step size.
+        lr: the step size, or one number on the device.
         gamma: weight of the proximal term.
         extrapolation: zeta, of eq. (4a).
         box: lower and upper bound of every element, 0 among them, as padding is; None for none.
@@ -191,10 +190,11 @@ def aspg_step_(
     _rows.check_vector("x", x)
     for name, tensor in read.items():
         _rows.check_vector(name, tensor, size=x.shape[0], dtype=x.dtype)
-    _rows.check_one_device(x=x, **read)
+    rate, number = _rate(lr)
+    _rows.check_one_device(x=x, **read, lr=rate)
     low, high = box or (0.0, 0.0)
     bounded = box is not None
-    _aspg_step(point, x, gradient, anchor, lr, gamma, extrapolation, low, high, bounded)
+    _aspg_step(point, x, gradient, anchor, rate, number, gamma, extrapolation, low, high, bounded)
     return x
 
 
@@ -208,6 +208,20 @@ def _check_rows(row: Tensor, others: Mapping[str, Tensor | None], words: Tensor 
         _rows.check_words("words", words, size=row.shape[0])
 
 
+def _rate(lr: float | Tensor) -> tuple[Tensor | None, float]:
+    """A step size on the device, or as a number."""
+    if not isinstance(lr, Tensor):
+        return None, lr
+    _check_one("lr", lr)
+    return lr, 0.0
+
+
+def _check_one(name: str, one: Tensor) -> None:
+    if one.numel() != 1 or not one.is_floating_point():
+        found = f"{one.dtype} of shape {list(one.shape)}"
+        raise ValueError(f"{name}: {found}; one real number is needed")
+
+
 def _check_numbers(**numbers: float) -> None:
     for name, number in numbers.items():
         if not (isfinite(number) and number >= 0):
@@ -216,19 +230,10 @@ def _check_numbers(**numbers: float) -> None:
 
 @torch.library.custom_op("lightfed::sgd_step", mutates_args=("row", "buffer"))
 def _sgd_step(
-    row: Tensor,
-    gradient: Tensor,
-    buffer: Tensor | None,
-    anchor: Tensor | None,
-    scale: Tensor | None,
-    rate: Tensor | None,
-    words: Tensor | None,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    prox: float,
-    nesterov: bool,
-) -> None:
+    row: Tensor, gradient: Tensor, buffer: Tensor | None, anchor: Tensor | None,
+    scale: Tensor | None, rate: Tensor | None, words: Tensor | None, lr: float, momentum: float,
+    weight_decay: float, prox: float, nesterov: bool,
+) -> None:  # fmt: skip
     _check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay, prox=prox)
     written = [row] if buffer is None else [row, buffer]
     read = [("gradient", [gradient])] + ([] if anchor is None else [("anchor", [anchor])])
@@ -247,17 +252,9 @@ def _sgd_step(
 
 @torch.library.custom_op("lightfed::adam_step", mutates_args=("row", "average", "square"))
 def _adam_step(
-    row: Tensor,
-    gradient: Tensor,
-    average: Tensor,
-    square: Tensor,
-    numbers: Tensor,
-    words: Tensor | None,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-) -> None:
+    row: Tensor, gradient: Tensor, average: Tensor, square: Tensor, numbers: Tensor,
+    words: Tensor | None, beta1: float, beta2: float, eps: float, weight_decay: float,
+) -> None:  # fmt: skip
     _check_numbers(weight_decay=weight_decay)
     for name, beta in (("beta1", beta1), ("beta2", beta2)):
         if not 0 <= beta < 1:
@@ -276,17 +273,9 @@ def _adam_step(
 
 @torch.library.custom_op("lightfed::aspg_step", mutates_args=("point", "x"))
 def _aspg_step(
-    point: Tensor,
-    x: Tensor,
-    gradient: Tensor,
-    anchor: Tensor,
-    lr: float,
-    gamma: float,
-    extrapolation: float,
-    low: float,
-    high: float,
-    bounded: bool,
-) -> None:
+    point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, rate: Tensor | None, lr: float,
+    gamma: float, extrapolation: float, low: float, high: float, bounded: bool,
+) -> None:  # fmt: skip
     _check_numbers(lr=lr, gamma=gamma, extrapolation=extrapolation)
     if bounded and not (low <= 0 <= high and low < high):
         raise ValueError(f"box: [{low}, {high}]; an interval around 0 is needed, or None")
@@ -298,7 +287,7 @@ def _aspg_step(
     else:
         step = aspg_torch
     box = (low, high) if bounded else None
-    step(point, x, gradient, anchor, lr, gamma, extrapolation, box)
+    step(point, x, gradient, anchor, rate, lr, gamma, extrapolation, box)
 
 
 for _operator in (_sgd_step, _adam_step, _aspg_step):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
 
 from lightfed.algorithms.fedbcd import FedBCD
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
 from lightfed.data.datasets.dataset import Transform
 from lightfed.local.client_group import GroupState
@@ -33,6 +34,7 @@ PULLED: dict[str, Any] = {
     "algorithm": partial(FedBCD, 1, 5, gamma=0.1, steps=(1, 3)),
     "epochs": 1,
 }
+CARRIED = {"algorithm": partial(FedBCD, 1, 5, gamma=0.1, steps=(1, 3), momentum="client")}
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-2)
 
 
@@ -111,10 +113,7 @@ def test_a_client_alone_is_padded_in_recorded_steps_too(name: str) -> None:
         {"host_rows": True},
         {"precision": partial(torch.autocast, "cpu", torch.bfloat16)},
         PULLED | {"optimizer": MOMENTUM},
-        {
-            "algorithm": partial(FedBCD, 1, 5, gamma=0.1, steps=(1, 3), momentum="client"),
-            "epochs": 1,
-        },
+        PULLED | CARRIED | {"optimizer": MOMENTUM},
     ],
     ids=["host rows", "bf16", "pulled", "carried momentum"],
 )
@@ -188,6 +187,25 @@ def test_a_client_has_its_own_buffers_in_steps_recorded_with_those_of_others() -
     assert torch.equal(found[0], turns(fleet("static bn", CLIENTS, UNIFORM, data=few_classes))[0])
 
 
+@pytest.mark.parametrize("box", [(-0.3, 0.3), None])
+@pytest.mark.parametrize("settings", [PULLED, PULLED | CARRIED], ids=["pulled", "carried"])
+def test_aspg_of_fedbcd(settings: dict[str, Any], box: tuple[float, float] | None) -> None:
+    settings = settings | {"optimizer": partial(ASPG, lr=0.05, box=box)}
+    tape = Tape()
+    found = after(made("mlp", tape, UNIFORM, **settings), 8)
+    assert tape.replays
+    plain = after(fleet("mlp", CLIENTS, UNIFORM, **settings), 8)
+    assert torch.equal(found[0], plain[0])
+    assert found[1] == plain[1]
+
+
+def test_aspg_with_masks_and_other_rates() -> None:
+    tape, settings = Tape(), {"optimizer": partial(ASPG, lr=0.05)}
+    found = turns(made("dispfl", tape, UNIFORM, **settings))
+    assert tape.replays
+    assert torch.equal(found[0], turns(fleet("dispfl", CLIENTS, UNIFORM, **settings))[0])
+
+
 @pytest.mark.parametrize("kind", [Adam, AdamW])
 def test_adam_with_decay_and_masks(kind: type[Adam]) -> None:
     settings: dict[str, Any] = {"optimizer": partial(kind, lr=0.01, weight_decay=0.05)}
@@ -199,8 +217,11 @@ def test_adam_with_decay_and_masks(kind: type[Adam]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("momentum", {}), ("adam", {}), ("fedprox", {}), ("mlp", PULLED)],
-    ids=["momentum", "adam", "received", "pulled"],
+    [
+        *(("momentum", {}), ("adam", {}), ("fedprox", {}), ("mlp", PULLED)),
+        ("mlp", PULLED | {"optimizer": partial(ASPG, lr=0.05)}),
+    ],
+    ids=["momentum", "adam", "received", "pulled", "aspg"],
 )
 def test_the_memory_of_a_pack_counts_what_stays_on_the_device(
     name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch

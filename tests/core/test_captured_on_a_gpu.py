@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
 from lightfed.local.packed.steps.captured import CapturedSteps
 from tests.core.packs import CLIENTS, SIZES, after, fleet
-from tests.core.test_captured import MOMENTUM, UNIFORM, few_classes, turns
+from tests.core.test_captured import CARRIED, MOMENTUM, PULLED, UNIFORM, few_classes, turns
 
 pytestmark = pytest.mark.gpu
 made = partial(fleet, side_by_side=CLIENTS, device=torch.device("cuda"))
@@ -75,6 +76,14 @@ def test_what_else_a_session_has(settings: dict[str, Any]) -> None:
     assert replays(captured(some))
     eager = turns(made("static bn", sizes=UNIFORM, capture="off", **settings))
     assert torch.equal(found[0], eager[0])
+
+
+def test_aspg_of_fedbcd() -> None:
+    settings: dict[str, Any] = PULLED | CARRIED | {"optimizer": partial(ASPG, lr=0.05)}
+    some = made("mlp", sizes=UNIFORM, **settings)
+    found = after(some, 8)
+    assert replays(captured(some))
+    assert torch.equal(found[0], after(made("mlp", sizes=UNIFORM, capture="off", **settings), 8)[0])
 
 
 def launches(some: Fleet) -> Counter[str]:

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam
 from typing_extensions import override
 
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
@@ -109,8 +110,10 @@ class Halved(FedProx):
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("adam", {"optimizer": partial(Adam, amsgrad=True)}, "not plain SGD, Adam or AdamW"),
-        ("fedprox", {"optimizer": Adam}, "Adam with a pull"),
+        ("adam", {"optimizer": partial(Adam, amsgrad=True)}, "not plain SGD, Adam, AdamW or ASPG"),
+        ("fedprox", {"optimizer": Adam}, "a pull to the model received with Adam"),
+        ("fedprox", {"optimizer": ASPG}, "with an optimiser of its own"),
+        ("mlp", {"optimizer": ASPG, "clip": 0.5}, "clipped after a pull"),
         ("mlp", {"optimizer": partial(SGD, lr=0.1, momentum=0.5, dampening=0.5)}, "plain SGD"),
         ("dropout", {}, "host draws"),
         ("vmap", {}, "Python"),

@@ -165,6 +165,10 @@ def test_a_step_size_on_the_device_has_the_bits_of_a_number(
         row, gradient = values(2, 1056, dtype=dtype).to(device)
         expected = sgd_step_(row.clone(), gradient, lr=lr)
         assert torch.equal(sgd_step_(row, gradient, lr=rate.fill_(lr)), expected)
+        point, anchor = values(2, 1056, dtype=dtype, seed=1).to(device)
+        rows, settings = (row, gradient, anchor), NUMBERS | {"box": None}
+        expected = aspg_step_(point.clone(), row.clone(), *rows[1:], **settings | {"lr": lr})
+        assert torch.equal(aspg_step_(point, *rows, **settings | {"lr": rate}), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -316,7 +320,8 @@ def test_columns_beyond_2_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
     assert a[-64:].tolist() == [2.5] * 32 + [0.0] * 32
     assert c[-64:].tolist() == [3.0] * 64
     aspg_kernel[(1,)](
-        c, a, b, d, size, 0.5, 1.0, 0.5, 0.0, 0.0, WIDE=tl.float32, BOX=False, BLOCK=1024
+        c, a, b, d, a, size, 0.5, 1.0, 0.5, 0.0, 0.0, WIDE=tl.float32, RATE=False, BOX=False,
+        BLOCK=1024,
     )  # fmt: skip
     assert a[-64:].tolist() == [1.0] * 64
     assert c[-64:].tolist() == [0.25] * 32 + [1.5] * 32
@@ -422,8 +427,8 @@ def test_the_operators_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     full = (a, b, c, d, scale, scale.clone(), words, 0.0, 0.9, 0.1, 0.1, True)
     torch.library.opcheck(steps._sgd_step, plain)
     torch.library.opcheck(steps._sgd_step, full)
-    torch.library.opcheck(steps._aspg_step, (a, b, c, d, 0.1, 0.2, 0.3, 0.0, 0.0, False))
-    torch.library.opcheck(steps._aspg_step, (a, b, c, d, 0.1, 0.2, 0.3, -1.0, 1.0, True))
+    torch.library.opcheck(steps._aspg_step, (a, b, c, d, None, 0.1, 0.2, 0.3, 0.0, 0.0, False))
+    torch.library.opcheck(steps._aspg_step, (a, b, c, d, scale, 0.0, 0.2, 0.3, -1.0, 1.0, True))
 
 
 def test_the_functions_compile_whole(monkeypatch: pytest.MonkeyPatch) -> None:

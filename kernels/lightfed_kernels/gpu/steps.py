@@ -107,16 +107,16 @@ def adam_kernel(
 
 @triton.jit(do_not_specialize=["size"])
 def aspg_kernel(
-    point_ptr, x_ptr, gradient_ptr, anchor_ptr, size, lr: tl.float64, gamma: tl.float64,
+    point_ptr, x_ptr, gradient_ptr, anchor_ptr, rate_ptr, size, lr: tl.float64, gamma: tl.float64,
     extrapolation: tl.float64, low: tl.float64, high: tl.float64, WIDE: tl.constexpr,
-    BOX: tl.constexpr, BLOCK: tl.constexpr,
+    RATE: tl.constexpr, BOX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """FedBCD (4b) and the extrapolation (4a) of the step after it.
 
         x' = clamp(point - lr (gradient + gamma (point - anchor)), low, high)
         point <- x' + extrapolation (x' - x);  x <- x'
 
-    A program owns BLOCK columns.
+    A program owns BLOCK columns. With RATE, lr is read from the device.
     """
     base = tl.program_id(0).to(tl.int64) * BLOCK
     lane = tl.arange(0, BLOCK)
@@ -127,7 +127,8 @@ def aspg_kernel(
     anchor = tl.load(anchor_ptr + base + lane, mask=here, other=0).to(WIDE)
     d = tl.load(gradient_ptr + base + lane, mask=here, other=0).to(WIDE)
     d = d + tl.full([], gamma, WIDE) * (point - anchor)
-    new = point - tl.full([], lr, WIDE) * d
+    rate = tl.load(rate_ptr).to(WIDE) if RATE else tl.full([], lr, WIDE)
+    new = point - rate * d
     if BOX:
         # Comparisons with NaN are false: it stays visible.
         new = tl.where(new > high, tl.full([], high, WIDE), new)
@@ -171,14 +172,15 @@ def launch_adam(
 
 
 def launch_aspg(
-    point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, lr: float, gamma: float,
-    extrapolation: float, box: tuple[float, float] | None,
+    point: Tensor, x: Tensor, gradient: Tensor, anchor: Tensor, rate: Tensor | None, lr: float,
+    gamma: float, extrapolation: float, box: tuple[float, float] | None,
 ) -> None:  # fmt: skip
     programs = -(-x.shape[0] // TILE)
     check_grid("x", programs)
     low, high = box or (0.0, 0.0)
     with on_device(x):
         aspg_kernel[(programs,)](
-            point, x, gradient, anchor, x.shape[0], lr, gamma, extrapolation, low, high,
-            WIDE=WIDE[x.dtype], BOX=box is not None, BLOCK=TILE, num_warps=WARPS,
+            point, x, gradient, anchor, x if rate is None else rate, x.shape[0], lr, gamma,
+            extrapolation, low, high, WIDE=WIDE[x.dtype], RATE=rate is not None,
+            BOX=box is not None, BLOCK=TILE, num_warps=WARPS,
         )  # fmt: skip

@@ -13,13 +13,15 @@ from math import inf
 from typing import Any
 
 import torch
-from lightfed_kernels import ALIGNMENT, aspg_step_
+from lightfed_kernels import ALIGNMENT, apply_mask_, aspg_step_
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, aligned
+from lightfed.local.packed.steps.fused import CLIPPED, FusedStepper
 from lightfed.local.steppers.sgd import SGDStepper
+from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError, require
 
 _KEY = "model.optimizer.init_args"
@@ -107,6 +109,12 @@ class AspgStepper(SGDStepper):
         self._runs: list[slice] = []  # of a row, that are trained
         self._steps = 0
 
+    def fused(self, layout: ModelLayout) -> "FusedASPG | str":
+        """What does the same to K rows at once, or why nothing does."""
+        if self.clipping is not None:
+            return CLIPPED
+        return FusedASPG(layout, lr=self.lr, extrapolation=self._zeta, box=self.box)
+
     @override
     def twin(self) -> "AspgStepper":
         other = copy(self)
@@ -173,6 +181,70 @@ class AspgStepper(SGDStepper):
             if self._steps:
                 self._proximal.gap = (self._moved - self._iterate).norm() / self.lr
         self._point.copy_(self._iterate)
+
+
+class FusedASPG(FusedStepper):
+    """The steps of `AspgStepper` for K clients.
+
+    Within sessions the rows hold the extrapolated points; the moments are the iterates, and the
+    points before the last step.
+
+    Args:
+        layout: of the rows.
+        lr: the step size, unless a round has its own.
+        extrapolation: zeta.
+        box: bounds of every weight; None for none.
+    """
+
+    moments = 2
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        *,
+        lr: float,
+        extrapolation: float,
+        box: tuple[float, float] | None,
+    ) -> None:
+        super().__init__(layout, None, 0.0)
+        self._lr = self._session_lr = lr
+        self._options: dict[str, Any] = {"extrapolation": extrapolation, "box": box}
+
+    @override
+    def _start(self, steps: int, lr: float | None) -> None:
+        self._session_lr = self._lr if lr is None else lr
+        self._rate_of(self._session_lr)
+        self._moments[0][: len(self._rows)].copy_(self._rows)
+
+    @override
+    def _carry_on(self, place: int, momentum: Tensor) -> None:
+        self._rows[place, : self._span] += momentum
+
+    @override
+    def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
+        assert self._rate is not None
+        iterate, before = moments
+        before.copy_(row)
+        anchor = before if given["anchor"] is None else given["anchor"]
+        aspg_step_(row, iterate, gradient, anchor, lr=self._rate, gamma=self._pull, **self._options)
+        if given["words"] is not None:
+            apply_mask_(row, given["words"])
+
+    @override
+    def finish(self) -> None:
+        members, rows = self._members, self._rows
+        if members is not None:
+            iterates, points = (moment[:, : self._span] for moment in self._moments)
+            for place, proximal in enumerate(members.proximals):
+                if proximal is None:
+                    continue
+                if proximal.carries:
+                    proximal.momentum = rows[place, : self._span] - iterates[place]
+                if members.batches.sizes[place].any():
+                    mapping = points[place] - iterates[place]
+                    proximal.gap = mapping.norm() / self._session_lr
+            rows.copy_(self._moments[0][: len(rows)])
+        self._members, self._rows = None, torch.empty(0, 0)
 
 
 def _runs(spans: Sequence[tuple[int, int]]) -> list[slice]:

@@ -66,8 +66,8 @@ def _aspg(dtype: str, **bounds: int) -> Case:
     return Case(
         f"rows aspg {dtype}",
         "steps:aspg_kernel",
-        rows | numbers | {"size": "i32"},
-        {"WIDE": _WIDE[dtype], "BOX": True, "BLOCK": 1024},
+        rows | numbers | {"rate_ptr": "*fp64", "size": "i32"},
+        {"WIDE": _WIDE[dtype], "RATE": True, "BOX": True, "BLOCK": 1024},
         aligned=tuple(rows),
         **bounds,  # type: ignore[arg-type]
     )

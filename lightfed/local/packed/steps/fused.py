@@ -18,6 +18,7 @@ from lightfed.state.rows import ModelLayout
 from lightfed.utils.memory import sent
 
 CLIPPED = "gradients are clipped after a pull"
+_RECEIVED = "a pull to the model received"
 _VARIANTS = ("amsgrad", "maximize", "capturable", "differentiable", "fused")
 
 
@@ -51,6 +52,7 @@ class FusedStepper(PackedStepper):
         ]
         self._gradient = self._anchors = torch.empty(0, 0)
         self._moments: list[Tensor] = []
+        self._rate: Tensor | None = None
         self._words = torch.empty(0, 0, dtype=torch.int32)
         self._zeros: dict[int, Tensor] = {}  # by the number of columns
         self._rows = torch.empty(0, 0)
@@ -106,6 +108,12 @@ class FusedStepper(PackedStepper):
     def _start(self, steps: int, lr: float | None) -> None:
         """Write the numbers of a session's steps to the device."""
 
+    def _rate_of(self, lr: float) -> Tensor:
+        """A learning rate on the device, in its place."""
+        if self._rate is None:
+            self._rate = self._rows.new_empty((), dtype=torch.float64)
+        return self._rate.fill_(lr)
+
     def _start_pulls(self, members: Members) -> None:
         pulls = [proximal for proximal in members.proximals if proximal is not None]
         self._pull = pulls[0].gamma if pulls else self._received
@@ -117,7 +125,11 @@ class FusedStepper(PackedStepper):
             if self._pull:
                 self._anchors[place, : self._span].copy_(pull.anchor)
             if self._moments and pull.momentum is not None:
-                self._moments[0][place, : self._span].copy_(pull.momentum)
+                self._carry_on(place, pull.momentum)
+
+    def _carry_on(self, place: int, momentum: Tensor) -> None:
+        """Begin a client's session with the momentum of its last one."""
+        self._moments[0][place, : self._span].copy_(momentum)
 
     @override
     def step(self, grads: Sequence[Tensor | None], clients: int) -> None:
@@ -185,13 +197,10 @@ class FusedSGD(FusedStepper):
             "weight_decay": stepper.weight_decay,
         }
         self.moments = int(stepper.momentum != 0)
-        self._rate: Tensor | None = None
 
     @override
     def _start(self, steps: int, lr: float | None) -> None:
-        if self._rate is None:
-            self._rate = self._rows.new_empty((), dtype=torch.float64)
-        self._rate.fill_(self._lr if lr is None else lr)
+        self._rate_of(self._lr if lr is None else lr)
 
     @override
     def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
@@ -257,6 +266,9 @@ def fused_stepper(stepper: Stepper, layout: ModelLayout, *, pull: float) -> Fuse
         return "parts of a model are clipped apart"
     if pull and stepper.clipping is not None:
         return CLIPPED
+    own = getattr(stepper, "fused", None)
+    if own is not None:
+        return f"{_RECEIVED} with an optimiser of its own" if pull else own(layout)
     if type(stepper) is SGDStepper and not stepper.dampening and stepper.factors is None:
         return FusedSGD(stepper, layout, pull=pull)
     optimizer = stepper.plain_optimizer if isinstance(stepper, OptimizerStepper) else None
@@ -264,8 +276,10 @@ def fused_stepper(stepper: Stepper, layout: ModelLayout, *, pull: float) -> Fuse
         group = optimizer.param_groups[0]
         tensors = any(isinstance(number, Tensor) for number in (group["lr"], *group["betas"]))
         if group["eps"] > 0 and not tensors and not any(map(group.get, _VARIANTS)):
-            return "Adam with a pull" if pull else FusedAdam(optimizer, layout, stepper.clipping)
-    return "its optimiser is not plain SGD, Adam or AdamW"
+            return (
+                f"{_RECEIVED} with Adam" if pull else FusedAdam(optimizer, layout, stepper.clipping)
+            )
+    return "its optimiser is not plain SGD, Adam, AdamW or ASPG"
 
 
 def _kept(kept: Tensor, like: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
