@@ -187,6 +187,20 @@ def test_a_client_has_its_own_buffers_in_steps_recorded_with_those_of_others() -
     assert torch.equal(found[0], turns(fleet("static bn", CLIENTS, UNIFORM, data=few_classes))[0])
 
 
+@pytest.mark.parametrize("sizes", [SIZES, UNIFORM], ids=["ragged", "uniform"])
+@pytest.mark.parametrize("name", ["phases", "phases with adam"])
+def test_frozen_parameters_stay_in_recorded_phases(name: str, sizes: list[int]) -> None:
+    tape = Tape()
+    found = turns(made(name, tape, sizes, clip=None))
+    assert tape.recorded >= 2
+    assert tape.replays
+    plain = turns(fleet(name, CLIENTS, sizes, clip=None))
+    assert torch.equal(found[0], plain[0])
+    clipped = turns(made(name, Tape(), sizes, clip=0.5))
+    plain = turns(fleet(name, CLIENTS, sizes, clip=0.5))
+    torch.testing.assert_close(clipped[0], plain[0], rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("box", [(-0.3, 0.3), None])
 @pytest.mark.parametrize("settings", [PULLED, PULLED | CARRIED], ids=["pulled", "carried"])
 def test_aspg_of_fedbcd(settings: dict[str, Any], box: tuple[float, float] | None) -> None:

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.gpu
 made = partial(fleet, side_by_side=CLIENTS, device=torch.device("cuda"))
 
 NAMES = [
-    "momentum", "adam", "clipped", "fedprox", "dispfl", "gn", "bn", "static bn", "resnet", "dropout"
+    "momentum", "adam", "clipped", "fedprox", "dispfl", "phases", "phases with adam", "gn", "bn",
+    "static bn", "resnet", "dropout",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from typing_extensions import override
 
+from lightfed import Fleet, Phase
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
@@ -26,6 +27,7 @@ from tests.core.packs import CLIENTS, after, fleet, mlp, most
 from tests.core.tape import Tape
 from tests.core.test_captured import UNIFORM, made, turns
 from tests.small import fit, random_data, run_round
+from tests.strangers.fedrep import FedRep
 
 
 class Broken(Tape):
@@ -131,12 +133,22 @@ def test_what_is_not_captured_says_why(name: str, settings: dict[str, Any], reas
     assert reason in str([*some.training.captured.values()])
 
 
-def test_sessions_with_phases_are_not_captured(caplog: pytest.LogCaptureFixture) -> None:
-    tape = Tape()
-    found = after(made("phases", tape), 3)
+class Twice(FedRep):
+    """Trains the head, and then all: the head has more steps than the body."""
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        super().setup(fed)
+        self.phases = (self.phases[0], Phase())
+
+
+def test_what_only_a_session_shows_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    tape, algorithm = Tape(), partial(Twice, "net.layers.5.", head_epochs=1)
+    found = after(made("phases with adam", tape, algorithm=algorithm), 3)
     assert tape.warm_steps == 0
-    assert caplog.text.count("phases") == 1
-    assert torch.equal(found[0], after(fleet("phases", CLIENTS), 3)[0])
+    assert caplog.text.count("Adam trains a parameter in several phases") == 1
+    plain = after(fleet("phases with adam", CLIENTS, algorithm=algorithm), 3)
+    assert torch.equal(found[0], plain[0])
 
 
 def test_a_client_that_fails_in_a_replayed_step_is_left_out() -> None:

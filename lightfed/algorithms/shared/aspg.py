@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, aligned
 from lightfed.local.packed.steps.fused import CLIPPED, FusedStepper
+from lightfed.local.packed.steps.tensors import Members
 from lightfed.local.steppers.sgd import SGDStepper
 from lightfed.state.rows import ModelLayout
 from lightfed.utils.errors import UserError, require
@@ -206,9 +207,13 @@ class FusedASPG(FusedStepper):
         extrapolation: float,
         box: tuple[float, float] | None,
     ) -> None:
-        super().__init__(layout, None, 0.0)
+        super().__init__(layout, (), None)
         self._lr = self._session_lr = lr
         self._options: dict[str, Any] = {"extrapolation": extrapolation, "box": box}
+
+    @override
+    def unfit(self, members: Members) -> str:
+        return "a session has phases" if members.phases else super().unfit(members)
 
     @override
     def _start(self, steps: int, lr: float | None) -> None:

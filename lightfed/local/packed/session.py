@@ -86,6 +86,9 @@ class PackedSession:
         stepper.reset(pack.rows.floats, values, members, span=self._span, lr=lr)
         try:
             for step, active in enumerate((sizes > 0).sum(0).tolist()):
+                if step in members.phases:
+                    self._forward.train_only(members.phases[step])
+                    stepper.train_only(members.phases[step])
                 if recorded is not None:
                     recorded.step(step, active)
                 else:
@@ -124,13 +127,9 @@ class PackedSession:
             self._said = why
 
     def _step(self, stepper: PackedStepper, pack: PackTensors, step: int, active: int) -> None:
-        members = pack.members
-        if step in members.phases:
-            self._forward.train_only(members.phases[step])
-            stepper.train_only(members.phases[step])
         stepper.step(pack.gradients(step, active), active)
         if stepper.masks:
             return
-        for place, mask in enumerate(members.masks[:active]):
+        for place, mask in enumerate(pack.members.masks[:active]):
             if mask is not None:
                 apply_mask_(pack.rows.floats[place], mask)

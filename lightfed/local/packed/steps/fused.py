@@ -1,25 +1,19 @@
-"""torch.optim's SGD, Adam and AdamW on K rows, in one pass over the matrix of them."""
+"""Steps on K rows in one pass over the matrix of them."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightfed_kernels import adam_numbers, adam_step_, sgd_step_
-from torch import Tensor, optim
+from torch import Tensor
 from typing_extensions import override
 
-from lightfed.local.optimizer import Clipping, Params, Stepper
+from lightfed.local.optimizer import Clipping, Params
 from lightfed.local.packed.steps.steppers import PackedStepper
-from lightfed.local.packed.steps.tensors import Members, power_of_two
-from lightfed.local.steppers.sgd import SGDStepper
-from lightfed.local.steppers.torch_optimizer import OptimizerStepper
+from lightfed.local.packed.steps.tensors import Members
 from lightfed.state.rows import ModelLayout
-from lightfed.utils.memory import sent
 
 CLIPPED = "gradients are clipped after a pull"
-_RECEIVED = "a pull to the model received"
-_VARIANTS = ("amsgrad", "maximize", "capturable", "differentiable", "fused")
 
 
 class FusedStepper(PackedStepper):
@@ -30,6 +24,7 @@ class FusedStepper(PackedStepper):
 
     Args:
         layout: of the rows.
+        parameters: of the module, in the order of the layout.
         clipping: of each client's gradients.
         pull: of all clients to the models that they start from, instead of their hooks.
 
@@ -40,8 +35,14 @@ class FusedStepper(PackedStepper):
     masks = True
     moments: int
 
-    def __init__(self, layout: ModelLayout, clipping: Clipping | None, pull: float) -> None:
-        self._received = pull
+    def __init__(
+        self,
+        layout: ModelLayout,
+        parameters: Sequence[Tensor],
+        clipping: Clipping | None,
+        pull: float = 0.0,
+    ) -> None:
+        self._received, self._parameters = pull, parameters
         self._clipping = clipping
         self._span = layout.floats.span(layout.parameters)
         entries = layout.floats.entries[: layout.parameters]
@@ -50,6 +51,9 @@ class FusedStepper(PackedStepper):
         self._gaps = [
             end - entry.offset - entry.numel for entry, end in zip(entries, ends, strict=True)
         ]
+        self._spans = [(e.offset, end) for e, end in zip(entries, ends, strict=True)]
+        self._frozen: list[int] = []  # positions of parameters
+        self._still: list[tuple[int, int]] = []  # columns that they are in
         self._gradient = self._anchors = torch.empty(0, 0)
         self._moments: list[Tensor] = []
         self._rate: Tensor | None = None
@@ -63,8 +67,8 @@ class FusedStepper(PackedStepper):
     def unfit(self, members: Members) -> str:
         """Why sessions are not stepped by this; empty if they are."""
         pulls = {None if p is None else p.gamma for p in members.proximals}
-        if members.phases:
-            return "a session has phases"
+        if members.phases and any(mask is not None for mask in members.masks):
+            return "a session has phases and masks"
         if len(pulls) > 1:
             return "clients are pulled differently"
         if pulls != {None} and self._clipping is not None:
@@ -80,15 +84,15 @@ class FusedStepper(PackedStepper):
         return gradient + self.moments + anchors - 1
 
     @property
-    def key(self) -> tuple[float, bool]:
-        """The numbers of a session that a recorded step keeps."""
-        return self._pull, self._masked
+    def key(self) -> tuple[float, bool, tuple[int, ...]]:
+        """What a recorded step keeps of a session."""
+        return self._pull, self._masked, tuple(self._frozen)
 
     @override
     def reset(
         self, rows: Tensor, values: Params, members: Members, *, span: int, lr: float | None
     ) -> None:
-        self._rows, self._members = rows, members
+        self._rows, self._members, self._frozen, self._still = rows, members, [], []
         if len(self._gradient) < len(rows):
             self._gradient = torch.zeros_like(rows)
             self._moments = [torch.zeros_like(rows) for _ in range(self.moments)]
@@ -132,16 +136,31 @@ class FusedStepper(PackedStepper):
         self._moments[0][place, : self._span].copy_(momentum)
 
     @override
+    def train_only(self, parameters: Sequence[Tensor]) -> None:
+        chosen = {id(parameter) for parameter in parameters}
+        self._frozen = [i for i, p in enumerate(self._parameters) if id(p) not in chosen]
+        self._still = []
+        for start, end in (self._spans[i] for i in self._frozen):
+            joined = bool(self._still) and self._still[-1][1] == start
+            first = self._still.pop()[0] if joined else start
+            self._still.append((first, end))
+
+    @override
     def step(self, grads: Sequence[Tensor | None], clients: int) -> None:
         gradient = self._gathered(grads, clients)
         if self._clipping is not None:
             self._clip(gradient)
+        state = (self._rows, *self._moments)
+        kept = [matrix[:clients, a:b] for matrix in state for a, b in self._still]
+        before = [part.clone() for part in kept]
         flat = [part[:clients].view(-1) for part in (self._rows, self._gradient, *self._moments)]
         self._update(
             *flat,
             anchor=self._anchors[:clients].view(-1) if self._pull else None,
             words=self._words[:clients].view(-1) if self._masked else None,
         )
+        if kept:
+            torch._foreach_copy_(kept, before)
 
     @abstractmethod
     def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
@@ -150,7 +169,11 @@ class FusedStepper(PackedStepper):
     def _gathered(self, grads: Sequence[Tensor | None], clients: int) -> Tensor:
         """(clients, P) all gradients, 0 in padding and buffers."""
         parts = []
-        for grad, gap in zip(grads, self._gaps, strict=True):
+        frozen = set(self._frozen)
+        for i, (grad, gap) in enumerate(zip(grads, self._gaps, strict=True)):
+            if i in frozen:
+                start, end = self._spans[i]
+                grad = self._rows.new_zeros(1, 1).expand(clients, end - start - gap)
             if grad is None:
                 raise NotImplementedError("a loss that uses other parameters in other batches")
             parts.append(grad.reshape(clients, -1))
@@ -177,109 +200,6 @@ class FusedStepper(PackedStepper):
         for row, proximal in zip(self._moments[0], members.proximals, strict=False):
             if proximal is not None and proximal.carries:
                 proximal.momentum = row[: self._span].clone()
-
-
-class FusedSGD(FusedStepper):
-    """torch.optim.SGD.
-
-    Args:
-        stepper: of the group's sessions, plain SGD without dampening.
-        layout: of the rows.
-        pull: of all clients to the models that they start from, instead of their hooks.
-    """
-
-    def __init__(self, stepper: SGDStepper, layout: ModelLayout, *, pull: float = 0.0) -> None:
-        super().__init__(layout, stepper.clipping, pull)
-        self._lr = stepper.lr
-        self._options: dict[str, Any] = {
-            "momentum": stepper.momentum,
-            "nesterov": stepper.nesterov,
-            "weight_decay": stepper.weight_decay,
-        }
-        self.moments = int(stepper.momentum != 0)
-
-    @override
-    def _start(self, steps: int, lr: float | None) -> None:
-        self._rate_of(self._lr if lr is None else lr)
-
-    @override
-    def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
-        assert self._rate is not None
-        buffer = moments[0] if moments else None
-        options = self._options | given
-        sgd_step_(row, gradient, lr=self._rate, buffer=buffer, prox=self._pull, **options)
-
-
-class FusedAdam(FusedStepper):
-    """torch.optim.Adam or AdamW, with the bias corrections of a session's steps on the device.
-
-    Args:
-        optimizer: plain; nothing is pulled.
-        layout: of the rows.
-        clipping: of each client's gradients.
-    """
-
-    moments = 2
-
-    def __init__(
-        self, optimizer: optim.Adam, layout: ModelLayout, clipping: Clipping | None
-    ) -> None:
-        super().__init__(layout, clipping, 0.0)
-        group = optimizer.param_groups[0]
-        self._lr, self._betas, self._eps = group["lr"], group["betas"], group["eps"]
-        own, decay = group["decoupled_weight_decay"], float(group["weight_decay"])
-        self._decay, self._own_decay = (0.0, decay) if own else (decay, 0.0)
-        self._table = torch.empty(0, 3)
-        self._numbers = self._count = torch.empty(0)
-
-    @override
-    def _start(self, steps: int, lr: float | None) -> None:
-        if len(self._table) < steps:
-            self._table = self._rows.new_empty(power_of_two(steps), 3, dtype=torch.float64)
-            self._numbers = self._table.new_empty(1, 3)
-            self._count = self._table.new_empty(1, dtype=torch.int64)
-        rate = self._lr if lr is None else lr
-        table = adam_numbers(steps, lr=rate, betas=self._betas, decoupled_decay=self._own_decay)
-        self._table[:steps].copy_(sent(table, self._table.device))
-        self._count.zero_()
-
-    @override
-    def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
-        torch.index_select(self._table, 0, self._count, out=self._numbers)
-        first, second = moments
-        adam_step_(
-            row, gradient, first, second, self._numbers.view(3), betas=self._betas, eps=self._eps,
-            weight_decay=self._decay, words=given["words"],
-        )  # fmt: skip
-        self._count.add_(1)
-
-
-def fused_stepper(stepper: Stepper, layout: ModelLayout, *, pull: float) -> FusedStepper | str:
-    """What steps K rows in one pass as `stepper` does one, or why nothing does.
-
-    Args:
-        stepper: of the group's sessions.
-        layout: of the rows.
-        pull: of all clients to the models that they start from.
-    """
-    if stepper.clipping is not None and stepper.clipping.networks:
-        return "parts of a model are clipped apart"
-    if pull and stepper.clipping is not None:
-        return CLIPPED
-    own = getattr(stepper, "fused", None)
-    if own is not None:
-        return f"{_RECEIVED} with an optimiser of its own" if pull else own(layout)
-    if type(stepper) is SGDStepper and not stepper.dampening and stepper.factors is None:
-        return FusedSGD(stepper, layout, pull=pull)
-    optimizer = stepper.plain_optimizer if isinstance(stepper, OptimizerStepper) else None
-    if isinstance(optimizer, optim.Adam) and type(optimizer) in (optim.Adam, optim.AdamW):
-        group = optimizer.param_groups[0]
-        tensors = any(isinstance(number, Tensor) for number in (group["lr"], *group["betas"]))
-        if group["eps"] > 0 and not tensors and not any(map(group.get, _VARIANTS)):
-            return (
-                f"{_RECEIVED} with Adam" if pull else FusedAdam(optimizer, layout, stepper.clipping)
-            )
-    return "its optimiser is not plain SGD, Adam, AdamW or ASPG"
 
 
 def _kept(kept: Tensor, like: Tensor, columns: int, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,8 @@ from torch import nn
 from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.forward import Losses, graph_of
-from lightfed.local.packed.steps.fused import FusedStepper, fused_stepper
+from lightfed.local.packed.steps.fused import FusedStepper
+from lightfed.local.packed.steps.optimizers import fused_stepper
 from lightfed.local.packed.steps.recorder import Recorder, recorder_of
 from lightfed.local.packed.steps.steppers import PackedStepper
 from lightfed.utils.rng import DeviceStreams, streams
@@ -73,7 +74,7 @@ def on_device(
     why = _why_not_fused(state.module, tried, state.store.device)
     if not why and pull is None:
         why = "the algorithm changes gradients in Python"
-    fused = why or fused_stepper(stepper, state.layout, pull=pull or 0.0)
+    fused = why or fused_stepper(stepper, state.layout, state.live.trainable, pull=pull or 0.0)
     if isinstance(fused, str):
         return replace(packing, eager=fused)
     packing = replace(packing, fused=fused)
