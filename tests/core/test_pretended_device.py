@@ -81,6 +81,12 @@ def test_a_round_of_a_pack_reads_a_few_times_however_many_clients_there_are(
     assert len(within) <= 2 * 2, within  # in two rounds
 
 
+FUSED = (
+    "mlp", "momentum", "adam", "adamw", "aspg", "clipped", "fedprox", "dispfl", "phases",
+    "phases with adam", "static bn", "bn", "gn",
+)  # fmt: skip
+
+
 class Repeats(Recorder):
     """Replays a step by running it: what it brings from the host would be on the wrong side."""
 
@@ -101,19 +107,17 @@ def traced(net: nn.Module) -> fx.GraphModule:
         return traced_network(net)
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp", "momentum", "clipped", "fedprox", "dispfl", "static bn", "bn", "gn"]
-)
+@pytest.mark.parametrize("name", FUSED)
 def test_steps_that_are_captured_have_all_they_need_there(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patches, pretended_device(patches):
         patches.setattr(packing, "recorder_of", lambda device: Repeats())
         patches.setattr(graph, "traced_network", traced)
-        made = fleet(name, CLIENTS, [12] * 5, device=DEVICE)
+        made = fleet(name, CLIENTS, [12] * CLIENTS, device=DEVICE)
         assert next(iter(made.training.captured.values())) is True
         found, _ = after(made)
-    rows, _ = after(fleet(name, CLIENTS, [12] * 5))
+    rows, _ = after(fleet(name, CLIENTS, [12] * CLIENTS))
     assert isinstance(found, There)
     torch.testing.assert_close(found.here, rows, rtol=1e-5, atol=1e-6)
 
