@@ -24,7 +24,7 @@ def sgd_torch(
         wide, d = _wide(w), _wide(gradient[chunk])
         scratch, other = torch.empty_like(wide), torch.empty_like(wide)
         if scale is not None:
-            d = torch.mul(d, scale.to(d.dtype), out=scratch)
+            d = torch.mul(d, _scales(row, scale, chunk).to(d.dtype), out=scratch)
         if weight_decay != 0:
             d = torch.add(d, wide, alpha=weight_decay, out=scratch)
         if anchor is not None:
@@ -43,14 +43,17 @@ def sgd_torch(
 
 
 def adam_torch(
-    row: Tensor, gradient: Tensor, average: Tensor, square: Tensor, numbers: Tensor,
-    words: Tensor | None, beta1: float, beta2: float, eps: float, weight_decay: float,
+    row: Tensor, gradient: Tensor, average: Tensor, square: Tensor, scale: Tensor | None,
+    numbers: Tensor, words: Tensor | None, beta1: float, beta2: float, eps: float,
+    weight_decay: float,
 ) -> None:  # fmt: skip
     """The operations of torch.optim.Adam, in its order."""
     size, root, keep = numbers.tolist()
     for chunk in _chunks(row):
         w, a, s = row[chunk], average[chunk], square[chunk]
         wide, mean, spread, d = _wide(w), _wide(a), _wide(s), _wide(gradient[chunk])
+        if scale is not None:
+            d = d * _scales(row, scale, chunk).to(d.dtype)
         if weight_decay != 0:
             d = torch.add(d, wide, alpha=weight_decay)
         if keep != 1:
@@ -82,6 +85,13 @@ def aspg_torch(
         torch.add(new, wide, alpha=extrapolation, out=wide)
         _narrow(p, wide)
         old.copy_(new)
+
+
+def _scales(row: Tensor, scale: Tensor, chunk: slice) -> Tensor:
+    """Of every element of a chunk."""
+    span = row.shape[0] // scale.numel()
+    places = torch.arange(chunk.start, chunk.stop, device=row.device) // span
+    return scale.reshape(-1)[places]
 
 
 def _chunks(row: Tensor) -> Iterator[slice]:

@@ -1,7 +1,7 @@
 """Steps of local training on flat rows, fused: every value is read and written once on a GPU.
 
 `sgd_step_` is torch.optim.SGD with FedProx' term, clipping and a mask; `adam_step_` is Adam or
-AdamW with a mask; `aspg_step_` is the step of FedBCD. bfloat16 rows are computed with in float32
+AdamW with both; `aspg_step_` is the step of FedBCD. bfloat16 rows are computed with in float32
 and rounded once at the end of a step.
 """
 
@@ -15,6 +15,7 @@ from lightfed_kernels import _rows
 from lightfed_kernels._dispatch import backend
 from lightfed_kernels._memory import check_apart
 from lightfed_kernels._steps_torch import adam_torch, aspg_torch, sgd_torch
+from lightfed_kernels.layout import ALIGNMENT
 
 
 def sgd_step_(
@@ -52,7 +53,8 @@ def sgd_step_(
         nesterov: needs momentum.
         prox: FedProx' mu; if it is 0, `anchor` is not read.
         anchor: FedProx' global model.
-        scale: one number on the device, of any floating dtype, such as a clipping coefficient.
+        scale: on the device, of any floating dtype, such as a clipping coefficient: one number, or
+            (K,) of the K rows that lie end to end in `row`.
         words: packed mask (P / 32,).
 
     Raises:
@@ -71,8 +73,7 @@ def sgd_step_(
         raise ValueError("nesterov: needs a momentum above 0")
     if prox != 0 and anchor is None:
         raise ValueError(f"anchor: missing; prox is {prox}")
-    if scale is not None:
-        _check_one("scale", scale)
+    _check_scale(row, scale)
     rate, number = _rate(lr)
     _rows.check_one_device(row=row, **read, scale=scale, lr=rate, words=words)
     _sgd_step(
@@ -108,44 +109,45 @@ def adam_step_(
     square: Tensor,
     numbers: Tensor,
     *,
+    scale: Tensor | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     words: Tensor | None = None,
 ) -> Tensor:
-    """One step in place, that of torch.optim.Adam or AdamW without `words`.
+    """One step in place, that of torch.optim.Adam or AdamW without `scale` and `words`.
 
-        d = gradient + weight_decay * row
+        d = scale * gradient + weight_decay * row
         average <- beta1 * average + (1 - beta1) * d
         square <- beta2 * square + (1 - beta2) * d^2
         row <- keep * row - size * average / (sqrt(square) / root + eps)
         row <- 0 where a bit of `words` is 0, even if gradient or row are NaN there
 
-    Can be captured in a CUDA graph, which keeps the numbers of the call, but reads `numbers` at
-    every replay.
+    Can be captured in a CUDA graph, which keeps all but the values of tensors, such as `numbers`.
 
     Args:
         row: w, (P,).
         gradient: (P,), like `average` and `square` of the row's length and dtype.
-        average: first moment, written; zeros before the first step. It is not masked.
+        average: first moment, written, not masked; zeros before the first step.
         square: second moment, like it.
         numbers: (3,) float64 on the device: size, root, keep; a row of `adam_numbers`.
+        scale: as of `sgd_step_`.
         betas: from 0 to below 1.
         eps: above 0, so that padding stays 0.
         weight_decay: Adam's, 0 or more; AdamW's is in `numbers`.
         words: packed mask (P / 32,).
 
     Raises:
-        ValueError: shapes, devices or numbers that do not fit; an argument that is missing.
-        TypeError: of an unsupported dtype, or dtypes that differ.
+        ValueError, TypeError: as of `sgd_step_`.
     """
     read = {"gradient": gradient, "average": average, "square": square}
     _check_rows(row, read, words)
     if numbers.shape != (3,) or numbers.dtype != torch.float64 or not numbers.is_contiguous():
         found = f"{numbers.dtype} of shape {list(numbers.shape)}"
         raise ValueError(f"numbers: {found}; three torch.float64 are needed")
-    _rows.check_one_device(row=row, **read, numbers=numbers, words=words)
-    _adam_step(row, gradient, average, square, numbers, words, *betas, eps, weight_decay)
+    _check_scale(row, scale)
+    _rows.check_one_device(row=row, **read, scale=scale, numbers=numbers, words=words)
+    _adam_step(row, gradient, average, square, scale, numbers, words, *betas, eps, weight_decay)
     return row
 
 
@@ -192,9 +194,8 @@ def aspg_step_(
         _rows.check_vector(name, tensor, size=x.shape[0], dtype=x.dtype)
     rate, number = _rate(lr)
     _rows.check_one_device(x=x, **read, lr=rate)
-    low, high = box or (0.0, 0.0)
-    bounded = box is not None
-    _aspg_step(point, x, gradient, anchor, rate, number, gamma, extrapolation, low, high, bounded)
+    bounds = (*(box or (0.0, 0.0)), box is not None)
+    _aspg_step(point, x, gradient, anchor, rate, number, gamma, extrapolation, *bounds)
     return x
 
 
@@ -212,14 +213,18 @@ def _rate(lr: float | Tensor) -> tuple[Tensor | None, float]:
     """A step size on the device, or as a number."""
     if not isinstance(lr, Tensor):
         return None, lr
-    _check_one("lr", lr)
+    if lr.numel() != 1 or not lr.is_floating_point():
+        raise ValueError(f"lr: {lr.dtype} of shape {list(lr.shape)}; one real number is needed")
     return lr, 0.0
 
 
-def _check_one(name: str, one: Tensor) -> None:
-    if one.numel() != 1 or not one.is_floating_point():
-        found = f"{one.dtype} of shape {list(one.shape)}"
-        raise ValueError(f"{name}: {found}; one real number is needed")
+def _check_scale(row: Tensor, scale: Tensor | None) -> None:
+    if scale is None:
+        return
+    parts = scale.numel() and row.shape[0] % (ALIGNMENT * scale.numel()) == 0
+    if not (parts and scale.is_floating_point() and scale.is_contiguous()):
+        found = f"{scale.dtype} of shape {list(scale.shape)}"
+        raise ValueError(f"scale: {found}; one real number is needed, or one for each equal part")
 
 
 def _check_numbers(**numbers: float) -> None:
@@ -252,8 +257,9 @@ def _sgd_step(
 
 @torch.library.custom_op("lightfed::adam_step", mutates_args=("row", "average", "square"))
 def _adam_step(
-    row: Tensor, gradient: Tensor, average: Tensor, square: Tensor, numbers: Tensor,
-    words: Tensor | None, beta1: float, beta2: float, eps: float, weight_decay: float,
+    row: Tensor, gradient: Tensor, average: Tensor, square: Tensor, scale: Tensor | None,
+    numbers: Tensor, words: Tensor | None, beta1: float, beta2: float, eps: float,
+    weight_decay: float,
 ) -> None:  # fmt: skip
     _check_numbers(weight_decay=weight_decay)
     for name, beta in (("beta1", beta1), ("beta2", beta2)):
@@ -268,7 +274,7 @@ def _adam_step(
         from lightfed_kernels.gpu.steps import launch_adam as step
     else:
         step = adam_torch
-    step(row, gradient, average, square, numbers, words, beta1, beta2, eps, weight_decay)
+    step(row, gradient, average, square, scale, numbers, words, beta1, beta2, eps, weight_decay)
 
 
 @torch.library.custom_op("lightfed::aspg_step", mutates_args=("point", "x"))

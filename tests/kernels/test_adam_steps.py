@@ -32,15 +32,16 @@ def drawn(size: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 @settings(max_examples=6)
 @given(
     dtype=st.sampled_from(DTYPES),
-    size=st.sampled_from([32, 1024, 1056]),
+    size=st.sampled_from([64, 1024, 1088]),
     step=st.integers(1, 30),
     decay=st.sampled_from([0.0, 0.1]),
     decoupled=st.sampled_from([0.0, 0.1]),
     masked=st.booleans(),
+    scales=st.sampled_from([None, [0.25], [0.5, 0.125]]),
 )
-@example(torch.float32, 1056, 3, 0.1, 0.1, True)
-@example(torch.bfloat16, 1056, 1, 0.1, 0.0, True)
-@example(torch.float64, 1056, 2, 0.0, 0.1, False)
+@example(torch.float32, 1088, 3, 0.1, 0.1, True, [0.25, 0.5])
+@example(torch.bfloat16, 1056, 1, 0.1, 0.0, True, None)
+@example(torch.float64, 1056, 2, 0.0, 0.1, False, [0.5, 2.0, 0.25])
 def test_a_step_of_adam_is_the_reference(
     device: torch.device,
     dtype: torch.dtype,
@@ -49,6 +50,7 @@ def test_a_step_of_adam_is_the_reference(
     decay: float,
     decoupled: float,
     masked: bool,
+    scales: list[float] | None,
 ) -> None:
     given_rows = drawn(size, dtype)
     mask = mask_of(size) if masked else None
@@ -56,9 +58,14 @@ def test_a_step_of_adam_is_the_reference(
     flags: dict[str, Any] = {"betas": BETAS, "eps": 1e-3, "weight_decay": decay}
     buffers, (row, gradient, average, square) = banded(given_rows, device)
     words = None if mask is None else pack_mask(mask.to(device))
-    found = adam_step_(row, gradient, average, square, numbers.to(device), words=words, **flags)
+    scale = None if scales is None else torch.tensor(scales, device=device)
+    moments = (average, square, numbers.to(device))
+    found = adam_step_(row, gradient, *moments, scale=scale, words=words, **flags)
     assert found is row
-    expected = reference.adam_step(*given_rows, numbers.tolist(), mask=mask, **flags)
+    start, before, *others = given_rows
+    one = torch.tensor(scales or [1.0]).double()
+    scaled = before.double() * one.repeat_interleave(size // len(one))
+    expected = reference.adam_step(start, scaled, *others, numbers.tolist(), mask=mask, **flags)
     for one, other in zip((row, average, square), expected, strict=True):
         assert_close(one, other, dtype)
     assert mask is None or bool((row.cpu()[~mask] == 0).all())
@@ -158,8 +165,8 @@ def test_columns_beyond_2_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
     w[-64:], g[-64:], a[-64:], s[-64:], words[-2], words[-1] = 4.0, 2.0, 0.0, 0.0, -1, 0
     numbers = torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64)
     adam_kernel[(1,)](
-        w, g, a, s, numbers, words, size, 0.5, 0.75, 1.0, 0.0, WIDE=tl.float32, DECAY=False,
-        MASK=True, WORDS=32,
+        w, g, a, s, numbers[:1], numbers, words, size, size // 32, 0.5, 0.75, 1.0, 0.0,
+        WIDE=tl.float32, SCALE=True, DECAY=False, MASK=True, WORDS=32,
     )  # fmt: skip
     assert w[-64:].tolist() == [1.5] * 32 + [0.0] * 32  # 4 / 2 - 1 / (1 + 1)
     assert (a[-1], s[-1]) == (1.0, 1.0)
@@ -200,6 +207,6 @@ def test_empty_rows(device: torch.device) -> None:
 def test_the_operator_is_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTFED_KERNELS", "torch")
     words = pack_mask(mask_of(64))
-    for given_words, decay in ((None, 0.0), (words, 0.1)):
-        arguments = (*drawn(64), N, given_words, *BETAS, 1e-8, decay)
+    for scale, given_words, decay in ((None, None, 0.0), (torch.ones(2), words, 0.1)):
+        arguments = (*drawn(64), scale, N, given_words, *BETAS, 1e-8, decay)
         torch.library.opcheck(steps._adam_step, arguments)

@@ -49,17 +49,17 @@ def mask_of(size: int, seed: int = 3) -> Tensor:
 @settings(max_examples=8)
 @given(
     dtype=st.sampled_from(DTYPES),
-    size=st.sampled_from([32, 1024, 1056]),
+    size=st.sampled_from([64, 1024, 1088]),
     momentum=st.sampled_from([0.0, 0.9]),
     nesterov=st.booleans(),
     decay=st.sampled_from([0.0, 0.1]),
     prox=st.sampled_from([0.0, 0.3]),
-    scale=st.sampled_from([None, 0.25]),
+    scale=st.sampled_from([None, [0.25], [0.5, 0.125]]),
     masked=st.booleans(),
 )
-@example(torch.float32, 1056, 0.9, True, 0.1, 0.3, 0.25, True)
-@example(torch.bfloat16, 1056, 0.9, False, 0.1, 0.3, 0.25, True)
-@example(torch.float64, 1056, 0.9, True, 0.1, 0.3, 0.25, True)
+@example(torch.float32, 1088, 0.9, True, 0.1, 0.3, [0.25, 0.5], True)
+@example(torch.bfloat16, 1056, 0.9, False, 0.1, 0.3, [0.25], True)
+@example(torch.float64, 1056, 0.9, True, 0.1, 0.3, [0.5, 2.0, 0.25], True)
 @example(torch.float32, 1056, 0.0, False, 0.0, 0.0, None, False)
 def test_a_step_of_sgd_is_the_reference(
     device: torch.device,
@@ -69,7 +69,7 @@ def test_a_step_of_sgd_is_the_reference(
     nesterov: bool,
     decay: float,
     prox: float,
-    scale: float | None,
+    scale: list[float] | None,
     masked: bool,
 ) -> None:
     row, gradient, buffer, anchor = values(4, size, dtype=dtype, seed=size)
@@ -86,7 +86,8 @@ def test_a_step_of_sgd_is_the_reference(
     words = None if mask is None else pack_mask(mask.to(device))
     returned = sgd_step_(found, g, buffer=b, anchor=a, scale=given_scale, words=words, **flags)
     assert returned is found
-    one = 1.0 if scale is None else scale
+    one = torch.tensor(scale or [1.0]).double()
+    one = one.repeat_interleave(size // len(one))
     expected, moved = reference.sgd_step(
         row, gradient, buffer=buffer, anchor=anchor, scale=one, mask=mask, **flags
     )
@@ -274,7 +275,7 @@ def outcomes(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     row, gradient, buffer, anchor, x = values(5, 1056, dtype=dtype).to(device)
     sgd_step_(
         row, gradient, lr=0.1, momentum=0.9, buffer=buffer, weight_decay=0.1, nesterov=True,
-        prox=0.3, anchor=anchor, scale=torch.tensor(0.7, device=device),
+        prox=0.3, anchor=anchor, scale=torch.tensor([0.7, 0.4, 0.2], device=device),
         words=pack_mask(mask_of(1056).to(device)),
     )  # fmt: skip
     point = row.clone()
@@ -314,8 +315,8 @@ def test_columns_beyond_2_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
     words = torch.empty(size // 32, dtype=torch.int32)
     a[-64:], b[-64:], c[-64:], d[-64:], words[-2], words[-1] = 4.0, 1.0, 2.0, 0.0, -1, 0
     sgd_kernel[(1,)](
-        a, b, c, d, a, a, words, size, 0.5, 1.0, 0.0, 0.0, WIDE=tl.float32, SCALE=False, RATE=False,
-        DECAY=False, PROX=False, MOMENTUM=True, NESTEROV=False, MASK=True, WORDS=32,
+        a, b, c, d, a, a, words, size, 1, 0.5, 1.0, 0.0, 0.0, WIDE=tl.float32, SCALE=False,
+        RATE=False, DECAY=False, PROX=False, MOMENTUM=True, NESTEROV=False, MASK=True, WORDS=32,
     )  # fmt: skip
     assert a[-64:].tolist() == [2.5] * 32 + [0.0] * 32
     assert c[-64:].tolist() == [3.0] * 64
@@ -340,8 +341,8 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "prox: -0.5", lambda: sgd_step_(R, S, lr=1, prox=-0.5, anchor=T)),
     (
         ValueError,
-        "scale: torch.float32 of shape [2]; one",
-        lambda: sgd_step_(R, S, lr=1, scale=torch.ones(2)),
+        "scale: torch.float32 of shape [4]; one",
+        lambda: sgd_step_(R, S, lr=1, scale=torch.ones(4)),
     ),
     (ValueError, "scale: torch.int64 of", lambda: sgd_step_(R, S, lr=1, scale=torch.tensor(1))),
     (ValueError, "lr: torch.float32 of shape [2]; one", lambda: sgd_step_(R, S, lr=torch.ones(2))),

@@ -16,9 +16,9 @@ WARPS = 4
 TILE = 1024
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["size", "span"])
 def sgd_kernel(
-    row_ptr, gradient_ptr, buffer_ptr, anchor_ptr, scale_ptr, rate_ptr, words_ptr, size,
+    row_ptr, gradient_ptr, buffer_ptr, anchor_ptr, scale_ptr, rate_ptr, words_ptr, size, span,
     lr: tl.float64, momentum: tl.float64, weight_decay: tl.float64, prox: tl.float64,
     WIDE: tl.constexpr, SCALE: tl.constexpr, RATE: tl.constexpr, DECAY: tl.constexpr,
     PROX: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, MASK: tl.constexpr,
@@ -30,7 +30,7 @@ def sgd_kernel(
         w <- mask ? w - lr (buffer, or d + momentum buffer if NESTEROV, or d without MOMENTUM) : 0
 
     A program owns WORDS * 32 columns, as many as WORDS words of the mask have bits. With RATE, lr
-    is read from the device.
+    is read from the device. Every `span` words have a scale.
     """
     base = tl.program_id(0).to(tl.int64) * (WORDS * 32)
     word, bit = tl.arange(0, WORDS), tl.arange(0, 32)
@@ -41,7 +41,7 @@ def sgd_kernel(
     w = tl.load(row_ptr + base + lane, mask=here, other=0).to(WIDE)
     d = tl.load(gradient_ptr + base + lane, mask=here, other=0).to(WIDE)
     if SCALE:
-        d = d * tl.load(scale_ptr).to(WIDE)
+        d = d * _scales(scale_ptr, base, word, there, span).to(WIDE)
     if DECAY:
         d = d + tl.full([], weight_decay, WIDE) * w
     if PROX:
@@ -62,19 +62,28 @@ def sgd_kernel(
     tl.store(row_ptr + base + lane, w.to(TYPE), mask=here)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit
+def _scales(scale_ptr, base, word, there, span):
+    """(WORDS, 1) what gradients are multiplied with."""
+    part = ((base // 32).to(tl.int32) + word) // span
+    return tl.load(scale_ptr + part, mask=there, other=0)[:, None]
+
+
+@triton.jit(do_not_specialize=["size", "span"])
 def adam_kernel(
-    row_ptr, gradient_ptr, average_ptr, square_ptr, numbers_ptr, words_ptr, size, beta1: tl.float64,
-    beta2: tl.float64, eps: tl.float64, weight_decay: tl.float64, WIDE: tl.constexpr,
-    DECAY: tl.constexpr, MASK: tl.constexpr, WORDS: tl.constexpr,
+    row_ptr, gradient_ptr, average_ptr, square_ptr, scale_ptr, numbers_ptr, words_ptr, size, span,
+    beta1: tl.float64, beta2: tl.float64, eps: tl.float64, weight_decay: tl.float64,
+    WIDE: tl.constexpr, SCALE: tl.constexpr, DECAY: tl.constexpr, MASK: tl.constexpr,
+    WORDS: tl.constexpr,
 ):  # fmt: skip
     """One step of Adam on a row w with gradient g, everything read and written once.
 
-        d = g + weight_decay w
+        d = scale g + weight_decay w
         average <- average + (1 - beta1) (d - average);  square <- beta2 square + (1 - beta2) d d
         w <- mask ? keep w - step average / (sqrt(square) / root + eps) : 0
 
-    `numbers_ptr` has step, root and keep. A program owns WORDS * 32 columns.
+    `numbers_ptr` has step, root and keep. A program owns WORDS * 32 columns; every `span` words
+    have a scale.
     """
     base = tl.program_id(0).to(tl.int64) * (WORDS * 32)
     word, bit = tl.arange(0, WORDS), tl.arange(0, 32)
@@ -84,6 +93,8 @@ def adam_kernel(
     TYPE: tl.constexpr = row_ptr.dtype.element_ty
     w = tl.load(row_ptr + base + lane, mask=here, other=0).to(WIDE)
     d = tl.load(gradient_ptr + base + lane, mask=here, other=0).to(WIDE)
+    if SCALE:
+        d = d * _scales(scale_ptr, base, word, there, span).to(WIDE)
     if DECAY:
         d = d + tl.full([], weight_decay, WIDE) * w
     average = tl.load(average_ptr + base + lane, mask=here, other=0).to(WIDE)
@@ -139,6 +150,11 @@ def aspg_kernel(
     tl.store(x_ptr + base + lane, new.to(TYPE), mask=here)
 
 
+def _span(row: Tensor, scale: Tensor | None) -> int:
+    """Words that have one scale."""
+    return row.shape[0] // 32 // (1 if scale is None else scale.numel())
+
+
 def launch_sgd(
     row: Tensor, gradient: Tensor, buffer: Tensor | None, anchor: Tensor | None,
     scale: Tensor | None, rate: Tensor | None, words: Tensor | None, lr: float, momentum: float,
@@ -150,7 +166,8 @@ def launch_sgd(
         sgd_kernel[(programs,)](
             row, gradient, row if buffer is None else buffer, row if anchor is None else anchor,
             row if scale is None else scale, row if rate is None else rate,
-            row if words is None else words, row.shape[0], lr, momentum, weight_decay, prox,
+            row if words is None else words, row.shape[0], _span(row, scale), lr, momentum,
+            weight_decay, prox,
             WIDE=WIDE[row.dtype], SCALE=scale is not None, RATE=rate is not None,
             DECAY=weight_decay != 0, PROX=anchor is not None, MOMENTUM=buffer is not None,
             NESTEROV=nesterov, MASK=words is not None, WORDS=TILE // 32, num_warps=WARPS,
@@ -158,16 +175,19 @@ def launch_sgd(
 
 
 def launch_adam(
-    row: Tensor, gradient: Tensor, average: Tensor, square: Tensor, numbers: Tensor,
-    words: Tensor | None, beta1: float, beta2: float, eps: float, weight_decay: float,
+    row: Tensor, gradient: Tensor, average: Tensor, square: Tensor, scale: Tensor | None,
+    numbers: Tensor, words: Tensor | None, beta1: float, beta2: float, eps: float,
+    weight_decay: float,
 ) -> None:  # fmt: skip
     programs = -(-row.shape[0] // TILE)
     check_grid("row", programs)
     with on_device(row):
         adam_kernel[(programs,)](
-            row, gradient, average, square, numbers, row if words is None else words, row.shape[0],
-            beta1, beta2, eps, weight_decay, WIDE=WIDE[row.dtype], DECAY=weight_decay != 0,
-            MASK=words is not None, WORDS=TILE // 32, num_warps=WARPS,
+            row, gradient, average, square, row if scale is None else scale, numbers,
+            row if words is None else words, row.shape[0], _span(row, scale), beta1, beta2, eps,
+            weight_decay, WIDE=WIDE[row.dtype], SCALE=scale is not None, DECAY=weight_decay != 0,
+            MASK=words is not None, WORDS=TILE // 32,
+            num_warps=WARPS if row.element_size() == 2 else 2 * WARPS,  # 16 bytes a thread
         )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def sgd_step(
     nesterov: bool = False,
     prox: float = 0.0,
     anchor: Tensor | None = None,
-    scale: float = 1.0,
+    scale: Tensor | float = 1.0,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """SGD as torch.optim.SGD, FedProx' term, a clipping coefficient and a mask: row and buffer."""

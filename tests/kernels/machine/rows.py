@@ -40,7 +40,13 @@ def _sgd(dtype: str, *, flags: bool, mask: bool = True, **bounds: int) -> Case:
         "steps:sgd_kernel",
         rows
         | numbers
-        | {"scale_ptr": "*fp32", "rate_ptr": "*fp64", "words_ptr": "*i32", "size": "i32"},
+        | {
+            "scale_ptr": "*fp32",
+            "rate_ptr": "*fp64",
+            "words_ptr": "*i32",
+            "size": "i32",
+            "span": "i32",
+        },
         dict.fromkeys(names, flags) | {"MASK": mask, "WIDE": _WIDE[dtype], "WORDS": 32},
         aligned=(*rows, "words_ptr"),
         **bounds,  # type: ignore[arg-type]
@@ -53,9 +59,13 @@ def _adam(dtype: str, *, flags: bool, **bounds: int) -> Case:
     return Case(
         f"rows adam {'all' if flags else 'plain'} {dtype}",
         "steps:adam_kernel",
-        rows | numbers | {"numbers_ptr": "*fp64", "words_ptr": "*i32", "size": "i32"},
-        {"DECAY": flags, "MASK": flags, "WIDE": _WIDE[dtype], "WORDS": 32},
+        rows
+        | numbers
+        | {"scale_ptr": "*fp32", "numbers_ptr": "*fp64", "words_ptr": "*i32"}
+        | {"size": "i32", "span": "i32"},
+        {"SCALE": flags, "DECAY": flags, "MASK": flags, "WIDE": _WIDE[dtype], "WORDS": 32},
         aligned=(*rows, "words_ptr"),
+        warps=4 if dtype == "bf16" else 8,
         **bounds,  # type: ignore[arg-type]
     )
 
@@ -94,10 +104,10 @@ CASES = [
     _sgd("fp32", flags=True, registers=40, wide_loads=8, wide_stores=4),
     _sgd("bf16", flags=True, registers=40, wide_loads=4, wide_stores=2),
     _sgd("fp64", flags=True, registers=72, wide_loads=16, wide_stores=8),
-    _adam("fp32", flags=False, registers=48, wide_loads=8, wide_stores=6),
-    _adam("fp32", flags=True, registers=48, wide_loads=8, wide_stores=6),
+    _adam("fp32", flags=False, registers=32, wide_loads=4, wide_stores=3),
+    _adam("fp32", flags=True, registers=32, wide_loads=4, wide_stores=3),
     _adam("bf16", flags=True, registers=48, wide_loads=4, wide_stores=3),
-    _adam("fp64", flags=True, registers=96, wide_loads=16, wide_stores=12),
+    _adam("fp64", flags=True, registers=64, wide_loads=8, wide_stores=6),
     _aspg("fp32", registers=40, wide_loads=8, wide_stores=4),
     _aspg("bf16", registers=40, wide_loads=4, wide_stores=2),
     _aspg("fp64", registers=56, wide_loads=16, wide_stores=8),

@@ -148,14 +148,14 @@ class FusedStepper(PackedStepper):
     @override
     def step(self, grads: Sequence[Tensor | None], clients: int) -> None:
         gradient = self._gathered(grads, clients)
-        if self._clipping is not None:
-            self._clip(gradient)
+        scale = None if self._clipping is None else self._clip(gradient)
         state = (self._rows, *self._moments)
         kept = [matrix[:clients, a:b] for matrix in state for a, b in self._still]
         before = [part.clone() for part in kept]
         flat = [part[:clients].view(-1) for part in (self._rows, self._gradient, *self._moments)]
         self._update(
             *flat,
+            scale=scale,
             anchor=self._anchors[:clients].view(-1) if self._pull else None,
             words=self._words[:clients].view(-1) if self._masked else None,
         )
@@ -164,7 +164,7 @@ class FusedStepper(PackedStepper):
 
     @abstractmethod
     def _update(self, row: Tensor, gradient: Tensor, *moments: Tensor, **given: Any) -> None:
-        """Update rows that lie end to end; `given` are the anchor and the words of the masks."""
+        """Update rows that lie end to end; `given` are the scales, anchor and masks."""
 
     def _gathered(self, grads: Sequence[Tensor | None], clients: int) -> Tensor:
         """(clients, P) all gradients, 0 in padding and buffers."""
@@ -181,15 +181,15 @@ class FusedStepper(PackedStepper):
                 parts.append(self._zeros[gap][:clients])
         return torch.cat(parts, 1, out=self._gradient[:clients])
 
-    def _clip(self, gradient: Tensor) -> None:
-        """Clip each client's row; its norm is one that no other row has a part in."""
+    def _clip(self, gradient: Tensor) -> Tensor | None:
+        """Clip values; of norms (clients,) scales. No other row has a part in a client's."""
         assert self._clipping is not None
         limit = self._clipping.limit
         if self._clipping.algorithm == "value":
             gradient.clamp_(-limit, limit)
-            return
+            return None
         norms = torch.stack(torch._foreach_norm(list(gradient.unbind())))
-        gradient.mul_((limit / (norms + 1e-6)).clamp_(max=1.0).unsqueeze(1))
+        return (limit / (norms + 1e-6)).clamp_(max=1.0)
 
     @override
     def finish(self) -> None:

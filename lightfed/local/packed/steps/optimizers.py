@@ -105,7 +105,7 @@ class FusedAdam(FusedStepper):
         first, second = moments
         adam_step_(
             row, gradient, first, second, self._numbers.view(3), betas=self._betas, eps=self._eps,
-            weight_decay=self._decay, words=given["words"],
+            weight_decay=self._decay, scale=given["scale"], words=given["words"],
         )  # fmt: skip
         self._count.add_(1)
 
