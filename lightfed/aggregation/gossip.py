@@ -180,7 +180,7 @@ class Exchange:
 def _words(
     masks: Mapping[int, Tensor] | None, clients: Sequence[int], *, together: bool
 ) -> list[Tensor]:
-    """The masks of some clients; `together` in one matrix, which a block takes in one call."""
+    """The masks of some clients; `together` in one copy, of which a block is one view."""
     words = [] if masks is None else [masks[client] for client in clients]
     return [torch.stack(words)] if together and words else words
 
