@@ -7,6 +7,7 @@ need not wait for the GPU's stream.
 """
 
 import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
@@ -27,6 +28,31 @@ TIMEOUT = timedelta(minutes=30)  # torch's own
 
 # gloo, by purpose: next to an NCCL group, or for a thread; made once per process group
 _groups: dict[str, dist.ProcessGroup] = {}
+
+
+def meeting_place(
+    name: str, port: int, *, listener: socket.socket | None, ranks: int, timeout: timedelta
+) -> dist.TCPStore:
+    """A store on one interface; torch's own listens on all.
+
+    Args:
+        name: host name or address of rank 0.
+        port: on which it listens.
+        listener: from `listen`, which the store takes over; None on other ranks.
+        ranks: number of ranks.
+        timeout: for the others to connect.
+
+    Raises:
+        OSError: the port is not reached.
+    """
+    return dist.TCPStore(
+        name,
+        port,
+        ranks,
+        is_master=listener is not None,
+        timeout=timeout,
+        master_listen_fd=listener.detach() if listener else None,
+    )
 
 
 def leave() -> None:

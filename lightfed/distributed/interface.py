@@ -1,13 +1,10 @@
-"""The network interface on which rank 0 listens, and the store where ranks meet."""
+"""The network interface on which rank 0 listens."""
 
 import logging
 import socket
 from contextlib import suppress
-from datetime import timedelta
 from functools import cache
 from ipaddress import ip_address
-
-import torch.distributed as dist
 
 log = logging.getLogger(__name__)
 
@@ -51,28 +48,3 @@ def listen(address: str, port: int = 0, *, backlog: int) -> socket.socket:
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
-
-
-def meeting_place(
-    name: str, port: int, *, listener: socket.socket | None, ranks: int, timeout: timedelta
-) -> dist.TCPStore:
-    """A store on one interface; torch's own listens on all.
-
-    Args:
-        name: host name or address of rank 0.
-        port: on which it listens.
-        listener: from `listen`, which the store takes over; None on other ranks.
-        ranks: number of ranks.
-        timeout: for the others to connect.
-
-    Raises:
-        OSError: the port is not reached.
-    """
-    return dist.TCPStore(
-        name,
-        port,
-        ranks,
-        is_master=listener is not None,
-        timeout=timeout,
-        master_listen_fd=listener.detach() if listener else None,
-    )

@@ -24,8 +24,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightfed.distributed import liveness, requeue, starting
-from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
-from lightfed.distributed.interface import interface_of, listen, meeting_place
+from lightfed.distributed.collectives import TIMEOUT, Ranks, leave, meeting_place
+from lightfed.distributed.interface import interface_of, listen
 from lightfed.distributed.slurm import check_launch
 from lightfed.distributed.starting import check_rank
 from lightfed.runs import checkpoint
