@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
 from lightfed.cli import catalog
+from lightfed.cli.command_line import main
 from lightfed.cli.errors import ABSENT, accepted, class_error, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
@@ -185,3 +187,17 @@ def test_every_public_algorithm_has_a_short_name() -> None:
 
 def subclasses(base: type) -> set[type]:
     return {base}.union(*map(subclasses, base.__subclasses__()))
+
+
+def test_the_parser_does_not_follow_arguments_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the functions that `fit` passes its arguments on to, until the stack is full."""
+    read, genuine = Counter[str](), inspect.getsource
+
+    def getsource(thing: Any) -> str:
+        read[str(thing)] += 1
+        return genuine(thing)
+
+    monkeypatch.setattr(inspect, "getsource", getsource)
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    assert 0 < max(read.values()) < 5

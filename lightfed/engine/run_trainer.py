@@ -167,10 +167,14 @@ class RunTrainer(Recorded, L.Trainer):
         written = last is not None and last.dirpath is not None and newest_file(last.path)
         return Interrupted(SIGINT, finished, resumable=bool(written))
 
-    def _fit_on_forks(self, *args: Any, ckpt_path: _PATH | None, **kwargs: Any) -> None:
+    def _fit_on_forks(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], ckpt_path: _PATH | None
+    ) -> None:
         """Run `fit` on ranks forked from a notebook, then load the state that they leave.
 
         Lightning's own forked launcher brings back neither errors nor the state of clients.
+        The arguments of `fit` come as they are: were they passed on by `*` and `**`, the parser of
+        a command would follow them back to `fit` and on, a second long.
 
         Raises:
             UserError: forks would not work, or that of a rank.

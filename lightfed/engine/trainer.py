@@ -218,7 +218,7 @@ class FederatedTrainer(RunTrainer):
         """
         self._check_launch(args, kwargs)
         if self.strategy.forks:
-            self._fit_on_forks(*args, ckpt_path=ckpt_path, **kwargs)
+            self._fit_on_forks(args, kwargs, ckpt_path)
             return
         path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
         if self._is_finished():
