@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from lightfed.utils.process import imports_begin, imports_end
+
 # Hypothesis: the same examples in every run, however slow the machine is.
 settings.register_profile(
     "steady",
@@ -24,6 +26,13 @@ settings.register_profile(
 settings.load_profile("steady")
 
 torch.set_num_threads(1)
+
+imports_begin()  # to the end of the collection: half a million objects are never looked at again
+
+
+def pytest_collection_finish() -> None:
+    imports_end()
+
 
 # Kernels are interpreted where they cannot be compiled; Triton looks when it is first imported.
 if not torch.cuda.is_available():
