@@ -21,7 +21,9 @@ from typing_extensions import override
 DEVICE = torch.device("meta")
 # They take tensors of both sides: a copy, and indices, which torch allows on the host.
 _BOTH = ("_to_copy", "copy_", "index", "index_put_", "_index_put_impl_", "_unsafe_index")
-_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2")
+# Numbers and sizes that the host needs of a tensor.
+_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim")
+_INDEXED = ("index", "index_put_", "_index_put_impl_")
 
 
 class There(Tensor):
@@ -93,6 +95,22 @@ class There(Tensor):
         return _run(func, args, kwargs or {})
 
 
+def reads_host(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the host needs a number or a size of what an operator is given."""
+    name = _name(func)
+    # Where there are bools, how many are true decides the shape.
+    return name in _READS or (name in _INDEXED and any(map(_is_mask, args[1])))
+
+
+def _name(func: Any) -> str:
+    name: str = func.name()
+    return name.partition("::")[2].partition(".")[0]
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
 def _index(index: Any) -> Any:
     """Lists as tensors of the host: torch would make tensors of this device, without values."""
     if isinstance(index, tuple):
@@ -111,7 +129,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    name = func.name().partition("::")[2].partition(".")[0]
+    name = _name(func)
     tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
     there = any(isinstance(x, There) for x in tensors)
     assert not any(type(x) is Tensor and x.device == DEVICE for x in tensors), f"{name}: no values"
@@ -119,12 +137,12 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if there and name not in _BOTH and not own:
         wrong = [x for x in tensors if not isinstance(x, There) and x.dim()]
         assert not wrong, f"{name}: tensors on the device and on the host"
-    if there and name in _READS:
-        _note(name)
     device, result = kwargs.get("device"), there
     if device is not None:
         result = device == DEVICE
         kwargs = {**kwargs, "device": torch.device("cpu")}
+    if there and (reads_host(func, args) or (name == "_to_copy" and not result)):
+        _note(name)
     generator = kwargs.get("generator")
     assert not (result and generator is not None), f"{name}: a CPU's generator on the device"
     inner = tree_map_only(There, lambda x: x.here, (tuple(args), {**kwargs, "pin_memory": None}))

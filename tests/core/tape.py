@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from lightfed.local.packed.steps.recorder import Body, Recorder
-from tests.core.host_reads import reads_host
+from tests.pretend import reads_host
 
 Call = tuple[Any, Sequence[Any], dict[str, Any], Any]
 

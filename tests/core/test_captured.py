@@ -22,7 +22,6 @@ from lightfed.local.packed import rules
 from lightfed.local.packed.steps import packing, tensors
 from lightfed.local.packed.steps.captured import WARM_UP
 from lightfed.utils.rng import DeviceStreams
-from tests.core.host_reads import host_reads
 from tests.core.packs import CLIENTS, SIZES, after, fleet, images
 from tests.core.tape import Tape
 from tests.small import Tensors, data_of, run_round
@@ -268,14 +267,6 @@ def static_rows(some: Fleet) -> tuple[int, int]:
     kept = [rows, stepper._gradient, stepper._anchors, *stepper._moments]
     assert {matrix.shape for matrix in kept} <= {rows.shape, (0, 0)}
     return len(rows), sum(matrix.numel() > 0 for matrix in kept)
-
-
-@pytest.mark.parametrize("name", ["momentum", "adam"])
-def test_a_session_of_recorded_steps_reads_nothing(name: str) -> None:
-    some = made(name, Tape(), UNIFORM)
-    with host_reads() as reads:
-        after(some)
-    assert reads == []
 
 
 def test_every_step_trains_once() -> None:

@@ -1,6 +1,7 @@
 """Captured steps on a CUDA device: the bits of eager ones, and launches of graphs instead."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.api.fleet import Fleet
+from lightfed.local.packed.session import PackedSession
 from lightfed.local.packed.steps.captured import CapturedSteps
+from lightfed.local.session import LocalSession
 from tests.core.packs import CLIENTS, SIZES, after, fleet
 from tests.core.test_captured import CARRIED, MOMENTUM, PULLED, UNIFORM, few_classes, turns
 
@@ -120,3 +123,26 @@ def test_a_step_that_may_not_be_captured_runs_eagerly(monkeypatch: pytest.Monkey
     found = turns(some)
     assert captured(some).failure
     assert torch.equal(found[0], eager[0])
+
+
+def that_must_not_wait(genuine: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **settings: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return genuine(*args, **settings)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return run
+
+
+@pytest.mark.parametrize("side_by_side", ["off", 3])
+@pytest.mark.parametrize("name", ["momentum", "clipped", "gn"])
+def test_a_session_does_not_wait(
+    name: str, side_by_side: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = fleet(name, side_by_side, device=torch.device("cuda"))
+    after(some, 1)  # compiles, and allocates
+    for kind in (PackedSession, LocalSession):
+        monkeypatch.setattr(kind, "train", that_must_not_wait(kind.train))
+    after(some, 1)
