@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from lightfed.cli.command_line import USAGE_ERROR, main
 from lightfed.testing.processes import start, status_of
+from lightfed.testing.ranks import kept_port
 from tests.comm.test_starting import gone
 from tests.mistakes import PARTITION, Case, edit
 
@@ -72,9 +72,9 @@ def test_ranks_of_a_launcher_leave_with_the_same_status(
 def _ranks(words: list[str], folder: Path) -> tuple[list[str], list[int]]:
     """What two ranks of a launcher print to stderr, and their statuses."""
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
-    shared |= {"TORCHELASTIC_RUN_ID": "two-ranks"}
-    with TemporaryDirectory() as place:
+    shared |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "two-ranks"}
+    with TemporaryDirectory() as place, kept_port() as keeper:
+        shared["MASTER_PORT"] = str(keeper.getsockname()[1])
         errors = [Path(place) / str(rank) for rank in range(2)]
         pids = []
         for path in errors:

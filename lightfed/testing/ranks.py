@@ -6,16 +6,26 @@ To Lightning these ranks look externally launched.
 import gc
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from lightning.fabric.plugins.environments.lightning import find_free_network_port
-
 from lightfed.distributed.collectives import leave
 
 _SECONDS = 900  # then a rank ends itself: it is waiting for a missing one
+
+
+def kept_port() -> socket.socket:
+    """A socket that keeps a free port of 127.0.0.1 for ranks to meet at, while any process has it.
+
+    It does not listen: who names the port gets it, and who asks for any free port gets another.
+    """
+    keeper = socket.socket()
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", 0))
+    return keeper
 
 
 def start_job(ranks: int, work: Callable[[int], None]) -> int:
@@ -29,18 +39,19 @@ def start_job(ranks: int, work: Callable[[int], None]) -> int:
         the process group.
     """
     gc.freeze()  # the ranks then neither scan imported objects nor copy their pages
-    port = str(find_free_network_port())
     group = 0
-    for rank in range(ranks):
-        pid = os.fork()
-        if pid == 0:
-            os.setpgid(0, group)
-            signal.alarm(_SECONDS)
-            os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-            _end(work, rank)
-        group = group or pid
-        os.setpgid(pid, group)
+    with kept_port() as keeper:  # the ranks inherit it
+        port = str(keeper.getsockname()[1])
+        for rank in range(ranks):
+            pid = os.fork()
+            if pid == 0:
+                os.setpgid(0, group)
+                signal.alarm(_SECONDS)
+                os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+                os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+                _end(work, rank)
+            group = group or pid
+            os.setpgid(pid, group)
     return group
 
 

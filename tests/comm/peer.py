@@ -17,7 +17,7 @@ from lightfed.distributed import peers
 from lightfed.distributed import watch as watching
 from lightfed.utils.errors import Interrupted, UserError
 
-GRACE = 0.3  # seconds, for what takes none here
+GRACE = 0.6  # seconds, for what takes none here
 LONG = 60.0
 
 

@@ -120,8 +120,8 @@ def test_ranks_end_with_the_one_that_has_launched_them() -> None:
 WAITING = """
 import sys, time
 from lightfed.distributed import starting
-starting.SILENT, starting._GRACE, starting._ANSWER = 0.2, 0.1, 0.2
-rank, found = int(sys.argv[1]), sys.argv[2]
+rank, found, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+starting.SILENT, starting._GRACE, starting._ANSWER = 0.2 if seconds else 1, 0.1, 0.2
 def ask():
     if found == "nobody":
         raise RuntimeError("connection refused")
@@ -129,9 +129,9 @@ def ask():
         time.sleep(60)
     return [int(each) for each in found.split(",") if each]
 starting.watch_meeting(ask, rank, 0.3, lambda: print("killed", flush=True))
-time.sleep(float(sys.argv[3]))
+time.sleep(seconds)
 starting.connected()
-time.sleep(1)
+time.sleep(1.5)
 print("met")
 """
 

@@ -13,7 +13,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.pytorch import Callback
 from typing_extensions import override
 
@@ -21,10 +20,11 @@ from lightfed.distributed import watch
 from lightfed.distributed.collectives import leave
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.testing.digest import fit
+from lightfed.testing.ranks import kept_port
 from tests.conformance.cases import CASES
 
-TIMEOUT = 4.0  # seconds, for the one that hangs
-GRACE = 1.0
+TIMEOUT = 6.0  # seconds, for the one that hangs
+GRACE = 2.0
 RANKS = 2
 FAULTS = ("dies", "hangs", "raises", "all raise", "twice")
 
@@ -72,7 +72,8 @@ def play(name: str, folder: Path) -> int:
 
 
 def start(name: str, folder: Path) -> list[int]:
-    port, pids = str(find_free_network_port()), []
+    keeper, pids = kept_port(), []
+    port = str(keeper.getsockname()[1])
     for rank in range(RANKS):
         pid = os.fork()
         if pid == 0:
@@ -81,6 +82,7 @@ def start(name: str, folder: Path) -> list[int]:
             os.dup2(os.open(folder / f"stderr-{rank}", os.O_WRONLY | os.O_CREAT), 2)
             os._exit(play(name, folder))
         pids.append(pid)
+    keeper.close()  # the ranks have it, too
     return pids
 
 

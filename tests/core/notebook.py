@@ -121,6 +121,7 @@ def check_interrupt() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in the background
     quiet()
     sys.ps1 = ">>> "
     check_cells()

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
@@ -27,6 +26,7 @@ from lightfed.engine.strategy import FederatedStrategy
 from lightfed.engine.trainer import FederatedTrainer
 from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.testing.processes import run_module
+from lightfed.testing.ranks import kept_port
 from lightfed.utils.errors import UserError
 
 ENDS = "; the run ends, and --ckpt_path last continues from its last checkpoint\n"
@@ -57,7 +57,7 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(faults: Faults) -> None:
     """At the barrier after the sessions."""
     assert faults["hangs"]["statuses"] == [1]
     said = faults["hangs"]["said"]
-    what = "did not reach the end of the sessions of round 1 within 0.0666667 minutes"
+    what = "did not reach the end of the sessions of round 1 within 0.1 minutes"
     assert line(said[0]) == f"lightfed: error: rank 1 on n1 {what}{ENDS}"
     assert "Traceback" not in said[0]
 
@@ -180,10 +180,9 @@ def test_ranks_that_do_not_meet_are_an_error_of_one_line(monkeypatch: pytest.Mon
         raise dist.DistStoreError("Timed out: 1/2 clients joined.\nframe #0")
 
     monkeypatch.setattr(dist, "TCPStore", refuse)
-    with pytest.raises(
-        UserError, match=r"^MASTER_ADDR: .* at localhost:\d+ \(.*1/2 clients joined\.\);"
-    ):
-        strategy_at("localhost", monkeypatch).setup_distributed()
+    said = r"^MASTER_ADDR: .* at localhost:\d+ \(.*1/2 clients joined\.\);"
+    with kept_port() as keeper, pytest.raises(UserError, match=said):
+        strategy_at("localhost", monkeypatch, port=keeper.getsockname()[1]).setup_distributed()
 
 
 def test_a_port_that_is_taken_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +209,13 @@ def test_one_rank_needs_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_has_come_is_asked_of_the_store(agent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has come where the store is its own, and may be late to that of torchrun."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
-    place = "127.0.0.1", find_free_network_port()
     monkeypatch.setattr(starting, "_ANSWER", 0.2)
-    with pytest.raises(RuntimeError):
-        starting.absent(place, 4)
+    with kept_port() as silent, pytest.raises(RuntimeError):
+        starting.absent(silent.getsockname(), 4)
     monkeypatch.undo()
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
-    server = dist.TCPStore(*place, is_master=True, wait_for_workers=False)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = "127.0.0.1", server.port
     assert starting.absent(place, 4) == ([0, 1, 2, 3] if agent else [1, 2, 3])
     for rank in (2, 0):
         starting.arrive(place, rank)
@@ -225,11 +224,11 @@ def test_who_has_come_is_asked_of_the_store(agent: bool, monkeypatch: pytest.Mon
 
 
 def strategy_at(
-    address: str, monkeypatch: pytest.MonkeyPatch, *, port: int | None = None, ranks: int = 2
+    address: str, monkeypatch: pytest.MonkeyPatch, *, port: int, ranks: int = 2
 ) -> FederatedStrategy:
     """The strategy of rank 0 on the CPU, before it has met the others."""
     monkeypatch.setenv("MASTER_ADDR", address)
-    monkeypatch.setenv("MASTER_PORT", str(find_free_network_port() if port is None else port))
+    monkeypatch.setenv("MASTER_PORT", str(port))
     # A run of another test in this process has left its group.
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     strategy = FederatedStrategy()
@@ -270,21 +269,19 @@ def test_launched_ranks_are_the_watch_s_and_no_longer_lightning_s(
 
 @pytest.mark.gpu
 def test_two_ranks_train_on_one_gpu(tmp_path: Path) -> None:
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(find_free_network_port()),
-        "WORLD_SIZE": "2",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.core.gpu_rank", str(tmp_path)],
-            env=os.environ | shared | {"LOCAL_RANK": str(rank), "NODE_RANK": "0"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=250)[1] for process in processes]
+    with kept_port() as keeper:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(keeper.getsockname()[1])}
+        shared |= {"WORLD_SIZE": "2", "NODE_RANK": "0"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.core.gpu_rank", str(tmp_path)],
+                env=os.environ | shared | {"LOCAL_RANK": str(rank)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        errors = [process.communicate(timeout=250)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     both = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert both[0] == both[1]
