@@ -16,9 +16,13 @@ from lightfed.testing.digest import fit
 from tests.conformance.cases import CASES
 from tests.core.test_pretended_device import streams_of_a_device
 from tests.pretend import DEVICE, pretended_device
-from tests.tiers import by_default
 
-QUICK = ("fd", "fedbcd_async", "flexifed_max")
+QUICK = {("fd", "off"), ("fedbcd_async", 128), ("flexifed_max", "off")}
+RUNS = [
+    pytest.param(name, side, marks=() if (name, side) in QUICK else pytest.mark.matrix)
+    for name in CASES
+    for side in ("off", 128)
+]
 OF_THE_MACHINE = ("seconds", "wire_bytes")
 
 
@@ -31,8 +35,7 @@ def metrics(case: Case, folder: Path) -> list[dict[str, float]]:
     return [{name: float(row[name] or "nan") for name in names} for row in rows]
 
 
-@pytest.mark.parametrize("side_by_side", ["off", 128])
-@pytest.mark.parametrize("name", by_default(CASES, *QUICK))
+@pytest.mark.parametrize(("name", "side_by_side"), RUNS)
 def test_a_run_has_the_metrics_of_a_cpu(
     name: str, side_by_side: str | int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ _LONG_INTERPRETED = (
     "transformer_abcde",
     "conv_nonorm",
     "conv_noniid_abcde",
+    "conv_iid_abcde-True",
     "test_the_same_bits_twice",
     "resnet18_iid_aeec",
     "test_golden_dispfl_fire",
