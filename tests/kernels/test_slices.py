@@ -324,14 +324,14 @@ def test_rows_longer_than_two_to_the_31(device: torch.device) -> None:
 
 
 def test_the_last_tile_of_a_tensor_longer_than_two_to_the_31(device: torch.device) -> None:
+    if backend(torch.empty(0, device=device)) == "torch":
+        return  # it knows no tiles, and would go through 8 GiB
     size = 2**31 + 1024
     layout = Layout.build([("x", (size,))])
     table = SliceTable.build(layout, [layout], device=device)
     flat, rest = table.tiles(torch.bfloat16, 0)
     assert len(rest) == 0
     assert len(flat) == size // TILE
-    if backend(flat) == "torch":
-        return  # it knows no tiles, and would go through 8 GiB
     members = Members.build(table, [0, 0])
     out, row = (torch.empty(size, dtype=torch.bfloat16, device=device) for _ in range(2))
     out[-2 * TILE :], row[-2 * TILE :] = 5.0, 3.0
