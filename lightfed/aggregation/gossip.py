@@ -11,13 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from lightfed_kernels import (
-    ALIGNMENT,
-    Neighbours,
-    Segments,
-    count_per_tensor,
-    masked_mean,
-)
+from lightfed_kernels import ALIGNMENT, Neighbours, Segments, count_per_tensor, masked_mean
 from torch import Tensor
 
 from lightfed.aggregation.shipment import Shipment, Tensors, Traffic, block_words

@@ -30,9 +30,7 @@ class FedAvg(Algorithm):
     model: ServerModel
 
     def __init__(
-        self,
-        weights: Weights = "samples",
-        buffers: Literal["average", "local", "drop"] = "average",
+        self, weights: Weights = "samples", buffers: Literal["average", "local", "drop"] = "average"
     ) -> None:
         """Set how clients are averaged.
 

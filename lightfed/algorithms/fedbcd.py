@@ -208,10 +208,7 @@ class FedBCD(Hierarchical):
     def _step(self, fed: Fleet, servers: list[int], model: ServerModel, rate: float) -> Tensor:
         """Set z <- w - eta_z sum_i gamma_i (w - x_i), with or without division by sum_i gamma_i.
 
-        `model` holds w before and z afterwards.
-
-        Returns:
-            (P,) sum_i gamma_i (w - x_i).
+        `model` holds w before and z afterwards. Returns (P,) sum_i gamma_i (w - x_i).
         """
         devices, sent = self._stored(fed, servers)
         total = sum(self._average(fed, devices, model, sent=sent).values())
@@ -227,8 +224,7 @@ class FedBCD(Hierarchical):
     ) -> dict[int, float]:
         """Set the scratch model to sum_i gamma_i x_i / sum_i gamma_i, or `default` without a pull.
 
-        Returns:
-            gamma_i of the devices in these sums, those with finite models.
+        Returns gamma_i of the devices in these sums, those with finite models.
         """
         mean = self._scratch[0]
         mean.row.copy_(default.row)

@@ -133,10 +133,7 @@ class MaxCommon(FlexiFed):
     """
 
     def __init__(
-        self,
-        max_common_layers: int | None = None,
-        share_classifier: bool = False,
-        **flexifed: Any,
+        self, max_common_layers: int | None = None, share_classifier: bool = False, **flexifed: Any
     ) -> None:
         """Options for the paper's other experiments.
 

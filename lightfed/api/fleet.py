@@ -49,11 +49,7 @@ class Fleet(Messenger):
     """
 
     def __init__(
-        self,
-        *args: Any,
-        rounds: int | None = None,
-        max_failed: int | None = None,
-        **settings: Any,
+        self, *args: Any, rounds: int | None = None, max_failed: int | None = None, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
         self.rounds = rounds

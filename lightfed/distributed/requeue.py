@@ -48,11 +48,7 @@ class Outcome:
 
 
 def requeue(
-    job: Job,
-    *,
-    progressed: bool = True,
-    why_not: str = _TOO_SHORT,
-    run: Run = subprocess.run,
+    job: Job, *, progressed: bool = True, why_not: str = _TOO_SHORT, run: Run = subprocess.run
 ) -> Outcome:
     """Requeue a job, unless its user is cancelling it.
 

@@ -14,13 +14,7 @@ from rich.text import Text
 
 from lightfed.results.outcome import outcome_of
 from lightfed.results.run import read
-from lightfed.results.tables import (
-    client_group_table,
-    headline,
-    key_figures,
-    measured,
-    text_table,
-)
+from lightfed.results.tables import client_group_table, headline, key_figures, measured, text_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

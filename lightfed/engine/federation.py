@@ -126,9 +126,8 @@ class Federation(Recorded, L.LightningModule):
         super().__init__()
         checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients)
         checks.check_schedule(optimizer, lr_schedule)
-        self.algorithm = algorithm
+        self.algorithm, self.seed = algorithm, seed
         self.groups = checks.client_groups(clients, cohorts)
-        self.seed = seed
         self.num_clients = sum(group.count for group in self.groups)
         self.optimizer = optimizer
         self._lr_schedule = lr_schedule
@@ -153,15 +152,12 @@ class Federation(Recorded, L.LightningModule):
         self.fleet: Fleet
         self.evaluation: Evaluation
 
-    # Before the first round.
-
     @override
     def setup(self, stage: str) -> None:
         trainer = self.federated_trainer
-        ranks = trainer.strategy.ranks
         if hasattr(self, "fleet"):
             return  # `test` after `fit` in one process: the same federation
-        data: Any = trainer.datamodule
+        data, ranks = trainer.datamodule, trainer.strategy.ranks
         rates = Rates.of_checkpoint(trainer.resumes_from, ranks)
         options = self.fleet_options(trainer)
         self.fleet = Fleet(self.groups, self.algorithm, data, ranks=ranks, rates=rates, **options)
@@ -182,8 +178,9 @@ class Federation(Recorded, L.LightningModule):
     def fleet_options(self, trainer: RunTrainer) -> dict[str, Any]:
         """Keyword arguments of the Fleet, under the limits of a Trainer."""
         limit, rounds = trainer.limit_train_batches, trainer.max_epochs or 0
-        unlimited = isinstance(limit, float) and limit == 1.0
-        work = self._work if unlimited else replace(self._work, limit=limit)
+        work = replace(
+            self._work, limit=None if limit == 1.0 and isinstance(limit, float) else limit
+        )
         return {**self._fleet_options, "work": work, "rounds": rounds if rounds > 0 else None}
 
     @override
@@ -206,8 +203,6 @@ class Federation(Recorded, L.LightningModule):
         trim_heap()
         self._report.begin(self.federated_trainer, self.fleet, self.evaluation)
 
-    # A round.
-
     def run_round(self, t: int, waves: Waves, *, validates: bool) -> None:
         """Run one round of the algorithm; the loop calls it and knows if validation follows."""
         self._report.start()
@@ -229,8 +224,6 @@ class Federation(Recorded, L.LightningModule):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         raise AssertionError("clients train in sessions; the root has no training step")
 
-    # Evaluation.
-
     @override
     def on_validation_epoch_start(self) -> None:
         self.evaluation.start()
@@ -249,15 +242,9 @@ class Federation(Recorded, L.LightningModule):
         arrays = self.algorithm.evaluation_end(self.fleet)
         self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
 
-    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_start = on_predict_start = on_validation_epoch_start
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
-
-    # Prediction.
-
-    @override
-    def on_predict_start(self) -> None:
-        self.evaluation.start()
 
     @override
     def predict_step(self, batch: Any, *args: Any) -> Any:
@@ -272,8 +259,6 @@ class Federation(Recorded, L.LightningModule):
             export(self.fleet, logger.folder / "models", kinds=self._export)
             export_masks(self.fleet, logger.folder / "masks")
             self.fleet.ranks.barrier()  # rank 0 makes the run's page from all ranks' files
-
-    # Checkpoints.
 
     def fingerprint(self) -> dict[str, Any]:
         """Properties that a checkpoint and the run that resumes from it must share."""
@@ -294,7 +279,7 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        failures: list[UserError] = []
+        failures = []
         try:
             with checked(self.federated_trainer.ckpt_path):
                 federation_state.check_same(checkpoint[_FINGERPRINT], self.fingerprint())
@@ -307,11 +292,7 @@ class Federation(Recorded, L.LightningModule):
 
 
 def federation_of(trainer: L.Trainer) -> Federation:
-    """The root module of a run.
-
-    Raises:
-        UserError: it is another module.
-    """
+    """The root module of a run; a UserError if it is another."""
     module = trainer.lightning_module
     if not isinstance(module, Federation):
         found = f"a {type(module).__name__}"

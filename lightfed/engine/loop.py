@@ -19,21 +19,14 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.rank_sessions import Pending, RunClient
 from lightfed.local.sessions.finished import Suspended
 from lightfed.runs import checkpoint, journal
-from lightfed.utils import signals
+from lightfed.utils import lightning_private, signals
 from lightfed.utils.errors import Interrupted, UserError
-from lightfed.utils.lightning_private import (
-    _call_callback_hooks,
-    _call_lightning_module_hook,
-    _FitLoop,
-    _TrainingEpochLoop,
-    call_overridden,
-    overriding,
-)
+from lightfed.utils.lightning_private import _call_callback_hooks, call_overridden, overriding
 
 _WAVE_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 
 
-class RoundLoop(_TrainingEpochLoop):
+class RoundLoop(lightning_private._TrainingEpochLoop):
     """One round: the algorithm's `round`, whose training runs in waves, then validation.
 
     `global_step` counts server updates: it advances by one per round, on every rank.
@@ -223,7 +216,7 @@ class RoundLoop(_TrainingEpochLoop):
         self._evaluated = state_dict["evaluated"]
 
 
-class FederatedLoop(_FitLoop):
+class FederatedLoop(lightning_private._FitLoop):
     """Rounds instead of epochs; no global train loader exists."""
 
     trainer: RunTrainer
@@ -273,7 +266,7 @@ class FederatedLoop(_FitLoop):
         if lr is not None:
             federation_of(self.trainer).fleet.training.lr = lr
         _call_callback_hooks(self.trainer, "on_train_epoch_start")
-        _call_lightning_module_hook(self.trainer, "on_train_epoch_start")
+        lightning_private._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
         self.epoch_progress.increment_started()
 
     @override

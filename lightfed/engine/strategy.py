@@ -5,29 +5,26 @@ It uses Lightning's launchers and process groups, no DDP wrapper, and sharded at
 
 import atexit
 import os
-import socket
-import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import lightning.pytorch as L
 import torch
-import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
 from lightfed.distributed import liveness, requeue, starting
-from lightfed.distributed.collectives import TIMEOUT, Ranks, leave, meeting_place
-from lightfed.distributed.interface import interface_of, listen
+from lightfed.distributed.collectives import TIMEOUT, Ranks, leave
 from lightfed.distributed.slurm import check_launch
 from lightfed.distributed.starting import check_rank
+from lightfed.engine.connectors.meeting import MeetingStrategy
 from lightfed.runs import checkpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving.checkpoints import Checkpoints
@@ -46,7 +43,7 @@ def _leave_at_exit() -> None:
     atexit.register(leave)
 
 
-class FederatedStrategy(DDPStrategy):
+class FederatedStrategy(MeetingStrategy):
     """Starts ranks (popen, torchrun, SLURM) over gloo or NCCL; each trains its own clients.
 
     All ranks compute the same server state, so nothing is wrapped or broadcast.
@@ -74,7 +71,6 @@ class FederatedStrategy(DDPStrategy):
             raise UserError(key, f"{timeout:g} minutes", "give a time above 0")
         super().__init__(timeout=timedelta(minutes=timeout))
         self.checkpoints = Checkpoints()
-        self._listener: socket.socket | None = None
 
     @property
     @override
@@ -123,10 +119,7 @@ class FederatedStrategy(DDPStrategy):
         assert launcher is not None
         if isinstance(launcher, SLURMEnvironment | LightningEnvironment):
             check_launch(
-                os.environ,
-                processes=processes,
-                nodes=nodes,
-                ranks_per_device=self.ranks_per_device,
+                os.environ, processes=processes, nodes=nodes, ranks_per_device=self.ranks_per_device
             )
         elif launcher.world_size() != processes * nodes:
             found = f"{processes} ranks on {nodes} nodes, where {launcher.world_size()} are started"
@@ -173,93 +166,6 @@ class FederatedStrategy(DDPStrategy):
                 if isinstance(logger, RunLogger):
                     logger.place.claim(self.ranks)
 
-    @override
-    def setup_distributed(self) -> None:
-        """Connect to the other ranks.
-
-        Raises:
-            UserError: some ranks do not connect or cannot be reached.
-        """
-        try:
-            self._meet()
-            super().setup_distributed()
-        except (dist.DistError, OSError) as error:
-            starting.connected()  # what is to be said is said here
-            self._kill_launched()  # the others would keep waiting for this one
-            assert self.cluster_environment is not None
-            place = f"{self._address}:{self.cluster_environment.main_port}"
-            found = f"the ranks do not meet at {place} ({str(error).splitlines()[0]})"
-            fix = "start all of them, at an address and a free port that all nodes reach"
-            raise UserError("MASTER_ADDR", found, fix) from error
-
-    def _meet(self) -> None:
-        """Create the process group over a store on one interface; torch's store listens on all."""
-        if dist.is_initialized():
-            return
-        self.set_world_ranks()
-        assert self.cluster_environment is not None
-        assert self._timeout is not None
-        meeting = self._address, self.cluster_environment.main_port
-        limit = self._timeout.total_seconds()
-        if self.world_size > 1:
-            ask = partial(starting.absent, meeting, self.world_size)
-            starting.watch_meeting(ask, self.global_rank, limit, self._kill_launched)
-        if starting.has_store():
-            starting.arrive(meeting, self.global_rank)
-            return
-        store: dist.Store = dist.HashStore()  # one rank needs no port
-        if self.world_size > 1:
-            store = meeting_place(
-                *meeting,
-                listener=self._taken(meeting[1]),
-                ranks=self.world_size,
-                timeout=self._timeout,
-            )
-            starting.arrive(meeting, self.global_rank)
-        dist.init_process_group(
-            self._get_process_group_backend(),
-            store=store,
-            rank=self.global_rank,
-            world_size=self.world_size,
-            timeout=self._timeout,
-            device_id=None if self.root_device.type == "cpu" else self.root_device,
-        )
-
-    @property
-    def _address(self) -> str:
-        """Address of rank 0, for the other ranks."""
-        assert self.cluster_environment is not None
-        return self.cluster_environment.main_address
-
-    def _interface(self) -> str:
-        """Interface of its node on which rank 0 listens."""
-        return interface_of(self._address, nodes=self.num_nodes) if self.global_rank == 0 else ""
-
-    def take_port(self, port: int = 0) -> int:
-        """Listen where ranks will meet, on one interface; the port, a free one for 0."""
-        ranks = self.num_nodes * self.num_processes
-        self._listener = listen(self._interface(), port, backlog=ranks)
-        return int(self._listener.getsockname()[1])
-
-    def free_port(self) -> None:
-        """Stop listening; ranks that have been forked go on."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
-    def _taken(self, port: int) -> socket.socket | None:
-        """What rank 0 listens by; None on other ranks."""
-        if self.global_rank > 0:
-            self.free_port()  # a notebook's, in a rank that was forked
-        elif self._listener is None:
-            self.take_port(port)
-        found, self._listener = self._listener, None
-        return found
-
-    def _launched(self) -> list[subprocess.Popen[bytes]]:
-        """Processes of other ranks started by this one."""
-        return getattr(self.launcher, "procs", [])
-
     def _relieve_observer(self) -> None:
         """Stop Lightning's monitor, which kills this process when a child ends, without a word.
 
@@ -269,10 +175,6 @@ class FederatedStrategy(DDPStrategy):
         if launched:
             self.launcher.procs = launched.copy()  # type: ignore[union-attr]
             launched.clear()
-
-    def _kill_launched(self) -> None:
-        """Kill ranks that do not exit by themselves, such as stopped ones."""
-        starting.end_launched(self._launched())
 
     def _node_lost(self) -> str:
         """Requeue the job of a run that has lost a node, if it trains and keeps checkpoints."""

@@ -264,11 +264,7 @@ class FederatedTrainer(RunTrainer):
     @override
     @silenced()
     def predict(
-        self,
-        *args: Any,
-        client: int | None = None,
-        ckpt_path: _PATH | None = None,
-        **kwargs: Any,
+        self, *args: Any, client: int | None = None, ckpt_path: _PATH | None = None, **kwargs: Any
     ) -> list[Any]:
         """The outputs of a client's deployed model, on its test samples or on given batches.
 

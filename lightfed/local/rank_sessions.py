@@ -11,14 +11,7 @@ from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.report import PackedReport
 from lightfed.local.packed.runner import PackRunner
 from lightfed.local.packed.steps.packing import Packing
-from lightfed.local.session import (
-    Autocast,
-    Known,
-    LocalSession,
-    PendingReport,
-    Report,
-    Runtime,
-)
+from lightfed.local.session import Autocast, Known, LocalSession, PendingReport, Report, Runtime
 from lightfed.local.sessions.around import AroundSessions
 from lightfed.local.sessions.finished import Finished, Suspended, finished
 from lightfed.state.rows import Row

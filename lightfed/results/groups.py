@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lightfed.results.columns import base_name
 from lightfed.results.mixtures import combination, level_counts
-from lightfed.results.outcome import (
-    last,
-    mean_and_std,
-    primary_metric,
-    t_half_width,
-    traffic,
-)
+from lightfed.results.outcome import last, mean_and_std, primary_metric, t_half_width, traffic
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, told_apart
 from lightfed.results.units import spread_text
@@ -151,11 +145,6 @@ def runs_of(members: Iterable[Experiment | Group]) -> list[Run]:
     return [run for group in groups for run in group.runs]
 
 
-def repeated(members: Iterable[Experiment | Group]) -> bool:
-    """Whether some experiment was run with several seeds."""
-    return any(len(runs_of([one])) > 1 for one in members)
-
-
 def synthetic_note(members: Iterable[Experiment | Group]) -> str:
     """For the end of a title: says so if a run used synthetic data."""
     return max((run.note for run in runs_of(members)), default="")
@@ -273,12 +262,10 @@ def _stem(name: str) -> str:
 
 def _name(runs: Sequence[Run]) -> str:
     """The common part of the runs' names."""
-    if len(runs) == 1:
-        return runs[0].name
-    stems = {_stem(run.name) for run in runs}
+    names = [run.name for run in runs]
+    stems = {_stem(name) for name in names} if len(names) > 1 else {*names}
     if len(stems) == 1:
         return stems.pop()
-    names = [run.name for run in runs]
     return os.path.commonprefix(names).rstrip("-_. ") or names[0]  # noqa: RUF071 - no paths
 
 

@@ -1,9 +1,8 @@
 """A run folder as tables.
 
 Its files are metrics.csv, clients.csv, timings.csv, partition.npz, gate.npz, environment.json and
-config.yaml.
-Only metrics.csv must exist. Masks of sparse clients are large and read by `studies.dispfl`.
-The run may still be writing: a last line without a line end is ignored, and the evaluation that it
+config.yaml. Only metrics.csv must exist. Masks of sparse clients are read by `studies.dispfl`. The
+run may still be writing: a last line without a line end is ignored, and the evaluation that it
 belongs to counts only if there is no earlier one.
 """
 
@@ -56,12 +55,10 @@ class Partition:
 
 @dataclass(frozen=True)
 class Gates:
-    """Gate outputs of pFedMoE's clients at the last evaluation.
+    """Gate outputs of pFedMoE's clients at the last evaluation, after `round` finished rounds.
 
-    Attributes:
-        round: finished rounds at that time.
-        personal: (clients, classes) mean weight of a client's private expert over its test samples
-            of a class; the shared expert has the rest. NaN without such samples.
+    `personal` is (clients, classes): the mean weight of a client's private expert over its test
+    samples of a class; the shared expert has the rest. NaN without such samples.
     """
 
     round: int
@@ -80,8 +77,7 @@ class Run:
             Bytes and FLOPs count from the start. Empty without clients.csv.
         evaluation: the last complete evaluation, by client; empty without any.
         timings: seconds of a finished round, which is the index, by its part; means over the ranks.
-            `moved` is the number of rows that moved.
-            Empty without timings.csv.
+            `moved` is the number of rows that moved. Empty without timings.csv.
         partition: None without partition.npz.
         gates: None without gate.npz.
         environment: empty without environment.json.
@@ -142,14 +138,12 @@ class Run:
         """From the partition, else from the environment, else from the last evaluation."""
         if self.partition is not None:
             return len(self.partition.counts)
-        stated = whole_number(self.environment.get("clients"))
-        return stated if stated is not None else len(self.evaluation) or None
+        return whole_number(self.environment.get("clients")) or len(self.evaluation) or None
 
     @property
     def planned(self) -> int | None:
         """Number of rounds configured; None if unknown or unlimited."""
-        stated = whole_number(self.environment.get("rounds"))
-        return stated if stated is not None and stated > 0 else None
+        return max(0, whole_number(self.environment.get("rounds")) or 0) or None
 
     @property
     def finished(self) -> bool:
@@ -205,9 +199,8 @@ def read(folder: Path | str) -> Run:
 
 def natural_order(name: str) -> list[tuple[int, str]]:
     """A sort key that puts client10 after client9."""
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-    ]
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def whole_number(value: object) -> int | None:
@@ -283,10 +276,9 @@ def _partition(file: Mapping[str, np.ndarray]) -> Partition:
     counts = file["train_counts"].astype(np.int64)
     _, num_classes = counts.shape
     meta = json.loads(str(file["meta"])) if "meta" in file else {}
-    classes = [str(name) for name in meta.get("classes", ())]
-    if len(classes) != num_classes:
-        classes = [str(i) for i in range(num_classes)]
-    return Partition(pd.DataFrame(counts, columns=pd.Index(classes)), meta)
+    stated = meta.get("classes", ())
+    classes = pd.Index(stated if len(stated) == num_classes else range(num_classes)).astype(str)
+    return Partition(pd.DataFrame(counts, columns=classes), meta)
 
 
 def _gates(file: Mapping[str, np.ndarray]) -> Gates:
@@ -296,10 +288,8 @@ def _gates(file: Mapping[str, np.ndarray]) -> Gates:
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        environment = json.loads(path.read_text("utf-8"))
+        environment = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise damaged(path, str(error)) from error
     if not isinstance(environment, dict):

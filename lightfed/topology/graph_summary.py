@@ -20,12 +20,7 @@ def summarise(topology: Topology, *, clients: int, seed: int) -> dict[str, str |
 
 
 def graph(
-    topology: Topology,
-    t: int,
-    *,
-    clients: int,
-    seed: int,
-    active: Collection[int] | None = None,
+    topology: Topology, t: int, *, clients: int, seed: int, active: Collection[int] | None = None
 ) -> np.ndarray:
     """(K, K) bool; row k marks the senders to client k in round t (`round_senders`)."""
     matrix = np.zeros((clients, clients), dtype=np.bool_)

@@ -50,12 +50,7 @@ class Topology(Recorded, ABC):
 
 
 def round_senders(
-    topology: Topology,
-    t: int,
-    *,
-    clients: int,
-    seed: int,
-    active: Collection[int] | None = None,
+    topology: Topology, t: int, *, clients: int, seed: int, active: Collection[int] | None = None
 ) -> dict[int, list[int]]:
     """The ascending senders to each active client in round t.
 

@@ -284,9 +284,7 @@ class SliceTests:
         data = self._fed.data
         batches = [x for x, _ in data.batches(data.client_plan(client, self._batch_size))]
         static.estimate(
-            enumerate(batches),
-            sum_=lambda total: total / len(batches),
-            seed=self._seed(client),
+            enumerate(batches), sum_=lambda total: total / len(batches), seed=self._seed(client)
         )
         return self.masked(static.module, client)
 

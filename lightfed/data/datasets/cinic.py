@@ -11,14 +11,7 @@ from typing_extensions import override
 
 from lightfed.data.datasets.cache import cached
 from lightfed.data.datasets.columns import picture
-from lightfed.data.datasets.dataset import (
-    Dataset,
-    Samples,
-    Split,
-    Transform,
-    missing,
-    unreadable,
-)
+from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform, missing, unreadable
 from lightfed.data.datasets.vision import CIFAR10
 
 _UNPACK = "unpack the published archive again"

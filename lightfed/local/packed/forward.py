@@ -169,12 +169,7 @@ class PackedForward:
         )
 
     def _by_vmap(
-        self,
-        views: Views,
-        batch: Sequence[Tensor],
-        index: int,
-        shared: Views,
-        draws: Draws,
+        self, views: Views, batch: Sequence[Tensor], index: int, shared: Views, draws: Draws
     ) -> tuple[Tensor, Views]:
         """(K,) losses of any module that `vmap` can run, and what it logged."""
         given = {_STEP + name: value for name, value in views.items()}

@@ -53,14 +53,7 @@ class PackedSession:
             )  # fmt: skip
         self._name, self._said = name, ""
 
-    def train(
-        self,
-        rows: Row,
-        members: Members,
-        *,
-        lr: float | None,
-        shared: Views,
-    ) -> PackResult:
+    def train(self, rows: Row, members: Members, *, lr: float | None, shared: Views) -> PackResult:
         """Train K rows in place.
 
         Args:

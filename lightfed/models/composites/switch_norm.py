@@ -31,12 +31,7 @@ class SwitchNorm1d(nn.Module):
     num_batches_tracked: Tensor
 
     def __init__(
-        self,
-        num_features: int,
-        *,
-        eps: float = 1e-5,
-        momentum: float = 0.997,
-        debias: bool = True,
+        self, num_features: int, *, eps: float = 1e-5, momentum: float = 0.997, debias: bool = True
     ) -> None:
         super().__init__()
         assert num_features >= 2, "one feature has no variance"

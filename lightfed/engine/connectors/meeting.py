@@ -1,0 +1,111 @@
+"""How the ranks of a run meet: a process group over a store on one interface."""
+
+import socket
+import subprocess
+from functools import partial
+
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from typing_extensions import override
+
+from lightfed.distributed import starting
+from lightfed.distributed.collectives import meeting_place
+from lightfed.distributed.interface import interface_of, listen
+from lightfed.utils.errors import UserError
+
+
+class MeetingStrategy(DDPStrategy):
+    """Connects the ranks; one that does not come is named."""
+
+    _listener: socket.socket | None = None
+
+    @override
+    def setup_distributed(self) -> None:
+        """Connect to the other ranks.
+
+        Raises:
+            UserError: some ranks do not connect or cannot be reached.
+        """
+        try:
+            self._meet()
+            super().setup_distributed()
+        except (dist.DistError, OSError) as error:
+            starting.connected()  # what is to be said is said here
+            self._kill_launched()  # the others would keep waiting for this one
+            assert self.cluster_environment is not None
+            place = f"{self._address}:{self.cluster_environment.main_port}"
+            found = f"the ranks do not meet at {place} ({str(error).splitlines()[0]})"
+            fix = "start all of them, at an address and a free port that all nodes reach"
+            raise UserError("MASTER_ADDR", found, fix) from error
+
+    def _meet(self) -> None:
+        """Create the process group over a store on one interface; torch's store listens on all."""
+        if dist.is_initialized():
+            return
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        assert self._timeout is not None
+        meeting = self._address, self.cluster_environment.main_port
+        limit = self._timeout.total_seconds()
+        if self.world_size > 1:
+            ask = partial(starting.absent, meeting, self.world_size)
+            starting.watch_meeting(ask, self.global_rank, limit, self._kill_launched)
+        if starting.has_store():
+            starting.arrive(meeting, self.global_rank)
+            return
+        store: dist.Store = dist.HashStore()  # one rank needs no port
+        if self.world_size > 1:
+            store = meeting_place(
+                *meeting,
+                listener=self._taken(meeting[1]),
+                ranks=self.world_size,
+                timeout=self._timeout,
+            )
+            starting.arrive(meeting, self.global_rank)
+        dist.init_process_group(
+            self._get_process_group_backend(),
+            store=store,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            timeout=self._timeout,
+            device_id=None if self.root_device.type == "cpu" else self.root_device,
+        )
+
+    @property
+    def _address(self) -> str:
+        """Address of rank 0, for the other ranks."""
+        assert self.cluster_environment is not None
+        return self.cluster_environment.main_address
+
+    def _interface(self) -> str:
+        """Interface of its node on which rank 0 listens."""
+        return interface_of(self._address, nodes=self.num_nodes) if self.global_rank == 0 else ""
+
+    def take_port(self, port: int = 0) -> int:
+        """Listen where ranks will meet, on one interface; the port, a free one for 0."""
+        ranks = self.num_nodes * self.num_processes
+        self._listener = listen(self._interface(), port, backlog=ranks)
+        return int(self._listener.getsockname()[1])
+
+    def free_port(self) -> None:
+        """Stop listening; ranks that have been forked go on."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _taken(self, port: int) -> socket.socket | None:
+        """What rank 0 listens by; None on other ranks."""
+        if self.global_rank > 0:
+            self.free_port()  # a notebook's, in a rank that was forked
+        elif self._listener is None:
+            self.take_port(port)
+        found, self._listener = self._listener, None
+        return found
+
+    def _launched(self) -> list[subprocess.Popen[bytes]]:
+        """Processes of other ranks started by this one."""
+        return getattr(self.launcher, "procs", [])
+
+    def _kill_launched(self) -> None:
+        """Kill ranks that do not exit by themselves, such as stopped ones."""
+        starting.end_launched(self._launched())
