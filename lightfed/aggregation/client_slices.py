@@ -194,10 +194,7 @@ class Coverage:
 def _unlike_names(target: Layout, source: Layout, kept: Collection[str] | None) -> str | None:
     """Why the tensors of a layout are not (some of) the target's; None if they are.
 
-    Args:
-        target: the layout to merge into.
-        source: of a group.
-        kept: the tensors to cover, if a source may lack some; None if it may not.
+    `kept` are the tensors to cover, if a source may lack some; None if it may not.
     """
     theirs, own = [e.name for e in target], [e.name for e in source]
     if kept is None:

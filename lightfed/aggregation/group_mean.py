@@ -55,12 +55,8 @@ class Run:
 class GroupMeans:
     """What is shared in a round, laid out on the rows of its participants.
 
-    Tensors of a single participant are skipped: nothing is averaged or sent.
-
-    Args:
-        shared: disjoint sets of tensors.
-        layouts: of the groups.
-        groups: participant, on any rank -> its group.
+    Tensors of a single participant are skipped: nothing is averaged or sent. `shared` are disjoint
+    sets of tensors; `groups` gives that of every participant, on any rank.
     """
 
     def __init__(

@@ -80,8 +80,7 @@ class Tensors:
     def package_bytes(self, counts: np.ndarray) -> np.ndarray:
         """(rows,) bytes of a row: 4 per covered value, and a mask for each tensor with gaps.
 
-        Args:
-            counts: (rows, tensors) covered elements.
+        `counts` are (rows, tensors) covered elements.
         """
         found: np.ndarray = 4 * (counts.sum(1) + (counts < self.numel) @ self.words)
         return found
@@ -144,12 +143,9 @@ class Shipment:
     def fetch(
         self, begin: int, end: int, leaving: Mapping[int, Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The columns of the rows `coming` from other ranks, and the words of their masks.
+        """The columns begin to end - 1 of the rows `coming`, and the words of their masks.
 
-        Args:
-            begin: first column.
-            end: one past the last column.
-            leaving: client -> columns of a row of this rank.
+        `leaving` are columns of rows of this rank, by client.
         """
         if not self._travelling:
             return [], []

@@ -70,8 +70,7 @@ class Coverages:
     def coverage(self, model: ServerModel, parts: Parts) -> Coverage:
         """The coverage of a server model by the groups that fit.
 
-        Raises:
-            UserError: none fits, or one fits in a way that tables cannot describe; names the layer.
+        A UserError names the layer if none fits, or one fits in a way that tables cannot describe.
         """
         layout = model.layout.floats
         made = self._made.get((id(layout), parts))
@@ -98,8 +97,7 @@ class Coverages:
     def fitting(self, model: ServerModel, group: int, parts: Parts) -> Coverage:
         """The coverage of a server model, checked for one group.
 
-        Raises:
-            UserError: the group's rows are not slices of the model; names the group and layer.
+        A UserError names group and layer if the group's rows are not slices of the model.
         """
         coverage = self.coverage(model, parts)
         if group in coverage.unfit:
@@ -123,9 +121,7 @@ class Coverages:
     def reorder_(self, model: ServerModel, order: Callable[[int], Tensor]) -> None:
         """Reorder a server model's units along every axis that is narrower in some group.
 
-        Args:
-            model: changed in place.
-            order: width of a layer -> (width,) the old position of each of its units.
+        `order` gives for the width of a layer the old position (width,) of each of its units.
         """
         shapes: dict[str, list[tuple[int, ...]]] = {}
         for group, own in enumerate(self._layouts):
@@ -145,8 +141,7 @@ class Coverages:
     def take(self, model: ServerModel, group: int, parts: Parts, row: Row) -> None:
         """Copy the parts of a server model that a group covers into one of its rows, or several.
 
-        Raises:
-            UserError: as `fitting`.
+        Errors are those of `fitting`.
         """
         self.fitting(model, group, parts).take(model.floats, group, row.floats)
         if parts.integers and model.integers.numel():

@@ -10,10 +10,8 @@ _LARGEST = 2**16  # small weights leave room for exact sums
 def whole(weights: Mapping[int, float]) -> dict[int, int]:
     """Integer weights in the same proportions, so that sums do not depend on placement.
 
+    They are rounded if exact proportions need numbers above 2^16. Weights are 0 or more, by client.
     They are rounded if exact proportions need numbers above 2^16.
-
-    Args:
-        weights: by client, 0 or more.
     """
     shares = {i: Fraction(repr(float(w))) for i, w in weights.items() if w > 0}
     if not shares:

@@ -56,11 +56,7 @@ class FlexiFed(Algorithm):
 
     @abstractmethod
     def choose(self, trie: Trie) -> list[Node]:
-        """The nodes to average; they are disjoint.
-
-        Args:
-            trie: of the groups that take part in the round.
-        """
+        """The nodes to average, disjoint, in the trie of the groups that take part in the round."""
 
     @override
     def setup(self, fed: Fleet) -> None:

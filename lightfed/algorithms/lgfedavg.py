@@ -165,8 +165,7 @@ def _text(shapes: Sequence[Sequence[int]]) -> str:
 def start_values(path: Path, layout: ModelLayout) -> Row:
     """The server's model of a finished run as a row, from its checkpoint or its weights file.
 
-    Raises:
-        UserError: the file cannot be read, or holds another architecture.
+    A UserError if the file cannot be read, or holds another architecture.
     """
     fix = "give a .ckpt or .safetensors file of a run"
     require(isfile(path), _START, f"no file {path}", fix)

@@ -15,13 +15,10 @@ from lightfed.state.chain import Saved
 
 
 def saved(fleet: Clients, chosen: Collection[int] | None = None) -> Saved:
-    """The state in host memory of this rank's clients; of masked rows only the covered values.
+    """The state in host memory of this rank's clients, or of the chosen ones.
 
-    Matrices on the host are views of the rows: write them before the next round.
-
-    Args:
-        fleet: the clients.
-        chosen: clients of this rank; None for all.
+    Of masked rows only the covered values. Matrices on the host are views of the rows: write them
+    before the next round.
     """
     state: Saved = defaultdict(list)
     for group in fleet.groups:

@@ -168,8 +168,7 @@ class Clients(PlacedClients):
     def check_nested(self, model: ServerModel, group: int) -> None:
         """Reject a group whose rows do not fit into a server model.
 
-        Raises:
-            UserError: names the group and the layer.
+        A UserError names the group and the layer.
         """
         self._coverages.fitting(model, group, Parts())
 

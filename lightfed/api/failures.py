@@ -29,17 +29,10 @@ class Verdict:
     def check(self, t: int, *, allowed: int | None, fruitless: int) -> int:
         """End the run if too many sessions failed or no progress is made.
 
-        Args:
-            t: the round.
-            allowed: number of sessions of a round that may fail; None for no limit.
-            fruitless: number of rounds in a row, up to now, without a usable update.
-
-        Returns:
-            `fruitless`, including this round.
-
-        Raises:
-            UserError: too many sessions failed, or none of several has a usable update, or rounds
-                of a single session failed too often in a row.
+        At most `allowed` sessions may fail (None: no limit). `fruitless` is the number of rounds in
+        a row without a usable update, and returned with this round. A UserError if too many failed,
+        if none of several has a usable update, or if rounds of a single session failed too often in
+        a row.
         """
         sessions, bad = len(self.usable), self.bad
         nothing = 0 < sessions == len(bad)
@@ -63,10 +56,7 @@ class Verdict:
 def judge(reports: Sequence[Report], t: int, *, limit: float) -> Verdict:
     """Decide which updates of round t can be used.
 
-    Args:
-        reports: of all sessions.
-        t: the round.
-        limit: largest norm of a row that counts as finite.
+    `limit` is the largest norm of a row that counts as finite.
     """
     usable, bad, not_finite, warnings = {}, [], [], []
     for report in reports:

@@ -26,9 +26,7 @@ def move_for(fleet: Fleet, t: int) -> None:
 def move(fleet: Clients, pairs: Sequence[tuple[int, int]]) -> None:
     """Let clients change places; called by every rank.
 
-    Args:
-        fleet: of a stateful algorithm, between two rounds.
-        pairs: disjoint, of clients of one group with different homes.
+    The pairs are disjoint, of clients of one group with different homes, between two rounds.
     """
     done, parts = 0, []
     for pair in pairs:

@@ -6,14 +6,7 @@ from lightfed.utils.rng import numpy_generator
 
 
 def participants(work: LocalWork, clients: int, *, seed: int, t: int) -> list[int]:
-    """S_t: clients drawn uniformly without replacement, ascending; the same on every rank.
-
-    Args:
-        work: says how many take part.
-        clients: registered, N.
-        seed: of the run.
-        t: the round.
-    """
+    """S_t: clients drawn uniformly without replacement, ascending; the same on every rank."""
     count = work.clients_per_round or rounded_up(work.fraction * clients)
     if count >= clients:
         return list(range(clients))

@@ -94,14 +94,7 @@ class PlacedClients:
             log.warning("%s", text)
 
     def one_layout(self, fix: str) -> ModelLayout:
-        """The layout of all clients.
-
-        Args:
-            fix: advice for a user with several layouts.
-
-        Raises:
-            UserError: two groups have different architectures; names them.
-        """
+        """The layout of all clients; a UserError with this fix names two that differ."""
         first = self.groups[0]
         for state in self.groups:
             found = f"groups {first.name} and {state.name} have different architectures"
@@ -109,11 +102,7 @@ class PlacedClients:
         return first.layout
 
     def one_after_the_other(self, key: str, found: str, fix: str) -> None:
-        """Reject several ranks, which train clients in parallel.
-
-        Raises:
-            UserError: there are several ranks.
-        """
+        """Reject several ranks, which train clients in parallel."""
         require(self.ranks.world == 1, key, f"{found}, on {self.ranks.world} ranks", fix)
 
     def state(self, client: int) -> GroupState:
@@ -151,10 +140,8 @@ class PlacedClients:
     def pays_to_move(self, sessions: Mapping[int, int | None]) -> list[tuple[int, int]]:
         """Stateful clients that had better change places before a round, in pairs.
 
-        None unless their groups have been timed. The same on every rank.
-
-        Args:
-            sessions: batches of each session of the round; None for as many as configured.
+        None unless their groups have been timed. The same on every rank. A session has so many
+        batches; None for as many as configured.
         """
         if self.rates.of(self.groups_of(sessions)) is None:
             return []
@@ -188,9 +175,7 @@ class PlacedClients:
     ) -> dict[int, float]:
         """Costs of sessions: seconds if all the clients' groups have been timed, else FLOPs.
 
-        Args:
-            clients: clients of the sessions.
-            steps: batches per session by client; as configured by default.
+        `steps` are the batches of sessions; as configured by default.
         """
         groups = {k: self.group_of(k) for k in clients}
         rates = self.rates.of(groups.values())

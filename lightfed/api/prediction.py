@@ -12,8 +12,7 @@ from lightfed.utils.lightning_private import is_overridden
 def deployed(fleet: Fleet, client: int | None) -> L.LightningModule | None:
     """The model that a client deploys, or the server's; None if another rank has the client's.
 
-    Raises:
-        UserError: the algorithm has no such model.
+    A UserError if the algorithm has no such model.
     """
     algorithm = fleet.algorithm
     if client is None:

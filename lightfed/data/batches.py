@@ -93,15 +93,10 @@ class Resident(ABC):
         return self.home == self.device
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """The samples of an index, augmented if a generator is given.
+        """The samples (B,) of an index, augmented if a generator, of the CPU, is given.
 
-        Args:
-            index: (B,) of an integer type, on the CPU or the device.
-            generator: of the CPU, so that draws do not depend on the device.
-
-        Returns:
-            x, (B, C, H, W) float32, normalised, for images, or (B, length) float32 for characters;
-            and y, (B,) int64.
+        Draws do not depend on the device. Returns x, (B, C, H, W) float32, normalised, for images,
+        or (B, length) float32 for characters; and y, (B,) int64.
         """
         draw = self._draw(len(index), generator)
         return self.take(sent(index, self.home), draw)
@@ -123,15 +118,9 @@ class Resident(ABC):
         """The order, the batches and the augmentation of one pass over the samples of an index.
 
         All draws are made before the first batch, so that they depend neither on the batch size nor
-        on how many batches are gathered together.
-
-        Args:
-            index: (n,) of an integer type, on the CPU.
-            batch_size: samples in a batch.
-            generator: draws the augmentation; None for none.
-            order: draws the order; None leaves it as it is.
-            last_batch: as in `batch_sizes`.
-            limit: at most this many batches.
+        on how many batches are gathered together. `index` is (n,) of an integer type, on the CPU.
+        `generator` draws the augmentation, and `order` the order; None for none. There are at most
+        `limit` batches.
         """
         if order is not None:
             index = index[torch.randperm(len(index), generator=order).numpy()]
@@ -184,9 +173,7 @@ class Resident(ABC):
 class PackBatches:
     """The batches of K sessions that train side by side.
 
-    Args:
-        source: of all samples.
-        sessions: of each, its passes over samples, one after the other.
+    A session has its passes over samples, one after the other.
 
     Attributes:
         sizes: (K, steps) samples of every batch; 0 where a session has ended.
@@ -206,11 +193,9 @@ class PackBatches:
         self._draw = torch.cat(draws, -1) if draws else None
 
     def batch(self, places: Sequence[int], step: int) -> Batch:
-        """X and y as of `Resident.batch`, (k, B, ...) each, of some sessions.
+        """X and y as of `Resident.batch`, (k, B, ...) each, of k sessions.
 
-        Args:
-            places: k of the sessions; their batches have one size B.
-            step: position of the batch in the sessions.
+        Their batches at this step have one size B.
         """
         size = int(self.sizes[places[0], step])
         span = self._starts[places, step][:, None] + np.arange(size)

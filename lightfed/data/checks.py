@@ -11,8 +11,7 @@ _PART = 4096  # samples looked at together; they may be larger than memory
 def loaded(dataset: Dataset) -> tuple[Samples, Samples]:
     """The training and the test split.
 
-    Raises:
-        UserError: names the data set, the split and the first sample that no model can use.
+    A UserError names the data set, the split and the first sample that no model can use.
     """
     splits = {"train": dataset.load("train"), "test": dataset.load("test")}
     for split, samples in splits.items():

@@ -39,12 +39,7 @@ class ClientBatches:
     ) -> None:
         """Take prepared data; nothing is held out.
 
-        Args:
-            partition: which samples each client owns.
-            train: the training split.
-            test: the test split.
-            tokens: (N, window) of the training split, if those are what is predicted.
-            seed: of the run.
+        `tokens` are (N, window) of the training split, if those are what is predicted.
         """
         self.partition_, self.train, self.test = partition, train, test
         self._tokens, self._seed = tokens, seed
@@ -56,8 +51,7 @@ class ClientBatches:
     def reserve(self, hold_out: float) -> None:
         """Hold this share of every client's training samples out of its epochs, drawn once.
 
-        Raises:
-            UserError: a client would have no training sample.
+        A UserError if a client would have no training sample.
         """
         portions = Portions(self.partition_, seed=self._seed, chunks=self.chunks, hold_out=hold_out)
         portions.check(batch_size=self.batch_size, last_batch=self.last_batch)
@@ -119,12 +113,9 @@ class ClientBatches:
     ) -> Plan:
         """One pass over the samples that a client trains on in a round, before it is gathered.
 
-        Args:
-            client: number of the client.
-            order: draws the order.
-            augment: draws crops, flips and erased rectangles; None for none.
-            limit: at most this many batches.
-            t: the round, which selects the chunk; -1, for an evaluation, selects the last one.
+        `order` draws the order, and `augment` crops, flips and erased rectangles; None for none.
+        There are at most `limit` batches. The round t selects the chunk; -1, for an evaluation, the
+        last one.
         """
         return self.train.plan(
             self._portions.samples(client, t),

@@ -26,11 +26,8 @@ def draw_rectangles(
 ) -> Tensor:
     """(4, count) int64 on the CPU: top, left, height and width; height and width 0 for none.
 
-    Args:
-        count: number of images.
-        size: of an image; larger rectangles are cut to it.
-        probability: of a rectangle, per image.
-        generator: of the CPU.
+    The rectangles are cut to an image's size. `probability` is that of one, per image; the
+    generator is of the CPU.
     """
     drawn = torch.rand(5, count, generator=generator, dtype=torch.float64)
     area = (_AREA[0] + (_AREA[1] - _AREA[0]) * drawn[1]) * prod(size)
@@ -44,12 +41,9 @@ def draw_rectangles(
 def hidden(size: Size, draw: Tensor, *, border: int, beyond: bool) -> Tensor:
     """(B, H, W) bool: the pixels of windows of images that are erased or in the border.
 
-    Args:
-        size: of a window, and of an image.
-        draw: (2, B) top and left edge of each window, from the corner of the border; or (6, B) with
-            the erased rectangle of each image.
-        border: pixels around an image.
-        beyond: whether the border counts.
+    `size` is that of a window, and of an image. `draw` is (2, B), the top and left edge of each
+    window from the corner of the border, or (6, B) with the erased rectangle of each image. The
+    border, in pixels, counts if `beyond`.
     """
     rows, columns = (
         torch.arange(length, device=draw.device) + start[:, None] - border

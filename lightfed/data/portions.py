@@ -33,8 +33,7 @@ class Portions:
     def check(self, *, batch_size: int, last_batch: LastBatch) -> None:
         """Refuse settings with which a client would train on nothing.
 
-        Raises:
-            UserError: names the key and a client.
+        A UserError names the key and a client.
         """
         left = self._trained
         least = int(left.argmin())

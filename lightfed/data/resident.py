@@ -39,16 +39,10 @@ class ResidentSplit(Resident):
         held: bool = True,
         float_limit: int = 512 * MEBI,
     ) -> None:
-        """Move a split to a device, or leave it on the host.
+        """Move a split to a device, or leave it on the host and copy each batch, unless `held`.
 
-        Args:
-            samples: the split, on the CPU.
-            transform: what happens to a batch.
-            device: of the batches.
-            channels_last: give images in that memory format; ignored for other shapes.
-            train: whether crop, flip and erasing apply.
-            held: whether the device holds the split; if not, each batch is copied to it.
-            float_limit: most bytes of a split that is stored as normalised float32.
+        `channels_last` is ignored for other shapes than images. Crop, flip and erasing apply if
+        `train`. A split of at most `float_limit` bytes is stored as normalised float32.
         """
         shape = samples.x.shape[1:]
         size = 4 * shape.numel()
@@ -234,14 +228,9 @@ def resident(
 ) -> Resident:
     """A split where it should be; the bits of its batches do not depend on that.
 
-    Args:
-        samples: the split.
-        dataset: whose transform the batches need.
-        device: of the batches.
-        place: on the device; in the memory of the host; or as it was loaded, which for a data set
-            in the cache folder is mapped from there; "auto" is the first with memory to spare.
-        last: give images in the memory format channels_last.
-        train: whether this is the training split.
+    `place`: on the device; in the memory of the host; or as it was loaded, which for a data set in
+    the cache folder is mapped from there; "auto" is the first with memory to spare. `last` gives
+    images in the memory format channels_last.
     """
     if place == "auto":
         place = _place(samples.x.nbytes, device)

@@ -104,9 +104,8 @@ class Ranks:
     def together(self, what: str, *, waits: bool = True) -> Iterator[None]:
         """Run collectives and report the rank at fault if one fails.
 
-        Args:
-            what: in the report.
-            waits: whether their time counts as waiting for other ranks.
+        `what` is named in the report. Unless `waits`, their time does not count as waiting for
+        others.
         """
         try:
             with self.timings.part("waiting") if waits else nullcontext():
@@ -137,9 +136,8 @@ class Ranks:
     def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """Send every rank its part and receive one from each; this rank's own is not copied.
 
-        Args:
-            parts: (n,) of one dtype, by receiving rank.
-            sizes: number of elements to receive, by sending rank.
+        `parts` are (n,) of one dtype, by receiving rank; `sizes` are numbers of elements by sending
+        rank.
         """
         if self.world == 1:
             return list(parts)

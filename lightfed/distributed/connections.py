@@ -36,13 +36,8 @@ class Group(Protocol):
 def connect(ranks: Group, address: str, interface: str) -> dict[int, socket.socket]:
     """Connections by the rank at the other end: on rank 0 to all others, else to rank 0.
 
-    Args:
-        ranks: of a process group, which all call this together.
-        address: of rank 0, for the other ranks.
-        interface: address on which rank 0 listens.
-
-    Raises:
-        UserError: a rank cannot reach rank 0.
+    All ranks call this together. `address` is that of rank 0 for the others, `interface` that on
+    which it listens. A UserError if a rank cannot reach rank 0.
     """
     listener = listen(interface, backlog=ranks.world) if ranks.rank == 0 else None
     port = listener.getsockname()[1] if listener else 0

@@ -13,17 +13,9 @@ log = logging.getLogger(__name__)
 def interface_of(name: str, *, nodes: int) -> str:
     """The address of the interface that `name` resolves to on this node.
 
-    Args:
-        name: host name or address of this node, as the other ranks know it.
-        nodes: number of nodes of the run.
-
-    Returns:
-        "" for all interfaces if the address is unknown: `name` matches no interface here (addresses
-        are translated on the way), or there are several nodes and it only resolves to 127.0.1.1
-        from this node's /etc/hosts.
-
-    Raises:
-        OSError: the name cannot be resolved.
+    "" for all interfaces if the address is unknown: `name` matches no interface here (addresses are
+    translated on the way), or there are several nodes and it only resolves to 127.0.1.1 from this
+    node's /etc/hosts. An OSError if the name cannot be resolved.
     """
     for family, kind, _, _, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
         address = str(place[0])
@@ -37,11 +29,7 @@ def interface_of(name: str, *, nodes: int) -> str:
 
 
 def listen(address: str, port: int = 0, *, backlog: int) -> socket.socket:
-    """A socket listening on an address from `interface_of`.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """A socket listening on an address from `interface_of`; an OSError if taken."""
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=backlog)

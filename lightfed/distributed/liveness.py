@@ -22,18 +22,11 @@ def start(
 ) -> None:
     """Watch the ranks from now until they leave; all ranks call this together.
 
-    Args:
-        ranks: of a process group; a single rank is not watched.
-        address: of rank 0, for the other ranks.
-        interface: address on which rank 0 listens.
-        kill: ends the child processes that are still running.
-        node_lost: arranges for the run to continue without a lost node. Returns a clause that says
-            so, or "". Called by the rank that prints. If an earlier run already watches the ranks,
-            it is replaced.
-        limit: seconds of silence of a rank that end the run.
-
-    Raises:
-        UserError: a rank cannot reach rank 0.
+    A single rank is not watched. `address` is that of rank 0 for the others, `interface` that on
+    which it listens. `kill` ends the child processes that are still running. `node_lost` arranges
+    for the run to continue without a lost node and returns a clause that says so, or ""; the rank
+    that prints calls it. If an earlier run already watches the ranks, it is replaced. After `limit`
+    seconds of silence of a rank the run ends. A UserError if a rank cannot reach rank 0.
     """
     global _current
     if _current is not None:

@@ -30,12 +30,7 @@ class Peer:
 
 
 class Peers:
-    """All ranks of a run, as one of them knows them.
-
-    Args:
-        rank: this one.
-        peers: all ranks, in order.
-    """
+    """All ranks of a run, as one of them knows them."""
 
     def __init__(self, rank: int, peers: Sequence[Peer]) -> None:
         self._rank, self._peers = rank, peers
@@ -89,11 +84,8 @@ def _names(peers: Sequence[Peer]) -> str:
 class Silence:
     """When the peers of a rank were last heard from.
 
-    A rank whose connection stands may be stopped, or without memory.
-
-    Args:
-        ranks: of the peers.
-        limit: seconds of silence that end the run.
+    A rank whose connection stands may be stopped, or without memory. `limit` is the silence in
+    seconds that ends the run.
     """
 
     def __init__(self, ranks: Iterable[int], limit: float) -> None:

@@ -32,13 +32,7 @@ _EVEN = 1.02  # times the mean: the slowest rank is quick enough
 def place(costs: Mapping[int, float], *, ranks: int) -> dict[int, int]:
     """Assign every client to a rank, longest processing time first.
 
-    Args:
-        costs: client -> cost of its session.
-        ranks: world size.
-
-    Returns:
-        client -> rank. Ties go to the lower client and the lower rank, so the result is
-        deterministic.
+    Ties go to the lower client and the lower rank, so the result is deterministic.
     """
     loads = [(0.0, rank) for rank in range(ranks)]
     owner: dict[int, int] = {}
@@ -62,17 +56,10 @@ def exchanges(
     The slowest rank gives a participant to the least busy one, for a client of the same group that
     takes no part or has a shorter session: every rank keeps its number of rows, and its memory. A
     pair closes about half of the gap between the two. The first pairs are taken, up to the one
-    after which the slowest rank's sessions and the sending of rows take the least time.
-
-    Args:
-        costs: participant -> seconds of its session.
-        homes: client -> rank.
-        groups: of all clients, ascending.
-        sizes: bytes of a row, by group.
-        ranks: world size.
-
-    Returns:
-        disjoint pairs; none unless a tenth of the slowest rank's time is saved.
+    after which the slowest rank's sessions and the sending of rows take the least time. `costs` are
+    seconds of the participants' sessions, `homes` the ranks of clients, `groups` ascend over all
+    clients, and `sizes` are bytes of a row by group. The pairs are disjoint; there are none unless
+    a tenth of the slowest rank's time is saved.
     """
     on: list[list[int]] = [[] for _ in range(ranks)]
     for client in sorted(costs):
@@ -106,13 +93,8 @@ def _pair(
 ) -> tuple[int, int, tuple[int, int] | None]:
     """The slowest rank, the least busy one that it can relieve itself at, and how.
 
-    Args:
-        on: by rank, the participants that have not moved yet.
-        loads: (ranks,) seconds of their sessions.
-        costs: as in `exchanges`.
-        homes: likewise.
-        groups: likewise.
-        gone: clients that have moved without taking part.
+    `on` has, by rank, the participants that have not moved yet, and `loads` (ranks,) the seconds of
+    their sessions. Clients that have moved without taking part are `gone`.
     """
     high, *others = np.argsort(-loads, kind="stable").tolist()
 
@@ -147,13 +129,7 @@ class Rates:
         }
 
     def add(self, group: int, *, samples: int, seconds: float) -> None:
-        """Add a session; one without samples or time is ignored.
-
-        Args:
-            group: of its client in this round.
-            samples: processed; a sample counts once per epoch.
-            seconds: of the whole session.
-        """
+        """Add a session; one without samples or time is ignored."""
         if samples > 0 and 0 < seconds < math.inf:
             recent = self._recent.setdefault(group, deque(maxlen=_RECENT))
             recent.append(seconds / samples)
@@ -173,11 +149,8 @@ class Rates:
     def of_checkpoint(cls, path: str | Path | None, ranks: Ranks) -> "Rates":
         """The rates saved in a checkpoint; called by every rank.
 
-        Empty if the file cannot be read: the code that resumes from it reports that.
-
-        Args:
-            path: of the main file; rank 0 reads it. None for no checkpoint.
-            ranks: of the run.
+        Empty without a path, or if the file cannot be read: the code that resumes from it reports
+        that. Rank 0 reads the main file.
         """
         state: dict[int, list[float]] = {}
         if path is not None and ranks.rank == 0:

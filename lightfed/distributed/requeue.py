@@ -55,13 +55,9 @@ def requeue(
     `scontrol requeue` would revive a cancelled job. SLURM sends SIGTERM on cancellation too, so the
     state is queried first. While processes are being killed the state is COMPLETING, and the reason
     distinguishes a time limit from a cancellation. If SLURM or an operator has already requeued the
-    job, its restart count is higher than its processes know.
-
-    Args:
-        job: of this process.
-        progressed: whether a session was finished since the job was started.
-        why_not: message for a job that has been restarted too often without progress.
-        run: as subprocess.run.
+    job, its restart count is higher than its processes know. `progressed` says whether a session
+    was finished since the job was started; `why_not` is the message for a job that has been
+    restarted too often without. `run` is as subprocess.run.
     """
     try:
         return _unless_refused(job, progressed=progressed, why_not=why_not, run=run)
@@ -116,12 +112,7 @@ def leave(
     """End the process of an unfinished run, with status 128 + signal.
 
     In a requeued job it waits to be killed: the script must not reach its next command, and a rank
-    that exits early must not take rank 0 with it.
-
-    Args:
-        interrupted: the signal and what was saved.
-        first: whether this is rank 0, which prints and requeues.
-        environ: environment of the process.
+    that exits early must not take rank 0 with it. The first rank prints and requeues.
     """
     signal = Signals(interrupted.signal_number)
     job = job_of(environ)
@@ -151,12 +142,8 @@ def _outcome(interrupted: Interrupted, job: Job | None) -> Outcome:
 def after_node_loss(*, progressed: bool, environ: Mapping[str, str] = os.environ) -> str:
     """Requeue the job of a run that has lost a node, before SLURM sees it fail.
 
-    Args:
-        progressed: whether a round was saved since the job was started.
-        environ: environment of the process.
-
-    Returns:
-        a clause that says what happens to the run; "" outside a job.
+    `progressed` says whether a round was saved since the job was started. Returns a clause that
+    says what happens to the run; "" outside a job.
     """
     job = job_of(environ)
     if job is None:

@@ -59,14 +59,7 @@ def check_tasks(
 ) -> None:
     """Reject tasks without a number per node, or with too few GPUs; before devices exist.
 
-    Args:
-        environ: of the process.
-        accelerator: the Trainer's flag.
-        gpus: number of GPUs that the process sees.
-        ranks_per_device: the Trainer's flag.
-
-    Raises:
-        UserError: naming the option of sbatch.
+    `gpus` is the number that the process sees. A UserError names the option of sbatch.
     """
     if not starts_ranks(environ):
         return
@@ -87,14 +80,7 @@ def check_launch(
 ) -> None:
     """Reject ranks that SLURM does not start; before they wait for each other.
 
-    Args:
-        environ: of the process.
-        processes: the Trainer's number of ranks per node.
-        nodes: the Trainer's number of nodes.
-        ranks_per_device: the Trainer's flag.
-
-    Raises:
-        UserError: naming the flag, or srun.
+    `processes` are the Trainer's ranks per node. A UserError names the flag, or srun.
     """
     if not starts_ranks(environ):
         launched = any(name in environ for name in ("TORCHELASTIC_RUN_ID", "NODE_RANK"))

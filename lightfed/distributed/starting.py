@@ -43,8 +43,7 @@ _connected = threading.Event()
 def check_variables(environ: Mapping[str, str]) -> None:
     """Reject a variable that is no number, or out of range.
 
-    Raises:
-        UserError: names the variable.
+    A UserError names the variable.
     """
     for name, least in LEAST.items():
         value = environ.get(name, str(least))
@@ -57,12 +56,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
 def check_rank(local_rank: int, processes: int) -> None:
     """Reject a process that its launcher has started in addition to the configured ranks.
 
-    Args:
-        local_rank: of this process on its node.
-        processes: ranks per node, as configured.
-
-    Raises:
-        UserError: names the variable.
+    `processes` are the configured ranks per node. A UserError names the variable.
     """
     if not 0 <= local_rank < processes:
         found = f"{local_rank}, and trainer.devices asks for {processes} ranks on a node"
@@ -94,10 +88,7 @@ def watch_launched(
 ) -> None:
     """End this process if a rank that it has launched dies before the ranks are connected.
 
-    Args:
-        processes: of the launched ranks, in order.
-        first: the rank of this process.
-        kill: ends those that are still running.
+    `first` is the rank of this process. `kill` ends the ranks that are still running.
     """
 
     def look() -> None:
@@ -136,13 +127,10 @@ def watch_meeting(
 ) -> None:
     """Report the ranks that do not come, and end this process if they still have not at the limit.
 
-    torch waits in silence, and for a rank 0 that is stopped without limit.
-
-    Args:
-        ask: which ranks are absent; it may not return if rank 0 is stopped.
-        rank: of this process. Rank 0 reports the others, and rank 1 only rank 0.
-        limit: seconds until torch's own error, where it has one.
-        kill: ends the processes that this one has launched.
+    torch waits in silence, and for a rank 0 that is stopped without limit. `ask` says which ranks
+    are absent; it may not return if rank 0 is stopped. Rank 0 reports the others, and rank 1 only
+    rank 0. `limit` is in seconds, until torch's own error, where it has one. `kill` ends the
+    processes that this one has launched.
     """
     limit = max(limit, 2 * SILENT)
     ends = f"{limit / 60:g} minutes (trainer.strategy.init_args.timeout)"
@@ -208,18 +196,10 @@ def connected() -> None:
 def fork_ranks(ranks: int, work: Callable[[int], Any]) -> Any:
     """Run a function on ranks that are forked from this process, which waits for them.
 
-    A signal that asks this process to stop is passed on.
-
-    Args:
-        ranks: number of ranks.
-        work: called in each with its rank; leaves the process group.
-
-    Returns:
-        what it returns on rank 0; it is pickled.
-
-    Raises:
-        UserError: that of a rank; a SystemExit likewise.
-        ProcessException: a rank has died, or raised something else: it has the traceback.
+    A signal that asks this process to stop is passed on. `work` is called in each with its rank,
+    and leaves the process group. Returns what it returns on rank 0; it is pickled. Raises the
+    UserError or SystemExit of a rank, or a ProcessException with the traceback if a rank has died
+    or raised something else.
     """
     from torch.multiprocessing.spawn import ProcessException, start_processes
 

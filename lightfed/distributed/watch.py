@@ -38,14 +38,8 @@ _ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
 class Watch:
     """This rank's end of the connections, and the thread that waits on them.
 
-    Args:
-        rank: this one.
-        peers: all ranks, in order.
-        links: connections by the rank at the other end: on rank 0 to all others, else to rank 0.
-        kill: ends the child processes that are still running.
-        node_lost: arranges for the run to continue without a lost node. Returns a clause that says
-            so, or "".
-        limit: seconds of silence of a rank that end the run.
+    `peers` are all ranks in order, `links` connections by the rank at the other end: on rank 0 to
+    all others, else to rank 0. `kill`, `node_lost` and `limit` are as in `liveness.start`.
     """
 
     def __init__(
@@ -80,12 +74,8 @@ class Watch:
     def lost(self, what: str, said: str, missing: Sequence[int]) -> None:
         """Report the rank that made a collective fail, and end this process.
 
-        Returns only if this rank has said goodbye.
-
-        Args:
-            what: name of the collective.
-            said: torch's message.
-            missing: ranks known not to have arrived.
+        Returns only if this rank has said goodbye. `said` is torch's message; `missing` ranks are
+        known not to have arrived.
         """
         if self._gone:
             return
@@ -207,9 +197,7 @@ class Watch:
     def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
         """End this process, regardless of its other threads.
 
-        Args:
-            reason: to print; None on ranks that do not print.
-            go_on: see `node_lost`.
+        Ranks that do not print have no reason.
         """
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread is ending the process

@@ -66,22 +66,14 @@ def table_text(table: pd.DataFrame, format: str) -> str:
 
 
 def write_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> None:
-    """Each figure in each of the formats.
-
-    Raises:
-        UserError: the folder cannot be written to.
-    """
+    """Each figure in each of the formats; a UserError if the folder cannot be written to."""
     for figure in figures:
         for format in formats:
             write_file(folder / f"{figure.name}.{format}", picture(figure, format))
 
 
 def write_table(table: pd.DataFrame, stem: Path, format: str) -> None:
-    """The table as `stem` with the end of the format.
-
-    Raises:
-        UserError: the folder cannot be written to.
-    """
+    """The table as `stem` with the end of the format; errors as of `write_file`."""
     if len(table):
         write_file(
             stem.with_name(f"{stem.name}.{TABLES[format]}"), table_text(table, format).encode()
@@ -91,8 +83,7 @@ def write_table(table: pd.DataFrame, stem: Path, format: str) -> None:
 def write_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: a reader sees the old one or the new one.
 
-    Raises:
-        UserError: the folder cannot be written to.
+    A UserError if the folder cannot be written to.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

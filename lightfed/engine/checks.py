@@ -47,8 +47,7 @@ def client_groups(
 def row_folder(store: str, folder: str | None) -> Path | None:
     """The folder of the file of clients' rows; None if there is none.
 
-    Raises:
-        UserError: a folder is given for rows that are in no file.
+    A UserError if a folder is given for rows that are in no file.
     """
     found, fix = f"{folder}, and store is {store}", "set model.store: disk, or leave it out"
     require(folder is None or store == "disk", "model.store_folder", found, fix)

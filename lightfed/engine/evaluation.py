@@ -161,9 +161,7 @@ class Evaluation:
     def _share(self, rank: int, alone: Sequence[int]) -> tuple[list[int], list[tuple[Tests, Any]]]:
         """The jobs of a rank, and its pieces.
 
-        Args:
-            rank: of the run.
-            alone: clients to test one after the other.
+        Clients that are `alone` are tested one after the other.
         """
         fleet, world = self._fleet, self._fleet.ranks.world
         home = fleet.home if fleet.algorithm.stateful else None
@@ -253,8 +251,7 @@ class Evaluation:
     ) -> tuple[dict[str, float], dict[Kind, list[Report]]]:
         """The metrics, the same on every rank, and the clients' reports in order.
 
-        Args:
-            tests: reports of this round's sessions, on all ranks.
+        `tests` are reports of this round's sessions, on all ranks.
         """
         self._report_together()
         gathered = self._fleet.ranks.gather([self._reports])

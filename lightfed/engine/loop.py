@@ -113,8 +113,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
     def _suspend(self, suspended: Suspended, t: int) -> None:
         """Save the finished sessions next to the checkpoint that the round started from.
 
-        Raises:
-            Interrupted: always.
+        Raises Interrupted.
         """
         federation, last = federation_of(self.trainer), self.trainer.last_checkpoint
         assert last is not None, "a round is suspended only if its start is on disk"
@@ -129,8 +128,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
     def asked(self) -> int:
         """The signal received by any rank; 0 for none.
 
-        Raises:
-            DiskError: on every rank, if the last checkpoint could not be written.
+        A DiskError on every rank if the last checkpoint could not be written.
         """
         strategy = self.trainer.strategy
         every = strategy.ranks.gather([(signals.asked() or 0, strategy.checkpoints.failed)])

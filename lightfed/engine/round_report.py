@@ -78,15 +78,7 @@ class RoundReport:
         reports: Mapping[Kind, Sequence[Report]],
         arrays: Mapping[str, Mapping[str, Tensor]],
     ) -> None:
-        """Add the metrics of an evaluation.
-
-        Args:
-            trainer: of the run.
-            fleet: the clients.
-            metrics: metrics by name.
-            reports: of the clients, by kind.
-            arrays: for the run folder, by file and name.
-        """
+        """Add the metrics of an evaluation, reports of clients by kind, arrays by file and name."""
         # A group that was not tested must not keep the metric of an earlier evaluation.
         for name in self._evaluated - metrics.keys():
             trainer.callback_metrics.pop(name, None)
@@ -132,11 +124,8 @@ def _client_rows(
 ) -> list[Row]:
     """Rows of clients.csv, one per client, with the same columns.
 
-    Args:
-        fleet: the clients.
-        reports: by kind of evaluation. The metrics of `personal` keep their names, those of others
-            become `kind/name`.
-        rounds: number of finished rounds.
+    The metrics of `personal` keep their names, those of others become `kind/name`. `rounds` are
+    finished.
     """
     found: dict[int, Row] = {}
     for kind, tests in reports.items():

@@ -76,8 +76,7 @@ class RunTrainer(Recorded, L.Trainer):
     def results(self) -> Run:
         """The run folder's tables: `rounds`, and `clients` with a row a client and evaluation.
 
-        Raises:
-            UserError: the run has no folder.
+        A UserError if the run has no folder.
         """
         logger = self.run_logger
         if logger is None or not logger.claimed:
@@ -140,11 +139,7 @@ class RunTrainer(Recorded, L.Trainer):
         return f"{finished} of {limit} rounds" if limit > 0 else f"{finished} rounds"
 
     def interrupt(self, signal: int) -> NoReturn:
-        """End the run after a round, with everything on disk.
-
-        Raises:
-            Interrupted: always.
-        """
+        """End the run after a round, with everything on disk; raises Interrupted."""
         finished, last = self.rounds(self.current_epoch), self.last_checkpoint
         if last is not None:
             last.catch_up(self)
@@ -155,8 +150,7 @@ class RunTrainer(Recorded, L.Trainer):
     def _interrupted(self, ended: Interrupted | SystemExit) -> Interrupted:
         """The interruption itself, or that by a second Ctrl-C, for which Lightning exits at once.
 
-        Raises:
-            SystemExit: the given one, if it has another cause.
+        A SystemExit that has another cause is raised.
         """
         if isinstance(ended, Interrupted):
             return ended
@@ -172,12 +166,9 @@ class RunTrainer(Recorded, L.Trainer):
     ) -> None:
         """Run `fit` on ranks forked from a notebook, then load the state that they leave.
 
-        Lightning's own forked launcher brings back neither errors nor the state of clients.
-        The arguments of `fit` come as they are: were they passed on by `*` and `**`, the parser of
-        a command would follow them back to `fit` and on, a second long.
-
-        Raises:
-            UserError: forks would not work, or that of a rank.
+        Lightning's own forked launcher brings back neither errors nor the state of clients. A
+        UserError if forks would not work, or that of a rank. The arguments of `fit` come as they
+        are: a command's parser would follow `*` and `**` back to `fit` and on, a second long.
         """
         devices = self.strategy.forks
         found, fix = f"{len(devices)} in a notebook, whose ranks are forked from it", "give 1"
@@ -225,8 +216,7 @@ class RunTrainer(Recorded, L.Trainer):
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint; with `fresh`, `last` may start a new run.
 
-        Raises:
-            UserError: there is no such checkpoint.
+        A UserError if there is no such checkpoint.
         """
         logger = self.run_logger
         self.strategy.checkpoints.strict = False
@@ -253,14 +243,9 @@ class RunTrainer(Recorded, L.Trainer):
     def _check_launch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Reject a launch that cannot work, before ranks start or wait for each other.
 
-        A run without a name gets one from what it runs.
-
-        Args:
-            args: of `fit` or an evaluation; the first is the Federation.
-            kwargs: likewise, or it is `model`.
-
-        Raises:
-            UserError: names the flag, or the launcher's variable.
+        A run without a name gets one from what it runs. The first of the arguments of `fit` or an
+        evaluation is the Federation, or it is `model`. A UserError names the flag, or the
+        launcher's variable.
         """
         federation = args[0] if args else kwargs.get("model") or self.lightning_module
         clients = getattr(federation, "num_clients", None)  # another module is rejected later

@@ -48,13 +48,8 @@ def attach_sessions(
 ) -> None:
     """Give every client group the steppers of its sessions, side by side where they may be.
 
-    Args:
-        fleet: of this rank.
-        data: partitioned.
-        trainer: its precision, clipping and callbacks are those of the sessions.
-        optimizer: of local training; None if the clients' modules define it.
-        packed: how clients train side by side.
-        evaluated: whether clients are tested in some round.
+    Precision, clipping and callbacks are those of the trainer. `optimizer` is None if the clients'
+    modules define it. `evaluated` says whether clients are tested in some round.
     """
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
     steppers = [
@@ -75,8 +70,7 @@ def attach_sessions(
 def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
     """Reject what clients or evaluations cannot run on.
 
-    Raises:
-        UserError: names the evaluation, or a client and the fix.
+    A UserError names the evaluation, or a client and the fix.
     """
     if "global" in kinds and data.pool == "union":
         found = "global, but data.pool: union deals the test samples to clients"
@@ -161,9 +155,7 @@ _IDLE = (
 def with_folder(given: Logger | Iterable[Logger] | bool, folder: RunLogger | None) -> list[Logger]:
     """A user's loggers, and that of the run folder first unless it is among them.
 
-    Args:
-        given: as to the Trainer; False for no logger at all.
-        folder: None if the run has none.
+    Without a logger at all (False) there is none. `folder` is None if the run has none.
     """
     loggers: list[Logger] = []
     if not isinstance(given, bool):

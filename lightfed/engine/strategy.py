@@ -108,12 +108,7 @@ class FederatedStrategy(MeetingStrategy):
     def check_launch(self, nodes: int, clients: int | None) -> None:
         """Reject ranks that nothing starts or that cannot run, before they wait for each other.
 
-        Args:
-            nodes: of the run.
-            clients: of the federation; None if unknown.
-
-        Raises:
-            UserError: names the flag, or the launcher's variable.
+        `clients` is None if unknown. A UserError names the flag, or the launcher's variable.
         """
         launcher, processes = self.cluster_environment, self.num_processes
         assert launcher is not None

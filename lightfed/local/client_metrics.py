@@ -29,13 +29,8 @@ def client_metrics(
 ) -> dict[str, float]:
     """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
 
-    All clients have equal weight.
-
-    Args:
-        reports: one per client.
-        kind: what was tested.
-        groups: their names; metrics by group if there are several.
-        group_of: the group of every report.
+    All clients have equal weight. `groups` names the groups, and `group_of` gives that of every
+    report; there are metrics by group if there are several.
     """
     metrics: dict[str, float] = {}
     names = sorted({name for report in reports for name in report.metrics})

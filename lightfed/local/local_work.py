@@ -104,11 +104,7 @@ class LocalWork:
     limit: int | float | None = None
 
     def check(self, clients: int) -> None:
-        """Validate the values.
-
-        Raises:
-            UserError: names the key.
-        """
+        """Validate the values; a UserError names the key."""
         count = self.clients_per_round
         found, fix = f"{self.fraction} is outside (0, 1]", "give the share of clients in a round"
         require(0 < self.fraction <= 1, "model.fraction", found, fix)
@@ -149,10 +145,7 @@ class LocalWork:
     def samples(self, data: ClientData, client: int, steps: int | None) -> float:
         """Samples of a session; data in chunks counts all chunks, for each session.
 
-        Args:
-            data: of the clients.
-            client: whose session it is.
-            steps: batches of the session; None for as many as configured.
+        `steps` are the batches of the session; None for as many as configured.
         """
         per_epoch = data.num_batches(client)
         batches = self.batches(per_epoch) if steps is None else self.limited(steps)

@@ -31,12 +31,7 @@ class Clipping:
     networks: tuple[int, ...] = ()
 
     def __call__(self, grads: Params, used: Sequence[int]) -> None:
-        """Change gradients in place.
-
-        Args:
-            grads: of some parameters.
-            used: their positions among all parameters.
-        """
+        """Change gradients in place; `used` are their positions among all parameters."""
         if self.algorithm == "value":
             torch._foreach_clamp_min_(grads, -self.limit)
             torch._foreach_clamp_max_(grads, self.limit)
@@ -120,9 +115,7 @@ class _Pull:
 class FlatGradient:
     """The gradients of a session's parameters as one row, for an algorithm's hook.
 
-    Args:
-        values: the parameters.
-        row: (P,) the row that they are views of.
+    `values` are the parameters, `row` (P,) the row that they are views of.
     """
 
     def __init__(self, values: Params, row: Tensor) -> None:
@@ -162,29 +155,20 @@ class Stepper(ABC):
     ) -> None:
         """Start a new session: clear all state but what `proximal` carries.
 
-        Args:
-            lr: learning rate of the round; None keeps the optimiser's own.
-            values: the views of the row that the parameters are bound to.
-            row: (P,) the parameters of the row.
-            proximal: pull of this session.
+        `lr` None keeps the optimiser's own rate. `values` are views of `row` (P,), to which the
+        parameters are bound.
         """
 
     @abstractmethod
     def train_only(self, parameters: Sequence[Tensor]) -> None:
         """Freeze all other parameters, with their optimiser state, until the next call or session.
 
-        Raises:
-            UserError: the optimiser moves all parameters at once.
+        A UserError if the optimiser moves all parameters at once.
         """
 
     @abstractmethod
     def step(self, loss: Tensor, hook: GradientHook | None) -> None:
-        """One update.
-
-        Args:
-            loss: scalar.
-            hook: may change the gradient in place before clipping, (P,) in the order of the row.
-        """
+        """One update from a scalar loss; the hook may change the gradient (P,) before clipping."""
 
     def epoch_end(self) -> None:  # noqa: B027 - few steppers care
         """Called after a local epoch."""

@@ -55,12 +55,9 @@ class Training(AroundSessions):
         steppers: Sequence[tuple[Stepper, bool]],
         packings: Sequence[Packing] = (),
     ) -> None:
-        """Create the sessions of the groups.
+        """Create the sessions of the groups; without packings clients train one after the other.
 
-        Args:
-            runtime: of the Trainer.
-            steppers: one per group, and whether it uses the round's learning rate.
-            packings: one per group; without them clients train one after the other.
+        A stepper comes with whether it uses the round's learning rate.
         """
         self._runtime = runtime
         self._sessions = {}
@@ -89,19 +86,10 @@ class Training(AroundSessions):
         self._known_call, self._known = call, sessions
 
     def sessions(self, clients: Sequence[int], waves: int, t: int) -> list[Report]:
-        """Local training of every client.
+        """Local training of clients of all ranks, at most `waves` on one: all reports, ascending.
 
-        Args:
-            clients: of all ranks.
-            waves: largest number of clients on a rank.
-            t: the round.
-
-        Returns:
-            reports of all clients, ascending, on every rank.
-
-        Raises:
-            Suspended: a signal asked the run to stop before all sessions finished.
-            UserError: a session rejects a user's setting.
+        Raises Suspended if a signal asked the run to stop before all sessions finished, and a
+        UserError if a session rejects a user's setting.
         """
         fleet = self._fleet
         mine = fleet.mine(clients)
@@ -126,10 +114,7 @@ class Training(AroundSessions):
     def run(self, client: int, mine: list[int], t: int) -> Pending | None:
         """Run a session or reuse its known result; None if a signal asks the run to stop.
 
-        Args:
-            client: number of the client.
-            mine: this rank's clients in order, to prefetch the next row.
-            t: the round.
+        `mine` are this rank's clients in order, to prefetch the next row.
         """
         if self._is_known(client):
             return Known(

@@ -31,12 +31,7 @@ ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 
 def runtime_of(trainer: L.Trainer, *, clips: str) -> Runtime:
-    """Precision and clipping of local steps, from the Trainer's flags.
-
-    Args:
-        trainer: of the run.
-        clips: how gradients are clipped; see `Clipping`.
-    """
+    """Precision and clipping of local steps, from the Trainer's flags; `clips` as of `Clipping`."""
     plugin: Any = trainer.precision_plugin
     mixed = isinstance(plugin, MixedPrecision)
     limit = trainer.gradient_clip_val
@@ -60,16 +55,8 @@ def client_stepper(
 ) -> tuple[Stepper, bool]:
     """A group's optimiser: its module's own, if it defines one, or the configuration's.
 
-    Args:
-        state: the group.
-        position: of the group, for messages.
-        factory: the configuration's optimiser.
-        runtime: of the Trainer.
-        evaluated: clients are evaluated, so the module needs a `validation_step`.
-        lr_factors: of parts of the module, by name prefix.
-
-    Returns:
-        the stepper, and whether it uses the round's learning rate.
+    Clients that are evaluated need a `validation_step`. `lr_factors` are those of parts of the
+    module, by name prefix. Also returns whether the optimiser uses the round's learning rate.
     """
     module, key = state.module, f"model.clients.{position}.model"
     fits = not evaluated or is_overridden("validation_step", module)
@@ -117,11 +104,7 @@ def template(factory: OptimizerFactory | None, schedule: ScheduleFactory | None)
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The configuration's optimiser.
-
-    Raises:
-        UserError: it rejects its arguments, or one is not finite.
-    """
+    """The configuration's optimiser; a UserError if its arguments are refused or not finite."""
     written = factory.keywords if isinstance(factory, partial) else {}
     for name, value in _not_finite(written).items():
         raise UserError(f"model.optimizer.init_args.{name}", str(value), "give a finite number")
@@ -152,8 +135,7 @@ def _not_finite(arguments: Mapping[str, Any]) -> dict[str, float | Tensor]:
 def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler:
     """The configuration's learning rate over rounds.
 
-    Raises:
-        UserError: it rejects its arguments, or is not a function of the round.
+    A UserError if it rejects its arguments, or is not a function of the round.
     """
     try:
         schedule = factory(optimizer)
@@ -165,11 +147,7 @@ def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler
 
 
 def step_schedule(schedule: Any) -> None:
-    """Advance the schedule by one round.
-
-    Raises:
-        UserError: the schedule ends before the run, or cannot count its rounds.
-    """
+    """Advance the schedule by one round; a UserError if it ends before the run, or cannot count."""
     try:
         schedule.step()
     except (ValueError, ZeroDivisionError) as error:

@@ -44,14 +44,8 @@ def build_network(
 ) -> nn.Module:
     """Build a configured network; draws from torch's default generator.
 
-    Args:
-        factory: as jsonargparse makes it, or any function.
-        data: number of classes and shape of a sample, passed if accepted.
-        key: configuration key for errors.
-        rate: width, passed if accepted.
-
-    Raises:
-        UserError: the constructor rejects its arguments, or they contradict the data.
+    Class number, sample shape and `rate`, the width, are passed if accepted. `key` is for errors. A
+    UserError if the constructor rejects its arguments, or they contradict the data.
     """
     given = {"num_classes": data.num_classes, "input_shape": data.input_shape, "rate": rate}
     taken = _accepted(factory, given, key)

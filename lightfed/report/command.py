@@ -17,11 +17,7 @@ METRICS, OWN = "metrics.csv", "comparison.html"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the sub-command; `argv` holds the words after `lightfed report`.
-
-    Raises:
-        UserError: a folder cannot be read or written, or an argument does not fit.
-    """
+    """Run the sub-command; `argv` holds the words after `lightfed report`."""
     asked = _parser().parse_args(argv)
     if len(asked.runs) == 1 and not asked.compare:
         _refuse_idle_flags(asked)
@@ -50,8 +46,7 @@ def main(argv: Sequence[str]) -> int:
 def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs among some folders, and a line for each that is neither a run nor a comparison.
 
-    Raises:
-        UserError: a folder does not exist.
+    A UserError if a folder does not exist.
     """
     runs, skipped = [], []
     for folder in folders:

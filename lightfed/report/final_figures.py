@@ -29,11 +29,8 @@ def comparison_table(
 ) -> DataFrame:
     """One row of final values per run or group, without empty columns.
 
-    Args:
-        rows: of the table.
-        column: of metrics.csv, the metric.
-        target: value of the metric up to which virtual time is counted; by default what all runs
-            with virtual time reached.
+    `target` is the value of the metric up to which virtual time is counted; by default what all
+    runs with virtual time reached.
     """
     goal = common_target(rows, column) if target is None else target
     metric = base_name(column)

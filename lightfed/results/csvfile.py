@@ -21,13 +21,8 @@ def read_csv(
 ) -> tuple[DataFrame, bool]:
     """The complete lines of a csv file, and whether the last one is incomplete.
 
-    Args:
-        path: of the file.
-        keys: columns that it must have; they hold whole numbers unless named in `text`.
-        text: columns that are no numbers. Empty fields of the others are NaN.
-
-    Raises:
-        UserError: the file is damaged.
+    The file must have the columns `keys`, which hold whole numbers unless named in `text`. Empty
+    fields of columns that are no `text` are NaN. A UserError if the file is damaged.
     """
     import pandas as pd
 

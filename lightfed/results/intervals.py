@@ -86,10 +86,7 @@ class Paired:
     def sentence(self, own: str, rival: str, *, role: str = "") -> str:
         """`+2.50 points over FML, 95 % paired t interval 1.20 to 3.80, 3 seeds (0-2): better`.
 
-        Args:
-            own: name of the experiment.
-            rival: name of the other.
-            role: of the rival, such as `the best baseline`.
+        `role` is that of the rival, such as `the best baseline`.
         """
         over = f"over {rival}{f', {role}' if role else ''}"
         if not self.seeds:

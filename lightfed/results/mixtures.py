@@ -56,8 +56,7 @@ def even(counts: Mapping[float, int]) -> bool:
 def combination(counts: Mapping[float, int]) -> str:
     """`a-e` for equal shares, else shares in tenths, or in smallest numbers: `a2-b8`.
 
-    Args:
-        counts: clients by rate, the widest first.
+    Counts are those of clients by rate, the widest first.
     """
     if even(counts):
         return "-".join(map(level_name, counts))

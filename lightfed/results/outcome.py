@@ -176,11 +176,8 @@ def t_half_width(std: Spread, n: int) -> Spread:
 def when_reached(target: float, values: Series, at: Series, metric: str) -> float:
     """The entry of `at` at which a metric first reaches a target; NaN if it never does.
 
-    Args:
-        target: of the metric.
-        values: of the metric, by round.
-        at: by round, for example the seconds until then.
-        metric: its name says whether lower is better.
+    `values` are those of the metric and `at`, for example the seconds until then, by round. The
+    name of the metric says whether lower is better.
     """
     there = at[direction(metric) * (values - target) >= 0]
     return float(there.iloc[0]) if len(there) else NAN

@@ -34,10 +34,7 @@ def options(
 ) -> dict[str, str]:
     """The settings that define an experiment, by short names; classes without their module.
 
-    Args:
-        settings: by their dotted keys.
-        but: matches keys to leave out.
-        unspoken: matches parts of a key to drop from its short name.
+    `but` matches keys to leave out, `unspoken` parts of a key to drop from its short name.
     """
     return {
         " ".join(unspoken.sub("", key).replace(".", " ").split()): (
@@ -51,8 +48,7 @@ def options(
 def read_settings(config: str, path: Path) -> dict[str, str]:
     """`{"model.clients.0.level": "a", ...}`: every value as the text in the file.
 
-    Raises:
-        UserError: `config`, the content of `path`, is not YAML.
+    A UserError if `config`, the content of `path`, is not YAML.
     """
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # keeps scalars as text
     try:
@@ -100,12 +96,7 @@ def difference(options: Mapping[str, str], usual: Mapping[str, str]) -> str:
 
 
 def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) -> list[str]:
-    """How each differs from most of those with the same key.
-
-    Args:
-        options: of each experiment.
-        alike: the key of each experiment.
-    """
+    """How each differs from most of those with the same key in `alike`."""
     paired = list(zip(options, alike, strict=True))
     members = gathered(paired, lambda pair: pair[1])
     most = {key: usual([own for own, _ in found]) for key, found in members.items()}
@@ -115,10 +106,8 @@ def variants(options: Sequence[Mapping[str, str]], alike: Sequence[Hashable]) ->
 def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
     """The method, and the fewest options that tell experiments of one method apart: `FML, lr 0.1`.
 
-    Earlier options are preferred. Equal experiments get equal texts, empty if all are equal.
-
-    Args:
-        options: of each experiment; the values of `method` and NAMELESS stand without their names.
+    Earlier options are preferred. Equal experiments get equal texts, empty if all are equal. The
+    values of `method` and NAMELESS stand without their names.
     """
     methods = gathered(range(len(options)), lambda i: options[i].get("method", ""))
     texts = [""] * len(options)

@@ -35,20 +35,11 @@ class OtherFormat(UserError):
 def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
     """Read a checkpoint with all its shards, written by any number of ranks.
 
-    Verifies all checksums.
-
-    Args:
-        path: of the main file.
-        ranks: the ranks that read it together: all call this, each verifies a share of the shards,
-            and all return or raise alike. None for a single reader.
-
-    Returns:
-        the main file's content, and under `CLIENTS` a list of the shards, oldest first, with
-        memory-mapped tensors. A client's state is that of the last shard that has it.
-
-    Raises:
-        UserError: the file does not exist, or is not a complete checkpoint.
-        OtherFormat: another version of lightfed wrote it.
+    Verifies all checksums. If `ranks` read it together, all call this, each verifies a share of the
+    shards, and all return or raise alike. Returns the main file's content, and under `CLIENTS` a
+    list of the shards, oldest first, with memory-mapped tensors. A client's state is that of the
+    last shard that has it. Raises OtherFormat if another version of lightfed wrote it, and a
+    UserError if it does not exist or is not complete.
     """
     share, shares = (0, 1) if ranks is None else (ranks.rank, ranks.world)
     checkpoint: dict[str, Any] = {}
@@ -66,12 +57,8 @@ def load(path: str | Path, ranks: Ranks | None = None) -> dict[str, Any]:
 def load_newest(path: str | Path, ranks: Ranks) -> tuple[dict[str, Any], Path]:
     """Read a checkpoint, or the previous one if it is unreadable; called by every rank.
 
-    Returns:
-        the checkpoint as from `load` and its main file, the same on every rank.
-
-    Raises:
-        UserError: neither can be read.
-        OtherFormat: another version of lightfed wrote the newest; the run would lose its rounds.
+    Also returns its main file, the same on every rank. A UserError if neither can be read.
+    OtherFormat if another version of lightfed wrote the newest: the run would lose its rounds.
     """
     main = Path(path)
     previous = previous_of(main)
@@ -102,11 +89,7 @@ def newest_file(path: str | Path) -> Path | None:
 
 
 def main_file(path: str | Path) -> Path:
-    """The main file of a checkpoint.
-
-    Raises:
-        UserError: the file does not exist.
-    """
+    """The main file of a checkpoint; a UserError if it does not exist."""
     main = Path(path)
     if not isfile(main):
         other = newest_file(main) or "the path of a .ckpt file, or `last`"

@@ -33,13 +33,7 @@ class Evaluated(Protocol):
 
 
 def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[str, Any]:
-    """Versions, the device, and the federation's size and data.
-
-    Args:
-        fleet: the clients.
-        trainer: the FederatedTrainer, with its FederatedDataModule.
-        evaluation: which clients are tested, and when.
-    """
+    """Versions, the device, and the federation's size and data."""
     data = trainer.datamodule
     device = fleet.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

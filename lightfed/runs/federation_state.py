@@ -31,11 +31,7 @@ _TRAINER = (
 
 
 def config_digest(options: Mapping[str, Any]) -> str:
-    """Digest of a configuration: 16 hexadecimal digits.
-
-    Args:
-        options: of a sub-command, as parsed, with sections trainer, model and data.
-    """
+    """Digest of a sub-command's options, as parsed: 16 hexadecimal digits."""
     trainer = {key: options["trainer"].get(key) for key in _TRAINER}
     relevant = {"model": options["model"], "data": _placeless(options["data"]), "trainer": trainer}
     text = json.dumps(relevant, sort_keys=True, default=str)
@@ -52,10 +48,7 @@ def _placeless(data: Any) -> Any:
 def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict[str, Any]:
     """Properties that a checkpoint and the run that resumes from it must share.
 
-    Args:
-        fleet: the clients.
-        partition: digest of the split of the data.
-        server: state dict of the server.
+    `partition` is the digest of the split of the data, `server` the server's state dict.
     """
     return {
         "algorithm": type(fleet.algorithm).__name__,
@@ -68,11 +61,7 @@ def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict
 
 
 def check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Reject a checkpoint with another fingerprint.
-
-    Raises:
-        UserError: names the first property that differs.
-    """
+    """Reject a checkpoint with another fingerprint; a UserError names the first difference."""
     for name, value in ours.items():
         other = theirs.get(name)
         found = f"a checkpoint of another federation: its {name} is {other}, this run's is {value}"
@@ -96,8 +85,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
 def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
     """Restore what `save` returned, from all shards of a checkpoint.
 
-    Raises:
-        ValueError: or another error, if a value is missing or has another form.
+    Raises a ValueError or another error if a value is missing or has another form.
     """
     totals = torch.from_numpy(fleet.ledger.totals)
     check_like(checkpoint, {_FRUITLESS: 0, _LEDGER: totals, CLIENTS: []}, "")

@@ -25,15 +25,8 @@ def write(
 ) -> None:
     """Write the journal of round t; called by every rank.
 
-    Args:
-        suspended: the finished sessions.
-        path: of the journal.
-        ranks: of the run.
-        t: the round.
-        identity: properties that a run that resumes from it must share.
-
-    Raises:
-        UserError: it cannot be written.
+    `identity` has properties that a run that resumes from it must share. A UserError if it cannot
+    be written.
     """
     rows = {client: done.state_dict() for client, done in suspended.finished.items()}
     content: dict[str, Any] = {"round": t, "call": suspended.call, "identity": dict(identity)}
@@ -44,14 +37,10 @@ def write(
 def read(
     path: Path, ranks: Ranks, *, t: int, identity: Mapping[str, Any]
 ) -> tuple[int, dict[int, dict[str, Any]]] | None:
-    """The journal of round t, read by all ranks together.
+    """The journal of round t, read by all ranks together: call of `train`, sessions by client.
 
-    Returns:
-        call of `train`, and sessions by client (see `Finished.of`). None if there is no journal of
-        this round and this federation: one of a finished round is stale.
-
-    Raises:
-        UserError: it cannot be read.
+    None if there is no journal of this round and this federation: one of a finished round is stale.
+    A UserError if it cannot be read.
     """
     if not ranks.any(path.is_file()):
         return None

@@ -64,8 +64,7 @@ class RunFolder:
     def claim(self, ranks: Ranks) -> None:
         """Agree on a folder, the same on every rank; idempotent.
 
-        Raises:
-            UserError: it cannot be created, or ranks find different runs to resume.
+        A UserError if it cannot be created, or ranks find different runs to resume.
         """
         alike = not ranks.any(ranks.broadcast(self.name) != self.name)
         found = f"the ranks do not find the same runs in {self.save_dir}"
@@ -81,10 +80,8 @@ class RunFolder:
         """Become the only writer of the folder; called by every rank; idempotent.
 
         Call it only when the run is known to be able to resume here: otherwise a mistake would end
-        another process that is using the folder.
-
-        Raises:
-            TakenOver: it belongs to a later start of this job.
+        another process that is using the folder. Raises TakenOver if it belongs to a later start of
+        this job.
         """
         assert self._ranks is not None, "the folder is claimed"
         if not self._owned:
@@ -94,8 +91,7 @@ class RunFolder:
     def check_owner(self) -> None:
         """Check ownership before rank 0 writes to the folder; called by every rank.
 
-        Raises:
-            TakenOver: on every rank, if another process has taken the folder.
+        Raises TakenOver on every rank if another process has taken the folder.
         """
         assert self._ranks is not None, "the folder is claimed"
         self._ranks.first(lambda: run_lock.check(self.path))
@@ -145,11 +141,9 @@ class RunFolder:
     def resume_job(self, *, requeued: bool = False) -> Path | None:
         """This job's checkpoint of this run; the run then resumes in its folder.
 
-        None if there is none, outside a job, or if the run already has its folder.
-
-        Args:
-            requeued: look only if the job was requeued: its first start used the checkpoint of the
-                command line.
+        None if there is none, outside a job, or if the run already has its folder. If `requeued`,
+        it looks only if the job was requeued: its first start used the checkpoint of the command
+        line.
         """
         if self.name is not None or self._job is None or (requeued and not self._job.restarts):
             return None
@@ -163,11 +157,8 @@ class RunFolder:
     def resume_newest(self, *, trains: bool) -> Path | None:
         """The checkpoint of the newest run of this name and configuration; resumes in its folder.
 
-        None if there is none.
-
-        Args:
-            trains: the run will train. An evaluation also accepts another configuration, because
-                the checkpoint holds what must agree.
+        None if there is none. A run that does not train also accepts another configuration, because
+        the checkpoint holds what must agree.
         """
         candidates = self._candidates()
         alike = [f for f in candidates if read_environment(f).get("config") == self.config]
@@ -209,11 +200,7 @@ class RunFolder:
     # The folder's record of its run.
 
     def describe(self, environment: Mapping[str, Any]) -> None:
-        """Write environment.json: which run this is, and the environment.
-
-        Raises:
-            TakenOver: another process has taken the folder.
-        """
+        """Write environment.json: which run this is, and the environment."""
         run_lock.check(self.path)
         _write(self.path, self._identity() | dict(environment))
 
@@ -225,8 +212,7 @@ class RunFolder:
     def finished_rounds(self, limits: Mapping[str, Any]) -> int | None:
         """The number of rounds after which this job has finished the run; None if it has not.
 
-        Args:
-            limits: of this run, as primitives; if they have changed, it is not finished.
+        If the limits of this run, as primitives, have changed, it is not finished.
         """
         recorded: Any = read_environment(self.path).get("finished") if self._own else None
         try:
@@ -252,11 +238,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 
 def check_name(key: str, name: str) -> None:
-    """Reject a name that is not a plain folder name.
-
-    Raises:
-        UserError: names the key.
-    """
+    """Reject a name that is not a plain folder name; a UserError names the key."""
     plain = name not in ("", "..") and Path(name).name == name and "\0" not in name
     require(plain, key, repr(name), "give a plain folder name")
 

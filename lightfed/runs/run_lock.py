@@ -30,13 +30,8 @@ class TakenOver(UserError):
 def take(folder: Path, job: Job | None) -> None:
     """Take ownership of a run folder; called only by rank 0.
 
-    Args:
-        folder: of the run.
-        job: the job of this process, if any.
-
-    Raises:
-        TakenOver: the folder belongs to a later start of this job: this one should have ended.
-        OSError: the token cannot be written.
+    Raises TakenOver if the folder belongs to a later start of this job: this one should have ended.
+    An OSError if the token cannot be written.
     """
     owner = _owner(folder)
     if job is not None and owner.get("job") == job.key and owner.get("restarts", 0) > job.restarts:
@@ -51,9 +46,8 @@ def take(folder: Path, job: Job | None) -> None:
 def check(path: Path) -> None:
     """Check ownership before writing to `path`; does nothing outside folders taken by `take`.
 
-    Raises:
-        TakenOver: another process has taken the folder.
-        OSError: the token cannot be read.
+    Raises TakenOver if another process has taken the folder, and an OSError if the token cannot be
+    read.
     """
     here = path.resolve()
     for folder in (here, *here.parents):

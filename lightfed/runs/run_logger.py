@@ -55,11 +55,7 @@ class RunLogger(Logger):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Report a full or broken disk in one line.
-
-        Raises:
-            DiskError: the block could not write to the run folder.
-        """
+        """Report a full or broken disk in one line; as a DiskError."""
         try:
             yield
         except OSError as error:
@@ -119,8 +115,7 @@ class RunLogger(Logger):
     def check(self) -> None:
         """Read the tables of a run that resumes, before anything is written; on rank 0.
 
-        Raises:
-            UserError: one is damaged.
+        A UserError if one is damaged.
         """
         for table in (self._metrics, self._clients, self._timings) if self.place.resumed else ():
             read_rows(table.path)
@@ -176,8 +171,7 @@ class RunLogger(Logger):
     def log_clients(self, rows: list[Row]) -> None:
         """Append the rows of one evaluation to clients.csv; called by every rank.
 
-        Raises:
-            TakenOver: on every rank, if the run continues in another process.
+        Raises TakenOver on every rank if the run continues in another process.
         """
         self.place.check_owner()
         self._append_clients(rows)
@@ -191,10 +185,7 @@ class RunLogger(Logger):
     def log_timings(self, number: int, seconds: Mapping[Part, float], *, moved: int) -> None:
         """Append a row to timings.csv; called after the round's checkpoint.
 
-        Args:
-            number: of the round.
-            seconds: of its parts.
-            moved: rows that have moved between ranks.
+        `seconds` are those of the parts of round `number`; `moved` rows have moved between ranks.
         """
         if number not in self._rounds:
             return
@@ -214,8 +205,7 @@ class RunLogger(Logger):
     def end_round(self, number: int) -> None:
         """Write the finished round's row to disk; called by every rank.
 
-        Raises:
-            TakenOver: on every rank, if the run continues in another process.
+        Raises TakenOver on every rank if the run continues in another process.
         """
         self.place.check_owner()
         self._append_round(number)

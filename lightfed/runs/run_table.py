@@ -36,9 +36,7 @@ class RunTable:
     def append(self, rows: Sequence[Row], before: Callable[[], Sequence[Row]]) -> None:
         """Append rows, or write the whole file if there are new columns.
 
-        Args:
-            rows: to append.
-            before: returns the rows that the file should hold already.
+        `before` returns the rows that the file should hold already.
         """
         self.add_columns(*rows)
         if self._written != self.columns:
@@ -67,10 +65,7 @@ class RunTable:
 def read_rows(path: Path, rounds: int = sys.maxsize) -> list[Row]:
     """Complete rows of the first `rounds` rounds; empty if there is no file.
 
-    The truncated last line of a killed run is dropped.
-
-    Raises:
-        UserError: the file is damaged.
+    The truncated last line of a killed run is dropped. A UserError if the file is damaged.
     """
     if not path.is_file():
         return []

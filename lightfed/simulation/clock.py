@@ -53,13 +53,8 @@ class VirtualClock(nn.Module):
     def advance(self, delays: Sequence[float] | np.ndarray) -> list[int]:
         """One round: start the idle servers and advance time until B servers are done.
 
-        Args:
-            delays: (I,) busy time of each of the I idle servers in virtual seconds, in the order of
-                `idle`.
-
-        Returns:
-            The first B servers to finish, ascending; ties go to the lower number. They are now
-            idle.
+        `delays` (I,) are virtual seconds of the I idle servers, in the order of `idle`. Returns the
+        first B servers to finish, ascending; ties go to the lower number. They are now idle.
         """
         busy = torch.as_tensor(np.asarray(delays, dtype=np.float64)).to(self.finish.device)
         assert len(busy) == int(self.free.sum())
@@ -73,11 +68,7 @@ class VirtualClock(nn.Module):
 
 
 def check_waits(key: str, waits: Sequence[int], servers: int) -> None:
-    """Reject waiting for fewer than one or more than all servers.
-
-    Raises:
-        UserError: names the key.
-    """
+    """Reject waiting for fewer than one or more than all servers; a UserError names the key."""
     for wait in waits:
         found = f"wait for {wait} of {servers} {'server' if servers == 1 else 'servers'}"
         require(1 <= wait <= servers, key, found, f"give at least 1 and at most {servers}")
@@ -88,12 +79,8 @@ def device_delays(
 ) -> np.ndarray:
     """(D,) virtual seconds, one draw per device, each named by (seed, purpose, t, device).
 
-    Args:
-        delay: the distribution.
-        devices: numbers of clients; their draws are independent of each other.
-        seed: of the run.
-        t: the round in which their server starts.
-        purpose: name of the quantity, such as the time until a device wakes up.
+    `t` is the round in which their server starts; `purpose` names the quantity, such as the time
+    until a device wakes up.
     """
     return np.array(
         [delay.draw(numpy_generator(seed, purpose, t, device), 1)[0] for device in devices]
@@ -104,11 +91,8 @@ def first_awake(wakes: np.ndarray, count: int) -> np.ndarray:
     """(count,) ascending positions of the first devices to wake up; ties go to the lower.
 
     This is the activation of the paper's second experiment in its released code: all devices of a
-    server draw wake-up times; the first ones are active and start then.
-
-    Args:
-        wakes: (D,) virtual seconds.
-        count: number of active devices, at most D.
+    server draw wake-up times; the first ones are active and start then. `wakes` are (D,) virtual
+    seconds.
     """
     assert 0 <= count <= len(wakes)
     return np.sort(np.argsort(wakes, kind="stable")[:count])

@@ -221,11 +221,7 @@ def _hazard(y: float, wait: int, servers: int, devices: int) -> float:
 
 
 def _read_trace(path: Path) -> np.ndarray:
-    """(n,) the delays of a file.
-
-    Raises:
-        UserError: the file holds something else, or no delay above 0.
-    """
+    """(n,) the delays of a file; a UserError if it holds something else, or none above 0."""
     key, fix = "delay.init_args.path", "name a text file of delays of at least 0, some above 0"
     try:
         with warnings.catch_warnings():

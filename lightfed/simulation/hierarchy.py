@@ -68,11 +68,7 @@ class Hierarchy:
         require(1 <= low <= high, f"{_KEY}.steps", [low, high], "give 1 <= low <= high")
 
     def check(self, clients: int, work: LocalWork) -> None:
-        """Reject settings that do not fit, and settings of the work that have no effect.
-
-        Raises:
-            UserError: names the key.
-        """
+        """Reject settings that do not fit, and settings of the work that have no effect."""
         self._check_work(work)
         devices, rest = divmod(clients, self.servers)
         found = f"{self.servers} servers for {clients} clients"

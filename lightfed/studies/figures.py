@@ -32,10 +32,8 @@ def figures_of_run(run: Run) -> list[Figure]:
 def study_figures(runs: Sequence[Run], *, target: float | None = None) -> list[Figure]:
     """Those that apply to these runs.
 
-    Args:
-        runs: to compare.
-        target: value of the metric to reach. By default, for strategies what Clustered-FL reached,
-            and for the costs of methods what all of them reached.
+    The target is a value of the metric. By default it is for strategies what Clustered-FL reached,
+    and for the costs of methods what all of them reached.
     """
     compared = protocols(runs)
     found = [

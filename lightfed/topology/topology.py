@@ -55,14 +55,8 @@ def round_senders(
     """The ascending senders to each active client in round t.
 
     As in DisPFL's code, inactive clients are drawn like any other and drop out afterwards: they
-    neither send nor receive.
-
-    Args:
-        topology: has checked the number of clients.
-        t: the round.
-        clients: number of clients.
-        seed: of the run.
-        active: None for all clients.
+    neither send nor receive. The topology has checked the number of clients. None of `active` is
+    all of them.
     """
     if active is None:
         return {k: topology.senders(k, t, clients=clients, seed=seed) for k in range(clients)}

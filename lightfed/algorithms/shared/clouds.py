@@ -58,12 +58,7 @@ class Hierarchical(Algorithm):
 
 
 class CloudModels(nn.ModuleList):
-    """z_n: a model per server, or a single one if all have the same.
-
-    Args:
-        fed: the clients, of one layout.
-        count: of the models.
-    """
+    """z_n: a model per server, or a single one if all have the same."""
 
     def __init__(self, fed: Fleet, count: int) -> None:
         super().__init__(fed.new_model() for _ in range(count))
@@ -79,11 +74,9 @@ class CloudModels(nn.ModuleList):
         return torch.stack([self.of(n).floats.double() for n in range(len(self))])
 
     def mixed(self, first: Sequence[int], mixing: np.ndarray | None) -> list[Tensor]:
-        """w_n = sum_m a_nm z_m of the servers `first` (Wu et al., eq. 6a).
+        """w_n = sum_m a_nm z_m of the servers `first` that were waited for (Wu et al., eq. 6a).
 
-        Args:
-            first: the servers that were waited for.
-            mixing: (N, N) a_nm; None for 1 / B among those servers.
+        `mixing` is (N, N) a_nm; None for 1 / B among those servers.
         """
         models = self.stacked()
         if mixing is None:
@@ -95,9 +88,8 @@ class CloudModels(nn.ModuleList):
     def gap(self, gammas: Iterable[tuple[int, float]], mean: ServerModel) -> Tensor:
         """(P,) float64: sum_n sum_i gamma_i (z_n - x_i) of theorem 1.
 
-        Args:
-            gammas: the server of every device, and its gamma_i.
-            mean: sum_i gamma_i x_i / sum_i gamma_i, over all devices.
+        `gammas` are the server of every device and its gamma_i; `mean` is sum_i gamma_i x_i / sum_i
+        gamma_i over all devices.
         """
         weights = torch.zeros(len(self), dtype=torch.float64)
         for server, gamma in gammas:
@@ -123,16 +115,9 @@ def check_step(
 ) -> None:
     """Reject a step along sum_i gamma_i (w - x_i) that diverges.
 
-    Args:
-        key: of the rate.
-        rate: eta_z.
-        gammas: gamma_i of every server's devices.
-        divided: the step is divided by the sum of gamma, so that it leads to the devices' mean.
-        devices: number of devices in a server's step.
-        together: the servers have one model and step as one.
-
-    Raises:
-        UserError: names the key.
+    `gammas` are those of every server's devices. A step that is `divided` by the sum of gamma leads
+    to the devices' mean. `together`, the servers have one model and step as one. A UserError names
+    the key.
     """
     if divided:
         fix = "give less than 2: z moves that far towards the devices' mean"
@@ -153,14 +138,8 @@ Momentum = Literal["device", "shared", "session"]
 class Momenta:
     """The initial momentum of sessions.
 
-    Args:
-        fed: the clients.
-        kind: the final momentum of the client's last session (device); that of the last session of
-            any client, in order and on one rank (shared); or 0 (session).
-        key: configuration key of the kind.
-
-    Raises:
-        UserError: a shared one on several ranks.
+    `kind`: the final momentum of the client's last session (device); that of the last session of
+    any client, in order and on one rank (shared), which several ranks refuse; or 0 (session).
     """
 
     def __init__(self, fed: Fleet, kind: Momentum, *, key: str) -> None:

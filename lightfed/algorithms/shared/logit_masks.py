@@ -32,11 +32,7 @@ class LogitMasks:
         network.register_forward_hook(mask)
 
     def check(self, module: L.LightningModule) -> None:
-        """Reject a module whose masked session never called the hook.
-
-        Raises:
-            UserError: naming the module.
-        """
+        """Reject a module whose masked session never called the hook; a UserError names it."""
         called = self._hooks[id(module)].called or not module.get_buffer(_BUFFER).any()
         found = f"true, but the training_step of {type(module).__name__} does not call self(x)"
         require_argument(called, "mask", found, "call it there, or set mask: false")

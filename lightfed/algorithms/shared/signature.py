@@ -57,14 +57,9 @@ class Layer:
 def layers_of(module: nn.Module, batch: Tensor, *, key: str) -> tuple[Layer, ...]:
     """The layers of a network, from the input on.
 
-    Args:
-        module: the network, on the device of the batch.
-        batch: an input batch; may be zeros.
-        key: configuration key, for errors.
-
-    Raises:
-        UserError: the order of the layers is ambiguous: a module is called twice or never, has its
-            own weights next to its parts, or shares another's (names it). Or there are no layers.
+    The batch may be zeros, on the network's device. A UserError if the order of the layers is
+    ambiguous: a module is called twice or never, has its own weights next to its parts, or shares
+    another's (names it). Or if there are no layers.
     """
     leaves = dict(_leaves(module, "", key))
     _check_untied(leaves, key)

@@ -29,8 +29,7 @@ from lightfed.utils.rng import Streams, derive_seed, seed_default_generators, st
 class StaticNorms:
     """A separate module for evaluations that takes its weights from rows.
 
-    Args:
-        module: a new module, on the device; its own weights are dropped.
+    `module` is a new one, on the device; its own weights are dropped.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
@@ -67,10 +66,8 @@ class StaticNorms:
     ) -> None:
         """The mean of the batches' statistics, with equal weights; variances are unbiased.
 
-        Args:
-            batches: inputs with their numbers, which name the draws of dropout.
-            sum_: turns the sum over these batches into the mean over all batches.
-            seed: of the draws.
+        The numbers of the batches name the draws of dropout. `sum_` turns the sum over these
+        batches into the mean over all batches.
         """
         if self._norms:
             self.module.train()
@@ -100,14 +97,7 @@ class StaticNorms:
     ) -> Views:
         """The statistics of K clients with one model, as `estimate` has them for one.
 
-        Args:
-            layout: of the row.
-            row: the model.
-            batches: of each client.
-            seeds: of each client's draws.
-
-        Returns:
-            (K, C) buffers by name.
+        Returns (K, C) buffers by name. Draws are seeded by client.
         """
         self.module.train()
         clients, steps = batches.sizes.shape
@@ -168,14 +158,9 @@ def _scale_to(global_rate: float, module: L.LightningModule) -> None:
 class SliceTests:
     """A module for the global model, and one for the slices of every group.
 
-    Args:
-        fed: the clients; the first group has the global model. The Scalers of their modules are
-            set to rates relative to it.
-        batch_size: of the passes that estimate statistics.
-        masks: of the clients' logits; None for none.
-
-    Raises:
-        UserError: another group is wider than the first.
+    The first group has the global model, and the Scalers of all modules are set to rates relative
+    to it; a UserError if another group is wider. `batch_size` is that of the passes that estimate
+    statistics.
     """
 
     def __init__(self, fed: Fleet, *, batch_size: int, masks: LogitMasks | None) -> None:
@@ -204,11 +189,7 @@ class SliceTests:
     def together(self, model: ServerModel, kind: Tested, group: int, first: int) -> Together | None:
         """How the clients of a group are tested at once.
 
-        Args:
-            model: the global one.
-            kind: of the test.
-            group: of the clients.
-            first: client of the group.
+        `first` is the first client of the group.
         """
         fed, static = self._fed, self._slices[group]
         absent = None if self._masks is None or kind == "global" else self._absent

@@ -14,11 +14,7 @@ def erk_densities(shapes: Sequence[tuple[int, ...]], density: float) -> list[flo
     A tensor's density is eps * sum(shape) / prod(shape), at most 1: the tensors that exceed 1 the
     most are made dense and eps is solved again, until none exceeds it. Small tensors, especially
     1-D ones, stay dense. Mocanu et al. 2018; Evci et al., RigL, 2020; every tensor is maskable, as
-    in the released code of DisPFL.
-
-    Args:
-        shapes: of the tensors.
-        density: in (0, 1], of all their elements together.
+    in the released code of DisPFL. The overall density is in (0, 1].
     """
     sizes = [prod(shape) for shape in shapes]
     raw = [sum(shape) / size if shape else 1.0 for shape, size in zip(shapes, sizes, strict=True)]
@@ -45,12 +41,7 @@ def random_mask(
 ) -> Tensor:
     """(W,) packed mask: random elements of every tensor, at its density.
 
-    Args:
-        segments: of the parameters.
-        density: of all of them together.
-        erk: by Erdos-Renyi-Kernel, which keeps small tensors dense; else all tensors alike.
-        seed: of the draw.
-        device: of the mask.
+    With `erk` small tensors stay dense; else all tensors are alike.
     """
     shapes = [entry.shape for entry in segments.layout]
     each = erk_densities(shapes, density) if erk else [density] * len(shapes)

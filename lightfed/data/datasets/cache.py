@@ -27,11 +27,8 @@ def cached(name: str, key: object, make: Callable[[], Iterable[np.ndarray]]) -> 
 
     Samples are written block by block, so that they may need more memory than there is. A damaged
     file is replaced. If the folder is not writable, the samples are in memory, and nothing is kept.
-
-    Args:
-        name: start of the file name.
-        key: everything that the samples depend on; JSON can represent it.
-        make: prepares the samples, at least one, in blocks (B, ...) of one type.
+    `name` begins the file name. `key` is everything that the samples depend on; JSON can represent
+    it. `make` prepares the samples, at least one, in blocks (B, ...) of one type.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_folder() / f"{name}-{digest[:16]}.npy"

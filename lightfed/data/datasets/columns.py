@@ -59,15 +59,9 @@ def prepared(
 ) -> Tensor:
     """All samples of a table, (N, ...), from the cache if nothing has changed.
 
-    Args:
-        table: a split, not empty.
-        columns: their values make a sample.
-        decode: makes a sample; all must have one shape.
-        where: the kind names the key in errors.
-        how: all that `decode` depends on, for the key of the cache.
-
-    Raises:
-        UserError: names the key, the split and the first sample that cannot be used.
+    The values of the columns make a sample; all must have one shape. `where` names the key in
+    errors, and `how` is all that `decode` depends on. A UserError names the key, the split and the
+    first sample that cannot be used.
     """
     chosen = undecoded(table, columns)
     key = [1, table._fingerprint, list(columns), how, _times(chosen, columns[0], where)]
@@ -113,22 +107,16 @@ def undecoded(table: Table, columns: Sequence[str]) -> Table:
 def content(value: Any, base: Path) -> Any:
     """What an image or a recording is read from: a file, or bytes in memory.
 
-    Args:
-        value: a path, or the struct of bytes and path that `datasets` stores.
-        base: the folder of relative paths.
+    `value` is a path below `base`, or the struct of bytes and path that `datasets` stores.
     """
     found = value if isinstance(value, str) else value["bytes"] or value["path"]
     return base / found if isinstance(found, str) else io.BytesIO(found)
 
 
 def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> np.ndarray:
-    """(1 or 3, H, W) uint8.
+    """(1 or 3, H, W) uint8, for a value as of `content`.
 
-    Args:
-        value: as of `content`.
-        base: likewise.
-        grey: whether there is one channel.
-        size: height and width in pixels after a bilinear interpolation; None leaves it as it is.
+    `size` is height and width in pixels after a bilinear interpolation; None leaves it as it is.
     """
     from PIL import Image
 
@@ -154,9 +142,7 @@ def recording(value: Any, *, base: Path, seconds: float) -> np.ndarray:
     """The log-mel picture of a recording, (1, 32, frames) uint8, see `logmel`.
 
     Several channels become one. A recording is resampled to 16 kHz, then cut or padded with zeros.
-
-    Raises:
-        ValueError: the file is no wave file, and FFmpeg or torchcodec is missing.
+    A ValueError if the file is no wave file, and FFmpeg or torchcodec is missing.
     """
     from torchaudio.functional import resample
 
@@ -212,8 +198,7 @@ class Codes:
     def __init__(self, tables: Mapping[str, Table], *, column: str, key: str) -> None:
         """Number the values of one split after the other, those of each in ascending order.
 
-        Raises:
-            UserError: names the first value that is missing or a fraction.
+        A UserError names the first value that is missing or a fraction.
         """
         self._column, self._key = column, key
         first, *_ = tables.values()
@@ -225,11 +210,7 @@ class Codes:
         self.names = tuple(given or map(str, self._numbers))
 
     def encode(self, table: Table, split: str) -> Tensor:
-        """(N,) int64.
-
-        Raises:
-            UserError: names the first value that has no number.
-        """
+        """(N,) int64; a UserError names the first value that has no number."""
         values = self._values(table, split)
         bad = next((i for i, value in enumerate(values) if value not in self._numbers), None)
         if bad is not None:

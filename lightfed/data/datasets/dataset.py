@@ -77,8 +77,7 @@ class Transform:
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, of x / 255 if x is uint8; 1 for a constant one.
 
-    Args:
-        x: (N, C, ...), read in parts, so that it may be larger than memory.
+    `x` is (N, C, ...), read in parts, so that it may be larger than memory.
     """
     sums = torch.zeros(2, x.shape[1], dtype=torch.float64)
     axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -145,9 +144,7 @@ class Dataset(Recorded, ABC):
 def missing(expected: Path, *, holds: str) -> UserError:
     """The error for a root without an expected file or folder.
 
-    Args:
-        expected: the first missing file or folder.
-        holds: what the root should hold, as in "the folder that holds ...".
+    `holds` completes "the folder that holds ...".
     """
     fix = f"unpack the data set, and set root to the folder that holds {holds}"
     return UserError(f"{KEY}.root", f"expected {expected}, which is not there", fix)

@@ -39,12 +39,10 @@ class Vocabulary:
     """
 
     def __init__(self, lines: Lines, *, least: int = 1, most: int | None = None) -> None:
-        """Collect the words of a text.
+        """Collect the words of lines.
 
-        Args:
-            lines: the words of each line.
-            least: a word that occurs fewer times is unknown.
-            most: number of words that are kept, the most frequent ones; None for all.
+        A word that occurs less than `least` times is unknown, and so are all but the `most`
+        frequent ones; None keeps all.
         """
         special = ("<ukn>", "<eos>")
         counts = Counter(chain.from_iterable(lines))
@@ -70,20 +68,10 @@ class Vocabulary:
 
 
 def fold(tokens: np.ndarray, *, rows: int, window: int) -> np.ndarray:
-    """Cut a stream into rows of equal length, and each row into windows.
+    """Cut a stream (T,) into rows of equal length, and each row into windows.
 
-    Tokens left over at the end of the stream, and at the end of each row, are dropped.
-
-    Args:
-        tokens: (T,).
-        rows: number of rows.
-        window: tokens of a window.
-
-    Returns:
-        (rows, windows of a row, window).
-
-    Raises:
-        UserError: a row would be shorter than a window.
+    Tokens left over at the end of the stream, and at the end of each row, are dropped. Returns
+    (rows, windows of a row, window). A UserError if a row would be shorter than a window.
     """
     length = len(tokens) // rows
     found = f"{window} tokens, but a text of {len(tokens):,} tokens in rows ({rows}) has {length}"

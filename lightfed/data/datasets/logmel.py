@@ -35,10 +35,8 @@ _FLOOR_DB = 80.0
 def read_recording(path: Path) -> np.ndarray:
     """A whole recording, (n,) int16, mapped from its file.
 
-    torchaudio 2.11 can only decode with torchcodec, which needs the shared libraries of FFmpeg.
-
-    Raises:
-        UserError: the file is missing, damaged or not PCM16 mono at 16 kHz.
+    torchaudio 2.11 can only decode with torchcodec, which needs the shared libraries of FFmpeg. A
+    UserError if the file is missing, damaged or not PCM16 mono at 16 kHz.
     """
     from scipy.io import wavfile
 
@@ -56,8 +54,7 @@ def read_recording(path: Path) -> np.ndarray:
 def read_clip(path: Path, *, start: int = 0) -> np.ndarray:
     """One second of a recording, from its sample `start`: (16000,) int16, zeros after its end.
 
-    Raises:
-        UserError: as `read_recording`.
+    Errors are those of `read_recording`.
     """
     samples = read_recording(path)[start : start + RATE]
     return np.pad(samples, (0, RATE - len(samples)))
@@ -67,13 +64,8 @@ def log_mel(batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """The pictures of recordings, computed batch by batch, on a GPU if there is one.
 
     A cell is one byte: 0 for -80 dB, 255 for 0 dB. The error of at most 0.16 dB is far below the
-    tens of dB that distinguish words, and float16 would take twice the memory.
-
-    Args:
-        batches: (B, n) each, of levels from -32768 to 32767.
-
-    Yields:
-        (B, 1, 32, 1 + n // 512) uint8.
+    tens of dB that distinguish words, and float16 would take twice the memory. From (B, n) levels
+    of -32768 to 32767 each it yields (B, 1, 32, 1 + n // 512) uint8.
     """
     from torchaudio.functional import amplitude_to_DB
     from torchaudio.transforms import MelSpectrogram

@@ -26,19 +26,11 @@ Table = Any  # datasets.Dataset: the package takes two seconds to import
 def open_table(
     path: str, split: str, *, key: str, name: str | None = None, root: str = "path"
 ) -> Table:
-    """A split of a data set, memory-mapped.
+    """A split of a data set, memory-mapped; for `path` and `split` see `Hub`.
 
-    Args:
-        path: of the hub; of a file (parquet, arrow, csv, tsv, json, jsonl), whose only split is
-            `train`; or of a folder: of such files, of images or recordings in a folder per class,
-            of LEAF's JSON files, or one that `save_to_disk` wrote.
-        split: as `datasets` reads it: `train`, `train[:80%]`, `train+validation`.
-        key: of the split, for errors.
-        name: of the configuration, for a data set of the hub with several.
-        root: what the user calls the path, for errors.
-
-    Raises:
-        UserError: names the path or the split, with the reason on one line.
+    A file's only split is `train`. `key` and `root` are what the user calls split and path, and
+    `name` is the configuration of a data set of the hub with several. A UserError names the path or
+    the split, with the reason on one line.
     """
     local = Path(path).expanduser()
     if not local.exists() and (local.suffix in _FORMATS or path.startswith(("/", ".", "~"))):
@@ -59,8 +51,7 @@ def open_table(
 def texts_of(folder: Path, split: str, *columns: str) -> list[list[Any]]:
     """Columns of a split of a folder of the hub: `text`, and others of whole numbers.
 
-    Raises:
-        UserError: names `root`, the column and the first value that is missing or of another type.
+    A UserError names `root`, the column and the first value that is missing or of another type.
     """
     table = open_table(str(folder), split, key="root", root="root")
     for name in columns:

@@ -21,12 +21,7 @@ counts."""
 def encode(texts: Sequence[str], length: int) -> np.ndarray:
     """The first characters of each text, in lower case, as places in the alphabet.
 
-    Args:
-        texts: N texts.
-        length: number of characters that are kept of each.
-
-    Returns:
-        (N, length) uint8: 1..70, and 0 after the end of a text or for any other character.
+    Returns (N, length) uint8: 1..70, and 0 after the end of a text or for any other character.
     """
     table = np.zeros(256, dtype=np.uint8)
     for letter in ALPHABET:

@@ -66,10 +66,7 @@ def steps(transform: Function | None) -> Iterator[Function]:
 def transformed(x: Tensor, transform: Function | None, seeds: Tensor | None) -> Tensor:
     """Samples (B, ...) after a transform, float32; uint8 that is left becomes 0..1.
 
-    Args:
-        x: on any device.
-        transform: None does nothing.
-        seeds: (B,) int64 on the CPU, of the draws of each sample; None seeds all with 0.
+    The seeds (B,) int64 on the CPU are those of the draws of each sample; None seeds all with 0.
     """
     for step in steps(transform):
         x = step(x) if isinstance(step, _ON_BATCHES) else _one_by_one(x, step, seeds)

@@ -34,9 +34,7 @@ def compact(arrays: Arrays) -> dict[str, np.ndarray]:
 def expand(stored: Arrays) -> dict[str, np.ndarray]:
     """The arrays that `compact` was given.
 
-    Raises:
-        KeyError: one is missing.
-        IndexError: their lengths do not fit.
+    A KeyError if one is missing, an IndexError if their lengths do not fit.
     """
     found = {}
     for split in ("train", "test"):

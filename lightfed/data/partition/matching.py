@@ -34,14 +34,9 @@ def matched_counts(held: np.ndarray, pool_sizes: np.ndarray) -> np.ndarray:
     """Test samples per client and class if clients may share them.
 
     The rule of DisPFL's published code: a client's share of the test set is ceil(M / clients). Of
-    each class it takes ceil(share * fraction of that class among its training samples).
-
-    Args:
-        held: (clients, classes) training samples.
-        pool_sizes: (classes,) test samples, M in total.
-
-    Returns:
-        (clients, classes) int64.
+    each class it takes ceil(share * fraction of that class among its training samples). `held` are
+    (clients, classes) training samples, `pool_sizes` (classes,) test samples, M in total. Returns
+    (clients, classes) int64.
     """
     held = held.astype(np.int64)
     share = -(-int(pool_sizes.sum()) // len(held))
@@ -55,15 +50,9 @@ def dealt_counts(held: np.ndarray, pool_sizes: np.ndarray, rng: np.random.Genera
 
     Each class is dealt in proportion to the training samples. Every count is the exact value
     rounded down or up. The clients that lost most to rounding so far are rounded up first, so that
-    the sizes of the test sets are proportional too.
-
-    Args:
-        held: (clients, classes) training samples.
-        pool_sizes: (classes,) test samples.
-        rng: breaks ties.
-
-    Returns:
-        (clients, classes) int64. A class without training samples is not dealt.
+    the sizes of the test sets are proportional too. `held` are (clients, classes) training samples,
+    `pool_sizes` (classes,) test samples; `rng` breaks ties. Returns (clients, classes) int64. A
+    class without training samples is not dealt.
     """
     total = np.maximum(held.sum(axis=0, dtype=np.int64), 1)
     counts, remainder = np.divmod(held * pool_sizes.astype(np.int64), total)
@@ -82,11 +71,7 @@ def dealt_counts(held: np.ndarray, pool_sizes: np.ndarray, rng: np.random.Genera
 def equal_shares(samples: int, *, shares: int, clients: int, rng: np.random.Generator) -> Csr:
     """Cut samples at random into equal shares (within one sample); each client gets one.
 
-    Args:
-        samples: M.
-        shares: number of shares.
-        clients: at most as many; the other shares are not used.
-        rng: draws the shares.
+    Shares beyond the number of clients are not used.
     """
     owner = rng.permutation(samples) % shares
     offsets = _offsets(np.bincount(owner, minlength=shares)[:clients])
@@ -100,13 +85,8 @@ def draw_test(
 
     Each class is put in random order. A client's samples of it are consecutive in that order: from
     a random place, wrapping around at the end (shared), or from where those of the previous client
-    end.
-
-    Args:
-        counts: (clients, classes) number of samples, at most the size of the class.
-        labels: (M,) the classes of the test set.
-        rng: draws the orders and the places.
-        shared: whether clients may have samples in common.
+    end. `counts` (clients, classes) are at most the size of the class, `labels` (M,) the classes of
+    the test set.
     """
     owners, members = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for label in np.flatnonzero(counts.any(axis=0)):
@@ -127,13 +107,8 @@ def hold_out(
     """Divide the samples of each client into a training and a test part, class by class.
 
     A client keeps at least one training sample and, if it owns two samples, one test sample.
-
-    Args:
-        csr: the samples of each client.
-        labels: their classes.
-        fraction: part of a client's samples used for training.
-        num_classes: labels lie in 0 .. num_classes - 1.
-        rng: draws the samples, and the classes that are rounded up.
+    `fraction` is the part of a client's samples used for training. `rng` draws the samples, and the
+    classes that are rounded up.
     """
     index, offsets = csr
     sizes = np.diff(offsets)

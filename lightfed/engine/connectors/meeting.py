@@ -21,11 +21,7 @@ class MeetingStrategy(DDPStrategy):
 
     @override
     def setup_distributed(self) -> None:
-        """Connect to the other ranks.
-
-        Raises:
-            UserError: some ranks do not connect or cannot be reached.
-        """
+        """Connect to the other ranks; a UserError if some do not connect or cannot be reached."""
         try:
             self._meet()
             super().setup_distributed()

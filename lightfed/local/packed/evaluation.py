@@ -73,13 +73,8 @@ class Items:
 class Tests:
     """Tests of some clients with models of one architecture.
 
-    Args:
-        together: the models.
-        clients: ascending; a single -1 stands for the global test set.
-        data: their samples.
-        flops: forward FLOPs of a sample; 0 if unknown.
-        context: of the Trainer's precision.
-        device: of the samples.
+    `clients` ascend; a single -1 stands for the global test set. `flops` are forward FLOPs of a
+    sample, 0 if unknown. `context` is that of the Trainer's precision.
 
     Attributes:
         clients: as given.
@@ -118,13 +113,9 @@ class Tests:
     def pieces(
         self, rank: int, world: int, home: Callable[[int], int] | None, most: int
     ) -> list[Any]:
-        """What a rank runs.
+        """What a rank runs; at most `most` clients' own models are tested at once.
 
-        Args:
-            rank: of the run.
-            world: number of ranks.
-            home: the rank of a client; None if any rank can test any client.
-            most: clients whose own models are tested at once.
+        `home` gives the rank of a client; None if any rank can test any client.
         """
         if self._together.rows is None:
             starts = range(0, len(self._samples), self._at_once)

@@ -84,11 +84,8 @@ class Losses:
 class PackedForward:
     """The losses of K clients and their gradients, by one set of operators.
 
-    Args:
-        module: the group's live module.
-        layout: of its rows.
-        trainable: names of the parameters to differentiate.
-        context: of the Trainer's precision, for the losses; gradients are taken outside.
+    `trainable` names the parameters to differentiate. Losses are in the `context` of the Trainer's
+    precision, and gradients are taken outside of it.
 
     Attributes:
         buffers: types of the buffers that lie in a row, by name.
@@ -144,13 +141,10 @@ class PackedForward:
     ) -> Losses:
         """One batch for each client; buffers are updated in place.
 
-        Args:
-            views: (K, *shape) parameters, buffers of the rows, and further buffers by client.
-            batch: (K, B, ...) each.
-            index: of the batch in the session.
-            shared: buffers that are the same for all clients.
-            draws: of the clients, for dropout.
-            real: number of leading clients; the others are padding. None if there is none.
+        `views` are (K, *shape) parameters, buffers of the rows, and further buffers by client;
+        `batch` is (K, B, ...) each, and `index` its number in the session. `shared` buffers are the
+        same for all clients. `draws` are for dropout. After the first `real` clients (None: all)
+        the others are padding.
         """
         leaves = {name: views[name].detach().requires_grad_() for name in self._trained}
         with self._context():
@@ -219,9 +213,7 @@ def stacked(layout: ModelLayout, rows: Row) -> Views:
 def graph_of(module: L.LightningModule, *, training: bool = True) -> NetworkGraph | None:
     """The graph of a `ClientModule` whose layers are known, and which does nothing of its own.
 
-    Args:
-        module: in the mode in which it is evaluated, unless it is for training.
-        training: for a training step, or for a validation step.
+    It is in training mode, or in the mode in which it is evaluated, for a validation step.
     """
     if type(module) is not ClientModule or hasattr(module.net, "losses" if training else "figures"):
         return None

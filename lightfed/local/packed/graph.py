@@ -58,14 +58,8 @@ class Stack:
 class NetworkGraph:
     """The graph of a network in training, or in evaluation.
 
-    Args:
-        net: the network, in that mode.
-        prefix: of its parameters' names.
-        names: of the tensors of a row.
-        training: which of the two.
-
-    Raises:
-        Unknown: it cannot be traced, or has a layer that is not known here.
+    `prefix` is that of its parameters' names, `names` are those of a row's tensors. Raises Unknown
+    if it cannot be traced, or has a layer that is not known here.
     """
 
     def __init__(
@@ -105,12 +99,10 @@ class NetworkGraph:
             raise Unknown(f"{node.target} shares a tensor with another layer")
 
     def __call__(self, x: Tensor, values: Values, draws: Draws) -> Tensor:
-        """The outputs (K, B, ...) of K clients.
+        """The outputs (K, B, ...) of K clients for inputs (K, B, ...).
 
-        Args:
-            x: (K, B, ...).
-            values: (K, *shape) parameters and buffers by name; buffers are updated in place.
-            draws: of the clients, for dropout.
+        `values` are (K, *shape) parameters and buffers by name; buffers are updated in place.
+        `draws` are for dropout.
         """
         found: dict[fx.Node, Any] = {}
         for node in self._nodes:

@@ -238,9 +238,6 @@ class PackedFunctions(TorchFunctionMode):
     """Functions below a vmap over clients, with the bits of any number of clients.
 
     `F.dropout` and `torch.rand_like` draw from each client's stream.
-
-    Args:
-        draws: of the clients.
     """
 
     def __init__(self, draws: Draws) -> None:

@@ -21,12 +21,7 @@ AnyReport = PackedReport | PendingReport | Known
 class Pack:
     """The sessions of some clients of one group.
 
-    Args:
-        steps: batches of each client; those with the most first.
-        state: the group.
-        session: of the group's packs.
-        sessions: what happens around the steps.
-        t: the round.
+    `steps` are the batches of each client, those with the most first.
     """
 
     def __init__(
@@ -42,13 +37,9 @@ class Pack:
         self._t = t
 
     def run(self, *, same: bool) -> dict[int, AnyReport]:
-        """Train the clients; a report of each.
+        """Train the clients; a report of each. `same` says that their rows are the same.
 
-        Args:
-            same: their rows are the same.
-
-        Raises:
-            Exception: what one of the sessions raised; the rows are as before.
+        What one of the sessions raises is raised, and the rows are as before.
         """
         store = self._state.store
         is_view = not store.host and store.view(self.clients) is not None
@@ -159,8 +150,7 @@ class ModuleBuffers:
     def stacked(self) -> Views:
         """The values of every client, (K, ...) in the order of `note`.
 
-        Raises:
-            NotImplementedError: a client's own buffer is large, or not every client has it.
+        A NotImplementedError if a client's own buffer is large, or not every client has it.
         """
         for name in sorted(self._own):
             if not all(name in values for values in self._values):

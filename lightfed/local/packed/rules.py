@@ -104,11 +104,7 @@ class Packed:
     ) -> list[Packing]:
         """Decide how each group is trained.
 
-        Args:
-            fleet: the clients.
-            steppers: one per group, and whether it uses the round's learning rate.
-            data: of the clients.
-            runtime: of the Trainer.
+        A stepper comes with whether it uses the round's learning rate.
         """
         share = fleet.work.share(fleet.clients)
         return [

@@ -28,12 +28,7 @@ class Fleet(Protocol):
 
 
 class PackRunner:
-    """The packs of this rank.
-
-    Args:
-        fleet: the clients.
-        sessions: what happens around the steps of a session.
-    """
+    """The packs of this rank."""
 
     def __init__(self, fleet: Fleet, sessions: AroundSessions) -> None:
         self._fleet, self._sessions = fleet, sessions
@@ -84,10 +79,7 @@ class PackRunner:
 
         When it raises, its clients are trained one after the other to find those that fail. The
         others are trained again, as a pack, from where they started: their bits are those of a run
-        without the failure.
-
-        Raises:
-            UserError: a session rejects a user's setting.
+        without the failure. A UserError if a session rejects a user's setting.
         """
         clients = self._packs[client]
         self._same = self._fleet.deliver(clients)
@@ -158,13 +150,9 @@ def form(
     """Cut clients into packs of one group each.
 
     A pack holds clients of about as many batches, so that few wait for the longest session. Their
-    phases start with the same batches.
-
-    Args:
-        clients: of this rank.
-        groups: client -> its group.
-        lengths: client -> number of batches of each part of its session.
-        most: group -> clients of its largest pack; groups that are not packed are left out.
+    phases start with the same batches. `lengths` are the numbers of batches of each part of a
+    client's session. `most` gives the largest pack of a group; groups that are not packed are left
+    out.
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for client in clients:

@@ -25,14 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class PackedSession:
-    """Trains K clients in one module.
-
-    Args:
-        live: the group's module.
-        packing: of the group; it has a stepper.
-        context: of the Trainer's precision.
-        name: of the group.
-    """
+    """Trains K clients in one module."""
 
     def __init__(
         self, live: LiveModule, packing: Packing, *, context: Autocast | None, name: str
@@ -54,13 +47,10 @@ class PackedSession:
         self._name, self._said = name, ""
 
     def train(self, rows: Row, members: Members, *, lr: float | None, shared: Views) -> PackResult:
-        """Train K rows in place.
+        """Train K rows (K, P) and (K, Q) in place, in the order of the members.
 
-        Args:
-            rows: (K, P) and (K, Q), in the order of the members.
-            members: the clients.
-            lr: learning rate of the round; None keeps the optimiser's own.
-            shared: buffers that are neither in a row nor a client's own.
+        `lr` None keeps the optimiser's own rate. `shared` are buffers that are neither in a row nor
+        a client's own.
         """
         stopwatch = Stopwatch(rows.floats.device)
         if not self._module.training:

@@ -14,8 +14,7 @@ class Unknown(Exception):
 class _Tracer(fx.Tracer):
     """Refuses what a graph forgets: layers without gradients, or in a precision of their own.
 
-    Args:
-        device: type of the device whose autocast is on while the network is traced.
+    `device` is the type of the device whose autocast is on while the network is traced.
     """
 
     def __init__(self, device: str) -> None:
@@ -34,8 +33,7 @@ class _Tracer(fx.Tracer):
 def traced_network(net: nn.Module) -> fx.GraphModule:
     """The graph of a network's forward pass, if that draws nothing.
 
-    Raises:
-        Unknown: it draws, decides on what its inputs are, or changes the precision.
+    Raises Unknown if it draws, decides on what its inputs are, or changes the precision.
     """
     before = torch.default_generator.get_state()
     device = next((p.device.type for p in net.parameters()), "cpu")

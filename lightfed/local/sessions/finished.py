@@ -77,11 +77,8 @@ def finished(
 class Suspended(Exception):
     """A round stopped before all sessions finished; `Fleet.train` raises it on all ranks.
 
-    Args:
-        call: index of the call of `train` in this round, from 0.
-        finished: finished sessions of this rank.
-        total: number of finished sessions on all ranks.
-        new: number of those that did not come from a journal.
+    `call` is the index of the call of `train` in this round, `finished` has this rank's sessions;
+    `total` counts those of all ranks, and `new` those that did not come from a journal.
     """
 
     def __init__(

@@ -102,13 +102,9 @@ class SGDStepper(Stepper):
     def update(
         self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
     ) -> None:
-        """One step from gradients.
+        """One step from gradients of the used parameters, which may be overwritten.
 
-        Args:
-            values: of the used parameters.
-            grads: of the used parameters; may be overwritten.
-            used: their positions among all parameters.
-            hook: as of `step`.
+        `used` are their positions among all parameters.
         """
         grads = self._adjusted(grads, used, hook)
         if self._fuses:

@@ -17,10 +17,8 @@ from lightfed.utils.errors import UserError, require
 class OptimizerStepper(Stepper):
     """Any torch optimiser, with its schedulers and one loss scaler per session.
 
-    Args:
-        optimizer: over the live module's parameters.
-        schedulers: stepped after every batch or epoch, according to their interval.
-        scaler: makes a new GradScaler; one shared by all clients would depend on their placement.
+    The schedulers are stepped after every batch or epoch, according to their interval. `scaler`
+    makes a new GradScaler; one shared by all clients would depend on their placement.
     """
 
     def __init__(
@@ -127,13 +125,8 @@ def make_stepper(
 ) -> Stepper:
     """The cheapest stepper that does exactly what `optimizer` would.
 
-    Args:
-        optimizer: over parameters of the live module.
-        schedulers: of the optimizer.
-        clipping: of gradients.
-        scaler: makes a loss scaler.
-        trainable: the live module's parameters; the optimizer's may differ, also in order.
-        factors: of every parameter's learning rate; only for torch.optim.SGD.
+    `trainable` are the live module's parameters; the optimizer's may differ, also in order.
+    `factors` are those of every parameter's learning rate, only for torch.optim.SGD.
     """
     own = getattr(optimizer, "stepper", None)
     if own is not None:

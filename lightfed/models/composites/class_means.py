@@ -41,11 +41,8 @@ class ClassMeans:
 class ClassSums:
     """Sums of vectors by class, batch by batch.
 
-    The sums are float64, which neither autocast nor reduced-precision products affect.
-
-    Args:
-        sums: (C, D) float64 so far; changed in place.
-        counts: (C,) float64, numbers of vectors.
+    The sums are float64, which neither autocast nor reduced-precision products affect. `sums` are
+    (C, D) float64 so far, changed in place; `counts` (C,) are numbers of vectors.
     """
 
     def __init__(self, sums: Tensor, counts: Tensor) -> None:
@@ -61,12 +58,7 @@ class ClassSums:
 
     @torch.no_grad()
     def add(self, y: Tensor, values: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            y: (B,) labels.
-            values: (B, D).
-        """
+        """Add a batch of values (B, D) with labels (B,)."""
         # A matrix product, because adding by index has no fixed order on a GPU.
         member = (y[:, None] == torch.arange(len(self._counts), device=y.device)).double()
         self._sums.add_(member.T @ values.double())
@@ -81,10 +73,8 @@ class ClassSums:
 def mean_of_clients(packages: Sequence[ClassMeans]) -> ClassMeans:
     """Aggregate the clients' packages: the mean over those that have a class.
 
-    Unweighted, as in FD and FedProto. Classes without clients are missing.
-
-    Args:
-        packages: at least one, all of one shape; summed in float64 in the order given.
+    Unweighted, as in FD and FedProto. Classes without clients are missing. The packages, at least
+    one, have one shape, and are summed in float64 in the order given.
     """
     sums = torch.zeros_like(packages[0].values, dtype=torch.float64)
     counts = torch.zeros_like(packages[0].seen, dtype=torch.int64)

@@ -21,9 +21,7 @@ from torch import Tensor
 class Package:
     """One tensor as sent.
 
-    Attributes:
-        parts: the tensor itself, or its factors U (..., m, n), s (..., n) and V^T (..., n, k), as
-            in numpy and torch.
+    `parts` are the tensor itself, or its factors U (..., m, n), s (..., n) and V^T (..., n, k).
     """
 
     parts: tuple[Tensor] | tuple[Tensor, Tensor, Tensor]
@@ -51,11 +49,8 @@ def compress(tensors: Mapping[str, Tensor], energy: float) -> dict[str, Package]
     """Packages of tensors by their names.
 
     A tensor that would lose nothing, or that is smaller than its factors, is sent whole; in the
-    second case with the values that the factors would give.
-
-    Args:
-        tensors: finite values.
-        energy: share of the squared singular values to exceed, in [0, 1]; 1 keeps every tensor.
+    second case with the values that the factors would give. `energy` is the share of the squared
+    singular values to exceed, in [0, 1]; 1 keeps every tensor.
     """
     assert 0 <= energy <= 1, f"energy {energy}"
     return {name: _package(tensor, energy) for name, tensor in tensors.items()}
@@ -74,9 +69,7 @@ def total_bytes(packages: Mapping[str, Package]) -> int:
 def kept_rank(values: Tensor, energy: float) -> int:
     """The smallest n with sum_{i < n} s_i^2 > energy sum_i s_i^2, or all if there is none.
 
-    Args:
-        values: (..., r) singular values, descending; those of all matrices are summed.
-        energy: in [0, 1].
+    `values` are (..., r) singular values, descending; those of all matrices are summed.
     """
     sums = values.double().square().reshape(-1, values.shape[-1]).sum(0).cumsum(0)
     short = int((sums <= energy * sums[-1]).sum())

@@ -21,16 +21,9 @@ class Gate(nn.Module):
     """The gating network of section 4.3.
 
     Flatten, switchable normalisation, linear, batch normalisation, sigmoid, linear, batch
-    normalisation, softmax. The paper leaves the units of the first linear layer open.
-
-    Args:
-        input_shape: of one sample.
-        hidden: units of the first linear layer, m.
-        debias: see SwitchNorm1d.
-        last_norm: whether the second batch normalisation is there.
-
-    Raises:
-        UserError: key "input_shape"; a sample is a single number.
+    normalisation, softmax. The paper leaves the units of the first linear layer open. `hidden` is
+    their number, m. For `debias` see SwitchNorm1d. A UserError with the key "input_shape" if a
+    sample is a single number.
     """
 
     def __init__(
@@ -60,18 +53,13 @@ class Gate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B, 2) weights of the shared and the private expert; their sum is 1.
 
-        Raises:
-            ValueError: a single sample in training.
+        A ValueError for a single sample in training.
         """
         return self.layers(x)
 
 
 class FixedGate(nn.Module):
-    """A gate with constant weights.
-
-    Args:
-        general: weight of the shared expert; the private one has the rest.
-    """
+    """A gate with constant weights: that of the shared expert; the private one has the rest."""
 
     def __init__(self, general: float) -> None:
         super().__init__()
@@ -139,25 +127,15 @@ class MixtureClient(nn.Module):
         return general * self.shared(x) + personal * self.extractor(x)
 
     def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The mean weight of the shared expert in a batch, "gate_general".
-
-        Args:
-            x: (B, ...) inputs.
-            y: (B,) labels.
-        """
+        """The mean weight of the shared expert in a batch, "gate_general", for labels (B,)."""
         weights = self.gate(x)
         if self.gate_sums is not None:
             self.gate_sums.add(y, weights)
         return {"gate_general": weights[:, 0].mean()}
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The cross-entropy of a batch, "mixture".
+        """The cross-entropy of a batch (B, ...) with labels (B,), "mixture".
 
-        Args:
-            x: (B, ...) inputs.
-            y: (B,) labels.
-
-        Raises:
-            ValueError: a single sample in training, which normalisation rejects.
+        A ValueError for a single sample in training, which normalisation rejects.
         """
         return {"mixture": F.cross_entropy(self(x), y)}

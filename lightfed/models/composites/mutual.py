@@ -30,9 +30,7 @@ and the divergence is the mean over samples and classes."""
 def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Mean over the samples of KL(softmax(target) || softmax(logits)), in nats.
 
-    Args:
-        target: (B, C) logits of the teacher.
-        logits: (B, C) logits of the learner.
+    `target` (B, C) are logits of the teacher, `logits` (B, C) those of the learner.
     """
     wanted, found = target.log_softmax(1), logits.log_softmax(1)
     return (wanted.exp() * (wanted - found)).sum(1).mean()
@@ -47,9 +45,7 @@ def _divergence(target: Tensor, logits: Tensor, form: Form) -> Tensor:
 class _Pair(nn.Module):
     """A private network, which is evaluated, and a shared one, which is sent.
 
-    Args:
-        private: (B, ...) -> (B, C) logits.
-        shared: (B, ...) -> (B, C) logits.
+    Both map (B, ...) to (B, C) logits.
     """
 
     clipped_apart: tuple[str, ...] = ("shared",)
@@ -94,12 +90,7 @@ class FML(_Pair):
         self.form: Form = form
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch: "private", L_F, and "shared", L_G.
-
-        Args:
-            x: (B, ...) inputs.
-            y: (B,) labels.
-        """
+        """The losses of a batch (B, ...) with labels (B,): "private", L_F, and "shared", L_G."""
         own, common = self.private(x), self.shared(x)
         return {
             "private": self.alpha * F.cross_entropy(own, y)
@@ -139,12 +130,7 @@ class FedKD(_Pair):
         self.form: Form = form
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch: "private", L_F, and "shared", L_G.
-
-        Args:
-            x: (B, ...) inputs.
-            y: (B,) labels.
-        """
+        """The losses of a batch (B, ...) with labels (B,): "private", L_F, and "shared", L_G."""
         own_features, common_features = self.private.extractor(x), self.shared.extractor(x)
         own, common = self.private.head(own_features), self.shared.head(common_features)
         hard_own, hard_common = F.cross_entropy(own, y), F.cross_entropy(common, y)
@@ -192,12 +178,7 @@ class FedAPEN(_Pair):
         return _ensemble(self.private(x), self.shared(x), self.share)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch: "private", L_p, and "shared", L_s.
-
-        Args:
-            x: (B, ...) inputs.
-            y: (B,) labels.
-        """
+        """The losses of a batch (B, ...) with labels (B,): "private", L_p, and "shared", L_s."""
         own, common = self.private(x), self.shared(x)
         taught_own = _ensemble(own, common.detach(), self.share)
         taught_common = _ensemble(own.detach(), common, self.share)
@@ -220,15 +201,9 @@ class FedAPEN(_Pair):
     ) -> None:
         """Learning for adaptability: SGD on the share alone, kept within [0, 1].
 
-        The networks do not change, so their logits are computed once for all passes.
-
-        Args:
-            batches: (x, y) of the hold-out, in the order of every pass.
-            lr: learning rate.
-            passes: over the hold-out.
-
-        Raises:
-            UserError: key "hold_out"; there is no batch.
+        The networks do not change, so their logits are computed once for all passes. `batches` are
+        (x, y) of the hold-out, in the order of every pass. A UserError with the key "hold_out" if
+        there is none.
         """
         with evaluating(self):
             logits = [(self.private(x), self.shared(x), y) for x, y in batches]

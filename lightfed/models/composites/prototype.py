@@ -24,12 +24,7 @@ Inference = Literal["prototypes", "head"]
 
 
 class ClassClient(nn.Module):
-    """The handling of class vectors that both methods share.
-
-    Args:
-        num_classes: C.
-        size: D, of a vector.
-    """
+    """The handling of C vectors of `size` D that both methods share."""
 
     sums: Tensor
     counts: Tensor
@@ -105,12 +100,7 @@ class FDClient(ClassClient):
         return self.net(x)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch: "hard", by the labels, and "soft", weighted; gathers its logits.
-
-        Args:
-            x: (B, ...) inputs.
-            y: (B,) labels.
-        """
+        """The losses of a batch: "hard", by labels, and "soft", weighted; gathers its logits."""
         logits = self.net(x)
         self._gather(y, logits)
         losses = {"hard": F.cross_entropy(logits, y)}
@@ -164,12 +154,7 @@ class FedProtoClient(ClassClient):
         return self._scores(self.private.extractor(x), self.inference)
 
     def figures(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Accuracy of a batch by the rule that `forward` does not use.
-
-        Args:
-            x: (B, ...) inputs.
-            y: (B,) labels.
-        """
+        """Accuracy of a batch (B, ...) with labels (B,) by the rule that `forward` does not use."""
         other: Inference = "head" if self.inference == "prototypes" else "prototypes"
         scores = self._scores(self.private.extractor(x), other)
         return {f"accuracy_{other}": (scores.argmax(1) == y).float().mean()}
@@ -183,12 +168,7 @@ class FedProtoClient(ClassClient):
         return torch.where(self.common_seen, -distances.square() / features.shape[1], -torch.inf)
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch: "hard" and "prototypes", weighted; gathers its features.
-
-        Args:
-            x: (B, ...) inputs.
-            y: (B,) labels.
-        """
+        """The losses of a batch: "hard" and "prototypes", weighted; gathers its features."""
         features = self.private.extractor(x)
         self._gather(y, features)
         losses = {"hard": F.cross_entropy(self.private.head(features), y)}

@@ -12,13 +12,7 @@ from lightfed.utils.errors import UserError
 
 
 class SplitNetwork(nn.Module):
-    """head(extractor(x)).
-
-    Args:
-        extractor: (B, ...) -> (B, feature_dim).
-        head: (B, feature_dim) -> (B, C) logits.
-        feature_dim: features of a sample.
-    """
+    """head(extractor(x)): (B, ...) -> (B, feature_dim) -> (B, C) logits."""
 
     def __init__(self, extractor: nn.Module, head: nn.Module, *, feature_dim: int) -> None:
         super().__init__()
@@ -37,15 +31,9 @@ def split(net: nn.Module, batch: Tensor) -> SplitNetwork:
 
     A network may define the attributes `extractor` and `head`. Otherwise the head is the linear
     layer that gives the network's output in a forward pass in evaluation, and the extractor is the
-    network with an identity in its place.
-
-    Args:
-        net: maps a batch of inputs to (B, C) logits.
-        batch: (B, ...) of any values, on the network's device.
-
-    Raises:
-        UserError: key "model"; no linear layer gives the logits, it is called more than once, or
-            its inputs are not vectors. Names the layer.
+    network with an identity in its place. The batch (B, ...) may have any values. A UserError with
+    the key "model" names the layer if no linear layer gives the logits, it is called more than
+    once, or its inputs are not vectors.
     """
     extractor, head = getattr(net, "extractor", None), getattr(net, "head", None)
     if not isinstance(extractor, nn.Module) or not isinstance(head, nn.Module):
@@ -56,12 +44,8 @@ def split(net: nn.Module, batch: Tensor) -> SplitNetwork:
 def feature_dim(extractor: nn.Module, batch: Tensor) -> int:
     """Number of features of an extractor, from a forward pass in evaluation.
 
-    Args:
-        extractor: maps a batch of inputs to features.
-        batch: (B, ...) of any values, on the extractor's device.
-
-    Raises:
-        UserError: key "model"; its outputs are not vectors.
+    The batch (B, ...) may have any values. A UserError with the key "model" if its outputs are not
+    vectors.
     """
     features = _evaluate(extractor, batch)
     if not isinstance(features, Tensor) or features.dim() != 2:

@@ -48,11 +48,7 @@ class SwitchNorm1d(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, F) -> (B, F).
-
-        Raises:
-            ValueError: a single sample in training.
-        """
+        """(B, F) -> (B, F); a ValueError for a single sample in training."""
         batch = self._batch_statistics(x) if self.training else self._running_statistics()
         means = (x.mean(1, keepdim=True), batch[0])
         variances = (x.var(1, keepdim=True), batch[1])

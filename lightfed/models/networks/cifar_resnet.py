@@ -23,14 +23,8 @@ Norm = Callable[[int], nn.Module]
 class _ResNet(nn.Module):
     """Stem, stages, global average, linear; modules in the order of the forward pass.
 
-    Args:
-        num_classes: C.
-        input_shape: (channels, height, width).
-        channels: of the stages; the stem has those of the first one.
-        blocks: number of blocks of the stages.
-        norm: makes the normalisation layer for a number of channels.
-        shortcut: see CIFARResNet.
-        conv_bias: see CIFARResNet.
+    `channels` and `blocks` are those of the stages; the stem has the channels of the first. `norm`
+    makes the normalisation layer for a number of channels. For the rest see CIFARResNet.
     """
 
     def __init__(
@@ -145,13 +139,7 @@ class ResNet18GN(_ResNet):
 class ResidualBlock(nn.Module):
     """Two conv3x3 with norms, a shortcut around them, and a ReLU after the sum.
 
-    Args:
-        inputs: input channels.
-        outputs: output channels.
-        stride: of the first convolution.
-        norm: see _ResNet.
-        shortcut: see CIFARResNet.
-        conv_bias: see CIFARResNet.
+    `stride` is that of the first convolution. For `norm` see _ResNet, for the rest CIFARResNet.
     """
 
     def __init__(
@@ -189,12 +177,7 @@ class ResidualBlock(nn.Module):
 
 
 class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, with channels of zeros appended.
-
-    Args:
-        stride: in both directions.
-        channels: number of channels to append.
-    """
+    """Every `stride`-th pixel, with so many channels of zeros appended."""
 
     def __init__(self, stride: int, channels: int) -> None:
         super().__init__()

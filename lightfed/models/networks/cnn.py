@@ -108,13 +108,8 @@ class SimpleCNN(nn.Module):
 def make_norm(norm: Norm, channels: int, *, layer: str = "norm") -> nn.Module:
     """A normalisation layer of HeteroFL's ablation; all but batch normalisation are GroupNorms.
 
-    Args:
-        norm: batch, instance, layer, group (of 4 groups) or none.
-        channels: of its input.
-        layer: its name in the network.
-
-    Raises:
-        ValueError: the channels do not form 4 whole groups; names the layer.
+    `channels` are those of its input. A ValueError names the layer if they do not form 4 whole
+    groups.
     """
     if norm == "bn":
         return nn.BatchNorm2d(channels)

@@ -87,11 +87,7 @@ class PreActResNet(nn.Module):
 class Activation(nn.Module):
     """Scaler, norm, ReLU.
 
-    Args:
-        channels: of the input.
-        norm: see PreActResNet.
-        scale: divisor of the Scaler; 1 for no Scaler.
-        layer: the name of this module in the network, for errors.
+    `scale` is the divisor of the Scaler; 1 for no Scaler. `layer` names this module in errors.
     """
 
     def __init__(self, channels: int, *, norm: Norm, scale: float, layer: str) -> None:
@@ -109,15 +105,9 @@ class PreActBlock(nn.Module):
     """Two or three convolutions, each after an activation, and a shortcut around them.
 
     Where the shape changes, the shortcut is a conv1x1 of the first activation's output. Elsewhere
-    it is the input itself, unscaled.
-
-    Args:
-        inputs: input channels.
-        width: channels inside the block.
-        stride: of the first conv3x3.
-        block: see PreActResNet.
-        activation: makes the activation for a number of channels.
-        layer: the name of this module in the network, for errors.
+    it is the input itself, unscaled. `width` is the number of channels inside, `stride` that of the
+    first conv3x3. `activation` makes the activation for a number of channels. `layer` names this
+    module in errors.
     """
 
     def __init__(

@@ -7,10 +7,8 @@ from typing_extensions import override
 class Scaler(nn.Module):
     """x / rate in training, x in evaluation.
 
-    Narrow and wide models give activations of one magnitude (section 3.3).
-
-    Args:
-        rate: width ratio of the model.
+    Narrow and wide models give activations of one magnitude (section 3.3). `rate` is the width
+    ratio of the model.
     """
 
     def __init__(self, rate: float) -> None:

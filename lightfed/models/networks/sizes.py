@@ -11,12 +11,7 @@ from lightfed.utils.errors import require
 def image_shape(input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, int, int]:
     """The shape of one image: (channels, height, width).
 
-    Args:
-        input_shape: of one sample of the data.
-        at_least: minimum height and width.
-
-    Raises:
-        UserError: the samples are not images, or smaller.
+    A UserError if the samples are not images, or smaller than `at_least` in height or width.
     """
     found, fix = f"samples of shape {tuple(input_shape)}", "use images: (channels, height, width)"
     require(len(input_shape) == 3, "input_shape", found, fix)
@@ -30,19 +25,14 @@ def image_shape(input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, 
 def scaled(sizes: Sequence[int], width: float) -> list[int]:
     """Channels or units, each times `width` and rounded up.
 
-    Raises:
-        UserError: the width is not positive.
+    A UserError if the width is not positive.
     """
     require(width > 0, "width", width, "give a positive factor such as 0.25")
     return [rounded_up(size * width) for size in sizes]
 
 
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
-    """Group normalisation.
-
-    Raises:
-        UserError: the groups do not divide the channels.
-    """
+    """Group normalisation; a UserError if the groups do not divide the channels."""
     fits = 1 <= groups <= channels and channels % groups == 0
     found = f"{groups}, which do not divide {channels} channels"
     require(fits, "groups", found, "use a divisor of them, or another width")

@@ -127,13 +127,9 @@ def _check(input_shape: Sequence[int], mask_rate: float, heads: int) -> None:
 class EncoderLayer(nn.Module):
     """Attention, then two linear layers with GELU; each added to its input and normalised.
 
-    Args:
-        width: local D.
-        heads: of the attention.
-        hidden: units between the linear layers.
-        dropout: of the attention's output, the hidden units and the output.
-        rate: divisor of the Scalers.
-        causal: whether a position sees only those before it, and itself.
+    `width` is the local D, `hidden` the units between the linear layers. `dropout` is that of the
+    attention's output, the hidden units and the output. With `causal` a position sees only those
+    before it, and itself. The Scalers divide by `rate`.
     """
 
     def __init__(
@@ -162,12 +158,8 @@ class Attention(nn.Module):
     """Self-attention over all positions or those before, with a Scaler after each linear layer.
 
     The linear layers are separate, because a narrow client owns the leading channels of every head.
-
-    Args:
-        width: local D, a multiple of heads.
-        heads: H.
-        rate: divisor of the Scaler.
-        causal: whether a position sees only those before it, and itself.
+    `width`, the local D, is a multiple of the H heads. With `causal` a position sees only those
+    before it, and itself. The Scaler divides by `rate`.
 
     Attributes:
         slice_groups: by parameter, the number of groups in each dimension; narrow models take the
@@ -203,11 +195,7 @@ class Attention(nn.Module):
 
 
 def check_heads(embedding: int, heads: int, rate: float, *, layer: str) -> None:
-    """Reject a width that does not consist of whole heads.
-
-    Raises:
-        ValueError: naming the layer.
-    """
+    """Reject a width that does not consist of whole heads; a ValueError names the layer."""
     width, channels = rounded_up(embedding * rate), rounded_up(embedding / heads * rate)
     if heads * channels != width:
         raise ValueError(

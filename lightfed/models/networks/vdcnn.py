@@ -84,10 +84,7 @@ def _own_letters(x: Tensor) -> Tensor:
 class ConvBlock(nn.Module):
     """conv3-BN-ReLU-conv3-BN and a shortcut around them, then ReLU.
 
-    Args:
-        inputs: input channels.
-        outputs: output channels.
-        widens: the shortcut is conv1-BN instead of the input itself.
+    If it `widens`, the shortcut is conv1-BN instead of the input itself.
     """
 
     def __init__(self, inputs: int, outputs: int, *, widens: bool) -> None:

@@ -27,11 +27,7 @@ class Background:
         return self._error is not None
 
     def finish(self) -> None:
-        """Wait for the job.
-
-        Raises:
-            BaseException: what it has raised; once.
-        """
+        """Wait for the job; what it has raised is raised once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -31,15 +31,8 @@ class Checkpoints:
     def save(self, content: dict[str, Any], path: Path, ranks: Ranks, option: object) -> None:
         """Write a checkpoint, after the one before it.
 
-        Args:
-            content: as dumped by Lightning.
-            path: of the main file.
-            ranks: of the run.
-            option: BACKGROUND to return when all of it is copied; `finish` waits for the rest.
-
-        Raises:
-            DiskError: as `finish`.
-            TakenOver: likewise.
+        `content` is as dumped by Lightning. With the option BACKGROUND it returns when all of it is
+        copied; `finish` waits for the rest, and has the same errors.
         """
         self.finish()
         # Keep the checkpoint that was loaded until the run has a complete one of its own.
@@ -67,18 +60,13 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait for the checkpoint that is written while training goes on.
 
-        Raises:
-            DiskError: it cannot be written; on every rank.
-            TakenOver: on every rank, if the run continues in another process.
+        Raises a DiskError on every rank if it cannot be written, and TakenOver if the run continues
+        in another process.
         """
         self._background.finish()
 
     def load(self, path: Path, ranks: Ranks) -> dict[str, Any]:
-        """Read a checkpoint; unless `strict`, or the previous one.
-
-        Raises:
-            UserError: as `checkpoint.load_newest`.
-        """
+        """Read a checkpoint; unless `strict`, or the previous one."""
         if self.strict:
             content = checkpoint.load(path, ranks)
         else:

@@ -85,14 +85,9 @@ class Writing:
     def write(self, ranks: Ranks) -> None:
         """Write it; every rank does so at the same time.
 
-        Args:
-            ranks: of the run; those of a thread in a thread.
-
-        Raises:
-            DiskError: on every rank, if any could not write. New files are removed and the old ones
-                are unchanged.
-            TakenOver: on every rank, if the run continues in another process; new files are
-                removed.
+        In a thread `ranks` are those of the thread. Raises a DiskError on every rank if any could
+        not write, and TakenOver if the run continues in another process. New files are then
+        removed, and the old ones are unchanged.
         """
         main, chain = self._main, self._chain
         rows = self._rows.chosen() if isinstance(self._rows, Changes) else self._rows
@@ -116,9 +111,7 @@ class Writing:
 def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, **how: Any) -> None:
     """Write a checkpoint; called by every rank, with the arguments of `Writing`.
 
-    Raises:
-        DiskError: as `Writing.write`.
-        TakenOver: likewise.
+    Errors are those of `Writing.write`.
     """
     Writing(checkpoint, path, ranks, **how).write(ranks)
 

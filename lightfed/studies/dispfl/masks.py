@@ -50,10 +50,7 @@ def mask_pairs(run: Run) -> MaskPairs | None:
     """Read the masks of a run; None if it has none.
 
     At most 100 clients, evenly spaced by id, are read. If models have several sizes, only clients
-    of the most frequent size are compared.
-
-    Raises:
-        UserError: a file of masks/ is damaged.
+    of the most frequent size are compared. A UserError if a file of masks/ is damaged.
     """
     names = {p: FILE.fullmatch(p.name) for p in run.folder.glob("masks/client*.safetensors")}
     paths = {int(name.group(1)): path for path, name in names.items() if name}

@@ -64,8 +64,7 @@ class Similarity:
 def similarity_of(run: Run) -> Similarity | None:
     """The similarities; None without a partition, three clients with masks, or a sparse mask.
 
-    Raises:
-        UserError: a mask is damaged or of a client that the partition does not know.
+    A UserError if a mask is damaged or of a client that the partition does not know.
     """
     found = mask_pairs(run) if run.partition else None
     if run.partition is None or found is None or len(found.client) < FEWEST or not found.sparse:

@@ -202,10 +202,9 @@ def common_target(rows: Sequence[Group], column: str) -> float:
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
-    """Virtual seconds until an evaluation in which a metric first reached a target.
+    """Virtual seconds until a metric first reached a target: mean and deviation over seeds.
 
-    Returns:
-        Mean and sample deviation over the seeds; NaN unless all of them reached it.
+    NaN unless all of them reached it.
     """
     times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
     return mean_and_std(times) if all(map(math.isfinite, times)) else (math.nan, math.nan)

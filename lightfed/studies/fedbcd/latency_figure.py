@@ -17,13 +17,7 @@ KINDS = ("exact", "asymptotic (8)", "simulated", "in a run: late servers continu
 
 
 def latency_figure(title: str, servers: int, found: Sequence[Latency]) -> Figure:
-    """Four curves over the share of servers waited for; bands are two standard errors.
-
-    Args:
-        title: what was analysed.
-        servers: N.
-        found: the analysis for several B.
-    """
+    """Four curves over the share of servers waited for; bands are two standard errors."""
     rows = [
         (one.wait / servers, kind, value, value - 2 * error, value + 2 * error)
         for one in sorted(found, key=lambda one: one.wait)

@@ -47,9 +47,8 @@ class Topic:
 class Pace:
     """How soon a strategy reached a target; NaN if it did not.
 
-    Attributes:
-        rounds: the first round in which the mean over the seeds reached the target.
-        speed: rounds of Clustered-FL over `rounds`.
+    `rounds` is the first in which the mean over the seeds reached it, `speed` rounds of
+    Clustered-FL over these.
     """
 
     rounds: float

@@ -49,11 +49,7 @@ class StrategyTable:
         return [f"V{number + 1}" for number in range(most)]
 
     def text(self, *, spread: bool) -> DataFrame:
-        """A row per setting and strategy, a star before the best of a setting and version.
-
-        Args:
-            spread: whether to show deviations.
-        """
+        """A row per setting and strategy, a star before the best of a setting and version."""
         rows: list[tuple[str, ...]] = []
         for setting in self.settings:
             # down the first column, next to the strategies

@@ -15,12 +15,7 @@ from lightfed.studies.pfedmoe.methods import Method, Protocol
 
 
 def method_table(protocol: Protocol, asked: float | None) -> DataFrame:
-    """A row per method, a star before the best.
-
-    Args:
-        protocol: of the methods.
-        asked: the target of the costs; None for what all methods reached.
-    """
+    """A row per method, a star before the best; for `asked` see `Protocol.target`."""
     target = protocol.target(asked)
     return text_table([_row(protocol, method, target) for method in protocol.members])
 

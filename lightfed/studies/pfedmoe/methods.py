@@ -47,12 +47,9 @@ PARTS = {"gate": "paper", "federate": "true"}
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost until a metric first reached a target in an evaluation.
+    """Rounds, bytes and FLOPs of all clients until a metric first reached a target.
 
-    Attributes:
-        rounds: mean over the seeds; NaN unless all reached it.
-        bytes: up and down, of all clients.
-        flops: of all clients.
+    `rounds` is the mean over the seeds; NaN unless all reached it.
     """
 
     rounds: float
@@ -113,12 +110,7 @@ class Protocol(Study[Method]):
         return next(method for method in self.members if method.name == OURS)
 
     def best_other(self, method: Method, *, kind: str | None = None) -> Method | None:
-        """The experiment with the best final mean among other methods; None without any.
-
-        Args:
-            method: to compare with it.
-            kind: of the rival; None for any.
-        """
+        """The experiment with the best final mean of other methods, of a kind if one is given."""
         scores = {
             other: score
             for other in self.members
