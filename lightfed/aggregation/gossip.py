@@ -58,8 +58,7 @@ class Exchange:
     def __init__(
         self, layout: ModelLayout, ranks: Ranks, *, owner: Mapping[int, int], buffer: int | None
     ) -> None:
-        self._ranks = ranks
-        self._owner = owner
+        self._ranks, self._owner = ranks, owner
         self._buffer = room(ranks) if buffer is None else buffer
         self._integers = layout.integers
         self._tensors = Tensors(Segments.build(layout.floats, device=ranks.device))

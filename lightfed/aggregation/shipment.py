@@ -113,8 +113,7 @@ class Shipment:
         counts: Mapping[int, np.ndarray],
         masks: Mapping[int, Tensor] | None,
     ) -> None:
-        self._ranks = ranks
-        self._traffic = traffic
+        self._ranks, self._traffic = ranks, traffic
         self._live = tensors.segments.live_on(ranks.device)
         self._masks = masks
         self._travelling = sorted({k for clients in traffic.needed for k in clients})

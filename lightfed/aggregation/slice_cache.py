@@ -58,12 +58,8 @@ class Coverages:
         method: str,
         device: torch.device,
     ) -> None:
-        self._layouts = layouts
-        self._names = names
-        self._label_rows = label_rows
-        self._depths = depths
-        self._method = method
-        self._device = device
+        self._layouts, self._names, self._label_rows = layouts, names, label_rows
+        self._depths, self._method, self._device = depths, method, device
         # Keyed by the server model's layout (which a coverage keeps alive) and the parts sent.
         self._made: dict[tuple[int, Parts], Coverage] = {}
 

@@ -1,4 +1,1 @@
-"""One file per paper; add new algorithms here.
-
-Imports the rooms below the engine, and `shared`, but not the engine.
-"""
+"""One file per paper; add new algorithms here."""

@@ -92,13 +92,8 @@ class DisPFL(Peers):
         require_argument(0 <= prune_rate <= 1, "prune_rate", found, "give a share in [0, 1]")
         fix = "give at least 1, or leave it out for the length of the run"
         require_argument(rounds is None or rounds >= 1, "rounds", rounds, fix)
-        self.distribution = distribution
-        self.own_masks = own_masks
-        self.prune_rate = prune_rate
-        self.regrow = regrow
-        self.static = static
-        self.active = active
-        self.statistics = buffers
+        self.distribution, self.own_masks, self.prune_rate = distribution, own_masks, prune_rate
+        self.regrow, self.static, self.active, self.statistics = regrow, static, active, buffers
         self.rounds = rounds
         self.masks: Kept  # what clients last trained
         self._segments: Segments  # of the parameters, the leading part of a row

@@ -113,8 +113,7 @@ class FedBCD(Hierarchical):
         if not any(self.gammas):
             log.warning("%s with gamma = 0: every device trains alone", type(self).__name__)
         require_argument(0 < server_lr < inf, "server_lr", server_lr, "give a number above 0")
-        self.server_lr = server_lr
-        self.server_step = server_step
+        self.server_lr, self.server_step = server_lr, server_step
         self.mixing = None
         if mixing is not None:
             self.mixing = read_mixing(mixing, servers, key=f"{KEY}.mixing", wait=self.wait)

@@ -74,8 +74,7 @@ class FedKD(PersonalShared):
         require_argument(shares, "energy", list(energy), "give two shares in [0, 1]")
         self.energy = (energy[0], energy[1])
         self.form: mutual.Form = form
-        self.rounds = rounds
-        self.compress = compress
+        self.rounds, self.compress = rounds, compress
         self._sent: list[ServerModel] = []  # the student as sent; not state
         self._held: dict[int, dict[str, Tensor]] = {}  # r_k of this rank's participants
         self._share = 1.0

@@ -147,8 +147,7 @@ class MaxCommon(FlexiFed):
         found = f"true, together with max_common_layers: {limit}"
         fix = "keep one: the limit applies to the classifier, too"
         require_argument(not (limited and share_classifier), "share_classifier", found, fix)
-        self.max_common_layers = max_common_layers
-        self.share_classifier = share_classifier
+        self.max_common_layers, self.share_classifier = max_common_layers, share_classifier
 
     @override
     def choose(self, trie: Trie) -> list[Node]:

@@ -46,8 +46,7 @@ class FML(PersonalShared):
         for name, share in (("alpha", alpha), ("beta", beta)):
             found = f"{share} is outside [0, 1]"
             require_argument(0 <= share <= 1, name, found, "give a share such as 0.5")
-        self.alpha = alpha
-        self.beta = beta
+        self.alpha, self.beta = alpha, beta
         self.form: mutual.Form = form
 
     @override

@@ -75,12 +75,9 @@ class HeteroFL(Algorithm):
         require_argument(drawn, "level_weights", found, fix)
         positive = all(0 < weight < inf for weight in level_weights or ())
         require_argument(positive, "level_weights", level_weights, "give weights above 0")
-        self.assignment = assignment
-        self.level_weights = level_weights
-        self.mask = mask
+        self.assignment, self.level_weights, self.mask = assignment, level_weights, mask
         self.weights: Weights = weights
-        self.statistics_batch_size = statistics_batch_size
-        self.surplus_rows = mask_token
+        self.statistics_batch_size, self.surplus_rows = statistics_batch_size, mask_token
         self._hooks = LogitMasks()
         self._tests: SliceTests
 

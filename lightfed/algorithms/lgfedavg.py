@@ -76,8 +76,7 @@ class LGFedAvg(Algorithm):
         super().__init__()
         fix = "give at least 1; for none use Standalone"
         require(global_layers >= 1, _LAYERS, global_layers, fix)
-        self.global_layers = global_layers
-        self.side = side
+        self.global_layers, self.side = global_layers, side
         self.weights: Weights = weights
         self.start = start
         self._global: frozenset[str] | None = None  # the server's tensors that are sent

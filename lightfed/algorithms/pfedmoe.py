@@ -72,9 +72,7 @@ class PFedMoE(PersonalShared):
         require_argument(fits, "gate_lr", gate_lr, "give a factor of 0 or more")
         learns, found = gate != "half", f"{gate_lr}, and gate: half learns nothing"
         require_argument(gate_lr is None or learns, "gate_lr", found, "leave one of them out")
-        self.gate_units = gate_units
-        self.gate_lr = gate_lr
-        self.gate = gate
+        self.gate_units, self.gate_lr, self.gate = gate_units, gate_lr, gate
         self.federate = federate
         if not federate:
             self.moments = ("trained", "aggregated")  # the same model: nothing is aggregated

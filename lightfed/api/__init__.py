@@ -1,4 +1,1 @@
-"""The API for writing algorithms: `Algorithm` and the `Fleet` of clients.
-
-Imports `local` and the rooms above it.
-"""
+"""The API for writing algorithms: `Algorithm` and the `Fleet` of clients."""

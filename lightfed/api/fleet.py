@@ -52,8 +52,7 @@ class Fleet(Messenger):
         self, *args: Any, rounds: int | None = None, max_failed: int | None = None, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
-        self.rounds = rounds
-        self.max_failed = max_failed
+        self.rounds, self.max_failed = rounds, max_failed
         self.fruitless_rounds = 0
         self.metrics: dict[str, float] = {}
         self.tests: dict[Moment, list[Report]] = {}

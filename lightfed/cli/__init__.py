@@ -1,7 +1,4 @@
-"""The command line: `lightfed fit` and the others, and its one-line errors.
-
-Imports all rooms.
-"""
+"""The command line: `lightfed fit` and the others, and its one-line errors."""
 
 import warnings
 from typing import Any

@@ -38,22 +38,13 @@ _WITHOUT_A_TRAINER = {
 }
 _OF_THE_TRAINER = ("fit", "validate", "test", "partition", "groups", "plan")
 # Arguments of the trainer's methods that are objects, or that a command has no use for.
-_NOT_WORDS = {
-    "model",
-    "datamodule",
-    "dataloaders",
-    "train_dataloaders",
-    "val_dataloaders",
-    "verbose",
-    "weights_only",
-}
+_NOT_WORDS = "model datamodule dataloaders train_dataloaders val_dataloaders verbose weights_only"
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; errors that a user can cause print one line, not a traceback.
 
-    Args:
-        argv: the words of a call from Python; None for the command itself, which ends the process.
+    `argv` are the words of a call from Python; None for the command itself, which ends the process.
     """
     if argv is not None:
         _main(argv, from_python=True)
@@ -154,7 +145,7 @@ def _command_line(arguments: list[str] | None) -> None:
         @staticmethod
         @override
         def subcommands() -> dict[str, set[str]]:
-            return dict.fromkeys(commands, _NOT_WORDS)
+            return {command: set(_NOT_WORDS.split()) for command in commands}
 
         @override
         def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -18,10 +18,8 @@ _ITEM = re.compile(r"--((?:\w+\.)+?\w+)\.(\d+)\.([\w.]+)(?:=(.*))?", re.DOTALL)
 def check_files(words: Sequence[str]) -> None:
     """Reject keys that a file has twice: YAML would keep the last one.
 
-    Also files that are nested too deeply, or that a few aliases make too large.
-
-    Raises:
-        UserError: names the key and the lines, or the file.
+    Also files that are nested too deeply, or that a few aliases make too large. A UserError names
+    the key and the lines, or the file.
     """
     for path in _files(words):
         try:
@@ -40,10 +38,8 @@ def check_files(words: Sequence[str]) -> None:
 def with_items(words: Sequence[str]) -> list[str]:
     """A command line with the whole list for `--model.clients.0.count 3`.
 
-    The list is that of the last file that has it, with all such changes.
-
-    Raises:
-        UserError: no file has such an item.
+    The list is that of the last file that has it, with all such changes. A UserError if no file has
+    such an item.
     """
     left: list[str] = []
     lists: dict[str, list[Any]] = {}
@@ -87,8 +83,7 @@ def _set(item: Any, path: Sequence[str], value: Any, key: str) -> None:
 def _size(node: Any, known: dict[int, int]) -> int:
     """Number of values in a file; that of an alias is counted once and added for each use.
 
-    Raises:
-        RecursionError: it is nested too deeply, or an alias is inside of itself.
+    A RecursionError if it is nested too deeply, or an alias is inside of itself.
     """
     if id(node) not in known:
         items = node.value if isinstance(node, yaml.CollectionNode) else ()

@@ -84,8 +84,7 @@ def _levels(control: Control) -> str:
 def with_configurations(argv: Sequence[str]) -> list[str]:
     """The words of a command line with every `control:STRING` replaced by its configuration.
 
-    Raises:
-        UserError: a control string is invalid.
+    A UserError if one is invalid.
     """
     words = list(argv)
     for position, word in enumerate(words):
@@ -143,11 +142,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `lightfed control`; `argv` holds the words after it.
-
-    Raises:
-        UserError: a control string is invalid.
-    """
+    """Run `lightfed control`; `argv` holds the words after it."""
     parser = _Parser(
         prog="lightfed control",
         description="Explain a control string of HeteroFL's released code and print the "

@@ -70,8 +70,7 @@ SETTINGS = {
 def configuration(control: Control, data: str) -> dict[str, Any]:
     """The configuration of a control string for one of the data sets.
 
-    Raises:
-        UserError: there is no such data set, or it has no such split.
+    A UserError if there is no such data set, or it has no such split.
     """
     setting = setting_of(data)
     later = 1 if control.classes is None else 2
@@ -97,11 +96,7 @@ def configuration(control: Control, data: str) -> dict[str, Any]:
 
 
 def setting_of(data: str) -> Setting:
-    """The settings of a data set.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The settings of a data set; a UserError if there are none."""
     if data not in SETTINGS:
         raise UserError("control.data", repr(data), f"give one of {', '.join(SETTINGS)}")
     return SETTINGS[data]

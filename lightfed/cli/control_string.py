@@ -60,11 +60,7 @@ class Control:
 
     @classmethod
     def parse(cls, text: str) -> "Control":
-        """Read a control string.
-
-        Raises:
-            UserError: names the first invalid field.
-        """
+        """Read a control string; a UserError names the first invalid field."""
         words = text.split("_")
         if len(words) != len(FIELDS):
             fix = f"give {len(FIELDS)} of them: {'_'.join(FIELDS)}"

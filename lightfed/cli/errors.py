@@ -70,10 +70,8 @@ _REQUIRED = re.compile(r"the following arguments are required: ([\w.]+)")
 def parser_error(message: str, argv: Sequence[str], sections: Mapping[str, Any]) -> UserError:
     """The error of jsonargparse on a command line.
 
-    Args:
-        message: of jsonargparse.
-        argv: the words of the command line.
-        sections: classes and functions, by the key above their arguments ("" for no key).
+    `message` is that of jsonargparse. `sections` are classes and functions by the key above their
+    arguments ("" for no key).
     """
     keys = dict.fromkeys(("ckpt_path", "config", "rounds", "verbose", "world_size"))
     for section, owner in sections.items():

@@ -107,11 +107,7 @@ def _text(estimate: "Estimate") -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `lightfed latency`; `argv` holds the words after it.
-
-    Raises:
-        UserError: an argument cannot be used.
-    """
+    """Run `lightfed latency`; `argv` holds the words after it."""
     from jsonargparse import ArgumentError, auto_cli
 
     words = list(argv)

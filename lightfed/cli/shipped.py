@@ -16,8 +16,7 @@ ROOT = Path(__file__).parents[1] / "configs"  # in the repository a link to the 
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed configs`.
 
-    Raises:
-        UserError: there is nothing of that name, or it has been copied already.
+    A UserError if there is nothing of that name, or it has been copied already.
     """
     parser = argparse.ArgumentParser(
         "lightfed configs", description="List the configurations in the installation, or copy them."
@@ -42,11 +41,7 @@ def names() -> list[str]:
 
 
 def path_of(name: str) -> Path:
-    """The file of a configuration.
-
-    Raises:
-        UserError: there is none of that name.
-    """
+    """The file of a configuration; a UserError if there is none of that name."""
     if name in names():
         return ROOT / f"{name}.yaml"
     near = [other for other in names() if other.startswith(f"{name}/")]

@@ -4,6 +4,8 @@ Importing this package registers every data set and scheme, so that a configurat
 without a module.
 """
 
+# ruff: noqa: F401 - imported for others
+
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.cinic import CINIC10
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
@@ -30,37 +32,3 @@ from lightfed.data.partition import (
     draw_partition,
 )
 from lightfed.data.resident import ResidentSplit
-
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "CINIC10",
-    "MNIST",
-    "AGNews",
-    "Classes",
-    "Dataset",
-    "Digits",
-    "Dirichlet",
-    "DirichletClient",
-    "Diversity",
-    "Docstrings",
-    "FashionMNIST",
-    "FederatedDataModule",
-    "FromTorch",
-    "Hub",
-    "Iid",
-    "Natural",
-    "Partition",
-    "Partitioner",
-    "Prose",
-    "Quantity",
-    "ResidentSplit",
-    "Samples",
-    "Sentences",
-    "Shards",
-    "SpeechCommands",
-    "Tones",
-    "Transform",
-    "WikiText2",
-    "draw_partition",
-]

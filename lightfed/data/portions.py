@@ -22,9 +22,7 @@ class Portions:
     def __init__(
         self, partition: Partition, *, seed: int, chunks: int = 1, hold_out: float = 0.0
     ) -> None:
-        self._partition = partition
-        self._seed = seed
-        self._chunks = chunks
+        self._partition, self._seed, self._chunks = partition, seed, chunks
         self._hold_out = hold_out
         owned = np.diff(partition.train_offsets)
         sizes, which = np.unique(owned, return_inverse=True)

@@ -1,4 +1,1 @@
-"""Ranks: collectives, placement of clients, liveness, SLURM.
-
-Imports `utils`.
-"""
+"""Ranks: collectives, placement of clients, liveness, SLURM."""

@@ -84,8 +84,7 @@ class Ranks:
     """
 
     def __init__(self, device: torch.device, *, timeout: timedelta = TIMEOUT) -> None:
-        self.device = device
-        self.timeout = timeout
+        self.device, self.timeout = device, timeout
         up = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if up else 0
         self.world = dist.get_world_size() if up else 1

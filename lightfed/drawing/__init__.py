@@ -1,4 +1,1 @@
-"""Charts, tables and pages for any content.
-
-Imports `results` and `utils`.
-"""
+"""Charts, tables and pages for any content."""

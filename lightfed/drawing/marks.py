@@ -100,15 +100,9 @@ def points(
 ) -> Chart:
     """A point for each row with an error bar from `low` to `high`.
 
-    Args:
-        table: one row a point.
-        x: a quantity, or names.
-        y: a quantity, or names.
-        by: the series.
-        connected: whether a line goes through the points of a series.
-        across: whether `low` and `high` are of x.
-        name: a column with the name of each point, which stands beside it if they are few.
-        title: of the chart.
+    `x` and `y` are quantities, or names. With `across`, `low` and `high` are of x. `connected`
+    draws a line through the points of a series. `name` is a column with the name of each point,
+    which stands beside it if they are few.
     """
     extra = {"name": name} if name else {}
     data = canonical(table, {"x": x.column, "y": y.column, "series": by.column, **extra})
@@ -215,14 +209,8 @@ def heat(
 ) -> Chart:
     """A cell for each row; x and y are names or numbers of cells.
 
-    Args:
-        table: one row a cell.
-        x: from left to right.
-        y: from top to bottom.
-        value: the shade.
-        colours: `ramp` or `diverging`.
-        middle: the value in the middle of diverging colours.
-        title: of the chart.
+    `value` is the shade; `colours` are `ramp` or `diverging`, and `middle` is the value in the
+    middle of the latter.
     """
     data = canonical(table, {"x": x.column, "y": y.column, "value": value.column})
     headings = {"x": x.heading, "y": y.heading, "value": value.heading}

@@ -44,11 +44,8 @@ def parts() -> Any:
 def document(name: str, *, template: str, refresh: int = 0, **also: Any) -> str:
     """A whole page.
 
-    Args:
-        name: title of the browser tab.
-        template: a file in templates/.
-        refresh: seconds after which the page loads itself again; 0 for a page that stays.
-        also: further variables of the template.
+    `name` is the title of the browser tab, `template` a file in templates/. The page loads itself
+    again after `refresh` seconds; 0 for a page that stays.
     """
     own, packed = _script(), library()
     policy = f"script-src '{digest(own.encode())}' '{packed.digest}'"

@@ -27,8 +27,7 @@ CLIENT_GROUP_SPARE = ("std", "down / client", "compute / client", "stored / clie
 def print_summary(run: Path) -> None:
     """Print the tables of a run folder, and the path of its page if it has one.
 
-    Raises:
-        UserError: the folder is not a run, or cannot be read.
+    A UserError if the folder is not a run, or cannot be read.
     """
     files = read(run)
     outcome = outcome_of(files)
@@ -67,11 +66,8 @@ def print_table(
 ) -> None:
     """Print a table; if it is too wide, wrap headers and drop columns named in `spare`.
 
-    Args:
-        console: to print to.
-        content: cells of text; brackets in names are not markup.
-        left: positions of left-aligned columns; the others are right-aligned.
-        spare: headers in the order in which they are dropped.
+    `left` are positions of left-aligned columns; `spare` names columns in the order in which they
+    are dropped. Brackets in cells are not markup.
     """
     for header in spare:
         if fits(console, content):

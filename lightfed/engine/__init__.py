@@ -1,4 +1,1 @@
-"""Lightning: the Trainer, its loop of rounds, the root module, evaluation and launching ranks.
-
-Imports all rooms above it.
-"""
+"""Lightning: the Trainer, its loop of rounds, the root module, evaluation and launching ranks."""

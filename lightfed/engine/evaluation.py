@@ -70,8 +70,7 @@ class Evaluation:
         clients: int | None = None,
         packed: Packed | None = None,
     ) -> None:
-        self._fleet = fleet
-        self._data = data
+        self._fleet, self._data = fleet, data
         self._reports: dict[Kind, list[Report]] = {}
         self._kinds = frozenset(kinds)
         if type(fleet.algorithm).local is Hooks.local:

@@ -129,8 +129,7 @@ class Federation(Recorded, L.LightningModule):
         self.algorithm, self.seed = algorithm, seed
         self.groups = checks.client_groups(clients, cohorts)
         self.num_clients = sum(group.count for group in self.groups)
-        self.optimizer = optimizer
-        self._lr_schedule = lr_schedule
+        self.optimizer, self._lr_schedule = optimizer, lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
         self._fleet_options: dict[str, Any] = {

@@ -1,4 +1,1 @@
-"""Local training of a client: its group, module, optimiser, session, and the algorithm's hooks.
-
-Imports `aggregation` and the rooms above it.
-"""
+"""Local training of a client: its group, module, optimiser, session, and the algorithm's hooks."""

@@ -114,9 +114,7 @@ class LocalSession:
         live: LiveModule | None = None,
         stepper: Stepper | None = None,
     ) -> None:
-        self.module = module
-        self._live = live
-        self._stepper = stepper
+        self.module, self._live, self._stepper = module, live, stepper
         self._context: Autocast = runtime.forward_context or nullcontext
         self._log = LogBook()
         module.log = self._log.log  # type: ignore[method-assign]
@@ -292,6 +290,4 @@ def _loss(output: Any) -> Tensor | None:
 
     Lightning allows a loss, {"loss": ...}, or None to skip the batch.
     """
-    if isinstance(output, dict):
-        return output["loss"]
-    return output
+    return output["loss"] if isinstance(output, dict) else output

@@ -156,28 +156,17 @@ def step_schedule(schedule: Any) -> None:
 
 
 # Hooks that Lightning calls in its loops but a session does not.
-_UNCALLED = (
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-    "on_train_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "lr_scheduler_step",
-    "on_validation_epoch_end",
-)
+_UNCALLED = """
+on_train_start on_train_epoch_start on_train_batch_start on_train_batch_end on_train_epoch_end
+on_train_end on_before_zero_grad on_before_backward on_after_backward on_before_optimizer_step
+optimizer_step optimizer_zero_grad configure_gradient_clipping lr_scheduler_step
+on_validation_epoch_end
+"""
 
 
 def _warn_of_hooks(module: L.LightningModule) -> None:
     """Warn about a module's hooks that sessions do not call."""
-    uncalled = [name for name in _UNCALLED if is_overridden(name, module)]
+    uncalled = [name for name in _UNCALLED.split() if is_overridden(name, module)]
     if uncalled:
         log.warning(
             "%s: a session calls training_step, validation_step, configure_optimizers and "

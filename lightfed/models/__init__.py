@@ -1,5 +1,7 @@
 """Networks for clients: `class_path: lightfed.models.MLP`."""
 
+# ruff: noqa: F401 - imported for others
+
 from lightfed.models.networks.charcnn import CharCNN
 from lightfed.models.networks.cifar_resnet import CIFARResNet, ResNet18GN
 from lightfed.models.networks.cnn import Conv, SimpleCNN
@@ -10,20 +12,3 @@ from lightfed.models.networks.torchvision import Torchvision
 from lightfed.models.networks.transformer import Transformer
 from lightfed.models.networks.vdcnn import VDCNN
 from lightfed.models.networks.vgg import VGG, VGG11GN
-
-__all__ = [
-    "MLP",
-    "VDCNN",
-    "VGG",
-    "VGG11GN",
-    "CIFARResNet",
-    "CharCNN",
-    "Conv",
-    "LeNet",
-    "MoECNN",
-    "PreActResNet",
-    "ResNet18GN",
-    "SimpleCNN",
-    "Torchvision",
-    "Transformer",
-]

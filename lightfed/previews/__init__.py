@@ -1,4 +1,1 @@
-"""Previews of a configuration without training: the plan of a run, shared layers.
-
-Imports `engine` and the rooms above it.
-"""
+"""Previews of a configuration without training: the plan of a run, shared layers."""

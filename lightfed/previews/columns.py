@@ -4,12 +4,7 @@ from collections.abc import Collection, Sequence
 
 
 def aligned(lines: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    """Format cells in aligned columns.
-
-    Args:
-        lines: rows with the same number of cells; the first is the header.
-        left: positions of the left-aligned columns; the others are right-aligned.
-    """
+    """Cells in aligned columns, to the left at positions `left`; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

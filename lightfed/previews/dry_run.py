@@ -20,11 +20,7 @@ from lightfed.local.local_work import Phase
 
 
 class PlannedRanks(Ranks):
-    """The ranks of a planned run; this process is not one of them.
-
-    Args:
-        world: number of ranks.
-    """
+    """The ranks of a planned run; this process is not one of them."""
 
     def __init__(self, world: int) -> None:
         super().__init__(torch.device("cpu"))

@@ -22,14 +22,8 @@ def groups_table(
 ) -> str:
     """The trie of a federation, one line per sequence of layers that the same groups share.
 
-    Args:
-        groups: of the federation.
-        data: number of classes and shape of a sample.
-        seed: of the run.
-        prepare: the algorithm's change to a fresh module.
-
-    Raises:
-        UserError: a model cannot be built, or its layers cannot be ordered.
+    `prepare` is the algorithm's change to a fresh module. A UserError if a model cannot be built,
+    or its layers cannot be ordered.
     """
     batch = blank(data, samples=2)
     models = {}
@@ -43,13 +37,7 @@ def groups_table(
 
 
 def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> str:
-    """A trie as indented text.
-
-    Args:
-        trie: of groups 0, 1, ...
-        names: of the groups.
-        counts: their numbers of clients.
-    """
+    """The trie of groups 0, 1, ... as indented text, with their names and numbers of clients."""
     lines = [_HEAD]
     for level, chain in _in_order(_chains(trie)):
         layers = trie.models[chain[0].groups[0]]

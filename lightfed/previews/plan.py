@@ -43,9 +43,8 @@ def rank_rows(fleet: DryFleet) -> np.ndarray:
 def memory(fleet: DryFleet, optimizer: OptimizerFactory | None) -> dict[str, int]:
     """Bytes on the device of the fullest rank, by kind.
 
-    Args:
-        fleet: after its rounds. If its rows are in host memory, two per group are on the device.
-        optimizer: of the clients; None if their modules configure it: then only gradients count.
+    If its rows are in host memory, two per group are on the device. Without an optimizer, which
+    modules then configure, only gradients count.
     """
     modules = [state.module for state in fleet.groups]
     trained = max(sum(p.numel() for p in m.parameters() if p.requires_grad) for m in modules)
@@ -77,11 +76,7 @@ def state_slots(factory: OptimizerFactory | None) -> float:
 def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: int = 1) -> str:
     """Summary of a fleet's rounds as text; numbers per round are means.
 
-    Args:
-        fleet: after its rounds.
-        parts: of the memory.
-        rounds: number of rounds.
-        chunks: number of chunks of a client's samples; a round trains on one.
+    `parts` are those of the memory. A round trains on one of `chunks` of a client's samples.
     """
     over = "the first round" if rounds == 1 else f"a mean of the first {rounds} rounds"
     bound = f"{fleet.bound} ".lstrip()

@@ -1,7 +1,7 @@
 """The files of runs as pandas tables, and metrics over several runs.
 
-Imports `utils`. `read` a run folder, group runs with `grouped` or `singles`, and take tables from
-`tidy` and `courses`. Names are imported on first use: numpy, pandas and scipy take a while.
+`read` a run folder, group runs with `grouped` or `singles`, and take tables from `tidy` and
+`courses`. Names are imported on first use: numpy, pandas and scipy take a while.
 """
 
 from importlib import import_module

@@ -1,4 +1,1 @@
-"""The run folder: its lock, tables, checkpoints, journal and exported models.
-
-Imports `simulation` and the rooms above it.
-"""
+"""The run folder: its lock, tables, checkpoints, journal and exported models."""

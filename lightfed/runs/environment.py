@@ -13,16 +13,7 @@ import torch
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment
 
-_PACKAGES = (
-    "lightfed",
-    "torch",
-    "torchvision",
-    "torchaudio",
-    "lightning",
-    "torchmetrics",
-    "triton",
-    "numpy",
-)
+_PACKAGES = "lightfed torch torchvision torchaudio lightning torchmetrics triton numpy"
 
 
 class Evaluated(Protocol):
@@ -71,7 +62,7 @@ def software() -> dict[str, str]:
 def _versions() -> dict[str, str]:
     """Versions of packages and the commit, which stay while a process runs."""
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

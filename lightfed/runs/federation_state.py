@@ -21,18 +21,14 @@ _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with i
 _TESTS = "lightfed_round_tests"  # of the last round
 # The trainer's keys that results depend on. A run may be extended, or resumed with another number
 # of ranks or other callbacks.
-_TRAINER = (
-    "precision",
-    "limit_train_batches",
-    "limit_val_batches",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-)
+_TRAINER = """
+precision limit_train_batches limit_val_batches gradient_clip_val gradient_clip_algorithm
+"""
 
 
 def config_digest(options: Mapping[str, Any]) -> str:
     """Digest of a sub-command's options, as parsed: 16 hexadecimal digits."""
-    trainer = {key: options["trainer"].get(key) for key in _TRAINER}
+    trainer = {key: options["trainer"].get(key) for key in _TRAINER.split()}
     relevant = {"model": options["model"], "data": _placeless(options["data"]), "trainer": trainer}
     text = json.dumps(relevant, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

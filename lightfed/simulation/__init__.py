@@ -1,4 +1,1 @@
-"""Virtual time: delays, the clock, and servers with groups of clients.
-
-Imports `api` and the rooms above it.
-"""
+"""Virtual time: delays, the clock, and servers with groups of clients."""

@@ -1,4 +1,1 @@
-"""The state of clients and servers as flat rows, and the cost of sending it.
-
-Imports `utils`.
-"""
+"""The state of clients and servers as flat rows, and the cost of sending it."""

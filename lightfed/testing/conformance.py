@@ -61,11 +61,7 @@ def conformance(
 
 
 def digests_of(plan: Plan, folder: Path) -> Digests:
-    """Run a plan in a separate process.
-
-    Raises:
-        AssertionError: a run failed; the end of what it printed.
-    """
+    """Run a plan in a separate process; an AssertionError has the end of what a run printed."""
     (folder / "plan.pickle").write_bytes(pickle.dumps(plan))
     run_module("lightfed.testing.worker", str(folder))
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}

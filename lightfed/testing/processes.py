@@ -42,11 +42,7 @@ class Command:
 
 
 def run_module(module: str, *arguments: str) -> None:
-    """Run a module in a process that can fork ranks.
-
-    Raises:
-        AssertionError: it failed; the end of what it printed.
-    """
+    """Run a module in a process that can fork ranks; an AssertionError if it failed."""
     with TemporaryDirectory() as place:
         errors = Path(place) / "stderr"
         pid = start(module, *arguments, printed="/dev/null", errors=str(errors))
@@ -63,16 +59,9 @@ def start(
 ) -> int:
     """Start a module as the leader of a new session.
 
-    Args:
-        module: run as `python -m` does.
-        arguments: on its command line.
-        folder: its working folder.
-        environment: this process's if None, less the variables of a launcher of ranks.
-        printed: file for its standard output.
-        errors: file for its standard error.
-
-    Returns:
-        its process id; `status_of` has to be called for it.
+    Standard output and error go to the files `printed` and `errors`. Without an environment it has
+    this process's, less the variables of a launcher of ranks. Returns its process id; `status_of`
+    has to be called for it.
     """
     given = _own_environment() if environment is None else dict(environment)
     place = os.path.abspath(folder)
@@ -85,8 +74,7 @@ def start(
 def status_of(pid: int, seconds: float = _SECONDS) -> int:
     """Wait for a process; its exit status, negative for a signal.
 
-    Raises:
-        TimeoutError: it ran longer, and is killed with its session.
+    A TimeoutError if it ran longer; it is killed with its session.
     """
     while pid not in _ended:
         if not _server().poll(seconds):

@@ -31,12 +31,7 @@ def kept_port() -> socket.socket:
 def start_job(ranks: int, work: Callable[[int], None]) -> int:
     """Fork the ranks of a job into a new process group.
 
-    Args:
-        ranks: number of ranks.
-        work: called in each of them with its rank.
-
-    Returns:
-        the process group.
+    `work` is called in each of them with its rank. Returns the process group.
     """
     gc.freeze()  # the ranks then neither scan imported objects nor copy their pages
     group = 0

@@ -102,11 +102,7 @@ Run = Callable[[Plan, str, Path, int], Digest]
 
 
 def _job(one: Run, plan: Plan, names: list[str], folder: Path, ranks: int) -> None:
-    """Run every case once, with one start of the ranks.
-
-    Raises:
-        SystemExit: a rank failed; its error is on stderr.
-    """
+    """Run every case once, with one start of the ranks."""
 
     def work(rank: int) -> None:
         federation.move_for = shuffle

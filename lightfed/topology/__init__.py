@@ -1,4 +1,1 @@
-"""Communication without a server: graphs, their mixing matrices and spectra.
-
-Imports `utils`.
-"""
+"""Communication without a server: graphs, their mixing matrices and spectra."""

@@ -1,4 +1,1 @@
-"""Random generators, errors, signals, files: every room may import them.
-
-Imports no other room.
-"""
+"""Random generators, errors, signals, files: every room may import them."""

@@ -23,14 +23,8 @@ from lightfed.utils.errors import UserError, reason
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """Write all of `path` or leave it untouched.
 
-    Writes a temporary file next to it, flushes it to disk and renames it.
-
-    Args:
-        path: the target.
-        write: called with a binary file.
-
-    Raises:
-        OSError: the write failed; no partial file is left.
+    Writes a temporary file next to it, flushes it to disk and renames it. `write` is called with a
+    binary file. If it fails, an OSError, no partial file is left.
     """
     temporary = path.with_name(f"{path.name}.{uuid4().hex[:8]}.part")
     try:
@@ -63,10 +57,7 @@ def check(path: Path) -> None:
     """Read a whole file and verify its checksums.
 
     Mapped tensors are read on use: a corrupt one would go unnoticed, and one that the disk cannot
-    read would kill the process (SIGBUS).
-
-    Raises:
-        UserError: the file is missing, truncated or corrupt.
+    read would kill the process (SIGBUS). A UserError if the file is missing, truncated or corrupt.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -80,8 +71,7 @@ def check(path: Path) -> None:
 def read(path: Path) -> Any:
     """Load a torch file of tensors and primitives; tensors are memory-mapped.
 
-    Raises:
-        UserError: the file is broken or holds other objects.
+    A UserError if the file is broken or holds other objects.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -93,10 +83,8 @@ def read(path: Path) -> Any:
 def checked(path: object) -> Iterator[None]:
     """Report a value that the block cannot use as that of a damaged file.
 
-    A file may be edited, or be written by a program with a mistake: its checksums are then right.
-
-    Raises:
-        UserError: the block raised another error; names the file.
+    A file may be edited, or be written by a program with a mistake: its checksums are then right. A
+    UserError names the file if the block raised another error.
     """
     try:
         yield
@@ -109,13 +97,8 @@ def checked(path: object) -> Iterator[None]:
 def check_like(found: Any, example: Any, name: str) -> None:
     """Compare a value from a file with an example: keys, types, shapes; counts are 0 or more.
 
-    Args:
-        found: the value; it may have more keys.
-        example: of such a value, with None for anything.
-        name: of the value, for the error.
-
-    Raises:
-        ValueError: names the part that differs.
+    The value may have more keys; None in the example stands for anything. A ValueError names the
+    part of `name` that differs.
     """
     fits = example is None or type(found) is type(example) or isinstance(example, Mapping)
     if isinstance(example, Mapping):
@@ -133,15 +116,8 @@ def check_like(found: Any, example: Any, name: str) -> None:
 def check_numbers(found: Any, example: Any, name: str) -> None:
     """Compare a value from a file with an example: its numbers, mappings and lists.
 
-    Only what both have: other keys and lengths are those of another class or version.
-
-    Args:
-        found: the value.
-        example: of such a value; a number may also be a tensor.
-        name: of the value, for the error.
-
-    Raises:
-        ValueError: names the part that differs.
+    Only what both have: other keys and lengths are those of another class or version. A number of
+    the example may also be a tensor. A ValueError names the part of `name` that differs.
     """
     kind = next((k for k in (Mapping, list, bool, int | float) if isinstance(example, k)), object)
     fits = isinstance(found, kind) or (kind == int | float and isinstance(found, Tensor))

@@ -3,6 +3,8 @@
 They are those of lightning 2.6; `pyproject.toml` pins 2.6.x. A missing name fails here, at import.
 """
 
+# ruff: noqa: F401 - imported for others
+
 from typing import Any
 
 import lightning.pytorch as L
@@ -17,21 +19,6 @@ from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities.model_helpers import is_overridden
-
-__all__ = [
-    "_PATH",
-    "_CheckpointConnector",
-    "_FitLoop",
-    "_SignalConnector",
-    "_TrainingEpochLoop",
-    "_call_callback_hooks",
-    "_call_lightning_module_hook",
-    "_configure_optimizers",
-    "_configure_schedulers_automatic_opt",
-    "call_overridden",
-    "is_overridden",
-    "overriding",
-]
 
 
 def overriding(name: str, trainer: Any) -> tuple[bool, bool]:

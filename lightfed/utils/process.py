@@ -15,23 +15,13 @@ from typing import TextIO
 from lightfed.utils.errors import UserError
 
 # Environment variables, and the smallest value of each.
-LEAST = {
-    "MASTER_PORT": 1,
-    "RANK": 0,
-    "LOCAL_RANK": 0,
-    "NODE_RANK": 0,
-    "GROUP_RANK": 0,
-    "WORLD_SIZE": 1,
-    "LOCAL_WORLD_SIZE": 1,
-    "SLURM_JOB_ID": 1,
-    "SLURM_NNODES": 1,
-    "SLURM_NTASKS": 1,
-    "SLURM_NTASKS_PER_NODE": 1,
-    "SLURM_PROCID": 0,
-    "SLURM_LOCALID": 0,
-    "SLURM_NODEID": 0,
-    "SLURM_RESTART_COUNT": 0,
-}
+_COUNTS = """
+MASTER_PORT WORLD_SIZE LOCAL_WORLD_SIZE SLURM_JOB_ID SLURM_NNODES SLURM_NTASKS SLURM_NTASKS_PER_NODE
+"""
+_NUMBERS = """
+RANK LOCAL_RANK NODE_RANK GROUP_RANK SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_RESTART_COUNT
+"""
+LEAST = dict.fromkeys(_COUNTS.split(), 1) | dict.fromkeys(_NUMBERS.split(), 0)
 _LIBRARIES = ("lightning.pytorch", "lightning.fabric")
 
 
@@ -53,9 +43,6 @@ def end_process(status: int) -> None:
     Python would visit and free every object first, which takes a second of CPU time. Waits for
     threads, calls exit functions, and flushes. Returns if a debugger or profiler would lose its
     results, or if a stream cannot be flushed: the caller then exits as usual.
-
-    Args:
-        status: of the process.
     """
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return

@@ -98,9 +98,7 @@ class _TorchStreams(Streams):
 class DeviceStreams(Streams):
     """Counters on the device: one launch draws for all clients.
 
-    Args:
-        keys: (K,) of the streams.
-        offsets: (K,) int64, elements of each that have been drawn; advanced in place.
+    `offsets` (K,) int64 are elements of each that have been drawn; advanced in place.
     """
 
     def __init__(self, keys: Tensor, offsets: Tensor) -> None:

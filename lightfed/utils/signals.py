@@ -29,8 +29,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def listen() -> None:
     """Record SIGUSR1 and SIGTERM from now on; calling it again has no effect.
 
-    Raises:
-        ValueError: called outside the main thread, where Python cannot set handlers.
+    A ValueError outside the main thread, where Python cannot set handlers.
     """
     for number in _SIGNALS:
         signal.signal(number, _record)

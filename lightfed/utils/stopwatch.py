@@ -15,8 +15,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 class Stopwatch:
     """Times work on a device; on CUDA by two events in its stream, without synchronising.
 
-    Args:
-        device: device to time; creating the stopwatch starts it.
+    Creating it starts it.
     """
 
     def __init__(self, device: torch.device) -> None:

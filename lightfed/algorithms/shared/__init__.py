@@ -1,4 +1,1 @@
-"""Code that several papers share.
-
-Imports `runs` and the rooms above it.
-"""
+"""Code that several papers share."""

@@ -164,9 +164,7 @@ class SliceTests:
     """
 
     def __init__(self, fed: Fleet, *, batch_size: int, masks: LogitMasks | None) -> None:
-        self._fed = fed
-        self._batch_size = batch_size
-        self._masks = masks
+        self._fed, self._batch_size, self._masks = fed, batch_size, masks
         widest, first = max(state.rate for state in fed.groups), fed.groups[0].rate
         found = f"{first}, while another group has {widest}"
         fix = "put the widest group first: its model is the global one"

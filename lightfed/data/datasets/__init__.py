@@ -1,4 +1,1 @@
-"""The data sets, a family per file, and how their files become samples.
-
-Imports `utils`.
-"""
+"""The data sets, a family per file, and how their files become samples."""

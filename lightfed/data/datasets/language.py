@@ -103,8 +103,7 @@ class Text(Dataset):
         """
         require(rows >= 1, f"{KEY}.rows", rows, "give at least 1")
         require(window >= 1, f"{KEY}.window", window, "give at least 1")
-        self.rows = rows
-        self.window = window
+        self.rows, self.window = rows, window
         self.input_shape = (window,)
 
     @abstractmethod

@@ -38,8 +38,7 @@ class OfficialFiles(Dataset):
                 of MNIST and Fashion-MNIST by the number of images.
         """
         self.root = Path(root).expanduser()
-        self.download = download
-        self.verify_checksums = verify_checksums
+        self.download, self.verify_checksums = download, verify_checksums
 
     @abstractmethod
     def _files(self) -> list[tuple[Path, str | None]]:
@@ -149,9 +148,7 @@ class CIFARFiles(OfficialFiles):
             found = f"{erase}" if augment else f"{erase} with augment: false"
             fix = "give a probability such as 0.5, or leave it out"
             require(0 <= erase <= 1 and (augment or not erase), f"{KEY}.erase", found, fix)
-        self.preset = preset
-        self.augment = augment
-        self.erase = erase
+        self.preset, self.augment, self.erase = preset, augment, erase
 
     @property
     @override

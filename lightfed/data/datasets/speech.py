@@ -77,8 +77,7 @@ class SpeechCommands(Dataset):
                 a class per word, 30 in v0.01, 35 in v0.02.
         """
         self.root = Path(root).expanduser()
-        self.version = version
-        self.protocol = protocol
+        self.version, self.protocol = version, protocol
         self._folder = self.root / "SpeechCommands" / f"speech_commands_{version}"
         commands = (*_COMMANDS, "unknown", "silence")
         self.classes = commands if protocol == "commands" else _WORDS[version]

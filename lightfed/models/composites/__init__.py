@@ -1,4 +1,1 @@
-"""Clients of several networks: mixtures of experts, mutual learning, prototypes, body and head.
-
-Imports `utils` and the networks.
-"""
+"""Clients of several networks: mixtures of experts, mutual learning, prototypes, body and head."""

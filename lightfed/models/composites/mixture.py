@@ -110,10 +110,7 @@ class MixtureClient(nn.Module):
         own, common = feature_dim(extractor, batch), feature_dim(shared, batch)
         found = f"its extractor gives {common} features, but the client's gives {own}"
         require(own == common, "shared", found, "use extractors with the same number of features")
-        self.extractor = extractor
-        self.head = head
-        self.shared = shared
-        self.gate = gate
+        self.extractor, self.head, self.shared, self.gate = extractor, head, shared, gate
 
     @override
     def forward(self, x: Tensor) -> Tensor:

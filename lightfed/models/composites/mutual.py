@@ -52,8 +52,7 @@ class _Pair(nn.Module):
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
         super().__init__()
-        self.private = private
-        self.shared = shared
+        self.private, self.shared = private, shared
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -85,8 +84,7 @@ class FML(_Pair):
         form: Form = "separate",
     ) -> None:
         super().__init__(private, shared)
-        self.alpha = alpha
-        self.beta = beta
+        self.alpha, self.beta = alpha, beta
         self.form: Form = form
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -90,8 +90,7 @@ class FDClient(ClassClient):
         self, net: nn.Module, num_classes: int, *, weight: float = 1.0, target: Target = "softmax"
     ) -> None:
         super().__init__(num_classes, num_classes)
-        self.net = net
-        self.weight = weight
+        self.net, self.weight = net, weight
         self.target: Target = target
 
     @override
@@ -140,8 +139,7 @@ class FedProtoClient(ClassClient):
         inference: Inference = "prototypes",
     ) -> None:
         super().__init__(num_classes, private.feature_dim)
-        self.private = private
-        self.weight = weight
+        self.private, self.weight = private, weight
         self.inference: Inference = inference
 
     @override

@@ -16,9 +16,7 @@ class SplitNetwork(nn.Module):
 
     def __init__(self, extractor: nn.Module, head: nn.Module, *, feature_dim: int) -> None:
         super().__init__()
-        self.extractor = extractor
-        self.head = head
-        self.feature_dim = feature_dim
+        self.extractor, self.head, self.feature_dim = extractor, head, feature_dim
 
     @override
     def forward(self, x: Tensor) -> Tensor:

@@ -35,9 +35,7 @@ class SwitchNorm1d(nn.Module):
     ) -> None:
         super().__init__()
         assert num_features >= 2, "one feature has no variance"
-        self.eps = eps
-        self.momentum = momentum
-        self.debias = debias
+        self.eps, self.momentum, self.debias = eps, momentum, debias
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features))
         self.mean_weight = nn.Parameter(torch.ones(2))

@@ -181,8 +181,7 @@ class PadShortcut(nn.Module):
 
     def __init__(self, stride: int, channels: int) -> None:
         super().__init__()
-        self.stride = stride
-        self.channels = channels
+        self.stride, self.channels = stride, channels
 
     @override
     def forward(self, x: Tensor) -> Tensor:

@@ -65,8 +65,7 @@ class Transformer(nn.Module):
         if layers:
             check_heads(embedding, heads, rate, layer="layers.0.attention")
         self.mask_token = num_classes  # row V of the embedding
-        self.mask_rate = mask_rate
-        self.causal = causal
+        self.mask_rate, self.causal = mask_rate, causal
         self.masked = torch.zeros(0, *input_shape, dtype=torch.bool)
         self.label_rows = ("token.weight",)
         self.position = nn.Embedding(input_shape[0], width)

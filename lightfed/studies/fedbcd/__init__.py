@@ -1,4 +1,1 @@
-"""Clouds of servers: accuracy over virtual time, and the analysis of latency.
-
-Imports `drawing`, `results`, `simulation` and `utils`.
-"""
+"""Clouds of servers: accuracy over virtual time, and the analysis of latency."""

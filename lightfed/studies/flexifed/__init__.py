@@ -1,4 +1,1 @@
-"""Strategies by version, and accuracy before and after aggregation.
-
-Imports `drawing`, `results` and `utils`.
-"""
+"""Strategies by version, and accuracy before and after aggregation."""

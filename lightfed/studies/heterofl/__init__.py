@@ -1,4 +1,1 @@
-"""Model size against accuracy, and control strings.
-
-Imports `drawing`, `results` and `utils`.
-"""
+"""Model size against accuracy, and control strings."""

@@ -1,4 +1,1 @@
-"""Mixtures of experts and other methods, and the weights of their gates.
-
-Imports `drawing`, `results` and `utils`.
-"""
+"""Mixtures of experts and other methods, and the weights of their gates."""
