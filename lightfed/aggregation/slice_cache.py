@@ -135,10 +135,7 @@ class Coverages:
         return covered == own.floats.numel and (parts.integers or not own.integers.numel)
 
     def take(self, model: ServerModel, group: int, parts: Parts, row: Row) -> None:
-        """Copy the parts of a server model that a group covers into one of its rows, or several.
-
-        Errors are those of `fitting`.
-        """
+        """Copy what a group covers of a model's parts into its rows; errors as of `fitting`."""
         self.fitting(model, group, parts).take(model.floats, group, row.floats)
         if parts.integers and model.integers.numel():
             put_integers(model, group, self._layouts[group], row)

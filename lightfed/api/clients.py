@@ -144,10 +144,7 @@ class Clients(PlacedClients):
         return self.groups[group].bind(model.row)
 
     def load_parameters(self, model: ServerModel, client: int) -> None:
-        """Copy a server's parameters, without buffers, into a client's row.
-
-        This is not a message: the ledger does not count it.
-        """
+        """Copy a server's parameters, no buffers, into a client's row; no message is counted."""
         self.load(model, client, buffers=False)
 
     def load(
@@ -166,10 +163,7 @@ class Clients(PlacedClients):
         self._coverages.take(model, self.group_of(client), parts, self.row(client))
 
     def check_nested(self, model: ServerModel, group: int) -> None:
-        """Reject a group whose rows do not fit into a server model.
-
-        A UserError names the group and the layer.
-        """
+        """Reject a group whose rows do not fit into a server model; names group and layer."""
         self._coverages.fitting(model, group, Parts())
 
     def covered_row(self, model: ServerModel, client: int) -> Row:

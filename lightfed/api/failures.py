@@ -54,10 +54,7 @@ class Verdict:
 
 
 def judge(reports: Sequence[Report], t: int, *, limit: float) -> Verdict:
-    """Decide which updates of round t can be used.
-
-    `limit` is the largest norm of a row that counts as finite.
-    """
+    """Decide which updates can be used; `limit` is the largest norm that counts as finite."""
     usable, bad, not_finite, warnings = {}, [], [], []
     for report in reports:
         client, finite = report.client, report.norm < limit

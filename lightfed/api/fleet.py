@@ -64,10 +64,7 @@ class Fleet(Messenger):
         return participants(self.work, self.clients, seed=self.seed, t=t)
 
     def assign(self, groups: Mapping[int, int]) -> None:
-        """Put clients into other groups for this round (HeteroFL's dynamic levels).
-
-        Stateless algorithms only.
-        """
+        """Put stateless clients into other groups for this round (HeteroFL's dynamic levels)."""
         assert not self.algorithm.stateful, "a client that keeps its row cannot change its shape"
         self._assigned = dict(groups)
 
@@ -217,10 +214,7 @@ class Fleet(Messenger):
                 client_states.restore(self, client, states[client])
 
     def open_round(self) -> None:
-        """Forget the participants of the last round.
-
-        This frees the rows of stateless clients.
-        """
+        """Forget the participants of the last round. This frees the rows of stateless clients."""
         self.metrics, self.tests, self._assigned = {}, {}, {}
         self._outcomes, self.training.calls, self.moved = Outcomes(), 0, 0
         for kept in self.kept.values():

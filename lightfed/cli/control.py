@@ -82,10 +82,7 @@ def _levels(control: Control) -> str:
 
 
 def with_configurations(argv: Sequence[str]) -> list[str]:
-    """The words of a command line with every `control:STRING` replaced by its configuration.
-
-    A UserError if one is invalid.
-    """
+    """The words of a command line with the configuration of every `control:STRING`."""
     words = list(argv)
     for position, word in enumerate(words):
         option, equals, value = word.partition("=")

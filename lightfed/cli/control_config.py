@@ -68,10 +68,7 @@ SETTINGS = {
 
 
 def configuration(control: Control, data: str) -> dict[str, Any]:
-    """The configuration of a control string for one of the data sets.
-
-    A UserError if there is no such data set, or it has no such split.
-    """
+    """The configuration of a control string; a UserError if the data set has no such split."""
     setting = setting_of(data)
     later = 1 if control.classes is None else 2
     schedule = {"milestones": [later * t for t in setting.milestones], "gamma": 0.1}

@@ -9,10 +9,7 @@ _PART = 4096  # samples looked at together; they may be larger than memory
 
 
 def loaded(dataset: Dataset) -> tuple[Samples, Samples]:
-    """The training and the test split.
-
-    A UserError names the data set, the split and the first sample that no model can use.
-    """
+    """The training and the test split; a UserError names the first sample that is of no use."""
     splits = {"train": dataset.load("train"), "test": dataset.load("test")}
     for split, samples in splits.items():
         found = _mistake(samples, dataset)

@@ -37,10 +37,7 @@ class ClientBatches:
         tokens: Tensor | None,
         seed: int,
     ) -> None:
-        """Take prepared data; nothing is held out.
-
-        `tokens` are (N, window) of the training split, if those are what is predicted.
-        """
+        """Take prepared data; `tokens` are (N, window), if those are what is predicted."""
         self.partition_, self.train, self.test = partition, train, test
         self._tokens, self._seed = tokens, seed
         dealt = np.zeros(len(train), np.bool_)

@@ -29,10 +29,7 @@ class Portions:
         self._trained = owned - np.array([self._held(n) for n in sizes.tolist()])[which]
 
     def check(self, *, batch_size: int, last_batch: LastBatch) -> None:
-        """Refuse settings with which a client would train on nothing.
-
-        A UserError names the key and a client.
-        """
+        """Refuse settings with which a client, which is named, would train on nothing."""
         left = self._trained
         least = int(left.argmin())
         owned = len(self._partition.train(least))

@@ -41,10 +41,7 @@ _connected = threading.Event()
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """Reject a variable that is no number, or out of range.
-
-    A UserError names the variable.
-    """
+    """Reject a variable that is no number, or out of range. A UserError names the variable."""
     for name, least in LEAST.items():
         value = environ.get(name, str(least))
         found, fix = repr(value), f"set it to a number from {least}, or unset it"

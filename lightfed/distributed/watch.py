@@ -195,10 +195,7 @@ class Watch:
         self._end(f"{peer} is lost with its node (no answer)", self.node_lost)
 
     def _end(self, reason: str | None, go_on: Callable[[], str] = str) -> NoReturn:
-        """End this process, regardless of its other threads.
-
-        Ranks that do not print have no reason.
-        """
+        """End this process, regardless of its other threads; some ranks have nothing to say."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread is ending the process
         outcome = ""

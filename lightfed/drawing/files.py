@@ -81,10 +81,7 @@ def write_table(table: pd.DataFrame, stem: Path, format: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically: a reader sees the old one or the new one.
-
-    A UserError if the folder cannot be written to.
-    """
+    """Replace a file atomically; a UserError if the folder cannot be written to."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

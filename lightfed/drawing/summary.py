@@ -25,10 +25,7 @@ CLIENT_GROUP_SPARE = ("std", "down / client", "compute / client", "stored / clie
 
 
 def print_summary(run: Path) -> None:
-    """Print the tables of a run folder, and the path of its page if it has one.
-
-    A UserError if the folder is not a run, or cannot be read.
-    """
+    """Print the tables of a run folder, and the path of its page; a UserError if it is none."""
     files = read(run)
     outcome = outcome_of(files)
     rows = [{"figure": f.label, "final": f.value, "note": f.note} for f in key_figures(outcome)]

@@ -21,10 +21,7 @@ MARGIN = 0.04  # of an axis, beside its values
 def course_table(
     group: Group, column: str, series: str, along: Along | None = None
 ) -> pd.DataFrame:
-    """`Group.course` with `series`, and `at`: what `along` gives by round, mean over the runs.
-
-    A single run has no interval.
-    """
+    """`Group.course` with `series`, and `at`: what `along` gives by round, mean over the runs."""
     course = group.course(column)
     at = course.index.to_series()
     if along is not None:

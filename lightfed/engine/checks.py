@@ -45,10 +45,7 @@ def client_groups(
 
 
 def row_folder(store: str, folder: str | None) -> Path | None:
-    """The folder of the file of clients' rows; None if there is none.
-
-    A UserError if a folder is given for rows that are in no file.
-    """
+    """The folder of the file of clients' rows; None without, which refuses a given one."""
     found, fix = f"{folder}, and store is {store}", "set model.store: disk, or leave it out"
     require(folder is None or store == "disk", "model.store_folder", found, fix)
     return Path(folder or gettempdir()) if store == "disk" else None

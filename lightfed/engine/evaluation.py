@@ -158,10 +158,7 @@ class Evaluation:
         return UserList(jobs + [IDLE] * (longest - len(jobs)))
 
     def _share(self, rank: int, alone: Sequence[int]) -> tuple[list[int], list[tuple[Tests, Any]]]:
-        """The jobs of a rank, and its pieces.
-
-        Clients that are `alone` are tested one after the other.
-        """
+        """The jobs of a rank, those of clients that are tested `alone`, and its pieces."""
         fleet, world = self._fleet, self._fleet.ranks.world
         home = fleet.home if fleet.algorithm.stateful else None
         jobs = list(alone[rank::world]) if home is None else [k for k in alone if home(k) == rank]
@@ -213,10 +210,7 @@ class Evaluation:
             self._reports["finetuned"].append(self._run_finetuned(job))
 
     def _run_finetuned(self, client: int) -> Report:
-        """Test a client after an unreported session on its training split.
-
-        If the session raises, no sample is tested.
-        """
+        """Test a client after an unreported session; no samples if the session raises."""
         fleet, training = self._fleet, self._fleet.training
         # Lightning evaluates in inference mode, where gradients cannot be computed.
         with torch.inference_mode(False), torch.enable_grad():

@@ -111,10 +111,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
             checkpoint.remove(path)
 
     def _suspend(self, suspended: Suspended, t: int) -> None:
-        """Save the finished sessions next to the checkpoint that the round started from.
-
-        Raises Interrupted.
-        """
+        """Save the finished sessions next to the round's checkpoint; raises Interrupted."""
         federation, last = federation_of(self.trainer), self.trainer.last_checkpoint
         assert last is not None, "a round is suspended only if its start is on disk"
         self.trainer.strategy.checkpoints.finish()
@@ -126,10 +123,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         raise Interrupted(self.asked(), saved, resumable=True, progressed=progressed)
 
     def asked(self) -> int:
-        """The signal received by any rank; 0 for none.
-
-        A DiskError on every rank if the last checkpoint could not be written.
-        """
+        """The signal received by any rank, or 0; a DiskError if the checkpoint failed."""
         strategy = self.trainer.strategy
         every = strategy.ranks.gather([(signals.asked() or 0, strategy.checkpoints.failed)])
         if any(failed for _, failed in every):

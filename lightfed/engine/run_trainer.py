@@ -74,10 +74,7 @@ class RunTrainer(Recorded, L.Trainer):
 
     @property
     def results(self) -> Run:
-        """The run folder's tables: `rounds`, and `clients` with a row a client and evaluation.
-
-        A UserError if the run has no folder.
-        """
+        """The run's tables: `rounds`, and `clients` with a row a client and evaluation."""
         logger = self.run_logger
         if logger is None or not logger.claimed:
             raise UserError("trainer.logger", "no run folder to read", "call fit with logger=True")
@@ -214,10 +211,7 @@ class RunTrainer(Recorded, L.Trainer):
             self.loggers, self.only_loads = loggers, False
 
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
-        """The file of a checkpoint; with `fresh`, `last` may start a new run.
-
-        A UserError if there is no such checkpoint.
-        """
+        """The file of a checkpoint, or a UserError; with `fresh`, `last` may start a new run."""
         logger = self.run_logger
         self.strategy.checkpoints.strict = False
         if fresh and logger is not None:

@@ -68,10 +68,7 @@ def attach_sessions(
 
 
 def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:
-    """Reject what clients or evaluations cannot run on.
-
-    A UserError names the evaluation, or a client and the fix.
-    """
+    """Reject what clients or evaluations cannot run on; names the evaluation or a client."""
     if "global" in kinds and data.pool == "union":
         found = "global, but data.pool: union deals the test samples to clients"
         raise UserError("model.evaluate", found, "set it to [personal]")

@@ -256,10 +256,7 @@ class GroupState:
         return self.module
 
     def output_layer(self, num_classes: int) -> tuple[str, ...]:
-        """Names of the tensors whose rows are class labels.
-
-        They are the tensors of the last layer with `num_classes` rows.
-        """
+        """Names of the tensors of the last layer with `num_classes` rows, the class labels."""
         found: tuple[str, ...] = ()
         for name, module in self.module.named_modules():
             weight = getattr(module, "weight", None)

@@ -221,10 +221,7 @@ class LocalSession:
 
 @dataclass
 class PendingReport:
-    """A report whose numbers may still be on the device.
-
-    `resolve` waits for them, once for a whole round.
-    """
+    """A report whose numbers may still be on the device, until `resolve`, once a round."""
 
     client: int
     losses: list[Tensor]

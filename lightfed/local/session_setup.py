@@ -133,10 +133,7 @@ def _not_finite(arguments: Mapping[str, Any]) -> dict[str, float | Tensor]:
 
 
 def make_schedule(factory: ScheduleFactory, optimizer: Optimizer) -> LRScheduler:
-    """The configuration's learning rate over rounds.
-
-    A UserError if it rejects its arguments, or is not a function of the round.
-    """
+    """The configuration's rate over rounds; a UserError if it is no function of the round."""
     try:
         schedule = factory(optimizer)
     except (TypeError, ValueError) as error:

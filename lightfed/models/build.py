@@ -18,10 +18,7 @@ Task = Literal["classification", "masked_lm"]
 
 
 class DataSpec(Protocol):
-    """Properties of the data that a model needs.
-
-    Passed to its constructor if that accepts the argument.
-    """
+    """Properties of the data, passed to a model's constructor if that accepts the argument."""
 
     @property
     def num_classes(self) -> int: ...

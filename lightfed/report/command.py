@@ -44,10 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs among some folders, and a line for each that is neither a run nor a comparison.
-
-    A UserError if a folder does not exist.
-    """
+    """The runs among some folders, and a line for each that is no run and no comparison."""
     runs, skipped = [], []
     for folder in folders:
         if not folder.exists():

@@ -77,10 +77,7 @@ def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
 
 
 def usual(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The most frequent value of each option; `unset` if most have none.
-
-    In a tie no value is usual, so all of them are shown.
-    """
+    """The most frequent value of each option, or `unset`; none in a tie, so that all show."""
     names = dict.fromkeys(name for one in options for name in one)
     found = {}
     for name in names:

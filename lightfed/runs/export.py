@@ -15,10 +15,7 @@ Exported = Literal["server", "clients"]
 
 
 def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
-    """A row as the network's state dict, by tensor names.
-
-    The names lack the prefix of `ClientModule`.
-    """
+    """A row as the network's state dict, by names without the prefix of `ClientModule`."""
     named = layout.floats.views(row.floats) | layout.integers.views(row.integers)
     return {
         name.removeprefix("net."): tensor.detach().cpu().clone() for name, tensor in named.items()
@@ -26,10 +23,7 @@ def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
 
 
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
-    """Write `server.safetensors` (one file a server model) and `client<k>.safetensors`.
-
-    Each rank writes its share.
-    """
+    """Write each rank's share of `server.safetensors` (one a model), `client<k>.safetensors`."""
     if "server" in kinds and fleet.ranks.rank == 0:
         for name, module in fleet.algorithm.named_modules():
             if isinstance(module, ServerModel):

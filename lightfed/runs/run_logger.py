@@ -113,10 +113,7 @@ class RunLogger(Logger):
         return RunTable(self.folder / "timings.csv")
 
     def check(self) -> None:
-        """Read the tables of a run that resumes, before anything is written; on rank 0.
-
-        A UserError if one is damaged.
-        """
+        """Read the tables of a run that resumes, before anything is written; on rank 0."""
         for table in (self._metrics, self._clients, self._timings) if self.place.resumed else ():
             read_rows(table.path)
 

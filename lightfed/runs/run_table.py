@@ -34,10 +34,7 @@ class RunTable:
             self.columns += [key for key in keys if key not in self.columns]
 
     def append(self, rows: Sequence[Row], before: Callable[[], Sequence[Row]]) -> None:
-        """Append rows, or write the whole file if there are new columns.
-
-        `before` returns the rows that the file should hold already.
-        """
+        """Append rows; if there are new columns, write the whole file, with those `before`."""
         self.add_columns(*rows)
         if self._written != self.columns:
             self.write([*before(), *rows])

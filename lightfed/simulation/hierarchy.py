@@ -97,10 +97,7 @@ class Hierarchy:
         return client * self.servers // clients
 
     def messages(self, first: Sequence[int]) -> int:
-        """Models sent between a coordinator and the servers it waits for: one up, one down.
-
-        A single server has no coordinator.
-        """
+        """Models between a coordinator, if there are servers, and those it waits for: up, down."""
         return 2 * len(first) if self.servers > 1 else 0
 
     def batches(self, units: dict[int, int], data: ClientData, t: int) -> dict[int, int]:

@@ -49,10 +49,7 @@ def fit(
 
 
 def digest(trainer: FederatedTrainer, federation: Federation) -> dict[str, str]:
-    """Digest of server state, clients' rows after the last round, metrics and the run's tables.
-
-    It is the same on every rank.
-    """
+    """Digest of server state, rows after the last round, metrics and tables, on every rank."""
     fleet = federation.fleet
     rows = fleet.ranks.gather(
         [

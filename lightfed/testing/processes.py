@@ -72,10 +72,7 @@ def start(
 
 
 def status_of(pid: int, seconds: float = _SECONDS) -> int:
-    """Wait for a process; its exit status, negative for a signal.
-
-    A TimeoutError if it ran longer; it is killed with its session.
-    """
+    """Wait for a process; its exit status, negative for a signal. TimeoutError if killed."""
     while pid not in _ended:
         if not _server().poll(seconds):
             os.killpg(pid, signal.SIGKILL)

@@ -29,10 +29,7 @@ def kept_port() -> socket.socket:
 
 
 def start_job(ranks: int, work: Callable[[int], None]) -> int:
-    """Fork the ranks of a job into a new process group.
-
-    `work` is called in each of them with its rank. Returns the process group.
-    """
+    """Fork the ranks of a job, each of which calls `work`; the new process group."""
     gc.freeze()  # the ranks then neither scan imported objects nor copy their pages
     group = 0
     with kept_port() as keeper:  # the ranks inherit it

@@ -69,10 +69,7 @@ def check(path: Path) -> None:
 
 
 def read(path: Path) -> Any:
-    """Load a torch file of tensors and primitives; tensors are memory-mapped.
-
-    A UserError if the file is broken or holds other objects.
-    """
+    """Load a torch file of tensors and primitives, memory-mapped; a UserError if it is broken."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises half a dozen types for a broken archive

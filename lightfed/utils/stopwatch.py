@@ -13,10 +13,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Stopwatch:
-    """Times work on a device; on CUDA by two events in its stream, without synchronising.
-
-    Creating it starts it.
-    """
+    """Times work on a device from now on; on CUDA by two events, without synchronising."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -185,10 +185,7 @@ class SliceTests:
         return StaticNorms(module)
 
     def together(self, model: ServerModel, kind: Tested, group: int, first: int) -> Together | None:
-        """How the clients of a group are tested at once.
-
-        `first` is the first client of the group.
-        """
+        """How the clients of a group, of which `first` is the first, are tested at once."""
         fed, static = self._fed, self._slices[group]
         absent = None if self._masks is None or kind == "global" else self._absent
         if kind != "personal":

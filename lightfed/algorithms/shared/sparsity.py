@@ -39,10 +39,7 @@ def active_counts(shapes: Sequence[tuple[int, ...]], densities: Sequence[float])
 def random_mask(
     segments: Segments, density: float, *, erk: bool, seed: int, device: torch.device
 ) -> Tensor:
-    """(W,) packed mask: random elements of every tensor, at its density.
-
-    With `erk` small tensors stay dense; else all tensors are alike.
-    """
+    """(W,) packed mask: random elements of every tensor; with `erk` small ones stay dense."""
     shapes = [entry.shape for entry in segments.layout]
     each = erk_densities(shapes, density) if erk else [density] * len(shapes)
     counts = active_counts(shapes, each)

@@ -142,10 +142,7 @@ class Dataset(Recorded, ABC):
 
 
 def missing(expected: Path, *, holds: str) -> UserError:
-    """The error for a root without an expected file or folder.
-
-    `holds` completes "the folder that holds ...".
-    """
+    """The error for a root without what is expected; it is "the folder that holds" `holds`."""
     fix = f"unpack the data set, and set root to the folder that holds {holds}"
     return UserError(f"{KEY}.root", f"expected {expected}, which is not there", fix)
 

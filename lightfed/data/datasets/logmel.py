@@ -52,10 +52,7 @@ def read_recording(path: Path) -> np.ndarray:
 
 
 def read_clip(path: Path, *, start: int = 0) -> np.ndarray:
-    """One second of a recording, from its sample `start`: (16000,) int16, zeros after its end.
-
-    Errors are those of `read_recording`.
-    """
+    """A second of a recording from `start`: (16000,) int16; errors as of `read_recording`."""
     samples = read_recording(path)[start : start + RATE]
     return np.pad(samples, (0, RATE - len(samples)))
 

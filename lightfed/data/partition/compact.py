@@ -32,10 +32,7 @@ def compact(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def expand(stored: Arrays) -> dict[str, np.ndarray]:
-    """The arrays that `compact` was given.
-
-    A KeyError if one is missing, an IndexError if their lengths do not fit.
-    """
+    """The arrays that `compact` was given; a KeyError or IndexError for a damaged file."""
     found = {}
     for split in ("train", "test"):
         jumps = stored[f"{split}_jumps"]

@@ -69,10 +69,7 @@ def dealt_counts(held: np.ndarray, pool_sizes: np.ndarray, rng: np.random.Genera
 
 
 def equal_shares(samples: int, *, shares: int, clients: int, rng: np.random.Generator) -> Csr:
-    """Cut samples at random into equal shares (within one sample); each client gets one.
-
-    Shares beyond the number of clients are not used.
-    """
+    """Cut samples at random into equal shares (within one); each client gets one."""
     owner = rng.permutation(samples) % shares
     offsets = _offsets(np.bincount(owner, minlength=shares)[:clients])
     return np.argsort(owner, kind="stable")[: offsets[-1]], offsets

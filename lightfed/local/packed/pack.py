@@ -19,10 +19,7 @@ AnyReport = PackedReport | PendingReport | Known
 
 
 class Pack:
-    """The sessions of some clients of one group.
-
-    `steps` are the batches of each client, those with the most first.
-    """
+    """The sessions of some clients of one group; those with the most `steps` come first."""
 
     def __init__(
         self,

@@ -102,10 +102,7 @@ class Packed:
         data: BatchedData,
         runtime: Runtime,
     ) -> list[Packing]:
-        """Decide how each group is trained.
-
-        A stepper comes with whether it uses the round's learning rate.
-        """
+        """Decide how each group is trained; steppers say if they take the round's rate."""
         share = fleet.work.share(fleet.clients)
         return [
             self._packing(state, stepper, fleet.algorithm, data, share, runtime)

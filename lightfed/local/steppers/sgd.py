@@ -102,10 +102,7 @@ class SGDStepper(Stepper):
     def update(
         self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
     ) -> None:
-        """One step from gradients of the used parameters, which may be overwritten.
-
-        `used` are their positions among all parameters.
-        """
+        """One step from gradients, which may be overwritten, of the parameters `used`."""
         grads = self._adjusted(grads, used, hook)
         if self._fuses:
             values, grads, used = self._fused(values, grads, used)

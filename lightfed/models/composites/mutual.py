@@ -43,10 +43,7 @@ def _divergence(target: Tensor, logits: Tensor, form: Form) -> Tensor:
 
 
 class _Pair(nn.Module):
-    """A private network, which is evaluated, and a shared one, which is sent.
-
-    Both map (B, ...) to (B, C) logits.
-    """
+    """A private network, which is evaluated, and a shared one, both (B, ...) -> (B, C) logits."""
 
     clipped_apart: tuple[str, ...] = ("shared",)
 

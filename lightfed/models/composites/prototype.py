@@ -61,10 +61,7 @@ class ClassClient(nn.Module):
         self.counts.zero_()
 
     def upload(self) -> ClassMeans:
-        """The means by class of the session's gathered outputs.
-
-        On the device of the network.
-        """
+        """The means by class of the session's gathered outputs. On the device of the network."""
         return ClassSums(self.sums, self.counts).means()
 
     def _gather(self, y: Tensor, values: Tensor) -> None:

@@ -85,10 +85,7 @@ class PreActResNet(nn.Module):
 
 
 class Activation(nn.Module):
-    """Scaler, norm, ReLU.
-
-    `scale` is the divisor of the Scaler; 1 for no Scaler. `layer` names this module in errors.
-    """
+    """Scaler (none for a divisor of 1), norm, ReLU; `layer` is its name in errors."""
 
     def __init__(self, channels: int, *, norm: Norm, scale: float, layer: str) -> None:
         super().__init__()

@@ -23,10 +23,7 @@ def image_shape(input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, 
 
 
 def scaled(sizes: Sequence[int], width: float) -> list[int]:
-    """Channels or units, each times `width` and rounded up.
-
-    A UserError if the width is not positive.
-    """
+    """Channels or units times `width`, rounded up; a UserError if it is not positive."""
     require(width > 0, "width", width, "give a positive factor such as 0.25")
     return [rounded_up(size * width) for size in sizes]
 

@@ -82,10 +82,7 @@ def _own_letters(x: Tensor) -> Tensor:
 
 
 class ConvBlock(nn.Module):
-    """conv3-BN-ReLU-conv3-BN and a shortcut around them, then ReLU.
-
-    If it `widens`, the shortcut is conv1-BN instead of the input itself.
-    """
+    """conv3-BN-ReLU-conv3-BN, a shortcut around them, with conv1-BN if it `widens`, then ReLU."""
 
     def __init__(self, inputs: int, outputs: int, *, widens: bool) -> None:
         super().__init__()

@@ -109,10 +109,7 @@ class Writing:
 
 
 def save(checkpoint: dict[str, Any], path: str | Path, ranks: Ranks, **how: Any) -> None:
-    """Write a checkpoint; called by every rank, with the arguments of `Writing`.
-
-    Errors are those of `Writing.write`.
-    """
+    """Write a checkpoint; called by every rank, with arguments and errors of `Writing`."""
     Writing(checkpoint, path, ranks, **how).write(ranks)
 
 

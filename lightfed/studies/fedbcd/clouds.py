@@ -202,10 +202,7 @@ def common_target(rows: Sequence[Group], column: str) -> float:
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
-    """Virtual seconds until a metric first reached a target: mean and deviation over seeds.
-
-    NaN unless all of them reached it.
-    """
+    """Virtual seconds until all seeds reached a target: mean and deviation, or NaN."""
     times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
     return mean_and_std(times) if all(map(math.isfinite, times)) else (math.nan, math.nan)
 

@@ -26,10 +26,7 @@ FACTORS = {
 
 
 def differences_figure(protocol: Protocol) -> Figure | None:
-    """A point per client, the mean over the seeds, from the lowest seed to the highest.
-
-    None without both methods.
-    """
+    """The mean over the seeds for each client, with its range; None without both methods."""
     found = protocol.differences()
     baseline = protocol.best_other(protocol.ours)
     if found.empty or baseline is None:
