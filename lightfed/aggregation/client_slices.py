@@ -66,17 +66,10 @@ class Coverage:
     ) -> "Coverage":
         """Relate layouts whose tensors are leading slices of the target's (HeteroFL, 3.2).
 
-        Args:
-            target: the layout to merge into.
-            sources: layouts of the groups.
-            tensors: names of the tensors to cover (all by default).
-            groups: tensors with grouped dimensions: the slice is the leading part of every group.
-            label_rows: names of tensors whose first dimension is the class label.
-            depths: sources may lack tensors of the target.
-            device: of the rows.
-
-        Raises:
-            ValueError: none of the sources fits; says why the first does not.
+        `tensors` names those to cover (all by default). `groups` has tensors with grouped
+        dimensions: the slice is the leading part of every group. `label_rows` are tensors whose
+        first dimension is the class label. With `depths` sources may lack tensors of the target. A
+        ValueError if none of the sources fits; says why the first does not.
         """
         groups = groups or {}
         names = {entry.name for entry in target}
@@ -136,15 +129,11 @@ class Coverage:
     ) -> None:
         """Put the coverage-weighted mean of clients' rows into the target's `row` (P,).
 
-        Args:
-            row: uncovered elements keep their value.
-            sources: per client of the merge, the position of its layout.
-            rows: position of a client of this rank among all -> its row, on any device.
-            weights: a_k of every client.
-            labels: per client, if only rows of its labels count; None for all.
-            block: (K, P) the rows of this rank as one matrix, if they lie so.
-            accumulate: how sums are held; with `fixed`, |values| are below `FIXED_LIMIT`.
-            sum_over_ranks: sums a tensor in place over the ranks; None for a single rank.
+        Uncovered elements keep their value. `sources` are, per client of the merge, the position of
+        its layout; `rows` are by position of a client of this rank among all, on any device.
+        `labels`, per client, says if only rows of its labels count (None: all). `block` is (K, P),
+        the rows of this rank as one matrix, if they lie so. With `fixed` sums |values| are below
+        `FIXED_LIMIT`. `sum_over_ranks` sums a tensor in place; None for a single rank.
         """
         fixed = accumulate == "fixed"
 

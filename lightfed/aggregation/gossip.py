@@ -47,12 +47,8 @@ def room(ranks: Ranks) -> int:
 class Exchange:
     """Means over neighbours, for clients of one architecture.
 
-    Args:
-        layout: of all rows.
-        ranks: of the run.
-        owner: client -> rank.
-        buffer: bytes on this rank for rows in transit and for a block of results; None for what the
-            device has, see `room`.
+    `owner` gives the rank of a client. `buffer` is in bytes on this rank, for rows in transit and
+    for a block of results; None for what the device has, see `room`.
     """
 
     def __init__(
@@ -75,16 +71,10 @@ class Exchange:
     ) -> dict[int, int]:
         """Replace each receiver's row by the mean over itself and its senders.
 
-        Args:
-            rows: of this rank's clients; receivers' are written.
-            senders: receiver -> its senders; the same on every rank.
-            masks: of this rank's clients, packed.
-            keep: of this rank's receivers, packed.
-            over: see `masked_mean`.
-            block: `rows` in their order as one view, which takes one call instead of one a client.
-
-        Returns:
-            sender -> bytes of its package.
+        `rows` are this rank's; receivers' are written. The senders to a receiver are the same on
+        every rank. `masks` of this rank's clients and `keep` of its receivers are packed. For
+        `over` see `masked_mean`. `block` has `rows` in their order as one view, which takes one
+        call instead of one a client. Returns the bytes of each sender's package.
         """
         if not senders:
             return {}
@@ -179,17 +169,10 @@ def _words(
 
 
 class _Own:
-    """This rank's rows in an exchange; one matrix if they lie on the device as one.
+    """This rank's rows in an exchange; one matrix if they lie on the device as one block.
 
-    Args:
-        rows: of this rank's clients.
-        block: the same as one view, if they are.
-        device: of the means.
-        sending: clients whose rows are read, here or on other ranks.
-        leaving: those read on other ranks.
-
-    Attributes:
-        clients: in the order of `sources`.
+    Rows of `sending` clients are read, here or on other ranks, where those of `leaving` ones are.
+    `clients` are in the order of `sources`.
     """
 
     def __init__(

@@ -28,10 +28,9 @@ from lightfed.state.rows import ModelLayout, Row
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """Tensors that the clients of some groups have in common.
+    """Tensors that the clients of some groups have in common, by their names in each group.
 
-    Attributes:
-        names: group -> their names there; the i-th name of every group is the same tensor.
+    The i-th name of every group is the same tensor.
     """
 
     names: Mapping[int, tuple[str, ...]]
@@ -39,12 +38,10 @@ class SharedTensors:
 
 @dataclass(frozen=True)
 class Run:
-    """Contiguous columns of shared tensors.
+    """Contiguous columns of shared tensors, with padding between them.
 
-    Attributes:
-        members: all clients that have them, ascending.
-        starts: group -> the first column in its rows.
-        length: number of columns, with padding between tensors.
+    `members` are all clients that have them, ascending; `starts` gives the first column in a
+    group's rows.
     """
 
     members: tuple[int, ...]
@@ -98,13 +95,9 @@ class GroupMeans:
         """Replace tensors by their means, and integers (counts of batches) by the maximum.
 
         Sums do not depend on order (see `client_slices`), so any number of ranks gives equal bits.
-
-        Args:
-            rows: of this rank's participants, all on the device or all in host memory.
-            weights: a_u of the contributing participants, on all ranks; the others only receive.
-                Tensors without contributors are unchanged.
-            ranks: of the run.
-            accumulate: how sums are held.
+        The rows of this rank's participants are all on the device or all in host memory. `weights`
+        a_u are those of the contributing participants, on all ranks; the others only receive.
+        Tensors without contributors are unchanged.
         """
         if self._floats:
             self._mean_floats(rows, weights, accumulate, ranks)

@@ -91,18 +91,9 @@ class Tensors:
 
 
 class Shipment:
-    """The packages of one exchange.
+    """The packages of one exchange: clients' covered elements (tensors,), masked or not.
 
-    Args:
-        tensors: of the rows.
-        ranks: of the run.
-        traffic: which rows are sent where.
-        counts: client -> (tensors,) covered elements.
-        masks: of this rank's clients; None for whole rows.
-
-    Attributes:
-        coming: clients whose rows this rank receives, in the order of `fetch`.
-        leaving: clients whose rows it sends.
+    This rank receives the rows of `coming`, in the order of `fetch`, and sends those of `leaving`.
     """
 
     def __init__(

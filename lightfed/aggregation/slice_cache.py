@@ -16,12 +16,7 @@ from lightfed.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Parts:
-    """Which parts of a server model are sent.
-
-    Attributes:
-        buffers: send float and integer buffers too.
-        tensors: names of the tensors to send; None for all.
-    """
+    """Which parts of a server model are sent: tensors by name (None: all), and its buffers."""
 
     buffers: bool = True
     tensors: frozenset[str] | None = None
@@ -39,13 +34,8 @@ class Parts:
 class Coverages:
     """The part of a server model that every group's rows cover.
 
-    Args:
-        layouts: of the groups' rows.
-        names: of the groups.
-        label_rows: tensors of which a client covers only the rows of its labels; None for none.
-        depths: groups may lack tensors of a server model.
-        method: the algorithm's name, for errors.
-        device: of the tables.
+    Of `label_rows` a client covers only the rows of its labels. With `depths` groups may lack
+    tensors of a server model. `method` is the algorithm's name, for errors.
     """
 
     def __init__(
@@ -155,16 +145,10 @@ class Coverages:
     ) -> None:
         """Put the coverage-weighted mean of clients' rows into a server model.
 
-        Args:
-            into: uncovered elements keep their value. Integers become the largest of the clients'.
-            parts: to merge.
-            groups: of every client of the merge.
-            rows: position of a client of this rank among all -> its row, on any device.
-            weights: of every client.
-            labels: of every client, if only rows of its labels count; None for all.
-            block: the rows of this rank as (K, P) and (K, Q), if they lie so.
-            accumulate: how sums are held.
-            ranks: of the run.
+        Uncovered elements keep their value. Integers become the largest of the clients'. `groups`,
+        `weights` and `labels` (None: all rows) are those of every client; rows are by position of a
+        client of this rank among all, on any device. `block` has them as (K, P) and (K, Q), if they
+        lie so.
         """
         self.coverage(into, parts).merge_(
             into.floats,

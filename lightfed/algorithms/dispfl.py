@@ -121,11 +121,7 @@ class DisPFL(Peers):
             apply_mask_(row, self.masks[client].to(row.device))
 
     def _check(self, fed: Fleet) -> None:
-        """Reject a model with buffers, and a round in which not all clients train.
-
-        Raises:
-            UserError: names the key.
-        """
+        """Reject a model with buffers, and rounds in which not all clients train; names the key."""
         layout = fed.groups[0].layout
         statistics = layout.floats.entries[layout.parameters :]
         if statistics and self.statistics == "refuse":

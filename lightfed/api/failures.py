@@ -12,13 +12,9 @@ _ROUNDS_OF_ONE = 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a round's sessions.
+    """Which updates of a round's sessions are usable, with a warning for each failure.
 
-    Attributes:
-        usable: client -> whether its update can be used.
-        bad: reports of unusable sessions.
-        not_finite: clients whose rows are not finite.
-        warnings: a line for each failure.
+    `bad` are reports of unusable sessions, `not_finite` clients whose rows are not finite.
     """
 
     usable: dict[int, bool]
@@ -74,11 +70,9 @@ def judge(reports: Sequence[Report], t: int, *, limit: float) -> Verdict:
 
 @dataclass
 class Outcomes:
-    """The outcomes of this round's sessions.
+    """Whether the updates of clients that have trained in this round can be used.
 
-    Attributes:
-        usable: client -> whether its update can be used; others have not trained in this round.
-        silent: clients whose sessions raised: they send nothing.
+    Clients whose sessions raised are `silent`: they send nothing.
     """
 
     usable: dict[int, bool] = field(default_factory=dict)

@@ -23,11 +23,8 @@ Weights = Literal["samples", "uniform"]
 class Messenger(Clients):
     """Clients that exchange models with servers and with each other.
 
-    Args:
-        *args: as `PlacedClients`.
-        accumulate: how sums over clients are held.
-        exchange_buffer: bytes per rank for rows that clients exchange; None for what it has.
-        **settings: as `PlacedClients`.
+    Arguments are those of `PlacedClients`, how sums over clients are held, and the bytes per rank
+    for rows that clients exchange; None for what it has.
     """
 
     def __init__(

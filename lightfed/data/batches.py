@@ -56,12 +56,9 @@ class How(TypedDict):
 
 @dataclass(slots=True)
 class Plan:
-    """One pass over some samples.
+    """One pass over n samples in order, on the CPU, in batches of these sizes.
 
-    Attributes:
-        index: (n,) the samples in order, of an integer type, on the CPU.
-        sizes: of the batches; their sum is n.
-        draw: of the augmentation, (..., n) on the CPU; None for none.
+    `draw` is that of the augmentation, (..., n) on the CPU; None for none.
     """
 
     index: Tensor | np.ndarray
@@ -70,12 +67,9 @@ class Plan:
 
 
 class Resident(ABC):
-    """One split, and the batches of it on one device.
+    """One split, and its batches on one device; its home is that device, or the CPU.
 
-    Attributes:
-        y: (N,) int64, `Samples.y`, where the split is.
-        device: of the batches.
-        home: of the split: the device, or the CPU.
+    The labels y are (N,) int64, where the split is.
     """
 
     def __init__(self, y: Tensor, *, device: torch.device, sample_bytes: int, held: bool) -> None:

@@ -12,13 +12,7 @@ from lightfed.data.portions import Portions
 
 
 class ClientBatches:
-    """What clients train on and are tested on, gathered on demand.
-
-    Attributes:
-        partition_: which samples each client owns.
-        train: the training split.
-        test: the test split.
-    """
+    """What clients own, train on and are tested on, gathered on demand."""
 
     partition_: Partition
     train: Resident

@@ -11,12 +11,8 @@ from lightfed.utils.rng import numpy_generator
 class Portions:
     """Portions of the clients' samples; each is drawn by name when needed, and none is stored.
 
-    Args:
-        partition: which samples each client owns.
-        seed: of the run; names the draws.
-        chunks: number of chunks of a client's samples outside the hold-out; a round uses one.
-        hold_out: share of a client's samples that no session trains on, at least one sample; 0
-            for none.
+    A round uses one of `chunks` of a client's samples outside the hold-out, the share that no
+    session trains on (at least one sample, or 0 for none).
     """
 
     def __init__(

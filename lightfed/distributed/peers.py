@@ -13,11 +13,7 @@ State = Literal["running", "left", "failed", "late", "lost"]
 
 @dataclass
 class Peer:
-    """A rank and its known state.
-
-    Attributes:
-        said: the error it `failed` with, the collective that was `late`, or how one was `lost`.
-    """
+    """A rank and what it `said`: its error, the collective that was `late`, how it was `lost`."""
 
     rank: int
     host: str

@@ -34,12 +34,9 @@ _SECONDS = {Signals.SIGUSR1: 120.0, Signals.SIGTERM: 10.0, Signals.SIGINT: 0.0}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened to a job.
+    """Whether a job will run again by itself, and a clause for the user that says so.
 
-    Attributes:
-        requeued: whether it will run again by itself.
-        said: a clause for the user that describes it.
-        kills: whether SLURM will still kill its processes.
+    SLURM may still kill its processes (`kills`).
     """
 
     requeued: bool

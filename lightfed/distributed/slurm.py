@@ -14,12 +14,9 @@ _INTERACTIVE = ("bash", "interactive")
 
 @dataclass(frozen=True)
 class Job:
-    """A job, or one task of an array of jobs.
+    """A job, or one task of an array of jobs: 12, or 12_3 for task 3 of array 12, for scontrol.
 
-    Attributes:
-        name: its id for scontrol: 12, or 12_3 for task 3 of array 12.
-        cluster: its cluster; several clusters may share a file system.
-        restarts: how often it has been requeued.
+    Several clusters may share a file system. `restarts` counts how often it has been requeued.
     """
 
     name: str

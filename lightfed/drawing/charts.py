@@ -58,13 +58,7 @@ def metric_axis(column: str, metric: str, values: pd.Series[float], title: str =
 
 @dataclass(frozen=True)
 class Series:
-    """A column of names, each with one colour and one dash wherever it is drawn.
-
-    Attributes:
-        column: its name.
-        places: of the names; the place gives colour and dash.
-        title: of the names.
-    """
+    """A column of names, each with the colour and dash of its place wherever it is drawn."""
 
     column: str
     places: Mapping[str, int]
@@ -126,13 +120,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts that belong together.
+    """Charts that belong together: at least one, with a caption that says how to read it.
 
-    Attributes:
-        name: of its files.
-        title: above it.
-        charts: at least one.
-        caption: how to read it.
+    `name` is that of its files.
     """
 
     name: str

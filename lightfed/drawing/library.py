@@ -25,11 +25,9 @@ SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
 @dataclass(frozen=True)
 class Library:
-    """A script for a page.
+    """A script for a page, packed (gzip in base64: 0.4 instead of 0.9 MB), with its digest.
 
-    Attributes:
-        packed: the script, gzip in base64: 0.4 instead of 0.9 MB.
-        digest: of the script as a content policy names it, `sha256-...`.
+    A content policy names it so: `sha256-...`.
     """
 
     packed: str

@@ -21,10 +21,9 @@ _SHOWN = {"loss": "train_loss"} | {name: name for name in ("global/accuracy", "p
 
 
 class RoundReport:
-    """The metrics of the current round; all are reduced over the ranks already.
+    """The metrics of the current round by name; all are reduced over the ranks already.
 
-    Attributes:
-        metrics: by name. They are in checkpoints: a round may be trained but not yet validated.
+    They are in checkpoints: a round may be trained but not yet validated.
     """
 
     def __init__(self) -> None:

@@ -55,11 +55,7 @@ class ClientGroup:
         return 0.5 ** "abcde".index(self.level) if self.level else 1.0
 
     def check(self, position: int) -> None:
-        """Validate the values.
-
-        Raises:
-            UserError: names the key of this group.
-        """
+        """Validate the values; a UserError names the key of this group."""
         key = f"model.clients.{position}"
         require(self.count >= 1, f"{key}.count", f"{self.count} clients", "give at least 1")
         ratio, found = self.rate is None or 0 < self.rate <= 1, f"{self.rate} is outside (0, 1]"

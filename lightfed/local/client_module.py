@@ -80,8 +80,7 @@ class ClientModule(NetworkClient):
 class MasksTokens(Protocol):
     """A masked language model that masks tokens itself, in training and evaluation.
 
-    Attributes:
-        masked: (B, T) bool, the positions masked by its last forward pass in evaluation.
+    `masked` is (B, T) bool, the positions masked by its last forward pass in evaluation.
     """
 
     masked: Tensor

@@ -72,11 +72,7 @@ class Phase:
     steps: int | None = None
 
     def parameters(self, module: nn.Module) -> list[Tensor]:
-        """The parameters of a module that are trained.
-
-        Raises:
-            UserError: the module has none with a prefix.
-        """
+        """The parameters of a module that are trained; a UserError if a prefix has none."""
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         for prefix in self.trained:
             fits = any(name.startswith(prefix) for name in named)
@@ -155,15 +151,8 @@ class LocalWork:
 class SessionPlans:
     """What sessions train on: their batches, in named orders, and their lengths.
 
-    Args:
-        data: of the clients.
-        work: as configured.
-        seed: of the run.
-        timings: of this rank, for the time that data takes.
-
-    Attributes:
-        steps: batches per session by client, if they differ from the configuration.
-        phases: parts of every session, if it has several.
+    `steps` are batches per session by client, if they differ from the configuration, and `phases`
+    parts of every session, if it has several.
     """
 
     def __init__(self, data: ClientData, work: LocalWork, *, seed: int, timings: Timings) -> None:

@@ -133,12 +133,7 @@ class FlatGradient:
 
 
 class Stepper(ABC):
-    """Updates a row from the loss of a batch.
-
-    Attributes:
-        box: bounds of every parameter, if the optimiser projects onto them.
-        clipping: of gradients.
-    """
+    """Updates a row from the loss of a batch; clips gradients, and projects onto a box."""
 
     box: tuple[float, float] | None = None
 

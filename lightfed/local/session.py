@@ -81,13 +81,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The Trainer's settings for every session.
+    """The Trainer's settings for every session: its precision (None in full) and clipping.
 
-    Attributes:
-        trainer: available as `self.trainer` in a client's module.
-        forward_context: of the Trainer's precision; None in full precision.
-        clipping: of local gradients.
-        scaler: makes a loss scaler, for 16-mixed.
+    `trainer` is available as `self.trainer` in a client's module; `scaler` makes a loss scaler, for
+    16-mixed.
     """
 
     trainer: L.Trainer | None = None
@@ -99,11 +96,8 @@ class Runtime:
 class LocalSession:
     """Trains and evaluates clients one after the other in one module.
 
-    Args:
-        module: a group's, or an algorithm's own one for evaluation.
-        runtime: of the run.
-        live: the module's binding to rows, if it is trained.
-        stepper: of the live module's parameters.
+    The module is a group's, or an algorithm's own one for evaluation. `live` is its binding to
+    rows, if it is trained, by the stepper.
     """
 
     def __init__(

@@ -39,10 +39,8 @@ class PlannedRanks(Ranks):
 class Sessions(NamedTuple):
     """The sessions of one call of `train`, which run in parallel.
 
-    Attributes:
-        counts: (groups, ranks) number of sessions.
-        loads: (ranks,) sum of their costs, in samples x FLOPs or seconds.
-        longest: the largest cost.
+    `counts` are (groups, ranks) sessions; `loads` (ranks,) and `longest` are sum and largest of
+    their costs, in samples x FLOPs or seconds.
     """
 
     counts: np.ndarray

@@ -43,11 +43,9 @@ CSV_COLUMNS = (
 class Contest:
     """One metric in which experiments are compared.
 
-    Attributes:
-        data: data set, and how its partition differs from that of most contests.
-        metric: its name without the kind (`personal/`).
-        name: as shown.
-        columns: of metrics.csv, by experiment, in the order of their runs.
+    `data` says how its partition differs from that of most contests. `metric` has no kind
+    (`personal/`); `name` is shown. `columns` are those of metrics.csv by experiment, in the order
+    of their runs.
     """
 
     data: str

@@ -93,12 +93,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """Runs that differ only in the seed, and their settings.
-
-    Attributes:
-        group: its runs; data and algorithm are read from the first.
-        options: the settings, by short names.
-    """
+    """Runs that differ only in the seed, and their settings by short names (`options`)."""
 
     group: Group
     options: Mapping[str, str] = field(repr=False)
@@ -117,12 +112,9 @@ Member = TypeVar("Member", bound=Experiment | Group)
 
 @dataclass(frozen=True)
 class Study(Generic[Member]):
-    """Experiments that are shown together.
+    """Experiments that are shown together, in their order, with what they have in common as name.
 
-    Attributes:
-        name: what they have in common.
-        metric: what is drawn, without `global/` or `personal/`.
-        members: in the order shown.
+    `metric` is what is drawn, without `global/` or `personal/`.
     """
 
     name: str

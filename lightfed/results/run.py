@@ -42,11 +42,9 @@ CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
 
 @dataclass(frozen=True)
 class Partition:
-    """How many training samples of each class each client has.
+    """Training samples of each class (a column) and client (a row), and what was saved with them.
 
-    Attributes:
-        counts: a row a client, a column a class.
-        meta: scheme, seed, data set and whatever else was saved with the counts.
+    `meta` has scheme, seed and data set.
     """
 
     counts: DataFrame

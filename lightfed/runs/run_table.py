@@ -14,13 +14,9 @@ Row = dict[str, float | int | str]
 
 
 class RunTable:
-    """A csv file with a column `round`, whose other columns may be added by later rows.
+    """A csv file, not written yet, with a column `round`; later rows may add others.
 
-    Args:
-        path: of the file, which this object has not written yet.
-
-    Attributes:
-        columns: in order of their first appearance; a row without one has an empty cell.
+    Columns are in order of their first appearance; a row without one has an empty cell.
     """
 
     def __init__(self, path: Path) -> None:

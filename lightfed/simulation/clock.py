@@ -19,13 +19,9 @@ from lightfed.utils.rng import numpy_generator
 
 
 class VirtualClock(nn.Module):
-    """The event queue of the coordinator; an algorithm registers it as state.
+    """The event queue of a coordinator that waits for B of N servers; state of an algorithm.
 
     A round reads `first = clock.advance([... for n in clock.idle])`.
-
-    Args:
-        servers: N.
-        wait: B, in 1 .. N; `check_waits` validates it.
     """
 
     seconds: Tensor  # () float64

@@ -31,12 +31,9 @@ Digest = dict[str, str]
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs to make.
+    """The cases to run by name, on the numbers of ranks `worlds`.
 
-    Attributes:
-        cases: by name.
-        worlds: numbers of ranks.
-        moves: numbers of ranks before and after a stop; cases take turns.
+    `moves` are numbers of ranks before and after a stop; cases take turns.
     """
 
     cases: dict[str, Case]

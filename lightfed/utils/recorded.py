@@ -13,11 +13,7 @@ from jsonargparse import ArgumentParser
 
 
 class Recorded:
-    """Records the arguments of its constructor.
-
-    Attributes:
-        given: positional and named arguments.
-    """
+    """Records the arguments of its constructor, positional and named ones."""
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
 

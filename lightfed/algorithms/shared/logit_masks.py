@@ -55,11 +55,9 @@ class LogitMasks:
 
 
 class _Mask:
-    """The hook of one module.
+    """The hook of one module, and whether it has run.
 
-    Attributes:
-        stacked: it takes the logits of several clients at once, (K, B, C), with a buffer (K, C).
-        called: the hook has run.
+    If `stacked`, it takes the logits of several clients at once, (K, B, C), with a buffer (K, C).
     """
 
     stacked = True

@@ -15,11 +15,9 @@ from lightfed.algorithms.shared.signature import Layer
 
 @dataclass(frozen=True, order=True)
 class Node:
-    """A layer that some groups have in common.
+    """A layer that some groups, ascending, have in common, by the layers in front of it.
 
-    Attributes:
-        depth: number of layers in front of it; if negative, its position from the end.
-        groups: groups that share it, ascending.
+    A negative depth is its position from the end.
     """
 
     depth: int

@@ -156,11 +156,10 @@ def _scale_to(global_rate: float, module: L.LightningModule) -> None:
 
 
 class SliceTests:
-    """A module for the global model, and one for the slices of every group.
+    """A module for the global model, of the first group, and one for the slices of every group.
 
-    The first group has the global model, and the Scalers of all modules are set to rates relative
-    to it; a UserError if another group is wider. `batch_size` is that of the passes that estimate
-    statistics.
+    The Scalers are set to rates relative to the first; a UserError if another group is wider.
+    `batch_size` is that of the passes that estimate statistics.
     """
 
     def __init__(self, fed: Fleet, *, batch_size: int, masks: LogitMasks | None) -> None:

@@ -189,11 +189,7 @@ def numbers(value: Any, *, shape: Sequence[int] | None) -> np.ndarray:
 
 
 class Codes:
-    """The distinct values of a column as numbers 0, 1, ...; a column of classes keeps its own.
-
-    Attributes:
-        names: of the numbers.
-    """
+    """The distinct values of a column as numbers 0, 1, ...; a column of classes keeps its own."""
 
     def __init__(self, tables: Mapping[str, Table], *, column: str, key: str) -> None:
         """Number the values of one split after the other, those of each in ascending order.

@@ -30,12 +30,9 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class Vocabulary:
-    """The words of a text, in the order in which they first occur.
+    """The words of a text by number, in the order in which they first occur.
 
     0 is the number of every unknown word, 1 of the end of a line.
-
-    Attributes:
-        words: the word of each number.
     """
 
     def __init__(self, lines: Lines, *, least: int = 1, most: int | None = None) -> None:

@@ -35,11 +35,9 @@ _ON_BATCHES = (
 
 @dataclass(frozen=True)
 class Functions:
-    """The transforms of a data set, in place of `Transform`.
+    """The transforms of a data set, in place of `Transform`; None does nothing.
 
-    Attributes:
-        train: of training samples; None does nothing.
-        test: of test samples, and of training samples that are not to be augmented.
+    That for tests is also for training samples that are not to be augmented.
     """
 
     train: Function | None = None

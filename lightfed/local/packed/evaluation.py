@@ -29,14 +29,10 @@ _PAIR = 2  # a product of one matrix has other bits than one of several
 
 @dataclass(frozen=True)
 class Together:
-    """How clients of one group are tested at once.
+    """How clients of one group are tested at once, by their network in evaluation mode.
 
-    Attributes:
-        module: their network, in evaluation mode.
-        bind: points the module at the model of all of them; None if each has its own.
-        layout: of their own models.
-        rows: (K, P) and (K, Q), the models of K clients.
-        buffers: (K, *shape) buffers of K clients that are not in rows, by name; None without any.
+    `bind` points it at the model of all of them; None if each has its own of this `layout`: `rows`
+    (K, P) and (K, Q), and `buffers` (K, *shape) by name that are not in rows; None without any.
     """
 
     module: L.LightningModule
@@ -57,12 +53,10 @@ class TestData(Protocol):
 
 @dataclass(frozen=True)
 class Items:
-    """Batches of K clients, of one size B.
+    """Batches of K clients, of one size B: (K, B) places among all samples.
 
-    Attributes:
-        clients: K.
-        places: (K, B) among all samples; batches with fewer repeat their last sample.
-        kept: (n,) positions in the flattened batches of samples that are not repeated.
+    Batches with fewer repeat their last sample; `kept` (n,) are positions in the flattened batches
+    of the others.
     """
 
     clients: list[int]

@@ -67,13 +67,10 @@ def _note_all(
 
 @dataclass
 class Losses:
-    """Of one batch of each client.
+    """The (K,) losses of one batch of each client, what the module logged, and gradients.
 
-    Attributes:
-        values: (K,).
-        logged: (K,) each, what the module logged.
-        gradients: (K, *shape) of each trainable parameter; None where the loss does not use it,
-            and where it is frozen.
+    These are (K, *shape) of each trainable parameter; None where the loss does not use it, and
+    where it is frozen.
     """
 
     values: Tensor

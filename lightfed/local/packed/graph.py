@@ -29,12 +29,7 @@ Values = Mapping[str, Tensor]
 
 
 class Stack:
-    """An activation of K clients.
-
-    Attributes:
-        tensor: (K, B, ...), or folded (K, C, B, ...), as convolutions give it.
-        folded: whether it is folded.
-    """
+    """An activation of K clients: (K, B, ...), or folded (K, C, B, ...), as of convolutions."""
 
     def __init__(self, tensor: Tensor, *, folded: bool = False) -> None:
         self.tensor, self.folded = tensor, folded

@@ -13,13 +13,9 @@ from lightfed.state.rows import Row
 
 @dataclass
 class Finished:
-    """The result of a session.
+    """The result of a session, its tests by moment, row and kept state by name.
 
-    Attributes:
-        report: of the session.
-        tests: reports of tests in the session, by moment (`lightfed.local.hooks.Moment`).
-        tensors: the client's row, as "floats" (P,) and "integers" (Q,).
-        kept: the client's kept state, by name (`Fleet.keep`).
+    The row's tensors are "floats" (P,) and "integers" (Q,).
     """
 
     report: Report

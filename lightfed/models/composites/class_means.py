@@ -9,12 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """A vector for each of some classes, as sent.
-
-    Attributes:
-        values: (C, D) float32; zeros for a missing class.
-        seen: (C,) bool, the classes present.
-    """
+    """A vector (D) for each of C classes, as sent: float32, zeros for one that was not seen."""
 
     values: Tensor
     seen: Tensor

@@ -15,9 +15,8 @@ from lightfed.state.chain import Chains
 class Checkpoints:
     """Saves and loads; every method is called by every rank.
 
-    Attributes:
-        strict: whether loading may not fall back to the previous checkpoint.
-        progressed: whether this process has saved rounds that were not on disk when it started.
+    If `strict`, loading may not fall back to the previous checkpoint. `progressed` says whether
+    this process has saved rounds that were not on disk when it started.
     """
 
     def __init__(self) -> None:

@@ -38,16 +38,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Writing:
-    """A checkpoint that is to be written; every rank makes one.
+    """A checkpoint, as dumped by Lightning, that is to be written; every rank makes one.
 
-    Args:
-        checkpoint: as dumped by Lightning; the rows of this rank's clients under `CLIENTS`, on
-            stateful runs.
-        path: of the main file; rank 0's is used.
-        ranks: of the run.
-        keep_previous: whether the replaced checkpoint becomes the previous one. If not, or if it is
-            incomplete, an existing previous one stays.
-        chains: those of this main file; only clients that have changed are then written.
+    The rows of this rank's clients are under `CLIENTS`, on stateful runs. `path`, of rank 0, is
+    that of the main file. `keep_previous`: the replaced checkpoint becomes the previous one; if
+    not, or if it is incomplete, an existing previous one stays. With the chains of this main file
+    only clients that have changed are written.
     """
 
     def __init__(

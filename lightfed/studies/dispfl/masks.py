@@ -26,13 +26,10 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class MaskPairs:
-    """K clients whose masks have the same length, and the distances between these.
+    """Some K of `total` clients, ascending, whose masks have the same length, and their distances.
 
-    Attributes:
-        client: (K,) ids, ascending.
-        differing: (K, K) number of elements that only one of two clients keeps.
-        sparse: elements that at least one of the K clients does not keep.
-        total: clients of the run that have a mask.
+    `differing` (K, K) counts elements that only one of two clients keeps, `sparse` those that at
+    least one of all does not keep.
     """
 
     client: Integers

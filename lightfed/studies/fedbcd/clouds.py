@@ -49,12 +49,9 @@ _INIT = "model.algorithm.init_args"
 
 @dataclass(frozen=True, eq=False)
 class Cloud(Experiment):
-    """One experiment; its options are all settings.
+    """One experiment, its method in the paper's words, N servers and B to wait for.
 
-    Attributes:
-        method: its name in the paper.
-        servers: N.
-        wait: B, servers that the coordinator waits for.
+    Its options are all settings.
     """
 
     method: str

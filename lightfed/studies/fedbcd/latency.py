@@ -36,13 +36,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Cloud:
-    """Servers with the same number of devices each.
-
-    Attributes:
-        delay: of a device, in virtual seconds.
-        servers: N.
-        devices: active ones of a server in a round.
-    """
+    """N servers with so many active devices each, whose delays are in virtual seconds."""
 
     delay: Delay
     servers: int

@@ -24,13 +24,10 @@ PLAIN = {LIMIT: NO_LIMIT, "share_classifier": "false", "weights": "uniform"}
 
 @dataclass(frozen=True)
 class Topic:
-    """What the experiments of a study have in common.
+    """What the experiments of a study have in common: data, class of the models, metric.
 
-    Attributes:
-        data: its name in the runs.
-        family: the class of the clients' models.
-        metric: the one shown, without `personal/`.
-        versions: of the family in all given runs, in natural order: V1, V2 and so on.
+    The metric is the one shown, without `personal/`. `versions` are those of the family in all
+    given runs, in natural order: V1, V2 and so on.
     """
 
     data: str
@@ -57,13 +54,10 @@ class Pace:
 
 @dataclass(frozen=True)
 class Setting:
-    """Experiments that differ only in the strategy.
+    """Experiments that differ only in the strategy, by strategy in the paper's order.
 
-    Attributes:
-        topic: of the study.
-        variant: options in which it differs from most of the study.
-        trials: by strategy, in the paper's order.
-        baseline: Clustered-FL with the same options, except those that only Max-Common has.
+    `variant` has the options in which it differs from most of the study. `baseline` is Clustered-FL
+    with the same options, except those that only Max-Common has.
     """
 
     topic: Topic
@@ -112,13 +106,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Study:
-    """All experiments with one data set and one family of models.
+    """All experiments with one data set and one family of models, in the order of their runs.
 
-    Attributes:
-        topic: data set, family, metric and versions.
-        trials: in the order of their runs.
-        usual: the most frequent value of each option.
-        settings: the one that has all of these first.
+    `usual` is the most frequent value of each option; the setting that has all of these comes
+    first.
     """
 
     topic: Topic

@@ -28,12 +28,7 @@ RESOLUTION = "resolution"
 
 @dataclass(frozen=True)
 class StrategyTable:
-    """All settings of some studies.
-
-    Attributes:
-        studies: at least one.
-        asked: the target of the speed; None for what Clustered-FL reached.
-    """
+    """All settings of some studies; the target asked of the speed is by default Clustered-FL's."""
 
     studies: Sequence[Study]
     asked: float | None

@@ -40,12 +40,10 @@ UNSPOKEN = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Trial(Experiment):
-    """One experiment; its options are all settings except the strategy.
+    """One experiment; its options are all settings except the strategy, in the paper's words.
 
-    Attributes:
-        strategy: its name in the paper.
-        family: the class of the clients' models.
-        client_groups: the client group of each version, in natural order of the versions.
+    `family` is the class of the clients' models. `client_groups` has the group of each version, in
+    natural order of the versions.
     """
 
     strategy: str

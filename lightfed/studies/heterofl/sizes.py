@@ -127,12 +127,9 @@ def dynamic_figure(family: Family) -> Figure | None:
 
 @dataclass(frozen=True)
 class PairLine:
-    """Two levels in several shares.
+    """Two levels (wide, narrow) in several shares, by size; the ends may be missing.
 
-    Attributes:
-        names: of the wide and the narrow level.
-        label: the pair, and how it differs from the same pair elsewhere.
-        mixtures: by size; the ends, with one level only, may be missing.
+    `label` says how the pair differs from the same pair elsewhere.
     """
 
     names: tuple[str, str]

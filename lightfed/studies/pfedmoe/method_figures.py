@@ -80,13 +80,9 @@ def costs_figure(protocol: Protocol, asked: float | None) -> Figure | None:
 
 @dataclass(frozen=True)
 class Robustness:
-    """Protocols that differ in only one option.
+    """Protocols by the value of the only option in which they differ, ascending.
 
-    Attributes:
-        data: its name in the runs.
-        variant: other options in which they differ from most protocols with that data.
-        factor: the option.
-        protocols: by its value, ascending.
+    `variant` has other options in which they differ from most protocols with that data.
     """
 
     data: str

@@ -59,12 +59,9 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Method(Experiment):
-    """One experiment; its options are the protocol.
+    """One experiment; its options are the protocol, its name and kind those of the paper.
 
-    Attributes:
-        name: in the paper.
-        label: the name, with that of its runs if a protocol has two of one method.
-        kind: distillation, model mixing, mutual learning, or none.
+    The label is the name, with that of its runs if a protocol has two of one method.
     """
 
     name: str
