@@ -18,17 +18,8 @@ from lightfed.data.datasets.text import AGNews
 from lightfed.data.datasets.tones import Tones
 from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.datasets.vision import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
-from lightfed.data.partition import (
-    Classes,
-    Dirichlet,
-    DirichletClient,
-    Diversity,
-    Iid,
-    Natural,
-    Partition,
-    Partitioner,
-    Quantity,
-    Shards,
-    draw_partition,
-)
+from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient, Quantity
+from lightfed.data.partition.draw import Partition, draw_partition
+from lightfed.data.partition.partitioner import Partitioner
+from lightfed.data.partition.schemes import Classes, Diversity, Iid, Natural, Shards
 from lightfed.data.resident import ResidentSplit

@@ -13,13 +13,7 @@ from lightfed.data.batches import LastBatch
 from lightfed.data.checks import loaded
 from lightfed.data.client_batches import ClientBatches
 from lightfed.data.datasets.dataset import Dataset, Task
-from lightfed.data.partition.draw import (
-    Partition,
-    Partitioner,
-    PersonalTest,
-    check_personal_test,
-    draw_partition,
-)
+from lightfed.data.partition import draw
 from lightfed.data.resident import Place, resident
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.memory import trim_heap
@@ -41,11 +35,11 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
     def __init__(
         self,
         dataset: Dataset,
-        partition: Partitioner,
+        partition: draw.Partitioner,
         *,
         batch_size: int = 32,
         eval_batch_size: int = 256,
-        personal_test: PersonalTest = "match",
+        personal_test: draw.PersonalTest = "match",
         train_fraction: float = 0.8,
         channels_last: bool | Literal["auto"] = "auto",
         last_batch: LastBatch = "keep",
@@ -79,7 +73,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
                 auto takes the first that fits in half of the free memory.
         """
         super().__init__()
-        check_personal_test(personal_test, train_fraction)
+        draw.check_personal_test(personal_test, train_fraction)
         found = f"union, whose test samples personal_test: {personal_test} tests on"
         fits = pool != "union" or personal_test == "split"
         require(fits, "data.pool", found, "set data.personal_test: split")
@@ -171,7 +165,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         train, test = loaded(self.dataset)
         if self.pool == "union":
             train = train.and_then(test)
-        partition = draw_partition(
+        partition = draw.draw_partition(
             self.dataset,
             self.partition,
             clients=clients,
@@ -182,7 +176,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
             test_samples=test,
         )
         if folder is not None and (path := folder / "partition.npz").is_file():
-            stored = Partition.load(path)
+            stored = draw.Partition.load(path)
             partition = stored if stored.meta == partition.meta else partition
         trim_heap()  # of schemes that make an array for each client
         last = self._gives_channels_last(device)

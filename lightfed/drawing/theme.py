@@ -99,16 +99,14 @@ def coloured(spec: Any, theme: Theme) -> Any:
 def config() -> dict[str, Any]:
     """Vega-Lite's configuration: quiet axes, one font, colours by name."""
     font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-    text = {"labelColor": f"{PREFIX}muted", "titleColor": f"{PREFIX}muted"}
+    text: dict[str, Any] = {"labelColor": f"{PREFIX}muted", "titleColor": f"{PREFIX}muted"}
+    text |= {"titleFontWeight": "normal", "titleFontSize": 12, "labelFontSize": 12}
     return {
         "background": f"{PREFIX}face",
         "font": font,
         "view": {"stroke": None},
         "axis": {
             **text,
-            "titleFontWeight": "normal",
-            "titleFontSize": 12,
-            "labelFontSize": 12,
             "labelLimit": 150,
             "gridColor": f"{PREFIX}grid",
             "domainColor": f"{PREFIX}muted",
@@ -120,13 +118,7 @@ def config() -> dict[str, Any]:
         },
         # the label at the end of an axis is wider than its tick
         "padding": {"left": 5, "top": 5, "right": 16, "bottom": 5},
-        "legend": {
-            **text,
-            "labelFontSize": 12,
-            "titleFontSize": 12,
-            "titleFontWeight": "normal",
-            "titleLimit": 300,
-        },
+        "legend": {**text, "titleLimit": 300},
         "title": {"color": f"{PREFIX}ink", "fontSize": 13, "anchor": "start", "offset": 10},
         "text": {"color": f"{PREFIX}ink"},
     }

@@ -6,15 +6,9 @@ from typing import Any
 
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import ProgressBar
+from rich import progress
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 from rich.text import Text
 from typing_extensions import override
 
@@ -64,13 +58,13 @@ class RoundProgressBar(ProgressBar):
             return
         total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
         self._progress = _Lines(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[sessions]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            progress.TextColumn("round"),
+            progress.MofNCompleteColumn(),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("{task.fields[sessions]}"),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
             console=self._console,
             refresh_per_second=4,
         )

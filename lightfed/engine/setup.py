@@ -6,17 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    Callback,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ProgressBar,
-    StochasticWeightAveraging,
-    Timer,
-    WeightAveraging,
-)
+from lightning.pytorch import callbacks as stock
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
 
 from lightfed.api.fleet import Fleet
@@ -141,11 +132,11 @@ def _refuse(client: int, samples: int, data: FederatedDataModule, why: str) -> N
 
 # Callbacks that change the steps, batches or weights of a single training loop.
 _IDLE = (
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-    WeightAveraging,
+    stock.BatchSizeFinder,
+    stock.GradientAccumulationScheduler,
+    stock.LearningRateFinder,
+    stock.StochasticWeightAveraging,
+    stock.WeightAveraging,
 )
 
 

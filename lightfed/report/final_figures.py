@@ -5,19 +5,12 @@ from collections.abc import Callable, Sequence
 
 from pandas import DataFrame
 
+from lightfed.results import units
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.groups import Group, final_text
 from lightfed.results.intervals import goal_text, resolution_text, seeds_text
 from lightfed.results.outcome import mean_and_std, outcome_of
 from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
-from lightfed.results.units import (
-    NOTHING,
-    bytes_text,
-    count_text,
-    flops_text,
-    seconds_text,
-    virtual_text,
-)
 from lightfed.studies.fedbcd.clouds import common_target, time_to
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
 
@@ -47,7 +40,7 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
     name = readable(metric)
 
     def final(column: str) -> str:
-        return final_text(row, column) if column else NOTHING
+        return final_text(row, column) if column else units.NOTHING
 
     def mean(text: Callable[[float], str], figure: str) -> str:
         return text(mean_and_std([getattr(o, figure) for o in outcomes])[0])
@@ -59,10 +52,11 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
     return {
         "run": row.label,
         "n": str(len(row.runs)),
-        "seed": seeds_text(sorted(run.seed for run in row.runs if run.seed is not None)) or NOTHING,
+        "seed": seeds_text(sorted(run.seed for run in row.runs if run.seed is not None))
+        or units.NOTHING,
         "algorithm": _stated(row, "algorithm"),
         "data": _stated(row, "dataset"),
-        "clients": count_text(mean_and_std(clients)[0]),
+        "clients": units.count_text(mean_and_std(clients)[0]),
         "rounds": ", ".join(dict.fromkeys(map(rounds_text, row.runs))),
         f"global {name}": final(f"global/{metric}"),
         **{f"{name} {stage}": final(stages.get(stage, "")) for stage in STAGES},
@@ -70,14 +64,16 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
         "worst 10 %": final(f"personal/{metric}_worst10"),
         **{f"{text} {name}": final(f"{kind}/{metric}") for kind, text in kinds.items()},
         "train loss": final("train_loss"),
-        "sent": mean(bytes_text, "sent"),
-        "between servers": mean(bytes_text, "server_bytes"),
-        "compute": mean(flops_text, "flops"),
-        "stored / client": mean(lambda x: bytes_text(x) if x else NOTHING, "stored_bytes"),
-        "time / round": mean(seconds_text, "seconds_per_round"),
-        f"virtual time to {goal_text(column, goal)}": virtual_text(*time),
+        "sent": mean(units.bytes_text, "sent"),
+        "between servers": mean(units.bytes_text, "server_bytes"),
+        "compute": mean(units.flops_text, "flops"),
+        "stored / client": mean(
+            lambda x: units.bytes_text(x) if x else units.NOTHING, "stored_bytes"
+        ),
+        "time / round": mean(units.seconds_text, "seconds_per_round"),
+        f"virtual time to {goal_text(column, goal)}": units.virtual_text(*time),
         "its resolution": (
-            resolution_text(row.runs, column) if math.isfinite(time[0]) else NOTHING
+            resolution_text(row.runs, column) if math.isfinite(time[0]) else units.NOTHING
         ),
     }
 
@@ -85,4 +81,4 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
 def _stated(row: Group, key: str) -> str:
     """The values of a key in the runs' environments, without repeats."""
     said = [str(run.environment[key]) for run in row.runs if run.environment.get(key) is not None]
-    return ", ".join(dict.fromkeys(said)) or NOTHING
+    return ", ".join(dict.fromkeys(said)) or units.NOTHING

@@ -36,31 +36,15 @@ def study_figures(runs: Sequence[Run], *, target: float | None = None) -> list[F
     and for the costs of methods what all of them reached.
     """
     compared = protocols(runs)
-    found = [
-        *map(stages_figure, stages(runs)),
-        *(
-            figure
-            for study in studies(runs)
-            for figure in (
-                *(courses_figure(s, target) for s in study.settings if len(s.trials) > 1),
-                factors_figure(study),
-            )
-        ),
-        *(
-            draw(one)
-            for one in clouds(runs)
-            for draw in (rounds_figure, times_figure, traffic_figure)
-        ),
-        *(
-            figure
-            for one in compared
-            for figure in (differences_figure(one), costs_figure(one, target))
-        ),
-        *map(robustness_figure, robustness(compared)),
-        *(
-            draw(family)
-            for family in families(runs)
-            for draw in (sizes_figure, shares_figure, dynamic_figure)
-        ),
-    ]
+    found = [stages_figure(one) for one in stages(runs)]
+    for study in studies(runs):
+        found += [courses_figure(s, target) for s in study.settings if len(s.trials) > 1]
+        found.append(factors_figure(study))
+    for cloud in clouds(runs):
+        found += [draw(cloud) for draw in (rounds_figure, times_figure, traffic_figure)]
+    for one in compared:
+        found += [differences_figure(one), costs_figure(one, target)]
+    found += map(robustness_figure, robustness(compared))
+    for family in families(runs):
+        found += [draw(family) for draw in (sizes_figure, shares_figure, dynamic_figure)]
     return [figure for figure in found if figure is not None]

@@ -17,17 +17,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from lightfed.data.datasets.dataset import Dataset, Samples
+from lightfed.data.partition import matching
 from lightfed.data.partition.compact import compact, expand, write
-from lightfed.data.partition.matching import (
-    Csr,
-    class_counts,
-    dealt_counts,
-    draw_test,
-    equal_shares,
-    flatten,
-    hold_out,
-    matched_counts,
-)
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError, reason, require
@@ -180,18 +171,18 @@ def draw_partition(
         rng=numpy_generator(seed, f"partition/{name}"),
         groups=None if train.groups is None else train.groups.numpy(),
     )
-    owned = flatten(parts, dtype)
+    owned = matching.flatten(parts, dtype)
     del parts  # of a million clients: more than all else
     sizes = np.diff(owned[1])
     found = f"{scheme!r} left client {sizes.argmin()} empty"
     require(sizes.min() > 0, "data.partition", found, "use another")
     rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
-        owned, tested = hold_out(
+        owned, tested = matching.hold_out(
             owned, labels, fraction=train_fraction, num_classes=num_classes, rng=rng
         )
         test_labels = labels
-    train_counts = class_counts(owned, labels, num_classes)
+    train_counts = matching.class_counts(owned, labels, num_classes)
     if test != "split":
         tested = _test_of(train_counts, test_labels, test, rng, shares=scheme.shares(clients))
     state = hashlib.blake2b(digest_size=16)
@@ -203,7 +194,7 @@ def draw_partition(
         test_index=tested[0].astype(dtype, copy=False),
         test_offsets=tested[1],
         train_counts=train_counts,
-        test_counts=class_counts(tested, test_labels, num_classes),
+        test_counts=matching.class_counts(tested, test_labels, num_classes),
         meta={
             "scheme": repr(scheme),
             "seed": seed,
@@ -235,18 +226,18 @@ def _test_of(
     rng: np.random.Generator,
     *,
     shares: int,
-) -> Csr:
+) -> matching.Csr:
     """The samples of each client from the common test set."""
     if test == "random":
-        return equal_shares(len(labels), shares=shares, clients=len(held), rng=rng)
+        return matching.equal_shares(len(labels), shares=shares, clients=len(held), rng=rng)
     pool_sizes = np.bincount(labels, minlength=held.shape[1])
     if test == "match":
-        counts = matched_counts(held, pool_sizes)
+        counts = matching.matched_counts(held, pool_sizes)
     elif test == "labels":
         counts = np.where(held > 0, pool_sizes, 0)
     else:
-        counts = dealt_counts(held, pool_sizes, rng)
-    return draw_test(counts, labels, rng, shared=test != "disjoint")
+        counts = matching.dealt_counts(held, pool_sizes, rng)
+    return matching.draw_test(counts, labels, rng, shared=test != "disjoint")
 
 
 def _row(client: object, sums: Iterable[object], counts: Iterable[object]) -> str:

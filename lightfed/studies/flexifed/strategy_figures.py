@@ -12,16 +12,8 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from lightfed.drawing import marks
+from lightfed.drawing import marks, tidy
 from lightfed.drawing.charts import Axis, Chart, Figure, Series
-from lightfed.drawing.tidy import (
-    common_axis,
-    course_table,
-    file_name,
-    metric_axis_of,
-    score_row,
-    stacked,
-)
 from lightfed.results.groups import synthetic_note
 from lightfed.results.settings import difference, gathered
 from lightfed.results.tables import readable
@@ -54,9 +46,11 @@ def courses_figure(setting: Setting, asked: float | None) -> Figure | None:
     tables: dict[str, pd.DataFrame] = {}
     for version in (None, *versions):
         title = "all clients" if version is None else f"{setting.topic.family} {version}"
-        courses = [course_table(t.group, t.column(metric, version), n) for n, t in shown.items()]
-        tables[title] = stacked([course for course in courses if len(course)], metric)
-    y = common_axis(metric, tables.values(), "mean", f"{readable(metric)} on own test samples")
+        courses = [
+            tidy.course_table(t.group, t.column(metric, version), n) for n, t in shown.items()
+        ]
+        tables[title] = tidy.stacked([course for course in courses if len(course)], metric)
+    y = tidy.common_axis(metric, tables.values(), "mean", f"{readable(metric)} on own test samples")
     places = {name: trial.group.method_place for name, trial in shown.items()}
     by, x = Series("series", places, "strategy"), Axis("round")
     charts = (marks.lines(table, x, y, by, title=title) for title, table in tables.items())
@@ -67,7 +61,7 @@ def courses_figure(setting: Setting, asked: float | None) -> Figure | None:
         f"those of each version. Bands: 95 % t intervals over seeds.{goal}"
     )
     name = f"{setting.name}: {readable(metric)} by strategy{synthetic_note(shown.values())}"
-    return Figure(file_name("strategies", setting.name), name, tuple(charts), caption)
+    return Figure(tidy.file_name("strategies", setting.name), name, tuple(charts), caption)
 
 
 def factors_figure(study: Study) -> Figure | None:
@@ -80,7 +74,7 @@ def factors_figure(study: Study) -> Figure | None:
     title = f"{topic.name}: {readable(topic.metric)} by versions, clients and common layers"
     caption = "Along a line only the quantity on the x-axis differs; its values are equally spaced."
     note = synthetic_note(study.trials)
-    return Figure(file_name("factors", topic.name), title + note, drawn, caption)
+    return Figure(tidy.file_name("factors", topic.name), title + note, drawn, caption)
 
 
 def _factor_chart(study: Study, factor: str) -> Chart | None:
@@ -92,15 +86,15 @@ def _factor_chart(study: Study, factor: str) -> Chart | None:
     texts = {x: "no limit" if math.isinf(x) else f"{x:g}" for x in values}
     metric = study.topic.metric
     table = pd.DataFrame(
-        score_row(trial.group, trial.column(metric), series=label, at=texts[value(trial)])
+        tidy.score_row(trial.group, trial.column(metric), series=label, at=texts[value(trial)])
         for label, trials in lines.items()
         for trial in sorted(trials, key=value)
     )
-    y = metric_axis_of(f"personal/{metric}", table)
+    y = tidy.metric_axis_of(f"personal/{metric}", table)
     places = {label: min(one.group.place for one in trials) for label, trials in lines.items()}
     by = Series("series", places, "strategy")
     x = Axis("at", title, names=tuple(texts.values()))
-    return marks.points(stacked([table], metric), x, y, by, connected=True, title=title)
+    return marks.points(tidy.stacked([table], metric), x, y, by, connected=True, title=title)
 
 
 def _lines(study: Study, factor: str) -> dict[str, list[Trial]]:
