@@ -67,10 +67,7 @@ class Plan:
 
 
 class Resident(ABC):
-    """One split, and its batches on one device; its home is that device, or the CPU.
-
-    The labels y are (N,) int64, where the split is.
-    """
+    """One split, and its batches on one device; its home and labels are there, or on the CPU."""
 
     def __init__(self, y: Tensor, *, device: torch.device, sample_bytes: int, held: bool) -> None:
         self.device, self.home = device, device if held else torch.device("cpu")
@@ -187,10 +184,7 @@ class PackBatches:
         self._draw = torch.cat(draws, -1) if draws else None
 
     def batch(self, places: Sequence[int], step: int) -> Batch:
-        """X and y as of `Resident.batch`, (k, B, ...) each, of k sessions.
-
-        Their batches at this step have one size B.
-        """
+        """X and y as of `Resident.batch`, (k, B, ...) each, of k sessions with one size B."""
         size = int(self.sizes[places[0], step])
         span = self._starts[places, step][:, None] + np.arange(size)
         where = span.ravel()

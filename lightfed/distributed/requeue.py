@@ -34,10 +34,7 @@ _SECONDS = {Signals.SIGUSR1: 120.0, Signals.SIGTERM: 10.0, Signals.SIGINT: 0.0}
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether a job will run again by itself, and a clause for the user that says so.
-
-    SLURM may still kill its processes (`kills`).
-    """
+    """Whether a job runs again by itself, a clause that says so, and if SLURM kills it still."""
 
     requeued: bool
     said: str

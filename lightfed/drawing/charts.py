@@ -120,10 +120,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts that belong together: at least one, with a caption that says how to read it.
-
-    `name` is that of its files.
-    """
+    """Charts that belong together, the name of their files, and a caption: how to read them."""
 
     name: str
     title: str

@@ -25,10 +25,7 @@ SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
 @dataclass(frozen=True)
 class Library:
-    """A script for a page, packed (gzip in base64: 0.4 instead of 0.9 MB), with its digest.
-
-    A content policy names it so: `sha256-...`.
-    """
+    """A script for a page, in gzip and base64 (0.4 instead of 0.9 MB), and its digest."""
 
     packed: str
     digest: str

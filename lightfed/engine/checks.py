@@ -55,16 +55,13 @@ def check_numbers(
     eval_clients: int | None, exchange_buffer: int | None, max_failed_clients: int | None
 ) -> None:
     """Reject arguments of the Federation that are too small."""
-    if eval_clients is not None and eval_clients < 1:
-        fix = "give at least 1, or leave personal out of model.evaluate"
-        raise UserError("model.eval_clients", f"{eval_clients} clients", fix)
-    if exchange_buffer is not None and exchange_buffer < 1:
-        fix = "give at least 1; a few rows of the model make it quick"
-        raise UserError("model.exchange_buffer", f"{exchange_buffer} MiB", fix)
-    if max_failed_clients is not None and max_failed_clients < 0:
-        raise UserError(
-            "model.max_failed_clients", f"{max_failed_clients} clients", "give 0 or more"
-        )
+    for name, value, least, unit, more in (
+        ("eval_clients", eval_clients, 1, "clients", ", or leave personal out of model.evaluate"),
+        ("exchange_buffer", exchange_buffer, 1, "MiB", "; a few rows of the model make it quick"),
+        ("max_failed_clients", max_failed_clients, 0, "clients", ""),
+    ):
+        fits, fix = value is None or value >= least, f"give at least {least}{more}"
+        require(fits, f"model.{name}", f"{value} {unit}", fix)
 
 
 def check_schedule(optimizer: Any, schedule: Any) -> None:

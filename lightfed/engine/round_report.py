@@ -54,10 +54,7 @@ class RoundReport:
         self._show(trainer)
 
     def end(self, trainer: RunTrainer, fleet: Fleet) -> None:
-        """Log the round.
-
-        It comes before the checkpoint callbacks: every round with a checkpoint has its row on disk.
-        """
+        """Log the round, before its checkpoint: every one with a checkpoint has its row."""
         t = trainer.current_epoch
         _publish(trainer, self.metrics)
         for logger in trainer.loggers:

@@ -11,10 +11,7 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 
 
 class LogBook:
-    """Replaces `self.log` of a client's module.
-
-    It keeps sample-weighted means, without collectives or synchronisation.
-    """
+    """Replaces `self.log` of a client's module by sample-weighted means, without collectives."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
@@ -23,10 +20,7 @@ class LogBook:
         self.batch_size = 1
 
     def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-        """Lightning's `self.log`.
-
-        Arguments about steps, bars and ranks are ignored in a session.
-        """
+        """Lightning's `self.log`; arguments about steps, bars and ranks are ignored."""
         if isinstance(value, Metric):
             self._metrics[name] = value
             return

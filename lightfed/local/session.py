@@ -277,8 +277,5 @@ def batch_size(batch: Any) -> int:
 
 
 def _loss(output: Any) -> Tensor | None:
-    """The loss from the return value of a `training_step`.
-
-    Lightning allows a loss, {"loss": ...}, or None to skip the batch.
-    """
+    """The loss that a `training_step` returns, also as {"loss": ...}, or None to skip the batch."""
     return output["loss"] if isinstance(output, dict) else output

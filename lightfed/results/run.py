@@ -42,10 +42,7 @@ CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
 
 @dataclass(frozen=True)
 class Partition:
-    """Training samples of each class (a column) and client (a row), and what was saved with them.
-
-    `meta` has scheme, seed and data set.
-    """
+    """Training samples of each class (column) and client (row), scheme, seed and data set."""
 
     counts: DataFrame
     meta: dict[str, Any]

@@ -24,10 +24,7 @@ class Recorded:
 
 
 def described(value: Any) -> Any:
-    """A value as in a configuration file.
-
-    Objects have `class_path` and `init_args`, and dataclasses their fields.
-    """
+    """A value as in a configuration file: objects by class_path, dataclasses by their fields."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

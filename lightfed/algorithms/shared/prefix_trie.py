@@ -15,10 +15,7 @@ from lightfed.algorithms.shared.signature import Layer
 
 @dataclass(frozen=True, order=True)
 class Node:
-    """A layer that some groups, ascending, have in common, by the layers in front of it.
-
-    A negative depth is its position from the end.
-    """
+    """A layer of some groups, ascending, `depth` layers from the start (negative: the end)."""
 
     depth: int
     groups: tuple[int, ...]

@@ -48,10 +48,7 @@ class Restores(_CheckpointConnector):
                 self._try_optimizers(self._loaded_checkpoint)
 
     def _try_optimizers(self, found: Mapping[str, Any]) -> None:
-        """Load the states of optimisers and schedules into objects of their own.
-
-        Lightning loads them after files of the run are written.
-        """
+        """Load states into copies of optimisers: Lightning does it when files are written."""
         made = self.trainer.lightning_module.configure_optimizers()
         optimizers, schedules = made if isinstance(made, tuple) else ([made] if made else [], [])
         states = found["optimizer_states"]

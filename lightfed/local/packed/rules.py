@@ -242,10 +242,7 @@ def _busy(state: GroupState, batch_size: int) -> bool:
 def _tried(
     state: GroupState, data: DataSpec, context: Autocast | None, *, starts: bool
 ) -> Losses | str:
-    """A training step of two clients, or why it raises.
-
-    `starts` says that a session's start may give each client its own buffers.
-    """
+    """A training step of two clients, or why it raises; `starts` may give each own buffers."""
     module, count = state.module, 2
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
     forward = PackedForward(module, state.layout, trained, context=context)

@@ -19,10 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Package:
-    """One tensor as sent.
-
-    `parts` are the tensor itself, or its factors U (..., m, n), s (..., n) and V^T (..., n, k).
-    """
+    """One tensor as sent: itself, or its factors U (..., m, n), s (..., n), V^T (..., n, k)."""
 
     parts: tuple[Tensor] | tuple[Tensor, Tensor, Tensor]
 

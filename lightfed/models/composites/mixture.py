@@ -51,10 +51,7 @@ class Gate(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, 2) weights of the shared and the private expert; their sum is 1.
-
-        A ValueError for a single sample in training.
-        """
+        """(B, ...) -> (B, 2) weights, shared and private, with sum 1; B > 1 in training."""
         return self.layers(x)
 
 

@@ -49,10 +49,7 @@ _INIT = "model.algorithm.init_args"
 
 @dataclass(frozen=True, eq=False)
 class Cloud(Experiment):
-    """One experiment, its method in the paper's words, N servers and B to wait for.
-
-    Its options are all settings.
-    """
+    """One experiment with all its settings, the paper's name of its method, and its N and B."""
 
     method: str
     servers: int
