@@ -82,9 +82,8 @@ class DisPFL(Peers):
         """
         super().__init__(topology)
         self.densities = [density] if isinstance(density, int | float) else list(density)
-        require_argument(
-            bool(self.densities), "density", "an empty list", "give at least one share"
-        )
+        some, fix = bool(self.densities), "give at least one share"
+        require_argument(some, "density", "an empty list", fix)
         for name, share in [("active", active), *(("density", d) for d in self.densities)]:
             found = f"{share} is outside (0, 1]"
             require_argument(0 < share <= 1, name, found, "give a share in (0, 1]")

@@ -92,10 +92,8 @@ class HeteroFL(Algorithm):
         masks = self._hooks if self.mask else None
         self._tests = SliceTests(fed, batch_size=self.statistics_batch_size, masks=masks)
         count = len(fed.groups if self.level_weights is None else self.level_weights)
-        found = f"{count} weights for {len(fed.groups)} groups"
-        require_argument(
-            count == len(fed.groups), "level_weights", found, "give one for every group"
-        )
+        fits, found = count == len(fed.groups), f"{count} weights for {len(fed.groups)} groups"
+        require_argument(fits, "level_weights", found, "give one for every group")
         self.model = fed.new_model()  # W_g
         for group in range(len(fed.groups)):
             fed.check_nested(self.model, group)

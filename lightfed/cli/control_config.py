@@ -37,22 +37,11 @@ class Setting:
 
 
 _CONV = Setting("Conv", 0.01, 200, (100,))
-_RESNET = Setting(
-    "PreActResNet",
-    0.1,
-    400,
-    (150, 250),
-    fixed=(("blocks", (1, 1, 1, 2)),),  # of the paper's table; the released code has 2, 2, 2, 2
-)
-_TEXT = Setting(
-    "lightfed.models.Transformer",  # torch.nn has a class of that name, too
-    0.1,
-    200,
-    (50, 100),
-    local_epochs=1,
-    batch=(1, 10),
-    rows=True,
-)
+# The blocks are those of the paper's table; the released code has 2, 2, 2, 2.
+_RESNET = Setting("PreActResNet", 0.1, 400, (150, 250), fixed=(("blocks", (1, 1, 1, 2)),))
+# torch.nn has a class of that name, too.
+_TRANSFORMER = "lightfed.models.Transformer"
+_TEXT = Setting(_TRANSFORMER, 0.1, 200, (50, 100), local_epochs=1, batch=(1, 10), rows=True)
 _SMALL = (("embedding", 128), ("hidden", 256), ("layers", 2))
 SETTINGS = {
     "MNIST": _CONV,
@@ -61,10 +50,8 @@ SETTINGS = {
     "WikiText2": _TEXT,
     # The embedded data sets, with hyper-parameters of our own.
     "Digits": replace(_CONV, lr=0.03, rounds=60, milestones=(40,), files=False),
-    "Prose": replace(
-        _TEXT, fixed=_SMALL, rounds=60, milestones=(40,), files=False,
-    ),
-}  # fmt: skip
+    "Prose": replace(_TEXT, fixed=_SMALL, rounds=60, milestones=(40,), files=False),
+}
 
 
 def configuration(control: Control, data: str) -> dict[str, Any]:

@@ -9,11 +9,13 @@ import gzip
 import hashlib
 import os
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lightfed.drawing.charts import VERSION
+from lightfed.drawing.files import write_file
 from lightfed.utils.errors import UserError
 
 LICENCES = (
@@ -36,14 +38,16 @@ def library() -> Library:
     """The script that draws charts, from the cache if it is there and whole."""
     from importlib.metadata import version
 
-    place = _cache_folder() / f"vega-{VERSION}-{version('vl-convert-python')}.js.gz"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    place = home / "lightfed" / f"vega-{VERSION}-{version('vl-convert-python')}.js.gz"
     try:
         packed = place.read_bytes()
         script = gzip.decompress(packed)
     except (OSError, EOFError, zlib.error):
         script = _bundle()
         packed = gzip.compress(script, mtime=0)
-        _keep(place, packed)
+        with suppress(UserError):  # without a place for it, each report bundles the script again
+            write_file(place, packed)
     return Library(base64.b64encode(packed).decode("ascii"), digest(script))
 
 
@@ -56,17 +60,3 @@ def _bundle() -> bytes:
     import vl_convert
 
     return vl_convert.javascript_bundle(SNIPPET, vl_version=VERSION).encode()
-
-
-def _cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(home) / "lightfed"
-
-
-def _keep(place: Path, packed: bytes) -> None:
-    from lightfed.drawing.files import write_file
-
-    try:
-        write_file(place, packed)
-    except UserError:
-        return  # without a place for it, each report bundles the script again

@@ -109,10 +109,8 @@ class LocalWork:
         one, found = count is None or self.fraction == 1.0, f"{count}, and fraction {self.fraction}"
         require(one, "model.clients_per_round", found, "give one of the two")
         require(self.epochs >= 1, "model.local_epochs", self.epochs, "give at least 1")
-        one, found = (
-            self.steps is None or self.epochs == 1,
-            f"{self.steps}, and local_epochs {self.epochs}",
-        )
+        one = self.steps is None or self.epochs == 1
+        found = f"{self.steps}, and local_epochs {self.epochs}"
         require(one, "model.local_steps", found, "give one of the two")
         fits = self.steps is None or self.steps >= 1
         require(fits, "model.local_steps", self.steps, "give at least 1")
