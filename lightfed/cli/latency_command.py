@@ -40,11 +40,8 @@ def latency(
     from lightfed.simulation.clock import check_waits
     from lightfed.studies.fedbcd.latency import Cloud, latencies
 
-    for name, value, least in (
-        ("servers", servers, 1),
-        ("devices", devices, 1),
-        ("samples", samples, 2),
-    ):
+    asked = {"servers": (servers, 1), "devices": (devices, 1), "samples": (samples, 2)}
+    for name, (value, least) in asked.items():
         if value < least:
             raise UserError(f"--{name}", f"{value}", f"give at least {least}")
     if waits is None:

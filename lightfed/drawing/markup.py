@@ -49,20 +49,17 @@ def document(name: str, *, template: str, refresh: int = 0, **also: Any) -> str:
     """
     own, packed = _script(), library()
     policy = f"script-src '{digest(own.encode())}' '{packed.digest}'"
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            name=name,
-            refresh=refresh,
-            script=Markup(own),
-            packed=packed.packed,
-            policy=f"default-src 'none'; {policy}; style-src 'unsafe-inline'; img-src data:",
-            looks={"light": coloured(config(), LIGHT), "dark": coloured(config(), DARK)},
-            colours={"light": LIGHT.colours, "dark": DARK.colours},
-            licences=LICENCES,
-            **also,
-        )
+    page = _environment().get_template(template)
+    return page.render(
+        name=name,
+        refresh=refresh,
+        script=Markup(own),
+        packed=packed.packed,
+        policy=f"default-src 'none'; {policy}; style-src 'unsafe-inline'; img-src data:",
+        looks={"light": coloured(config(), LIGHT), "dark": coloured(config(), DARK)},
+        colours={"light": LIGHT.colours, "dark": DARK.colours},
+        licences=LICENCES,
+        **also,
     )
 
 

@@ -46,11 +46,8 @@ def print_summary(run: Path) -> None:
 def new_console() -> Console:
     """Standard output; in a pipe or file, lines are wide enough not to break cells."""
     console = Console(highlight=False, markup=False)
-    return (
-        console
-        if console.is_terminal
-        else Console(highlight=False, markup=False, width=WIDTH_OF_A_FILE)
-    )
+    width = None if console.is_terminal else WIDTH_OF_A_FILE
+    return Console(highlight=False, markup=False, width=width)
 
 
 def print_line(console: Console, text: str) -> None:

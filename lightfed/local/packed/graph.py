@@ -109,9 +109,7 @@ class NetworkGraph:
                 mine = _Mine(values, f"{self._prefix}{node.target}.", draws)
                 found[node] = _LAYERS[type(layer)](layer, args[0], mine)
             else:
-                table: Mapping[Any, Callable[..., Stack]] = (
-                    _FUNCTIONS if node.op == "call_function" else _METHODS
-                )
+                table = _FUNCTIONS if node.op == "call_function" else _METHODS
                 found[node] = table[node.target](*args, **node.kwargs)
         result: Stack = found[self._output]
         return result.unfold()
