@@ -16,8 +16,15 @@ from typing import Any, cast
 from typing_extensions import override
 
 from lightfed.distributed.starting import check_variables, watch_launcher
-from lightfed.utils import process
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.process import (
+    end_process,
+    imports_begin,
+    imports_end,
+    is_first,
+    report,
+    silence,
+)
 from lightfed.utils.signals import listen
 
 USAGE_ERROR = UserError.status
@@ -45,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     if sys.argv[1:2] == ["fit"]:
         listen()  # the import of torch alone takes seconds
     sys.path.append(os.getcwd())  # last: a file there must not hide an installed package
-    process.imports_begin()
+    imports_begin()
     status: Any = 0
     watch_launcher(os.environ)
     try:
@@ -62,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     signal(SIGINT, SIG_IGN)  # all has been said
-    process.end_process(status)
+    end_process(status)
     sys.exit(status)
 
 
@@ -79,12 +86,12 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
         check_variables(os.environ)
         if arguments and arguments[0] in _WITHOUT_A_TRAINER:
             command = import_module(_WITHOUT_A_TRAINER[arguments[0]])
-            process.imports_end()
+            imports_end()
             sys.exit(command.main(arguments[1:]))
         _run(arguments, from_python=from_python)
     except UserError as error:
         _leave()
-        process.report(error)
+        report(error)
         sys.exit(error.status)
     _leave()
 
@@ -125,7 +132,7 @@ def _command_line(arguments: list[str] | None) -> None:
     from lightfed.previews.trainer import PreviewTrainer
     from lightfed.runs.federation_state import config_digest
 
-    process.imports_end()
+    imports_end()
     set_parsing_settings(add_print_completion_argument=True)
     _silence()
 
@@ -213,7 +220,7 @@ def _silence() -> None:
     """Hide what libraries say of their own interfaces, too: no line of it is a user's."""
     import warnings
 
-    process.silence()
+    silence()
     warnings.filterwarnings("ignore", module="jsonargparse")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
@@ -240,7 +247,7 @@ def _rename_cohorts(model: Any) -> None:
 
 def _stopped() -> int:
     """Print one line on the first rank after Ctrl-C outside a run; the exit status."""
-    if process.is_first():
+    if is_first():
         print("lightfed: stopped by SIGINT; the same command starts again", file=sys.stderr)
     return 128 + SIGINT
 
