@@ -75,6 +75,18 @@ def test_all_sides_train_the_same_models(name: str, rounds: int) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize(("name", "rounds"), [("W6", 2), ("W7", 1)])
+def test_bare_loops_train_the_same_large_models(name: str, rounds: int) -> None:
+    from workloads import LARGE
+
+    workload = LARGE[name].tiny()
+    ours = trained_by_lightfed(workload, rounds)
+    for way in ("loop", "tuned"):
+        theirs = trained_by_hand(workload, way, rounds)
+        torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-3, msg=lambda m, w=way: w + m)
+
+
+@pytest.mark.matrix
 def test_all_sides_search_masks_alike() -> None:
     from workers import loss
     from workloads import WORKLOADS
@@ -217,3 +229,80 @@ def test_a_pack_takes_fewer_operators_and_waits_for_no_value(tmp_path: Path) -> 
     assert fused.working < packed.working < packed.operators
     assert packed.reads == 0
     assert (tmp_path / "trace.json.gz").stat().st_size > 0
+
+
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are recorded as on a card, on a tape."""
+    from lightfed.local.packed.steps import packing
+    from tests.core.tape import Tape
+
+    monkeypatch.setattr(packing, "recorder_of", lambda _: Tape())
+
+
+MORE = [("W6", "captured", "32"), ("W7", "captured", "32"), ("W6", "packed", "bf16")]
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "precision"),
+    [("W8", "sequential", "32"), *(pytest.param(*case, marks=pytest.mark.matrix) for case in MORE)],
+)
+def test_models_are_timed(
+    name: str, way: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import models
+
+    recording(monkeypatch)
+    found = models.by_lightfed(models.LARGE[name].tiny(), way, "cpu", 2, precision)
+    assert len(found.seconds) == 2
+    assert found.memory > 0
+    assert found.losses[1] < found.losses[0]
+    assert found.note == ""
+
+
+def test_the_transformer_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    import models
+
+    recording(monkeypatch)
+    found = models.by_lightfed(models.LARGE["W8"].tiny(), "captured", "cpu", 1)
+    assert found.note.startswith("not captured: ")
+    assert found.cells()[0] == ""
+
+
+@pytest.mark.matrix
+def test_a_side_that_fails_leaves_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import models
+
+    table = models.Table("cpu", 1, tmp_path)
+    workload = models.LARGE["W8"].tiny()
+    table.side(workload, "good", models.by_lightfed, "sequential")
+    assert table.good
+    table.side(workload, "none", models.by_hand, "loop")
+    assert not table.good
+    assert "failed: " in (tmp_path / "models.csv").read_text()
+    assert models.main(["--tiny", "--passes", "1", "--workloads", "W6"]) == 0
+    assert "sequential, bf16" in capsys.readouterr().out
+
+
+@pytest.mark.matrix
+def test_collectives_of_one_rank_change_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import nccl
+
+    assert nccl.main(["--out", str(tmp_path)]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if " gloo " in line]
+    assert len(told) == len(nccl.CASES)
+    assert not any(" 0 tensors" in line for line in told)
+    assert (tmp_path / "nccl.json").stat().st_size > 0
+
+
+@pytest.mark.matrix
+def test_a_curve_is_kept(tmp_path: Path) -> None:
+    import curve
+
+    assert curve.main(["--tiny", "--rounds", "2", "--out", str(tmp_path)]) == 0
+    header, *rows = (tmp_path / "curve.csv").read_text().splitlines()
+    assert header.startswith("round,global/accuracy")
+    assert len(rows) == 2

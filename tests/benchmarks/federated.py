@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from typing_extensions import override
 from workloads import (
-    BATCH_SIZE,
     CLASSES,
     COSINE_ROUNDS,
     DENSITY,
@@ -32,7 +31,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.engine.federation import Federation
-from lightfed.engine.trainer import FederatedTrainer
+from lightfed.engine.trainer import FederatedTrainer, Precision
 from lightfed.local.client_group import ClientGroup
 from lightfed.topology.topology import TimeVarying
 
@@ -40,26 +39,38 @@ ENDLESS = 1_000_000_000
 
 
 class Pool(Dataset):
-    """The samples of a workload."""
+    """The samples of a workload.
+
+    Args:
+        workload: what is trained.
+        tested: samples of the test split, which a data set has even if nothing is evaluated.
+    """
 
     classes = tuple(map(str, range(CLASSES)))
     synthetic = True
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, tested: int = CLASSES) -> None:
         self.input_shape = workload.input_shape
-        self._workload = workload
+        self.task = "masked_lm" if workload.words else "classification"
+        self._workload, self._tested = workload, tested
 
     @property
     @override
-    def transform(self) -> Transform:
+    def num_classes(self) -> int:
+        return self._workload.words or CLASSES
+
+    @property
+    @override
+    def transform(self) -> Transform | None:
+        if self._workload.words:
+            return None
         channels = self.input_shape[0] if len(self.input_shape) == 3 else 1
         return Transform(mean=(0.0,) * channels, std=(1.0,) * channels)
 
     @override
     def load(self, split: Split) -> Samples:
-        # Nothing is evaluated: the test split is there because a data set has one.
-        few = self._workload.pool if split == "train" else CLASSES
-        return Samples(*self._workload.samples(split, few))
+        count = self._workload.pool if split == "train" else self._tested
+        return Samples(*self._workload.samples(split, count))
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,6 +119,7 @@ def build(
     *,
     ranks: int = 1,
     device: str = "cpu",
+    precision: Precision = "32",
     **settings: Any,
 ) -> tuple[FederatedTrainer, Federation, FederatedDataModule]:
     """A run of the workload, ready to fit.
@@ -118,6 +130,7 @@ def build(
         callback: ends the run.
         ranks: processes.
         device: cpu or cuda.
+        precision: of the Trainer.
         **settings: of the Federation, beyond the workload's.
     """
     sampled = {} if workload.method == "DisPFL" else {"clients_per_round": workload.per_round}
@@ -132,13 +145,14 @@ def build(
         **settings,
     )
     data = FederatedDataModule(
-        Pool(workload), Windows(workload), batch_size=BATCH_SIZE, channels_last=True
+        Pool(workload), Windows(workload), batch_size=workload.batch, channels_last=True
     )
     trainer = FederatedTrainer(
         name=workload.name,
         max_epochs=ENDLESS,
         accelerator="cpu" if device == "cpu" else "gpu",
         devices=ranks,
+        precision=precision,
         callbacks=callback,
         limit_val_batches=0,
         enable_checkpointing=False,

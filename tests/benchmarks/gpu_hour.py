@@ -1,4 +1,4 @@
-"""The first hour on a card: tests, kernels, rounds, operators a step and a short training.
+"""The first hour on a card: tests, kernels, rounds, models, NCCL, operators, short trainings.
 
     python tests/benchmarks/gpu_hour.py --out results [--minutes 25] [--parts tests,..] [--quick]
 
@@ -52,18 +52,26 @@ _ROUNDS = (
     *(f"{_BENCHMARKS}/rounds.py", "--device", "DEVICE", "--passes", "5"),
     *("--workloads", "W1,W5,W2,W3,W4"),  # each is printed as it ends
 )
-_OPERATORS = (f"{_BENCHMARKS}/operators.py", "--device", "DEVICE", "--out", "OUT")
+_ON_DEVICE = ("--device", "DEVICE", "--out", "OUT")
+_MODELS = (f"{_BENCHMARKS}/models.py", *_ON_DEVICE)
+_NCCL = (f"{_BENCHMARKS}/nccl.py", *_ON_DEVICE)
+_OPERATORS = (f"{_BENCHMARKS}/operators.py", *_ON_DEVICE)
+_CURVE = (f"{_BENCHMARKS}/curve.py", *_ON_DEVICE)
 _QUICKSTART = (
     *("-m", "lightfed", "fit", "--config", "configs/quickstart.yaml"),
     *("--trainer.accelerator", "ACCELERATOR", "--trainer.default_root_dir", "OUT/runs"),
 )
+_LITTLE = ("--tiny", "--passes", "1", "--workloads", "W6")
 PARTS = (
-    Part("tests", _PYTEST, 0.25, needs_card=True),
-    Part("kernels", (*_KERNELS, "--gate"), 0.15, needs_card=True),
-    Part("rounds", _ROUNDS, 0.3, quick=("--workloads", "W5", "--passes", "1")),
-    Part("operators", _OPERATORS, 0.1, quick=("--workloads", "W5")),
-    Part("training", _QUICKSTART, 0.1, quick=("--trainer.max_epochs", "2")),
-    Part("operations", (*_KERNELS, "--dtype", "float32"), 0.1, needs_card=True),
+    Part("tests", _PYTEST, 0.2, needs_card=True),
+    Part("kernels", (*_KERNELS, "--gate"), 0.1, needs_card=True),
+    Part("rounds", _ROUNDS, 0.2, quick=("--workloads", "W5", "--passes", "1")),
+    Part("models", _MODELS, 0.25, needs_card=True, quick=_LITTLE),
+    Part("nccl", _NCCL, 0.05, needs_card=True, quick=("--cases", "heterofl")),
+    Part("operators", _OPERATORS, 0.05, quick=("--workloads", "W5")),
+    Part("curve", _CURVE, 0.07, quick=("--tiny", "--rounds", "2")),
+    Part("training", _QUICKSTART, 0.04, quick=("--trainer.max_epochs", "2")),
+    Part("operations", (*_KERNELS, "--dtype", "float32"), 0.04, needs_card=True),
 )
 
 

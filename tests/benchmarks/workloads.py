@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from lightfed.algorithms.fedavg import drop_statistics
 from lightfed.api.participants import participants
 from lightfed.local.local_work import LocalWork
+from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.models.networks.cnn import Conv, SimpleCNN
 from lightfed.models.networks.lenet import LeNet
 from lightfed.models.networks.mlp import MLP
+from lightfed.models.networks.resnet import PreActResNet
+from lightfed.models.networks.transformer import Transformer
 from lightfed.topology.topology import TimeVarying, round_senders
 from lightfed.utils.rng import derive_seed, torch_generator
 
@@ -72,6 +75,9 @@ class Workload:
         goal: largest ratio of lightfed to the plain loop that is good enough; None for none.
         labels: classes of a client's samples.
         noise: of the samples, relative to the patterns of the classes.
+        words: of the vocabulary, if samples are windows of text; 0 for classes.
+        batch: samples of a batch; lightfed alone takes another than the default.
+        narrow: builds a smaller model, for `tiny`.
     """
 
     name: str
@@ -86,6 +92,9 @@ class Workload:
     goal: float | None
     labels: int = CLASSES
     noise: float = 2.0
+    words: int = 0
+    batch: int = BATCH_SIZE
+    narrow: Callable[..., nn.Module] | None = field(default=None, repr=False)
 
     def build(self, rate: float = 1.0) -> nn.Module:
         """The model of a width, initialised as lightfed initialises the first group's."""
@@ -104,8 +113,12 @@ class Workload:
             count: N.
 
         Returns:
-            (N, *input_shape) float32 of about unit variance and (N,) int64.
+            (N, *input_shape) float32 of about unit variance and (N,) int64; of text, int32 words,
+            of which few are frequent, and zeros.
         """
+        if self.words:
+            share = torch.rand(count, *self.input_shape, generator=torch_generator(SEED, split))
+            return share.pow(3).mul(self.words).int(), torch.zeros(count, dtype=torch.int64)
         patterns = self._patterns()
         generator = torch_generator(SEED, f"benchmark/{split}")
         drawn = torch.randint(self.labels, (count,), generator=generator)
@@ -155,8 +168,10 @@ class Workload:
         per_round = 10 if self.clients == self.per_round else 5
         pool = 10 * CLIENT_SAMPLES
         return replace(
-            self, input_shape=shape, clients=10, per_round=per_round, pool=pool, rounds=1
-        )
+            self, input_shape=shape, clients=10, per_round=per_round, pool=pool, rounds=1,
+            network=self.narrow or self.network, words=min(self.words, 50),
+            batch=max(self.batch, CLIENT_SAMPLES // 4),
+        )  # fmt: skip
 
 
 _IMAGE = (3, 32, 32)
@@ -195,6 +210,31 @@ WORKLOADS = {
         _W5,
         replace(
             _W5, name="W5b", title="the same, 100 of 100,000 clients", clients=100_000, goal=None
+        ),
+    )
+}  # fmt: skip
+# Of the papers' networks, for a card. All ten clients take part, two of each of HeteroFL's widths,
+# which is what a round of ten of a hundred has on average.
+_LARGE: dict[str, Any] = {
+    "clients": 10, "per_round": 10, "pool": 1_000, "rounds": 1, "goal": None, "noise": 0.5
+}  # fmt: skip
+LARGE = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "W6", "HeteroFL, PreActResNet-18 on 3x32x32, five widths, 10 clients", "HeteroFL",
+            _IMAGE, PreActResNet, labels=4, **_LARGE,
+            narrow=partial(PreActResNet, hidden=(16, 16), blocks=(1, 1)),
+        ),
+        Workload(
+            "W7", "DisPFL, ResNet-18 GN on 3x32x32, density 0.5, 10 clients, 5 neighbours",
+            "DisPFL", _IMAGE, ResNet18GN, **_LARGE,
+            narrow=partial(ResNet18GN, width=4, groups=2),
+        ),
+        Workload(
+            "W8", "HeteroFL, Transformer, 33,278 words, windows of 64, batches of 5, 10 clients",
+            "HeteroFL", (64,), Transformer, words=33_278, batch=5, **_LARGE,
+            narrow=partial(Transformer, embedding=32, heads=2, hidden=16, layers=1),
         ),
     )
 }  # fmt: skip

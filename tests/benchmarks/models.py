@@ -1,0 +1,276 @@
+"""Rounds a second and memory of the papers' networks on a card, in every way and precision.
+
+    python tests/benchmarks/models.py [--workloads W6,W1] [--passes 3] [--device cuda] [--out DIR]
+
+Every side has a process of its own, one after the other, so that each has the memory to itself.
+Time is until the card is done (CPU time on a CPU), after rounds that warm up. The sides:
+
+    loop, tuned  bare PyTorch, see rounds.py; there is none for the Transformer
+    sequential   lightfed, one client after the other
+    packed       side by side
+    captured     side by side, steps replayed, where they can be captured
+    tf32, bf16   the fastest of lightfed's three again: products in TF32, and bf16-mixed
+
+In 32 bits torch takes TF32 for convolutions, not for products; a pack's convolutions are products.
+Of W1, W3 and W5 there are only lightfed as it comes, and bf16: rounds.py has the others. Memory is
+the most that tensors had on the card, with the data (on a CPU that of the process). `--out` keeps
+the table, models.csv, as far as it is. The exit status is 1 if a side fails, or a loss is not a
+finite number.
+"""
+
+import argparse
+import csv
+import logging
+import math
+import multiprocessing
+import resource
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import rounds  # first: it sets the number of threads
+import torch
+from bare import Way, bare
+from federated import Pace, build
+from figures import machine
+from typing_extensions import override
+from workers import seconds_on
+from workloads import LARGE, WORKLOADS, Workload
+
+from lightfed.utils.errors import reason
+
+KNOWN = LARGE | {name: WORKLOADS[name] for name in ("W1", "W3", "W5")}
+BARE: tuple[Way, ...] = ("loop", "tuned")
+CAPTURED, AS_IT_COMES = "captured", "lightfed"
+# The ways of lightfed: settings of the Federation. On a CPU nothing is captured.
+WAYS: dict[str, dict[str, Any]] = {
+    "sequential": {"side_by_side": "off"},
+    "packed": {"capture": "off"},
+    CAPTURED: {},
+}
+_EAGER = 2  # rounds that warm up if nothing is captured; DisPFL searches from the second on
+HEAD = (
+    "workload", "side", "rounds_per_second", "ms", "ms_least", "ms_most", "megabytes",
+    "first_loss", "last_loss", "note",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one side.
+
+    Attributes:
+        seconds: of a round, one a pass; empty if the side could not be measured.
+        memory: bytes.
+        losses: of training in the first and in the last round; empty for bare loops.
+        note: why the side could not be measured, or what lightfed warned of.
+    """
+
+    seconds: tuple[float, ...] = ()
+    memory: float = 0.0
+    losses: tuple[float, ...] = ()
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def cells(self) -> list[str]:
+        """Of the table, after workload and side."""
+        if not self.seconds:
+            return [""] * len(HEAD[3:]) + [self.note]
+        times = [self.median, min(self.seconds), max(self.seconds)]
+        losses = [f"{loss:.4f}" for loss in self.losses] or ["", ""]
+        milliseconds = [f"{1e3 * value:.1f}" for value in times]
+        rate, memory = f"{1 / self.median:.3f}", f"{self.memory / 1e6:.0f}"
+        return [rate, *milliseconds, memory, *losses, self.note]
+
+
+class Warnings(logging.Handler):
+    """Keeps what lightfed warns of, such as steps that cannot be recorded after all."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def _memory(device: str) -> float:
+    if device == "cuda":
+        return float(torch.cuda.max_memory_allocated())
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def by_hand(workload: Workload, way: Way, device: str, passes: int) -> Measured:
+    """A bare loop."""
+    torch.set_num_threads(1)
+    side, t, seconds = bare(workload, way, device), 0, []
+    for count in (_EAGER, *[workload.rounds] * passes):
+        draws = [workload.draws(t + ahead).to(device) for ahead in range(count)]
+        start = seconds_on(device)
+        for drawn in draws:
+            side.round(drawn, t)
+            t += 1
+        seconds.append((seconds_on(device) - start) / count)
+    return Measured(tuple(seconds[1:]), _memory(device))
+
+
+def by_lightfed(
+    workload: Workload, way: str, device: str, passes: int, precision: str = "32"
+) -> Measured:
+    """A run of lightfed.
+
+    Args:
+        workload: what is trained.
+        way: of `WAYS`, or as it comes.
+        device: cpu or cuda.
+        passes: measurements.
+        precision: 32, tf32 or bf16.
+    """
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    warned = Warnings()
+    logging.getLogger("lightfed").addHandler(warned)
+    if precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    settings = WAYS.get(way, {})
+    plan = [_EAGER if settings else rounds.WARM_UP, *[workload.rounds] * passes]
+    times: list[float] = []
+    losses: list[float] = []
+    why: list[str] = []
+
+    def between() -> int | None:
+        """The rounds until it is called again."""
+        times.append(seconds_on(device))
+        if (loss := trainer.callback_metrics.get("train_loss")) is not None:
+            losses.append(float(loss))
+        told = federation.fleet.training.captured.values()
+        if way == CAPTURED and not any(said is True for said in told):
+            why.extend(sorted({str(said) for said in told}))
+            return None
+        return plan[len(times) - 1] if len(times) <= len(plan) else None
+
+    # The estimate behind `auto` is kept small for machines with less memory than a card.
+    packs = {"side_by_side": workload.per_round} if workload.name in LARGE else {}
+    mixed = "bf16-mixed" if precision == "bf16" else "32"
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):  # its summary
+        given = packs | settings
+        trainer, federation, data = build(
+            workload, folder, Pace(between), device=device, precision=mixed, **given
+        )
+        trainer.fit(federation, datamodule=data)
+    if why:
+        return Measured(note=f"not captured: {'; '.join(why)}")
+    spans = [end - start for start, end in pairwise(times)]
+    seconds = [span / count for span, count in zip(spans, plan, strict=True)]
+    logging.getLogger("lightfed").removeHandler(warned)
+    ends = losses[0], losses[-1]
+    return Measured(
+        tuple(seconds[1:]), _memory(device), ends, "; ".join(dict.fromkeys(warned.texts))
+    )
+
+
+def apart(function: Any, *arguments: Any) -> Any:
+    """The result of a function, called in a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "lightning.pytorch"])  # neither asks for a card
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+class Table:
+    """Prints the sides as they come, and keeps them.
+
+    Args:
+        device: cpu or cuda.
+        passes: measurements of a side.
+        out: folder for models.csv; None for none.
+
+    Attributes:
+        good: whether no side failed, and all losses are numbers.
+    """
+
+    def __init__(self, device: str, passes: int, out: Path | None) -> None:
+        self._device, self._passes = device, passes
+        self._rows: list[list[str]] = []
+        self._file = None if out is None else out / "models.csv"
+        self.good = True
+
+    def side(
+        self, workload: Workload, side: str, function: Any, way: str, *precision: str
+    ) -> Measured:
+        """Measure a side; one that fails, such as for want of memory, leaves the others."""
+        try:
+            given = workload, way, self._device, self._passes, *precision
+            found: Measured = apart(function, *given)
+            self.good = self.good and all(map(math.isfinite, found.losses))
+        except Exception as error:  # of a process that may have died
+            found, self.good = Measured(note=f"failed: {reason(error)[:200]}"), False
+        self._rows.append([workload.name, side, *found.cells()])
+        rate, middle, low, high, memory, first, last, note = found.cells()
+        loss = f", loss {first} -> {last}" if first else ""
+        text = f"{rate:>9} rounds/s, {middle} ({low}-{high}) ms, {memory} MB{loss}"
+        print(f"    {side:18} {'  '.join(filter(None, (rate and text, note)))}", flush=True)
+        if self._file is not None:
+            with self._file.open("w", newline="") as file:
+                csv.writer(file).writerows([HEAD, *self._rows])
+        return found
+
+    def workload(self, workload: Workload) -> None:
+        """Measure all sides of a workload."""
+        print(f"\n{workload.name}  {workload.title}", flush=True)
+        if workload.name not in LARGE:
+            self.side(workload, AS_IT_COMES, by_lightfed, AS_IT_COMES)
+            self.side(workload, f"{AS_IT_COMES}, bf16", by_lightfed, AS_IT_COMES, "bf16")
+            return
+        if workload.words:
+            print("    no bare loop", flush=True)
+        else:
+            for way in BARE:
+                self.side(workload, way, by_hand, way)
+        sides = {way: self.side(workload, way, by_lightfed, way) for way in WAYS}
+        timed = {way: found for way, found in sides.items() if found.seconds}
+        if not timed:
+            return
+        best = min(timed, key=lambda way: timed[way].median)
+        for precision in ("tf32", "bf16"):
+            self.side(workload, f"{best}, {precision}", by_lightfed, best, precision)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the arguments name."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workloads", default=",".join(KNOWN), metavar="W6,W1,..")
+    parser.add_argument("--passes", type=int, default=3, help="measurements of every side")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, help="folder for models.csv")
+    parser.add_argument("--tiny", action="store_true", help="small models, to see that it runs")
+    options = parser.parse_args(argv)
+    names = options.workloads.split(",")
+    if unknown := set(names) - set(KNOWN):
+        parser.error(f"--workloads: {', '.join(sorted(unknown))}; choose of {', '.join(KNOWN)}")
+    if options.passes < 1:
+        parser.error(f"--passes: {options.passes}; give at least 1")
+    print(machine())
+    table = Table(options.device, options.passes, options.out)
+    for name in names:
+        table.workload(KNOWN[name].tiny() if options.tiny else KNOWN[name])
+    return 0 if table.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
