@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 HEIGHT = 250
 STEP = 24  # pixels of a row of bars or points
+LINE = 15  # pixels of a line of such a row's name
+LONG = 22  # characters of a name that is cut at its commas, or has no room beside a point
 WHOLE = ("round", "rank")  # columns of whole numbers
 
 
@@ -135,6 +137,8 @@ def _nominal(encoding: Mapping[str, Any], names: Mapping[str, list[str]]) -> dic
         if changed[role]["type"] == "quantitative":
             look = {key: value for key, value in changed[role]["axis"].items() if key != "format"}
             look |= {"labelAngle": 0} if role == "x" else {"domain": False, "ticks": False}
+            if role == "y" and _lines(names[role]) > 1:
+                look |= {"labelExpr": "split(datum.label, ', ')"}
             # the order of the table: Vega would take that of the first layer, which may lack rows
             sort = changed[role].get("sort", names[role])
             field = {"field": changed[role]["field"], "type": "nominal", "sort": sort}
@@ -143,10 +147,18 @@ def _nominal(encoding: Mapping[str, Any], names: Mapping[str, list[str]]) -> dic
 
 
 def with_rows(chart: Chart, y: Axis, data: pd.DataFrame, *, step: int = STEP) -> Chart:
-    """A height that fits the rows, if y has names."""
+    """A height that fits the rows, and the lines of their names, if y has names."""
     if not named(data, y, "y"):
         return chart
-    return with_height(chart, 20 + step * data["y"].nunique())
+    names = data["y"].unique()
+    return with_height(chart, 20 + max(step, LINE * (_lines(names) + 1)) * len(names))
+
+
+def _lines(names: Iterable[object]) -> int:
+    """The most lines of a name, if one is long: each of its parts has one."""
+    texts = [str(name) for name in names]
+    longest = max(map(len, texts), default=0)
+    return max(text.count(", ") for text in texts) + 1 if longest > LONG else 1
 
 
 def with_height(chart: Chart, height: int) -> Chart:

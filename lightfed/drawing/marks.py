@@ -13,6 +13,7 @@ import numpy as np
 
 from lightfed.drawing.charts import Axis, Chart, Series
 from lightfed.drawing.layers import (
+    LONG,
     STEP,
     canonical,
     cells,
@@ -102,7 +103,7 @@ def points(
 
     `x` and `y` are quantities, or names. With `across`, `low` and `high` are of x. `connected`
     draws a line through the points of a series. `name` is a column with the name of each point,
-    which stands beside it if they are few.
+    which stands beside it if they are few and short.
     """
     extra = {"name": name} if name else {}
     data = canonical(table, {"x": x.column, "y": y.column, "series": by.column, **extra})
@@ -124,7 +125,7 @@ def points(
         rule = interval("rule", own, x if across else y, {"strokeWidth": 1.5})
         rule["encoding"][other] = place[other]
         layers.insert(0, rule)
-    if name and len(data) <= FEW:
+    if name and len(data) <= FEW and data["name"].str.len().max() <= LONG:
         data = data.assign(below=data["x"].rank(method="first") % 2 == 0)
         text = {"text": {"field": "name"}, "color": {"value": INK["color"]}}
         layers.append({"mark": NAMES, "encoding": {**place, **text}})

@@ -107,7 +107,7 @@ def config() -> dict[str, Any]:
         "view": {"stroke": None},
         "axis": {
             **text,
-            "labelLimit": 150,
+            "labelLimit": 180,
             "gridColor": f"{PREFIX}grid",
             "domainColor": f"{PREFIX}muted",
             "tickColor": f"{PREFIX}muted",

@@ -103,6 +103,20 @@ def test_a_long_line_and_a_large_group_are_bounded() -> None:
     assert spread["n"].iloc[0] == n
 
 
+def test_a_long_name_of_a_row_is_cut_at_its_commas_and_none_stands_beside_a_point() -> None:
+    names = ("FedAvg, rounds 10, learning rate 0.1", "FedAvg, rounds 24")
+    short = pd.DataFrame({"method": ["a, b", "c"], "acc": [0.5, 0.6], "x": [1.0, 2.0]})
+    long = short.assign(method=names)
+    by = Series.of("method", (*names, "a, b", "c"))
+    drawn = [marks.points(one, ACC, METHOD, by, across=True) for one in (short, long)]
+    axes = [chart.spec["layer"][0]["encoding"]["y"]["axis"] for chart in drawn]
+    assert "labelExpr" not in axes[0]
+    assert axes[1]["labelExpr"] == "split(datum.label, ', ')"
+    assert drawn[1].spec["height"] > drawn[0].spec["height"]
+    pairs = [marks.points(one, Axis("x"), ACC, by, name="method") for one in (short, long)]
+    assert [len(chart.spec["layer"]) for chart in pairs] == [2, 1]
+
+
 def test_values_that_are_not_finite_are_no_marks() -> None:
     table = TABLE.assign(acc=TABLE["acc"].where(TABLE["round"] != 2, np.inf))
     chart = marks.lines(table, ROUND, ACC, BY)

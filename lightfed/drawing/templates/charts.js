@@ -41,7 +41,7 @@ async function draw(figure) {
   figure.views = await Promise.all(figure.charts.map(async (chart, i) => {
     const data = { values: rows(chart.data) };
     const spec = { ...coloured(chart.spec, colours[scheme]), width: "container", data };
-    const labelLimit = Math.max(150, 0.4 * hosts[i].clientWidth);
+    const labelLimit = Math.max(180, 0.4 * hosts[i].clientWidth);
     const config = { ...looks[scheme], axis: { ...looks[scheme].axis, labelLimit } };
     const options = { ast: true, actions: false, renderer: "svg", config };
     const { view } = await vegaEmbed(hosts[i], spec, { ...options, tooltip: { theme: scheme } });
