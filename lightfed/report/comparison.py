@@ -29,9 +29,10 @@ from lightfed.report.verdicts import (
     verdicts_csv,
     verdicts_markup,
 )
-from lightfed.results.groups import Group, common_parent, grouped, runs_of, singles
+from lightfed.results.groups import Group, common_parent, grouped, runs_of, singles, terms_of
 from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run, read
+from lightfed.results.settings import gathered, unsaid
 from lightfed.results.tables import rounds_text, without_shared_columns
 from lightfed.results.units import is_share
 from lightfed.studies.fedbcd.clouds import timed
@@ -132,7 +133,7 @@ def compare(
         protocols=protocols(ended),
         contests=contests(ended),
         target=target,
-        notes=[*notes, *left_out],
+        notes=[*_unsaid(rows), *notes, *left_out],
     )
     _check_target(found)
     finals, shared = without_shared_columns(
@@ -144,6 +145,16 @@ def compare(
     _print(found, finals)
     print_line(new_console(), f"page: {page}")
     return page
+
+
+def _unsaid(rows: Sequence[Group]) -> list[str]:
+    """What labels leave out is said once: they are as short as they can be."""
+    methods = gathered(rows, lambda row: row.algorithm)
+    found = {
+        method: unsaid([terms_of(row) for row in own], [row.label for row in own])
+        for method, own in methods.items()
+    }
+    return [f"runs of {method} also differ in {names}" for method, names in found.items() if names]
 
 
 def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:

@@ -186,7 +186,7 @@ def _labelled(groups: Sequence[Group], further: Sequence[Mapping[str, str]]) -> 
 
     If some of an algorithm do not differ, all groups of this algorithm keep their names.
     """
-    terms = [{**_terms(group), **own} for group, own in zip(groups, further, strict=True)]
+    terms = [{**terms_of(group), **own} for group, own in zip(groups, further, strict=True)]
     labels = told_apart(terms)
     methods = [one.get("method", "") for one in terms]
     times = Counter(labels)
@@ -211,7 +211,7 @@ def _placed(groups: Sequence[Group]) -> list[Group]:
     return found
 
 
-def _terms(group: Group) -> dict[str, str]:
+def terms_of(group: Group) -> dict[str, str]:
     """What a label may say, the most telling first."""
     run = group.runs[0]
     stated = {"method": run.environment.get("algorithm"), "data": run.environment.get("dataset")}
