@@ -155,7 +155,7 @@ def with_rows(chart: Chart, y: Axis, data: pd.DataFrame, *, step: int = STEP) ->
 
 
 def _lines(names: Iterable[object]) -> int:
-    """The most lines of a name, if one is long: each of its parts has one."""
+    """Lines of the tallest name; all are cut at their commas if one is long."""
     texts = [str(name) for name in names]
     longest = max(map(len, texts), default=0)
     return max(text.count(", ") for text in texts) + 1 if longest > LONG else 1

@@ -1,1 +1,1 @@
-"""Connectors of Lightning that a federation replaces."""
+"""Connectors of Lightning that a federation replaces, and how its ranks meet."""
