@@ -1,8 +1,8 @@
 """Kill a job at random moments, resume it on another number of ranks, compare bits.
 
-`python -m tests.conformance.killer FOLDER KILLS`. Half of the deaths come at a random moment,
-half in the middle of writing a checkpoint, at a random byte of a random file of it. Clients that
-keep rows move before every round but the first.
+`python -m tests.conformance.killer FOLDER KILLS`. Deaths take turns: at a random moment; in the
+middle of writing a checkpoint, at a random byte of a random file of it; in the middle of the
+evaluation of a random round. Clients that keep rows move before every round but the first.
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lightfed.engine import federation
+from lightfed.engine.evaluation import Evaluation
 from lightfed.runs import checkpoint
 from lightfed.runs.saving import writing
 from lightfed.testing.case import read_digits
@@ -65,6 +66,27 @@ def kill_in_write(number: int, share: float) -> None:
     writing.write_atomically = torn
 
 
+def kill_in_evaluation(number: int) -> None:
+    """Make the `number`-th evaluation the death of the job, when this rank has done its first part.
+
+    Nothing of it is in the run's files then.
+    """
+    started = 0
+    start, run = Evaluation.start, Evaluation.run
+
+    def counted(self: Evaluation) -> None:
+        nonlocal started
+        started += 1
+        start(self)
+
+    def deadly(self: Evaluation, job: int) -> None:
+        run(self, job)
+        if started == number:
+            os.killpg(0, signal.SIGKILL)
+
+    Evaluation.start, Evaluation.run = counted, deadly  # type: ignore[method-assign]
+
+
 def unfinished(folder: Path) -> bool:
     """Whether a killed job has rounds left."""
     saved = [checkpoint.load(path) for path in folder.glob("run*/checkpoints/last.ckpt")]
@@ -72,20 +94,23 @@ def unfinished(folder: Path) -> bool:
 
 
 def one_kill(
-    draw: random.Random, name: str, folder: Path, seconds: float, in_write: bool
+    draw: random.Random, name: str, folder: Path, seconds: float, kind: int
 ) -> dict[str, object]:
+    """Kill a run of so many `seconds` and resume it; the `kind` of death is 0, 1 or 2."""
     ranks, later = draw.sample([1, 2, 3], 2)
     number, share = draw.randrange(1, ROUNDS + 1), draw.random()
     died, delay = False, draw.random() * seconds
     while not died:  # a job that was quicker than its death is no trial
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        if in_write:
-            group = start(name, folder, ranks, lambda: kill_in_write(number, share))
-        else:
+        if kind == 0:
             group = start(name, folder, ranks)
             time.sleep(delay)
             os.killpg(group, signal.SIGKILL)
+        elif kind == 1:
+            group = start(name, folder, ranks, lambda: kill_in_write(number, share))
+        else:
+            group = start(name, folder, ranks, lambda: kill_in_evaluation(number))
         died = not wait(group) and unfinished(folder)
         delay /= 2
     ended = wait(start(name, folder, later))
@@ -111,7 +136,7 @@ def main() -> None:
     for number in range(kills):
         name = NAMES[number % len(NAMES)]
         place = folder / f"kill{number}"
-        kill = one_kill(draw, name, place, results[name]["seconds"], bool(number % 2))  # type: ignore[index]
+        kill = one_kill(draw, name, place, results[name]["seconds"], number % 3)  # type: ignore[index]
         results[name]["kills"].append(kill)  # type: ignore[index]
     (folder / "kills.json").write_text(json.dumps(results))
 
