@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Elements of a piece: 1 MiB of float64 sums, so that Python's overhead is small.
@@ -14,7 +15,10 @@ CHUNK = 131072
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of one tensor: rows [a0, a1) and columns [c0, c1) of its axes (A, B, C)."""
+    """A part of one tensor: rows [a0, a1) and columns [c0, c1) of its axes (A, B, C).
+
+    It has all columns or lies in a single row, so it is contiguous in a row of the target.
+    """
 
     offset: int
     axes: tuple[int, int, int]
@@ -29,13 +33,17 @@ class _Piece:
     def shape(self) -> tuple[int, int, int]:
         return self.a1 - self.a0, self.axes[1], self.c1 - self.c0
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Where it begins and ends in a row of the target."""
+        _, b, c = self.axes
+        begin = self.offset + self.a0 * b * c + self.c0
+        return begin, begin + prod(self.shape)
+
     def of(self, row: Tensor) -> Tensor:
         """This part of a row of the target."""
-        a, b, c = self.axes
-        if a * b == 1:
-            return row[self.offset + self.c0 : self.offset + self.c1].view(1, 1, -1)
-        view = row[self.offset : self.offset + a * b * c].view(a, b, c)
-        return view[self.a0 : self.a1, :, self.c0 : self.c1]
+        begin, end = self.columns
+        return row[begin:end].view(self.shape)
 
     def covered(self, source: list[int]) -> tuple[slice, ...] | None:
         """The part that a level covers, relative to the piece; None for nothing, () for all."""
@@ -89,7 +97,7 @@ def merge_torch(
     for piece in _pieces(tensors, levels, _chunk(out.device)):
         if not counts.covers(piece):
             continue
-        size = int(np.prod(piece.shape))
+        size = prod(piece.shape)
         if scratch.numel() < size:
             scratch.resize_(size)
         sums = scratch[:size].view(piece.shape).zero_()
@@ -106,12 +114,20 @@ def sum_torch(
         local.add(piece, piece.of(partial))
 
 
-def finish_torch(out: Tensor, partial: Tensor, tables: Sequence[Tensor]) -> None:
+def finish_torch(out: Tensor, partial: Tensor, tables: Sequence[Tensor], start: int) -> None:
     tensors, levels, _, _, totals, _, label_totals = tables
-    counts = _Counts(totals, label_totals)
+    counts, stop = _Counts(totals, label_totals), start + len(partial)
     for piece in _pieces(tensors, levels, _chunk(out.device)):
-        if counts.covers(piece):
-            counts.finish(piece, piece.of(partial), piece.of(out))
+        begin, end = piece.columns
+        first, last = max(begin, start), min(end, stop)
+        if first >= last or not counts.covers(piece):
+            continue
+        sums, mean = partial[first - start : last - start], out[begin:end]
+        if last - first < end - begin:  # the piece is finished on a copy
+            sums, mean = F.pad(sums, (first - begin, end - last)), mean.clone()
+        counts.finish(piece, sums.view(piece.shape), mean.view(piece.shape))
+        if last - first < end - begin:
+            out[first:last] = mean[first - begin : last - begin]
 
 
 def take_torch(

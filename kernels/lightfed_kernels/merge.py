@@ -5,10 +5,11 @@
 
 c_m is 1 where client m's level covers the element and, in tensors whose rows are labels, where it
 holds the label. The denominator follows from positions and metadata, so a merge that is split over
-processes only sends the numerators: `slice_sum`, an all-reduce, `slice_finish_`. Sums are float64,
-or exact 64-bit integers in units of 2^-40 of the total weight ("fixed"). The bits do not depend on
-which process holds which client. With float64 that requires whole weights, and addends of one
-element that span less than about 2^18 in magnitude.
+processes only sends the numerators: `slice_sum`, an all-reduce, `slice_finish_`. After a
+reduce-scatter each process can finish its columns. Sums are float64, or exact 64-bit integers in
+units of 2^-40 of the total weight ("fixed"). The bits do not depend on which process holds which
+client. With float64 that requires whole weights, and addends of one element that span less than
+about 2^18 in magnitude.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from lightfed_kernels._rows import (
     to_device,
 )
 from lightfed_kernels._slices_torch import finish_torch, merge_torch, sum_torch, take_torch
+from lightfed_kernels.layout import ALIGNMENT
 from lightfed_kernels.members import FIXED_LIMIT, Members, checked_levels
 from lightfed_kernels.slices import SliceTable
 
@@ -79,25 +81,31 @@ def slice_sum(rows: Rows, members: Members, *, fixed: bool = False) -> Tensor:
     return partial
 
 
-def slice_finish_(out: Tensor, partial: Tensor, members: Members) -> Tensor:
-    """Write the mean into `out` (P,), given the sum over the clients of all processes.
+def slice_finish_(out: Tensor, partial: Tensor, members: Members, start: int = 0) -> Tensor:
+    """Write the mean into columns of `out` (P,), given the sums over the clients of all processes.
 
     Can be captured in a CUDA graph.
 
     Args:
-        out: of the target; uncovered elements keep their bits.
-        partial: (P,) of `slice_sum`, added up over the processes.
+        out: of the target; uncovered elements and other columns keep their bits.
+        partial: (n,) columns of `slice_sum`, added up over the processes; n a multiple of 32.
         members: the same clients on every process.
+        start: the first of the columns, a multiple of 32.
     """
     table = members.table
     check_row("out", out, size=table.target.size)
     if partial.dtype not in (torch.float64, torch.int64):
         raise TypeError(f"partial: {partial.dtype}; sums are torch.float64 or torch.int64")
-    if partial.shape != out.shape or not partial.is_contiguous():
-        raise ValueError(f"partial: {list(partial.shape)}; contiguous {list(out.shape)} is needed")
+    room = len(out) - start
+    if partial.dim() != 1 or len(partial) > room or not partial.is_contiguous():
+        raise ValueError(f"partial: {list(partial.shape)}; at most {room} in a contiguous vector")
+    if start < 0 or start % ALIGNMENT or len(partial) % ALIGNMENT:
+        raise ValueError(
+            f"start: {len(partial)} columns from {start} on; both are multiples of {ALIGNMENT}"
+        )
     check_one_device(out=out, partial=partial, members=table.tensors)
     tiles = table.tiles(out.dtype, members.widest[0])
-    _finish(out, partial, *tiles, _tables(members))
+    _finish(out, partial, start, *tiles, _tables(members))
     return out
 
 
@@ -211,6 +219,7 @@ def _sum(
 def _finish(
     out: Tensor,
     partial: Tensor,
+    start: int,
     flat: Tensor,
     rest: Tensor,
     tables: Sequence[Tensor],
@@ -218,10 +227,10 @@ def _finish(
     if backend(out, partial) == "triton":
         from lightfed_kernels.gpu.slices import merge
 
-        fixed = partial.dtype == torch.int64
-        merge("finish", out, partial, (), (flat, rest), tables, tables[4], fixed=fixed)
+        tiles, fixed = (flat, rest), partial.dtype == torch.int64
+        merge("finish", out, partial, (), tiles, tables, tables[4], fixed=fixed, start=start)
     else:
-        finish_torch(out, partial, tables)
+        finish_torch(out, partial, tables, start)
 
 
 @torch.library.custom_op("lightfed::slice_take", mutates_args=("outs",))

@@ -8,7 +8,7 @@ float64 over integer weights is exact unless the addends of one element span mor
 magnitude. `fixed` sums 64-bit integers, which is always exact.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,8 @@ from lightfed_kernels import (
     slice_take_,
 )
 from torch import Tensor
+
+from lightfed.distributed.collectives import Ranks
 
 Accumulate = Literal["float64", "fixed"]
 
@@ -125,7 +127,7 @@ class Coverage:
         labels: Sequence[Sequence[int] | None] | None = None,
         block: Tensor | None = None,
         accumulate: Accumulate = "float64",
-        sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Put the coverage-weighted mean of clients' rows into the target's `row` (P,).
 
@@ -133,7 +135,7 @@ class Coverage:
         its layout; `rows` are by position of a client of this rank among all, on any device.
         `labels`, per client, says if only rows of its labels count (None: all). `block` is (K, P),
         the rows of this rank as one matrix, if they lie so. With `fixed` sums |values| are below
-        `FIXED_LIMIT`. `sum_over_ranks` sums a tensor in place; None for a single rank.
+        `FIXED_LIMIT`. `ranks` merge together; None for a single one.
         """
         fixed = accumulate == "fixed"
 
@@ -150,7 +152,7 @@ class Coverage:
         sums = None
         if block is not None and not (away or fixed):
             sums = self._product(block, {sources[k] for k in mine}, [weights[k] for k in mine])
-        if sums is None and sum_over_ranks is None and not away:
+        if sums is None and ranks is None and not away:
             slice_merge_(row, part(mine), members(mine), fixed=fixed)
             return
         if sums is None:
@@ -159,9 +161,11 @@ class Coverage:
             sums = slice_sum(part(batches[0]), members(batches[0]), fixed=fixed)
             for batch in batches[1:]:
                 sums += slice_sum(part(batch), members(batch), fixed=fixed)
-        if sum_over_ranks is not None:
-            sum_over_ranks(sums)
-        slice_finish_(row, sums, members([]))
+        everybody = members([])
+        if ranks is None:
+            slice_finish_(row, sums, everybody)
+        else:
+            ranks.sum_into_(row, sums, lambda part, at: slice_finish_(row, part, everybody, at))
 
     def _product(self, rows: Tensor, sources: set[int], weights: Sequence[float]) -> Tensor | None:
         """(P,) float64: the weighted sum of (K, P) as one product, as exact as that of `slice_sum`.

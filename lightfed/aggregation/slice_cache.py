@@ -158,7 +158,7 @@ class Coverages:
             labels=labels,
             block=None if block is None else block.floats,
             accumulate=accumulate,
-            sum_over_ranks=None if ranks.alone else ranks.sum_,
+            ranks=None if ranks.alone else ranks,
         )
         if parts.integers and into.integers.numel():
             largest = torch.full_like(into.integers, NOTHING)

@@ -1,6 +1,6 @@
 """The merge of slices as a loop over elements, and random cases for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -10,6 +10,7 @@ from lightfed_kernels import Layout
 from torch import Tensor
 
 from lightfed.aggregation.client_slices import Accumulate, Coverage
+from lightfed.distributed.collectives import Ranks
 
 Shape = tuple[int, ...]
 
@@ -84,7 +85,7 @@ def merge(
     accumulate: Accumulate = "float64",
     *,
     mine: Sequence[int] | None = None,
-    sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+    ranks: Ranks | None = None,
 ) -> Tensor:
     """What the server's row becomes, on a rank with these clients (all by default)."""
     row = case.old.clone()
@@ -96,7 +97,7 @@ def merge(
         weights=[part.weight for part in case.parts],
         labels=[part.labels or None for part in case.parts],
         accumulate=accumulate,
-        sum_over_ranks=sum_over_ranks,
+        ranks=ranks,
     )
     return row
 

@@ -1,7 +1,6 @@
 """Take and merge against a loop over elements; sums do not depend on how they are split."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +11,9 @@ from torch import Tensor
 
 from lightfed.aggregation import client_slices as module
 from lightfed.aggregation.client_slices import Accumulate, Coverage
+from lightfed.distributed import collectives
+from lightfed.distributed.collectives import Ranks
+from tests.core import threads
 from tests.core.oracle import Case, Part, cases, coverage_of, merge, merged
 
 EPSILON = 2.0**-24  # half a unit in the last place of float32, relative
@@ -67,26 +69,16 @@ def test_elements_that_nobody_covers_keep_their_bits(case: Case, accumulate: Acc
 
 
 def on_ranks(
-    case: Case, accumulate: Accumulate, owners: list[int], rng: random.Random
+    case: Case, accumulate: Accumulate, owners: list[int], *, sharded: bool
 ) -> list[Tensor]:
-    """What every rank ends up with."""
-    ranks = sorted({0, *owners})
-    mine = {rank: [k for k, owner in enumerate(owners) if owner == rank] for rank in ranks}
-    sums: dict[int, Tensor] = {}
-
-    def record(rank: int) -> Callable[[Tensor], Tensor]:
-        return lambda partial: sums.setdefault(rank, partial.clone())
-
-    for rank in ranks:
-        merge(case, accumulate, mine=mine[rank], sum_over_ranks=record(rank))
-    # An all-reduce adds in whatever order the backend likes.
-    order = list(sums.values())
-    rng.shuffle(order)
-    whole = torch.stack(order).sum(0)
-    return [
-        merge(case, accumulate, mine=mine[rank], sum_over_ranks=lambda p: p.copy_(whole))
-        for rank in ranks
-    ]
+    """What every rank ends up with, if a client is on the rank of its owner."""
+    mine = [[k for k, owner in enumerate(owners) if owner == rank] for rank in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "SHARDED", 0 if sharded else 1 << 30)
+        return threads.on_ranks(
+            max(owners) + 1,
+            lambda ranks: merge(case, accumulate, mine=mine[ranks.rank], ranks=ranks),
+        )
 
 
 @settings(max_examples=30)
@@ -94,28 +86,29 @@ def on_ranks(
     cases(whole_weights=True),
     st.sampled_from(["float64", "fixed"]),
     st.integers(1, 4),
+    st.booleans(),
     st.randoms(use_true_random=False),
 )
 def test_the_bits_are_those_of_one_rank_on_any_number_of_ranks(
-    case: Case, accumulate: Accumulate, ranks: int, rng: random.Random
+    case: Case, accumulate: Accumulate, ranks: int, sharded: bool, rng: random.Random
 ) -> None:
     owners = [rng.randrange(ranks) for _ in case.parts]
     expected = merge(case, accumulate)
-    for found in on_ranks(case, accumulate, owners, rng):
+    for found in on_ranks(case, accumulate, owners, sharded=sharded):
         assert torch.equal(found, expected)
 
 
 @settings(max_examples=20)
-@given(cases(), st.integers(2, 4), st.randoms(use_true_random=False))
+@given(cases(), st.integers(2, 4), st.booleans(), st.randoms(use_true_random=False))
 def test_fixed_sums_are_exact_for_any_weights_and_values(
-    case: Case, ranks: int, rng: random.Random
+    case: Case, ranks: int, sharded: bool, rng: random.Random
 ) -> None:
     # Magnitudes 2^-100 to 2^21 beside each other, which no float64 sum survives in every order.
     for part in case.parts:
         part.row.mul_(torch.tensor(rng.choice([2.0**-92, 1.0, 2.0**13])))
     owners = [rng.randrange(ranks) for _ in case.parts]
     expected = merge(case, "fixed")
-    for found in on_ranks(case, "fixed", owners, rng):
+    for found in on_ranks(case, "fixed", owners, sharded=sharded):
         assert torch.equal(found, expected)
 
 
@@ -175,9 +168,8 @@ def test_rows_in_one_matrix_have_the_same_mean(
         monkeypatch.delattr(module, "slice_sum")
         monkeypatch.delattr(module, "slice_merge_")
     coverage.merge_(one, [0] * 4, rows, weights=weights, block=block)
-    coverage.merge_(
-        two, [0] * 4, rows, weights=weights, block=block, sum_over_ranks=lambda total: total
-    )
+    ranks = Ranks(torch.device("cpu"))
+    coverage.merge_(two, [0] * 4, rows, weights=weights, block=block, ranks=ranks)
     assert torch.equal(one, old)
     assert torch.equal(two, old)
 

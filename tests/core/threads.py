@@ -39,6 +39,22 @@ class Network:
         every = torch.stack(self._share(tensor.clone()))
         tensor.copy_(every.sum(0) if op == "sum" else every.amax(0))
 
+    def reduce_scatter(self, out: Tensor, parts: list[Tensor]) -> None:
+        every = self._share([part.clone() for part in parts])
+        out.copy_(torch.stack([theirs[self.rank.value] for theirs in every]).sum(0))
+
+    def all_gather(self, out: list[Tensor], given: Tensor) -> None:
+        for part, theirs in zip(out, self._share(given.clone()), strict=True):
+            part.copy_(theirs)
+
+    def broadcast(self, tensor: Tensor, src: int, group: None, *, async_op: bool) -> "Network":
+        assert async_op
+        tensor.copy_(self._share(tensor.clone())[src])
+        return self
+
+    def wait(self) -> None:
+        """What was begun is done: nothing is asynchronous here."""
+
     def all_gather_object(self, out: list[Any], given: Any, group: None) -> None:
         out[:] = self._share(given)
 

@@ -200,8 +200,12 @@ SLIM = TABLE.sources[1]
             "members: 1 of 2 clients are local",
         ),
         (
-            lambda: slice_finish_(WIDE.new_row(), torch.zeros(32, dtype=torch.float64), MEMBERS),
-            r"partial: \[32\]; contiguous \[288\] is needed",
+            lambda: slice_finish_(WIDE.new_row(), torch.zeros(64, dtype=torch.int64), MEMBERS, 256),
+            r"partial: \[64\]; at most 32 in a contiguous vector",
+        ),
+        (
+            lambda: slice_finish_(WIDE.new_row(), torch.zeros(32, dtype=torch.int64), MEMBERS, 8),
+            "start: 32 columns from 8 on; both are multiples of 32",
         ),
         (
             lambda: slice_merge_(
@@ -269,7 +273,7 @@ def _operands() -> dict[str, tuple[object, ...]]:
     return {
         "merge": (WIDE.new_row(), rows, *tiles, tables, MEMBERS.weights, False),
         "sum": (sums.clone(), rows, *tiles, tables, MEMBERS.weights),
-        "finish": (WIDE.new_row(), sums, *tiles, tables),
+        "finish": (WIDE.new_row(), sums, 0, *tiles, tables),
         "take": (WIDE.new_row(), rows, *tiles, TABLE.tensors, TABLE.levels, first),
     }
 

@@ -1,6 +1,7 @@
 """Merge and take against float64 references, element by element, on every backend."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -103,6 +104,26 @@ def test_the_split_form_has_the_bits_of_the_whole_on_any_number_of_processes(
     slice_finish_(out, torch.stack(sums).sum(0), case.members(device, []))
     assert_bands_whole(out)
     assert torch.equal(out.cpu(), whole)
+
+
+@settings(max_examples=6)
+@given(case=slice_cases(), fixed=st.booleans(), rng=st.randoms(use_true_random=False))
+def test_a_row_finished_in_shards_has_the_bits_of_the_whole_and_no_shard_touches_another(
+    device: torch.device, case: SliceCase, fixed: bool, rng: random.Random
+) -> None:
+    whole = merged(case, torch.float32, device, fixed)
+    rows = [canary(row, device) for row in case.rows(torch.float32)]
+    sums = slice_sum(rows, case.members(device), fixed=fixed)
+    out = canary(case.old(torch.float32), device)
+    cuts = sorted({0, len(sums), *(32 * rng.randint(0, len(sums) // 32) for _ in range(3))})
+    shards = list(pairwise(cuts))
+    rng.shuffle(shards)
+    expected = case.old(torch.float32)
+    for start, stop in shards:
+        assert slice_finish_(out, sums[start:stop].clone(), case.members(device, []), start) is out
+        expected[start:stop] = whole[start:stop]
+        assert torch.equal(out.cpu(), expected)
+    assert_bands_whole(out)
 
 
 @settings(max_examples=6)

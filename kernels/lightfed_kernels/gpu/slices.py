@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lightfed_kernels._rows import addresses, check_grid, resident
 from lightfed_kernels.gpu.masks import TYPES, on_device
+from lightfed_kernels.layout import ALIGNMENT
 from lightfed_kernels.slices import TILE
 
-MERGE: tl.constexpr = tl.constexpr(0)
 SUM: tl.constexpr = tl.constexpr(1)
 FINISH: tl.constexpr = tl.constexpr(2)
 _MODES = {"merge": 0, "sum": 1, "finish": 2}
@@ -50,7 +50,8 @@ def _within(row, column, r, q, about_ptr, n_b, FLAT: tl.constexpr, VECTOR: tl.co
         row, column, r, q: of the tile, see _lanes.
         about_ptr: offset, a, b, c: the row has the leading (a, b, c) of the tensor's axes there.
         n_b: size of the middle axis in the target.
-        FLAT: n_b is 1, and all sizes are multiples of VECTOR.
+        FLAT: the tensor has no groups and labels, so that n_b is 1, and all sizes are multiples of
+            VECTOR, the elements that fill 16 bytes.
 
     Returns:
         int64 scalar, int32 places of the lanes behind it, and which lanes are there.
@@ -89,26 +90,23 @@ def _nearest(x):
 def _merge_tile(
     out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr, n_levels,
     first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
-    weights_ptr, TYPE: tl.constexpr, MODE: tl.constexpr, FIXED: tl.constexpr, LANES: tl.constexpr,
-    FLAT: tl.constexpr, VECTOR: tl.constexpr,
+    weights_ptr, start, size, TYPE: tl.constexpr, MODE: tl.constexpr, FIXED: tl.constexpr,
+    LANES: tl.constexpr, FLAT: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """The merge of one tile; arguments as merge_kernel's.
-
-    Args:
-        FLAT: the tile is of a tensor without groups and labels, and all sizes there are multiples
-            of VECTOR, the elements that fill 16 bytes.
-    """
+    """The merge of one tile; arguments as merge_kernel's, FLAT as _within's."""
     tensor, reach = tl.load(tile_ptr), (tl.load(tile_ptr + 3) >> 16).to(tl.int32)
     row, column, r, q = _lanes(tile_ptr, lane, LANES, FLAT, VECTOR)
     about_ptr = tensors_ptr + tensor * 5
     n_b, labelled = tl.load(about_ptr + 2).to(tl.int32), tl.load(about_ptr + 4) != 0
     base, place, inside = _within(row, column, r, q, about_ptr, n_b, FLAT, VECTOR)
-    label = 0
-    if not FLAT:
-        label = (row + r) // n_b
+    if MODE == FINISH:
+        ahead = base - start.to(tl.int64) * 32
+        inside = inside & (ahead + place >= 0) & (ahead + place < size)
+        if FLAT:
+            inside = tl.max_constancy(inside, VECTOR)
+    label = 0 if FLAT else (row + r) // n_b
 
-    SUMS: tl.constexpr = tl.int64 if FIXED else tl.float64
-    sums = tl.zeros([LANES], SUMS)
+    sums = tl.zeros([LANES], tl.int64 if FIXED else tl.float64)
     weight = tl.zeros([LANES], tl.float64)
     if MODE != SUM:
         # A load that never happens gives both accumulators one layout; without it the compiler
@@ -132,7 +130,7 @@ def _merge_tile(
                 word = tl.load(word_ptr, mask=there & labelled, other=-1)
                 x = tl.where(((word >> (label & 31)) & 1) != 0, x, 0.0)
             # Elements that are not held were loaded as 0, and the weight is finite.
-            sums += x.to(SUMS)
+            sums += x.to(sums.dtype)
     if MODE != SUM:
         for level in range(reach):
             source_ptr = levels_ptr + (level * n_tensors + tensor) * 4
@@ -149,7 +147,7 @@ def _merge_tile(
         tl.store(partial_ptr + base + place, sums, mask=inside)
     else:
         if MODE == FINISH:
-            sums = tl.load(partial_ptr + base + place, mask=inside, other=0)
+            sums = tl.load(partial_ptr + ahead + place, mask=inside, other=0)
         covered = inside & (weight > 0.0)
         if FLAT:
             covered = tl.max_constancy(covered, VECTOR)
@@ -162,12 +160,14 @@ def _merge_tile(
         tl.store(out_ptr + base + place, mean.to(TYPE), mask=covered)
 
 
-@triton.jit(do_not_specialize=["n_rest", "n_tensors", "n_levels", "n_words", "n_labels"])
+@triton.jit(
+    do_not_specialize=["n_rest", "n_tensors", "n_levels", "n_words", "n_labels", "start", "size"]
+)
 def merge_kernel(
     out_ptr, partial_ptr, rows_ptr, flat_ptr, rest_ptr, n_rest, tensors_ptr, n_tensors, levels_ptr,
     n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr, n_labels,
-    weights_ptr, TYPE: tl.constexpr, MODE: tl.constexpr, FIXED: tl.constexpr, TILE: tl.constexpr,
-    VECTOR: tl.constexpr,
+    weights_ptr, start, size, TYPE: tl.constexpr, MODE: tl.constexpr, FIXED: tl.constexpr,
+    TILE: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """out[e] = sum_m a_m c_m[e] x_m[e] / sum_m a_m c_m[e], the sum alone, or the rest of it.
 
@@ -180,7 +180,8 @@ def merge_kernel(
         words_ptr: (clients, n_words) labels that a client holds.
         label_totals_ptr: (L, n_labels) weights of all clients of a level with a label.
         weights_ptr: a_m.
-        MODE: MERGE, SUM (writes partial), or FINISH (reads partial).
+        start, size: FINISH reads the sums of so many columns, from column 32 * start on.
+        MODE: SUM (writes partial), FINISH (reads partial), or 0 for both without partial.
     """
     program = tl.program_id(0)
     LANES: tl.constexpr = TILE // VECTOR
@@ -190,14 +191,14 @@ def merge_kernel(
         _merge_tile(
             out_ptr, partial_ptr, rows_ptr, tile_ptr, lane, tensors_ptr, n_tensors, levels_ptr,
             n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr,
-            n_labels, weights_ptr, TYPE, MODE, FIXED, LANES, False, VECTOR,
+            n_labels, weights_ptr, start, size, TYPE, MODE, FIXED, LANES, False, VECTOR,
         )  # fmt: skip
     else:
         tile_ptr = flat_ptr + (program - n_rest).to(tl.int64) * 4
         _merge_tile(
             out_ptr, partial_ptr, rows_ptr, tile_ptr, 0, tensors_ptr, n_tensors, levels_ptr,
             n_levels, first_ptr, levels_of_ptr, totals_ptr, words_ptr, n_words, label_totals_ptr,
-            n_labels, weights_ptr, TYPE, MODE, FIXED, TILE, True, VECTOR,
+            n_labels, weights_ptr, start, size, TYPE, MODE, FIXED, TILE, True, VECTOR,
         )  # fmt: skip
 
 
@@ -252,8 +253,9 @@ def merge(
     weights: Tensor,
     *,
     fixed: bool,
+    start: int = 0,
 ) -> None:
-    """One launch. What a mode does not use is any tensor of the right dtype."""
+    """One launch; "finish" is from column `start` on. What a mode does not use is any tensor."""
     tensors, levels, first, levels_of, totals, words, label_totals = tables
     table = resident(addresses("rows", rows), tensors.device)
     addresses("out", [out, partial])
@@ -264,7 +266,7 @@ def merge(
         merge_kernel[(programs,)](
             out, partial, table, *work, tensors, tensors.shape[0], levels, levels.shape[0], first,
             levels_of, totals, words, words.shape[1], label_totals, label_totals.shape[1],
-            weights, MODE=_MODES[mode], FIXED=fixed, **constants,
+            weights, start // ALIGNMENT, len(partial), MODE=_MODES[mode], FIXED=fixed, **constants,
         )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from typing_extensions import override
 
 from lightfed.distributed import starting
-from lightfed.distributed.collectives import meeting_place
 from lightfed.distributed.interface import interface_of, listen
 from lightfed.utils.errors import UserError
 
@@ -51,11 +50,13 @@ class MeetingStrategy(DDPStrategy):
             return
         store: dist.Store = dist.HashStore()  # one rank needs no port
         if self.world_size > 1:
-            store = meeting_place(
+            listener = self._taken(meeting[1])  # the store's from here on
+            store = dist.TCPStore(
                 *meeting,
-                listener=self._taken(meeting[1]),
-                ranks=self.world_size,
+                self.world_size,
+                is_master=listener is not None,
                 timeout=self._timeout,
+                master_listen_fd=listener.detach() if listener else None,
             )
             starting.arrive(meeting, self.global_rank)
         dist.init_process_group(

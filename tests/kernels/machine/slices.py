@@ -45,6 +45,8 @@ def _merge(mode: str, dtype: str, *, fixed: bool = False, **bounds: int) -> Case
         "label_totals_ptr": "*fp64",
         "n_labels": "i32",
         "weights_ptr": "*fp64",
+        "start": "i32",
+        "size": "i64",
     }
     constants = {"MODE": _MODES[mode], "FIXED": fixed}
     aligned = ("out_ptr", "partial_ptr")
