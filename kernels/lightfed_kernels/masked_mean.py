@@ -9,7 +9,7 @@ of neighbours instead. Without masks it is the plain weighted mean.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ def masked_mean(
     receivers: _rows.Rows | None = None,
     over: Over = "covered",
     out: Tensor | None = None,
+    width: int | None = None,
 ) -> Tensor:
     """The mean of every receiver's neighbours, (R, P); 0 where none of them covers.
 
@@ -52,6 +53,8 @@ def masked_mean(
         over: whether to divide the sum by the weights that cover an element, or by all.
         out: (R, P) for the result; it may be a block of columns of a larger matrix and must not
             share memory with `rows`.
+        width: if given, the means replace `rows`, or the first matrix there, in blocks of so many
+            columns, a multiple of 32. One call checks its arguments once; it cannot be compiled.
 
     Raises:
         ValueError: shapes, devices or alignments that do not fit.
@@ -76,14 +79,20 @@ def masked_mean(
         _check_receivers("receivers", kept_list, neighbours)
         for words in kept_list:
             _rows.check_words("receivers", words, size=size)
-    if out is None:
+    if width is not None:
+        out = like
+    elif out is None:
         out = torch.empty(neighbours.receivers, size, dtype=like.dtype, device=like.device)
     _check_out(out, like, neighbours)
     _rows.check_one_device(rows=row_list, masks=mask_list, receivers=kept_list, out=out)
-    _masked_mean(
-        out, row_list, mask_list, kept_list, neighbours.first, neighbours.index,
-        neighbours.weights, over == "neighbours",
-    )  # fmt: skip
+    tables = neighbours.first, neighbours.index, neighbours.weights
+    how = mask_list, kept_list, *tables, over == "neighbours"
+    if width is None:
+        _masked_mean(out, row_list, *how)
+    elif width < ALIGNMENT or width % ALIGNMENT:
+        raise ValueError(f"width: {width}; a multiple of {ALIGNMENT} is needed")
+    elif out.numel():
+        _replace(out, row_list, *how, width=min(width, size))
     return out
 
 
@@ -153,6 +162,32 @@ def _masked_mean(
 
 
 _masked_mean.register_fake(lambda *arguments: None)
+
+
+def _replace(
+    out: Tensor,
+    rows: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    receivers: Sequence[Tensor],
+    *how: Any,
+    width: int,
+) -> None:
+    """Replace the first rows by the means, one block of columns after the other."""
+    check_apart(("rows", [out]))
+    means = out.new_empty(len(out), width)
+    if _dispatch.backend(out, *rows) == "triton":
+        from lightfed_kernels.gpu.masked_mean import launch
+
+        launch(means, _rows.addresses("rows", rows), masks, receivers, *how, into=out)
+        return
+    for begin in range(0, out.shape[1], width):
+        end = min(begin + width, out.shape[1])
+        block, words = slice(begin, end), slice(begin // ALIGNMENT, end // ALIGNMENT)
+        kinds = (rows, block), (masks, words), (receivers, words)
+        _masked_mean(
+            means[:, : end - begin], *[[x[..., cut] for x in given] for given, cut in kinds], *how
+        )
+        out[:, block] = means[:, : end - begin]
 
 
 def _by_expression(

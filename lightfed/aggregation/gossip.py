@@ -95,8 +95,13 @@ class Exchange:
             [[place[j] for j in lists[k]] for k in mine], senders=len(place)
         )
         blocks = self._blocks(traffic, shipment)
+        width = blocks[0][1]
+        if own.matrix is not None and own.clients == mine and not traffic.routes:
+            cover, kept = (None if m is None else [m[k] for k in mine] for m in (masks, keep))
+            masked_mean(own.matrix, neighbours, masks=cover, receivers=kept, over=over, width=width)
+            blocks, width = [], 0
         # Reused by all blocks: on a CPU, new memory costs as much as the sums.
-        means = torch.empty(len(mine), blocks[0][1], device=self._ranks.device)
+        means = torch.empty(len(mine), width, device=self._ranks.device)
         covering = _words(masks, own.clients, together=len(blocks) > 1)
         keeping = _words(keep, mine, together=len(blocks) > 1)
         for begin, end in blocks:
@@ -172,7 +177,7 @@ class _Own:
     """This rank's rows in an exchange; one matrix if they lie on the device as one block.
 
     Rows of `sending` clients are read, here or on other ranks, where those of `leaving` ones are.
-    `clients` are in the order of `sources`.
+    `clients` are in the order of `sources`. `matrix` has all rows, if they lie so.
     """
 
     def __init__(
@@ -187,9 +192,10 @@ class _Own:
         self._rows = rows
         self._block = None if block is None else block.floats
         self._device = device
-        self._matrix = block is not None and block.floats.device == device
-        self._apart = leaving if self._matrix else sending
-        self.clients = list(rows) if self._matrix else sending
+        here = self._block is not None and self._block.device == device
+        self.matrix = self._block if here else None
+        self._apart = leaving if here else sending
+        self.clients = list(rows) if here else sending
 
     def columns(self, begin: int, end: int) -> dict[int, Tensor]:
         """Columns on the device of the rows that are needed one by one."""
@@ -200,9 +206,8 @@ class _Own:
 
     def sources(self, columns: Mapping[int, Tensor], begin: int, end: int) -> list[Tensor]:
         """The columns of all `clients`."""
-        if self._matrix:
-            assert self._block is not None
-            return [self._block[:, begin:end]]
+        if self.matrix is not None:
+            return [self.matrix[:, begin:end]]
         return list(columns.values())
 
     def write(self, clients: Sequence[int], means: Tensor, begin: int, end: int) -> None:

@@ -165,11 +165,9 @@ class Ranks:
                     dist.broadcast(part, rank, group=self._group(part), async_op=True)
                     for rank, part in enumerate(sent)
                 ]
-                for work in every:
+                for work, part, came in zip(every, parts, sent, strict=True):
                     work.wait()
-                for part, came in zip(parts, sent, strict=True):
-                    if came is not part:
-                        part.copy_(came)
+                    part.copy_(came)
         self.wire_bytes += (self.world - 1) * len(own) * own.element_size()
 
     def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:

@@ -17,7 +17,16 @@ from lightfed_kernels.reference import masked_mean as reference
 
 from tests.kernels import far
 from tests.kernels.backends import INTERPRETED
-from tests.kernels.mean_cases import BOUNDS, LISTS, WEIGHTS, bits, run, values
+from tests.kernels.mean_cases import (
+    BOUNDS,
+    LISTS,
+    WEIGHTS,
+    banded,
+    bits,
+    canaries_live,
+    run,
+    values,
+)
 
 
 @settings(max_examples=12)
@@ -164,6 +173,27 @@ def test_blocks_of_columns_make_up_the_whole(
             receivers=kept[:, a // 32 : b // 32], out=pieces[:, a:b],
         )  # fmt: skip
     assert torch.equal(pieces, whole)
+
+
+@pytest.mark.parametrize("width", [32, 96, 160, 512])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("weights", [None, [*WEIGHTS, []]])
+@pytest.mark.parametrize("over", ["covered", "neighbours"])
+def test_rows_are_replaced_by_the_means_of_their_old_values(
+    device: torch.device, over: Any, weights: list[list[float]] | None, masked: bool, width: int
+) -> None:
+    buffer, rows = banded(5, 160, torch.float32, device)
+    rows.copy_(values(5, 160))
+    words = pack_mask(bits(5, 160, density=0.5, seed=3)).to(device) if masked else None
+    kept = None if words is None else [*words.flip(0)]
+    neighbours = Neighbours.build([*LISTS, []], senders=5, weights=weights)
+    expected = masked_mean(rows, neighbours, masks=words, receivers=kept, over=over)
+    given = masked_mean(rows, neighbours, masks=words, receivers=kept, over=over, width=width)
+    assert given is rows
+    assert torch.equal(rows, expected)
+    assert canaries_live(buffer)
+    masked_mean(rows, Neighbours.build([[]] * 5, senders=5), width=width)
+    assert not rows.any()
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])

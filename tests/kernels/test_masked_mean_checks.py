@@ -113,6 +113,20 @@ def test_output_on_top_of_rows_is_refused(device: torch.device, begin: int) -> N
         masked_mean([memory[64:128]], pair, out=memory[begin : begin + 64][None])
 
 
+def test_rows_that_cannot_be_replaced_are_refused(device: torch.device) -> None:
+    pair = Neighbours.build([[0, 1], [1]], senders=2)
+    rows = torch.zeros(2, 64, device=device)
+    for width in (0, -32, 16, 48):
+        with pytest.raises(ValueError, match=f"width: {width}; a multiple of 32 is needed"):
+            masked_mean(rows, pair, width=width)
+    with pytest.raises(ValueError, match="rows: rows 0 and 1 share memory; one is written twice"):
+        masked_mean(rows[0].expand(2, 64), pair, width=32)
+    with pytest.raises(ValueError, match="out: 2 rows; one for each of 1 receivers is needed"):
+        masked_mean(rows, Neighbours.build([[0, 1]], senders=2), width=32)
+    with pytest.raises(ValueError, match="masks: 1 words; 2 are needed for rows of 64"):
+        masked_mean(rows, pair, masks=torch.zeros(2, 1, dtype=torch.int32), width=32)
+
+
 def test_output_beside_rows_is_not(device: torch.device) -> None:
     memory = torch.ones(3, 128, device=device)
     pair = Neighbours.build([[0, 1, 2]] * 3, senders=3)

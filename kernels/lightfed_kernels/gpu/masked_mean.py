@@ -110,25 +110,37 @@ def launch(
     over_neighbours: bool,
     *,
     words: int = WORDS,
+    into: Tensor | None = None,
 ) -> None:
-    """Args as the operator takes them; `row_table` holds the addresses of the rows, on the host."""
+    """Args as the operator takes them; `row_table` holds the addresses of the rows, on the host.
+
+    With `into`, the rows, one block of columns as wide as `out` is written after the other.
+    """
     chosen = index.numpy()
     edges = np.zeros((len(chosen), 2), np.int64)
     edges[:, 0] = row_table[chosen]
     if masks:
         edges[:, 1] = _rows.addresses("masks", masks, multiple=4)[chosen]
     kept = _rows.addresses("receivers", receivers, multiple=4)
-    table = _rows.to_device(np.concatenate([first.numpy(), edges.ravel(), kept]), out.device)
+    size, width = (out if into is None else into).shape[1], out.shape[1]
+    # A table for each block, all of them in one copy.
+    further = np.array([width * out.element_size(), width // 8 if masks else 0])
+    steps = [first.numpy() * 0, np.tile(further, len(chosen)), np.full(len(kept), width // 8)]
+    blocks = np.arange(-(-size // width))[:, None] * np.concatenate(steps)
+    blocks += np.concatenate([first.numpy(), edges.ravel(), kept])
+    tables = _rows.to_device(blocks, out.device)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     shares = None
     if weights is not None:
         shares = _rows.to_device(weights.to(wide).numpy(), out.device)
-    n_receivers, n_words = out.shape[0], out.shape[1] // 32
-    programs = -(-n_words // words) * n_receivers
-    _rows.check_grid("masked_mean", programs)
+    _rows.check_grid("masked_mean", -(-width // (32 * words)) * len(out))
     with on_device(out):
-        masked_mean[(programs,)](
-            table, shares, out, out.stride(0), n_words, n_receivers, WORDS=words,
-            DTYPE=TYPES[out.dtype], ACC=TYPES[wide], MASKED=bool(masks),
-            COUNTED=bool(masks) and not over_neighbours, KEPT=bool(receivers), num_warps=WARPS,
-        )  # fmt: skip
+        for table, begin in zip(tables, range(0, size, width), strict=True):
+            n_words = min(width, size - begin) // 32
+            masked_mean[(-(-n_words // words) * len(out),)](
+                table, shares, out, out.stride(0), n_words, len(out), WORDS=words,
+                DTYPE=TYPES[out.dtype], ACC=TYPES[wide], MASKED=bool(masks),
+                COUNTED=bool(masks) and not over_neighbours, KEPT=bool(receivers), num_warps=WARPS,
+            )  # fmt: skip
+            if into is not None:
+                into[:, begin : begin + width].copy_(out[:, : size - begin])
