@@ -142,6 +142,15 @@ def test_jobs_of_one_and_of_two_ranks_are_timed() -> None:
 
 
 @pytest.mark.matrix
+def test_merges_in_two_ways_give_the_same_rows() -> None:
+    options = ["--ranks", "3", "--millions", "0.0031,0.7", "--passes", "1"]
+    command = [sys.executable, str(FOLDER / "merges.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("CPU, all") == 2
+
+
+@pytest.mark.matrix
 def test_help_and_the_first_session_end(tmp_path: Path) -> None:
     from commands import commands, cpu_of
 
