@@ -24,8 +24,7 @@ SUM: tl.constexpr = tl.constexpr(1)
 FINISH: tl.constexpr = tl.constexpr(2)
 _MODES = {"merge": 0, "sum": 1, "finish": 2}
 
-# Elements that fill 16 bytes.
-_VECTOR = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 2}
+_VECTOR = {torch.float32: 4, torch.bfloat16: 8, torch.float64: 2}  # elements that fill 16 bytes
 
 
 @triton.jit
@@ -293,8 +292,7 @@ def _work(
     name: str, row: Tensor, tiles: tuple[Tensor, Tensor]
 ) -> tuple[int, tuple[Tensor, Tensor, int], dict[str, Any]]:
     """The number of programs, the tiles with how many programs own the rest, and constants."""
-    flat, rest = tiles
-    vector = _VECTOR[row.dtype]
+    (flat, rest), vector = tiles, _VECTOR[row.dtype]
     n_rest = len(rest) * vector
     check_grid(name, n_rest + len(flat))
     warps = TILE // (32 * vector)  # 16 bytes a thread of a flat tile
