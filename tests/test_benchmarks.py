@@ -240,6 +240,17 @@ def test_a_pack_takes_fewer_operators_and_waits_for_no_value(tmp_path: Path) -> 
     assert (tmp_path / "trace.json.gz").stat().st_size > 0
 
 
+def test_weights_in_the_order_of_the_images_are_not_copied(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import formats
+
+    assert formats.main(["--tiny", "--passes", "1", "--workloads", "W7"]) == 0
+    told = [line.split() for line in capsys.readouterr().out.splitlines() if "operators" in line]
+    operators = {words[0]: int(words[-2]) for words in told}
+    assert operators["first"] <= operators["both"] < operators["images"]
+
+
 def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are recorded as on a card, on a tape."""
     from lightfed.local.packed.steps import packing

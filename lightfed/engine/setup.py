@@ -17,10 +17,11 @@ from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
 from lightfed.local.client_group import GroupState
-from lightfed.local.client_module import ClientModule
+from lightfed.local.client_module import ClientModule, NetworkClient
 from lightfed.local.packed.rules import Packed
 from lightfed.local.session_setup import OptimizerFactory
 from lightfed.models.build import blank
+from lightfed.models.image_format import channels_first, suits_channels_last
 from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import UserError, require
@@ -42,6 +43,8 @@ def attach_sessions(
     Precision, clipping and callbacks are those of the trainer. `optimizer` is None if the clients'
     modules define it. `evaluated` says whether clients are tested in some round.
     """
+    if data.channels_last == "auto":
+        _choose_formats(fleet)
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
     steppers = [
         session_setup.client_stepper(
@@ -56,6 +59,17 @@ def attach_sessions(
     ]
     packings = packed.packings(fleet, steppers, data, runtime)
     fleet.training.attach(runtime, steppers, packings)
+
+
+def _choose_formats(fleet: Fleet) -> None:
+    """Give networks images in torch's own format if they are slow in the data's, channels_last.
+
+    Clients side by side are not concerned: convolutions of packs take any format.
+    """
+    for state in fleet.groups:
+        module = state.module
+        if isinstance(module, NetworkClient) and not suits_channels_last(module.net):
+            module.net.register_forward_pre_hook(channels_first)
 
 
 def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule) -> None:

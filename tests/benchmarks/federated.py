@@ -145,7 +145,10 @@ def build(
         **settings,
     )
     data = FederatedDataModule(
-        Pool(workload), Windows(workload), batch_size=workload.batch, channels_last=True
+        Pool(workload),
+        Windows(workload),
+        batch_size=workload.batch,
+        channels_last="auto" if device == "cpu" else True,
     )
     trainer = FederatedTrainer(
         name=workload.name,

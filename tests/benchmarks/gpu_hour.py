@@ -54,6 +54,7 @@ _ROUNDS = (
 )
 _ON_DEVICE = ("--device", "DEVICE", "--out", "OUT")
 _MODELS = (f"{_BENCHMARKS}/models.py", *_ON_DEVICE)
+_FORMATS = (f"{_BENCHMARKS}/formats.py", "--device", "DEVICE")
 _NCCL = (f"{_BENCHMARKS}/nccl.py", *_ON_DEVICE)
 _OPERATORS = (f"{_BENCHMARKS}/operators.py", *_ON_DEVICE)
 _CURVE = (f"{_BENCHMARKS}/curve.py", *_ON_DEVICE)
@@ -65,8 +66,9 @@ _LITTLE = ("--tiny", "--passes", "1", "--workloads", "W6")
 PARTS = (
     Part("tests", _PYTEST, 0.2, needs_card=True),
     Part("kernels", (*_KERNELS, "--gate"), 0.1, needs_card=True),
-    Part("rounds", _ROUNDS, 0.2, quick=("--workloads", "W5", "--passes", "1")),
+    Part("rounds", _ROUNDS, 0.17, quick=("--workloads", "W5", "--passes", "1")),
     Part("models", _MODELS, 0.25, needs_card=True, quick=_LITTLE),
+    Part("formats", _FORMATS, 0.03, needs_card=True, quick=_LITTLE),
     Part("nccl", _NCCL, 0.05, needs_card=True, quick=("--cases", "heterofl")),
     Part("operators", _OPERATORS, 0.05, quick=("--workloads", "W5")),
     Part("curve", _CURVE, 0.07, quick=("--tiny", "--rounds", "2")),

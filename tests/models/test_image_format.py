@@ -1,0 +1,79 @@
+"""Which networks get images in channels_last, and what they get instead."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
+from lightfed.models.image_format import channels_first, suits_channels_last
+from lightfed.models.networks.cifar_resnet import ResNet18GN
+from lightfed.models.networks.cnn import Conv, SimpleCNN
+from lightfed.models.networks.mlp import MLP
+from tests.small import data_of, fit
+
+
+@pytest.mark.parametrize(
+    ("network", "suits"),
+    [
+        (Conv(hidden=(8, 16)), True),
+        (Conv(hidden=(16, 7)), False),
+        (Conv(hidden=(32, 64), norm="gn"), True),
+        (Conv(hidden=(28, 64), norm="gn"), False),
+        (Conv(hidden=(64,), norm="in"), False),
+        (ResNet18GN(), False),
+        (nn.Sequential(nn.Conv2d(3, 64, 3), nn.InstanceNorm2d(64)), False),
+        (SimpleCNN(channels=(2, 4)), True),
+        (nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.BatchNorm1d(4)), True),
+        (MLP(), True),
+    ],
+)
+def test_networks_that_normalise_few_channels_together_do_not_suit(
+    network: nn.Module, suits: bool
+) -> None:
+    assert suits_channels_last(network) == suits
+
+
+class Watched(Conv):
+    """Notes whether the channels of a pixel are adjacent in the batches of the clients."""
+
+    def __init__(self, last: set[bool], hidden: tuple[int, int], input_shape: Any) -> None:
+        super().__init__(2, input_shape, hidden=hidden)
+        self.last = last
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 6:
+            self.last.add(x.stride(1) == 1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("planes", [1, 3])
+@pytest.mark.parametrize(
+    ("given", "width", "last"),
+    [("auto", 8, True), ("auto", 4, False), (True, 4, True), (False, 8, False)],
+)
+def test_clients_get_the_format_that_suits_them_unless_one_is_configured(
+    planes: int, given: Any, width: int, last: bool, tmp_path: Path
+) -> None:
+    images = torch.randn(12, planes, 16, 16, generator=torch.Generator().manual_seed(0))
+    data = data_of(images, torch.arange(12) % 2, [range(6), range(6, 12)], channels_last=given)
+    found: set[bool] = set()
+    clients = [ClientGroup(2, partial(Watched, found, (width, 8)))]
+    optimizer = partial(SGD, lr=0.1)
+    fit(Federation(FedAvg(), clients, optimizer=optimizer, side_by_side="off"), data, tmp_path)
+    assert found == {last}
+
+
+def test_its_values_stay() -> None:
+    images = torch.randn(2, 5, 5, 3).permute(0, 3, 1, 2)
+    (found,) = channels_first(MLP(), (images,))
+    assert torch.equal(found, images)
+    assert found.is_contiguous()
