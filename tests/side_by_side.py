@@ -42,7 +42,7 @@ class Groups:
         options = model.fleet_options(trainer)
         self.algorithm, self.clients, self.data = model.algorithm, model.num_clients, data
         self.work = options["work"]
-        self.masks = None
+        self.masks, self.device = None, CPU
         self.ranks, self.seed = Ranks(CPU), model.seed
         self.groups = [
             GroupState(

@@ -180,7 +180,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
             stored = draw.Partition.load(path)
             partition = stored if stored.meta == partition.meta else partition
         trim_heap()  # of schemes that make an array for each client
-        last = self._gives_channels_last(device)
+        last = self.gives_channels_last(device)
         how: dict[str, Any] = {"device": device, "place": self.resident, "last": last}
         self.set_data(
             partition,
@@ -191,7 +191,8 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         )
         self._prepared = (clients, seed, device)
 
-    def _gives_channels_last(self, device: torch.device) -> bool:
+    def gives_channels_last(self, device: torch.device) -> bool:
+        """Whether images on this device are in channels_last."""
         if self.channels_last != "auto":
             return self.channels_last
         shape = self.dataset.input_shape

@@ -21,7 +21,7 @@ from lightfed.local.client_module import ClientModule, NetworkClient
 from lightfed.local.packed.rules import Packed
 from lightfed.local.session_setup import OptimizerFactory
 from lightfed.models.build import blank
-from lightfed.models.image_format import channels_first, suits_channels_last
+from lightfed.models.image_format import ChannelsLast, channels_first, suits_channels_last
 from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import UserError, require
@@ -43,8 +43,6 @@ def attach_sessions(
     Precision, clipping and callbacks are those of the trainer. `optimizer` is None if the clients'
     modules define it. `evaluated` says whether clients are tested in some round.
     """
-    if data.channels_last == "auto":
-        _choose_formats(fleet)
     runtime = session_setup.runtime_of(trainer, clips=trainer.clipping)
     steppers = [
         session_setup.client_stepper(
@@ -59,16 +57,23 @@ def attach_sessions(
     ]
     packings = packed.packings(fleet, steppers, data, runtime)
     fleet.training.attach(runtime, steppers, packings)
+    if data.gives_channels_last(fleet.device):
+        _choose_formats(fleet, always=data.channels_last is True)
 
 
-def _choose_formats(fleet: Fleet) -> None:
-    """Give networks images in torch's own format if they are slow in the data's, channels_last.
+def _choose_formats(fleet: Fleet, *, always: bool) -> None:
+    """Let weights follow images in channels_last, or else give a network torch's own format.
 
-    Clients side by side are not concerned: convolutions of packs take any format.
+    `always` if all networks get such images, else those that are fast with them. Clients side by
+    side are not concerned: convolutions of packs take any format.
     """
     for state in fleet.groups:
         module = state.module
-        if isinstance(module, NetworkClient) and not suits_channels_last(module.net):
+        if not isinstance(module, NetworkClient):
+            continue  # of the user's: what its steps do with images and weights is unknown
+        if always or suits_channels_last(module.net):
+            state.session.channels_last = ChannelsLast(module.net)
+        else:
             module.net.register_forward_pre_hook(channels_first)
 
 

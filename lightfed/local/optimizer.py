@@ -133,9 +133,15 @@ class FlatGradient:
 
 
 class Stepper(ABC):
-    """Updates a row from the loss of a batch; clips gradients, and projects onto a box."""
+    """Updates a row from the loss of a batch; clips gradients, and projects onto a box.
+
+    Attributes:
+        box: bounds of every parameter, or None.
+        in_row: whether all parameters must lie in the row.
+    """
 
     box: tuple[float, float] | None = None
+    in_row = False
 
     def __init__(self, clipping: Clipping | None) -> None:
         self.clipping = clipping

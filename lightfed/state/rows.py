@@ -140,9 +140,7 @@ class LiveModule:
         self._row: Row | None = None
         self._homes = self._buffer_homes()
         self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        parameters = list(module.parameters())
-        self._trainable = [i for i, p in enumerate(parameters) if p.requires_grad]
-        self.trainable = [parameters[i] for i in self._trainable]
+        self.trainable = [p for p in module.parameters() if p.requires_grad]
 
     def _buffer_homes(self) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
         """For every float buffer: the dict of buffers it is in, its name there, the tensor."""
@@ -181,11 +179,6 @@ class LiveModule:
     def forget_views(self) -> None:
         """Release rows that are no longer used."""
         self._views.clear()
-
-    def trainable_views(self, floats: Tensor) -> list[Tensor]:
-        """The views of a row that correspond to `trainable`."""
-        views = self.views(floats)
-        return [views[i] for i in self._trainable]
 
     def bind(self, row: Row) -> nn.Module:
         """Point the module at `row`: training writes into it."""

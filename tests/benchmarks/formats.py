@@ -9,9 +9,10 @@ taken within a pass. Operators are those that do work; on a card also its launch
 
     first   images and weights in torch's own format, NCHW
     images  images in channels_last, weights as rows hold them
-    both    weights in channels_last too: what rows that hold them in that order would give
+    both    weights in channels_last too
 
-`data.channels_last` chooses between the first two.
+`data.channels_last` gives the first or, with many weights of convolutions, the last; see
+`models/image_format.py`.
 """
 
 import argparse

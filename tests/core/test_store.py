@@ -184,10 +184,6 @@ def test_frozen_parameters_are_sent_but_not_trained() -> None:
     }
     row = row_of(live.layout, seed=3)
     live.bind(row)
-    shapes = [v.shape for v in live.trainable_views(row.floats)]
-    assert shapes == [p.shape for p in live.trainable]
-    for view, parameter in zip(live.trainable_views(row.floats), live.trainable, strict=True):
-        assert view.data_ptr() == parameter.data_ptr()
     before = live.layout.floats.views(row.floats)["head.bias"].clone()
     _train(net, 2)
     assert torch.equal(live.layout.floats.views(row.floats)["head.bias"], before)

@@ -289,7 +289,7 @@ def test_images_for_a_cpu_are_in_channels_last_unless_they_are_small(
     x, _ = data.train_batch(0, 4)
     assert x.is_contiguous(memory_format=torch.channels_last) == last
     if given == "auto":
-        assert not data._gives_channels_last(torch.device("cuda"))
+        assert not data.gives_channels_last(torch.device("cuda"))
 
 
 def test_preparing_twice_loads_once() -> None:

@@ -68,8 +68,10 @@ def test_clients_get_the_format_that_suits_them_unless_one_is_configured(
     found: set[bool] = set()
     clients = [ClientGroup(2, partial(Watched, found, (width, 8)))]
     optimizer = partial(SGD, lr=0.1)
-    fit(Federation(FedAvg(), clients, optimizer=optimizer, side_by_side="off"), data, tmp_path)
+    federation = Federation(FedAvg(), clients, optimizer=optimizer, side_by_side="off")
+    fit(federation, data, tmp_path)
     assert found == {last}
+    assert (federation.fleet.groups[0].session.channels_last is not None) == last
 
 
 def test_its_values_stay() -> None:

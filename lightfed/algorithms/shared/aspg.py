@@ -100,6 +100,8 @@ class AspgStepper(SGDStepper):
     acts on the gradient of the local objective, including its pull.
     """
 
+    in_row = True
+
     def __init__(self, params: Params, group: dict[str, Any], clipping: Clipping | None) -> None:
         plain = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
         super().__init__(params, group | plain, clipping)

@@ -128,9 +128,14 @@ class SGDStepper(Stepper):
         buffers = [self._buffers[i] for i in used]
         fits = [
             value.numel() % _LANES == 0
-            and value.is_contiguous()
-            and grad.is_contiguous()
-            and (not self.momentum or (buffer is not None and buffer.is_contiguous()))
+            and (
+                (
+                    value.is_contiguous()
+                    and grad.is_contiguous()
+                    and (not self.momentum or (buffer is not None and buffer.is_contiguous()))
+                )
+                or _in_channels_last(value, grad, buffer if self.momentum else grad)
+            )
             for value, grad, buffer in zip(values, grads, buffers, strict=True)
         ]
         if not any(fits):
@@ -179,6 +184,13 @@ class SGDStepper(Stepper):
         ):
             if buffer is not None:
                 part.copy_(buffer)
+
+
+def _in_channels_last(*tensors: Tensor | None) -> bool:
+    return all(
+        t is not None and t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+        for t in tensors
+    )
 
 
 def _fused_sgd(values: Params, grads: Params, buffers: Params, **settings: Any) -> None:
