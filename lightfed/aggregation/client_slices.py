@@ -108,7 +108,8 @@ class Coverage:
         """
         if source in self.copies:
             size = self.copies[source]
-            out[..., :size].copy_(row[:size], non_blocking=True)
+            part = out if size == out.shape[-1] else out[..., :size]
+            part.copy_(row if size == len(row) else row[:size], non_blocking=True)
             return out
         here = out.to(row.device)
         rows = here.numel() // max(1, here.shape[-1])

@@ -42,9 +42,11 @@ class Clients(PlacedClients):
 
     def row(self, client: int) -> Row:
         """The client's own row, on the device of the store; the client must be on this rank."""
-        if client in self._inbox:
-            self.deliver([client])
-        return self.state(client).store.row(client)
+        row = self.state(client).store.row(client)
+        message = self._inbox.pop(client, None)
+        if message is not None:
+            self._write(message, self.group_of(client), row)
+        return row
 
     def block(self, clients: Sequence[int]) -> Row:
         """(K, P) and (K, Q), on the device of the store: rows of one group's clients on this rank.
@@ -72,16 +74,19 @@ class Clients(PlacedClients):
             waiting.setdefault((id(message), group), (message, []))[1].append(client)
         same = False
         for (_, group), (message, receivers) in waiting.items():
-            model, parts, store = message.model, message.parts, self.groups[group].store
-            assert model.floats._version == message.version, (
-                "the server model changed after sending"
-            )
+            store = self.groups[group].store
             block = store.view(receivers)
             for rows in [store.row(k) for k in receivers] if block is None else [block]:
-                self._coverages.take(model, group, parts, rows)
+                self._write(message, group, rows)
             everyone = len(receivers) == len(clients)
-            same = everyone and self._coverages.is_whole(model, group, parts)
+            same = everyone and self._coverages.is_whole(message.model, group, message.parts)
         return same
+
+    def _write(self, message: Message, group: int, row: Row) -> None:
+        """Write what a server has sent into rows of a group."""
+        model, version = message.model, message.version
+        assert model.floats._version == version, "the server model changed after sending"
+        self._coverages.take(model, group, message.parts, row)
 
     def block_with(
         self,

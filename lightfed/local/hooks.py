@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -25,6 +25,7 @@ Moment = Literal["aggregated", "trained"]
 # Which model `tests_together` is about: that of `evaluated_server`, `local` or `evaluated`.
 Tested = Literal["global", "local", "personal"]
 
+_NOTHING = torch.empty(0)
 SESSION_HOOKS = ("session_start", "session_end", "local_gradient", "proximal")
 
 
@@ -50,7 +51,7 @@ class SessionContext:
     round: int
     group: GroupState
     row: Row
-    received: Tensor = field(default_factory=lambda: torch.empty(0))
+    received: Tensor = _NOTHING
     lr: float | None = None
     step: int = 0
     proximal: Proximal | None = None

@@ -1,13 +1,16 @@
 """Logging of a client's module in a session or an evaluation, without collectives."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import lightning.pytorch as L
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers.abstract import WrapperMetric
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class LogBook:
@@ -50,19 +53,23 @@ class LogBook:
         self._sums, self._counts, self._metrics = {}, {}, {}
 
 
-@contextmanager
-def on_this_rank() -> Iterator[None]:
-    """Keep torchmetrics objects from synchronising over ranks.
+def on_this_rank(run: Callable[P, R]) -> Callable[P, R]:
+    """Keep torchmetrics objects from synchronising over ranks while a function runs.
 
     Ranks have different numbers of sessions: a metric that synchronised would wait forever, or mix
     the samples of two clients.
     """
-    sync = Metric.sync
-    Metric.sync = _leave_alone  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Metric.sync = sync  # type: ignore[method-assign]
+
+    @wraps(run)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        sync = Metric.sync
+        Metric.sync = _leave_alone  # type: ignore[method-assign]
+        try:
+            return run(*args, **kwargs)
+        finally:
+            Metric.sync = sync  # type: ignore[method-assign]
+
+    return alone
 
 
 def _leave_alone(*_: Any, **__: Any) -> None:
@@ -71,8 +78,18 @@ def _leave_alone(*_: Any, **__: Any) -> None:
 
 def reset_metrics(module: L.LightningModule) -> None:
     """Reset the module's metric objects: they hold samples of another client or of training."""
-    for part in module.modules():
-        if isinstance(part, MetricCollection):
+    parts: list[Any] = [module]
+    for part in parts:  # module.modules() takes several times as long
+        parts += part._modules.values() if part is not None else ()
+        kind = _kind(part.__class__)
+        if kind is MetricCollection:
             part.add_metrics([])  # recomputed on the first batch: which metrics share a state
-        elif isinstance(part, WrapperMetric) or (isinstance(part, Metric) and part.update_called):
+        elif kind is WrapperMetric or (kind is Metric and part.update_called):
             part.reset()
+
+
+@cache
+def _kind(part: type) -> type | None:
+    """What a class is; isinstance takes longer."""
+    kinds = (MetricCollection, WrapperMetric, Metric)
+    return next((kind for kind in kinds if issubclass(part, kind)), None)

@@ -127,7 +127,7 @@ class LocalSession:
         """Bounds that the optimiser projects parameters onto."""
         return None if self._stepper is None else self._stepper.box
 
-    @on_this_rank()
+    @on_this_rank
     def train(self, row: Row, work: Work) -> "PendingReport":
         """Train `row` in place."""
         assert self._live is not None, "this session only evaluates"
@@ -185,7 +185,7 @@ class LocalSession:
         if self._live.is_bound:
             self._live.unbind()
 
-    @on_this_rank()
+    @on_this_rank
     def gradient(self, row: Row, batch: Any) -> Tensor:
         """(P,) the gradient of a batch's loss at `row`, in eval mode; the row is unchanged.
 
@@ -209,7 +209,7 @@ class LocalSession:
         self._live.unbind()
         return gradient
 
-    @on_this_rank()
+    @on_this_rank
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
         """Metrics of the module as currently bound, from its `validation_step`."""

@@ -149,7 +149,7 @@ class AspgStepper(SGDStepper):
 
     @override
     def update(
-        self, values: Params, grads: Params, used: list[int], hook: GradientHook | None
+        self, values: Params, grads: Params, used: Sequence[int], hook: GradientHook | None
     ) -> None:
         if hook is not None:
             grads = self._hooked(hook, grads, used)
