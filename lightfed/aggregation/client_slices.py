@@ -30,7 +30,9 @@ Accumulate = Literal["float64", "fixed"]
 
 # Number of host rows that are copied to the device at a time.
 HOST_ROWS = 16
-_SMALL = 1 << 20  # elements of rows that fit into a CPU's cache as float64
+# Elements of rows whose sum is one product of matrices; and of a piece of them, which as float64
+# stays in a CPU's cache. Adding more rows one by one is faster.
+_SMALL, _PIECE = 1 << 22, 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,22 +124,23 @@ class Coverage:
         self,
         row: Tensor,
         sources: Sequence[int],
-        rows: Mapping[int, Tensor],
+        local: Sequence[int],
+        rows: Sequence[Tensor] | Tensor,
         *,
         weights: Sequence[float],
         labels: Sequence[Sequence[int] | None] | None = None,
-        block: Tensor | None = None,
         accumulate: Accumulate = "float64",
         ranks: Ranks | None = None,
     ) -> None:
         """Put the coverage-weighted mean of clients' rows into the target's `row` (P,).
 
         Uncovered elements keep their value. `sources` are, per client of the merge, the position of
-        its layout; `rows` are by position of a client of this rank among all, on any device.
-        `labels`, per client, says if only rows of its labels count (None: all). `block` is (K, P),
-        the rows of this rank as one matrix, if they lie so. With `fixed` sums |values| are below
-        `FIXED_LIMIT`. `ranks` merge together; None for a single one.
+        its layout; `local` are the positions of this rank's clients among all, and `rows` are
+        theirs, on any device, as a matrix (K, P) if they lie so. `labels`, per client, says if only
+        rows of its labels count (None: all). With `fixed` sums |values| are below `FIXED_LIMIT`.
+        `ranks` merge together; None for a single one.
         """
+        block = rows if isinstance(rows, Tensor) else None
         fixed = accumulate == "fixed"
 
         def members(local: Sequence[int]) -> Members:
@@ -145,23 +148,22 @@ class Coverage:
             own = labels if self.table.num_labels else None
             return Members.build(self.table, levels, weights=weights, labels=own, local=local)
 
-        def part(local: Sequence[int]) -> list[Tensor]:
-            return [rows[k].to(row.device, non_blocking=True) for k in local]
+        def part(chosen: slice) -> list[Tensor]:
+            return [own.to(row.device, non_blocking=True) for own in rows[chosen]]
 
-        mine = sorted(rows)
-        away = any(rows[k].device != row.device for k in mine)
+        away = any(own.device != row.device for own in (rows if block is None else (block,)))
         sums = None
         if block is not None and not (away or fixed):
-            sums = self._product(block, {sources[k] for k in mine}, [weights[k] for k in mine])
+            sums = self._product(block, {sources[k] for k in local}, [weights[k] for k in local])
         if sums is None and ranks is None and not away:
-            slice_merge_(row, part(mine), members(mine), fixed=fixed)
+            slice_merge_(row, part(slice(None)), members(local), fixed=fixed)
             return
         if sums is None:
-            step = HOST_ROWS if away else max(len(mine), 1)
-            batches = [mine[i : i + step] for i in range(0, len(mine), step)] or [[]]
-            sums = slice_sum(part(batches[0]), members(batches[0]), fixed=fixed)
-            for batch in batches[1:]:
-                sums += slice_sum(part(batch), members(batch), fixed=fixed)
+            step = HOST_ROWS if away else max(len(local), 1)
+            first, *others = [slice(i, i + step) for i in range(0, max(len(local), 1), step)]
+            sums = slice_sum(part(first), members(local[first]), fixed=fixed)
+            for batch in others:
+                sums += slice_sum(part(batch), members(local[batch]), fixed=fixed)
         everybody = members([])
         if ranks is None:
             slice_finish_(row, sums, everybody)
@@ -169,10 +171,10 @@ class Coverage:
             ranks.sum_into_(row, sums, lambda part, at: slice_finish_(row, part, everybody, at))
 
     def _product(self, rows: Tensor, sources: set[int], weights: Sequence[float]) -> Tensor | None:
-        """(P,) float64: the weighted sum of (K, P) as one product, as exact as that of `slice_sum`.
+        """(P,) float64: the weighted sum of (K, P) by products, as exact as that of `slice_sum`.
 
-        None for rows of several kinds and for rows of weight 0, which may hold anything. Also for
-        large rows: on a CPU, adding these one by one is faster.
+        None for rows of several kinds, for rows of weight 0, which may hold anything, and for many
+        large rows.
         """
         size = self.copies.get(next(iter(sources)), 0) if len(sources) == 1 else 0
         if size == 0 or self.table.num_labels or min(weights) <= 0:
@@ -181,7 +183,10 @@ class Coverage:
             return None
         sums = torch.zeros(self.target.size, dtype=torch.float64)
         scales = torch.tensor(weights, dtype=torch.float64)
-        torch.mv(rows[:, :size].double().t(), scales, out=sums[:size])
+        width = max(1, _PIECE // len(rows))
+        pieces = zip(rows[:, :size].split(width, 1), sums[:size].split(width), strict=True)
+        for piece, out in pieces:
+            torch.mv(piece.double().t(), scales, out=out)
         return sums
 
 

@@ -1,6 +1,6 @@
 """Coverages of the server's models by the groups, built on first use and cached."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -135,34 +135,34 @@ class Coverages:
         into: ServerModel,
         parts: Parts,
         groups: Sequence[int],
-        rows: Mapping[int, Row],
+        local: Sequence[int],
+        rows: Sequence[Row] | Row,
         *,
         weights: Sequence[float],
         labels: Sequence[Sequence[int]] | None,
-        block: Row | None,
         accumulate: Accumulate,
         ranks: Ranks,
     ) -> None:
         """Put the coverage-weighted mean of clients' rows into a server model.
 
         Uncovered elements keep their value. Integers become the largest of the clients'. `groups`,
-        `weights` and `labels` (None: all rows) are those of every client; rows are by position of a
-        client of this rank among all, on any device. `block` has them as (K, P) and (K, Q), if they
-        lie so.
+        `weights` and `labels` (None: all rows) are those of every client; `local` are the positions
+        of this rank's clients among all. Rows are theirs, on any device, as a block if they lie so.
         """
         self.coverage(into, parts).merge_(
             into.floats,
             groups,
-            {i: row.floats for i, row in rows.items()},
+            local,
+            rows.floats if isinstance(rows, Row) else [row.floats for row in rows],
             weights=weights,
             labels=labels,
-            block=None if block is None else block.floats,
             accumulate=accumulate,
             ranks=None if ranks.alone else ranks,
         )
         if parts.integers and into.integers.numel():
             largest = torch.full_like(into.integers, NOTHING)
-            for i, row in rows.items():
+            each = rows.each() if isinstance(rows, Row) else rows
+            for i, row in zip(local, each, strict=True):
                 theirs = integers_of(into, groups[i], self._layouts[groups[i]], row)
                 torch.maximum(largest, theirs.to(largest.device), out=largest)
             largest = ranks.max_(largest)

@@ -108,15 +108,14 @@ class Messenger(Clients):
             here = [i for i, k in enumerate(valid) if self._owner[k] == self.ranks.rank]
             mine = [valid[i] for i in here]
             block = self._view(mine)
-            rows = map(self.row, mine) if block is None else block.each()
             self._coverages.merge_(
                 into,
                 parts,
                 self.groups_of(valid),
-                dict(zip(here, rows, strict=True)),
+                here,
+                [self.row(k) for k in mine] if block is None else block,
                 weights=self._weights(weights, valid),
                 labels=[self._labels(k, labels) for k in valid] if labels else None,
-                block=block,
                 accumulate=self.accumulate,
                 ranks=self.ranks,
             )

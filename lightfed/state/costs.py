@@ -53,9 +53,10 @@ class Ledger:
     def _add(self, clients: Clients, column: int, amounts: Amounts) -> None:
         index = np.array(clients, dtype=np.int64)
         np.add.at(self.totals[:, column], index, amounts)  # a client may occur twice
-        each = np.broadcast_to(amounts, index.shape).ravel()
+        addends = np.empty(index.size + 1)
+        addends[0], addends[1:] = self.round[column], amounts
         # One after the other: pairwise sums of fractions would have other bits.
-        self.round[column] = np.add.accumulate([self.round[column], *each])[-1]
+        self.round[column] = np.add.accumulate(addends)[-1]
 
     def close_round(self) -> dict[str, float]:
         """Return the sums of the round and reset them; servers' bytes only if there were any."""

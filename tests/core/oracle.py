@@ -90,10 +90,12 @@ def merge(
     """What the server's row becomes, on a rank with these clients (all by default)."""
     row = case.old.clone()
     everybody = list(range(len(case.parts)))
+    here = everybody if mine is None else sorted(mine)
     coverage_of(case).merge_(
         row,
         everybody,
-        {k: case.parts[k].row for k in (everybody if mine is None else mine)},
+        here,
+        [case.parts[k].row for k in here],
         weights=[part.weight for part in case.parts],
         labels=[part.labels or None for part in case.parts],
         accumulate=accumulate,

@@ -145,7 +145,7 @@ def test_only_the_leading_tensors_are_covered_where_so_many_are_given() -> None:
     weights_only = Coverage.build(layout, [layout], tensors=["w"])
     assert weights_only.elements[0] == 40
     server, row = torch.full((layout.size,), 5.0), torch.full((layout.size,), 1.0)
-    weights_only.merge_(server, [0], {0: row}, weights=[1.0])
+    weights_only.merge_(server, [0], [0], [row], weights=[1.0])
     assert server.tolist() == [1.0] * 64 + [5.0] * 32
     out = weights_only.take(row, 0, torch.zeros(layout.size))
     assert out.tolist() == [1.0] * 64 + [0.0] * 32
@@ -161,15 +161,16 @@ def test_rows_in_one_matrix_have_the_same_mean(
     block = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(1))
     if 0.0 in weights:
         block[weights.index(0.0)] = torch.nan
-    rows = dict(enumerate(block))
+    monkeypatch.setattr(module, "_PIECE", 64)  # of 16 columns
+    rows, local = list(block), range(4)
     old, one, two = (torch.full((layout.size,), 5.0) for _ in range(3))
-    coverage.merge_(old, [0] * 4, rows, weights=weights)
+    coverage.merge_(old, [0] * 4, local, rows, weights=weights)
     if 0.0 not in weights:
         monkeypatch.delattr(module, "slice_sum")
         monkeypatch.delattr(module, "slice_merge_")
-    coverage.merge_(one, [0] * 4, rows, weights=weights, block=block)
+    coverage.merge_(one, [0] * 4, local, block, weights=weights)
     ranks = Ranks(torch.device("cpu"))
-    coverage.merge_(two, [0] * 4, rows, weights=weights, block=block, ranks=ranks)
+    coverage.merge_(two, [0] * 4, local, block, weights=weights, ranks=ranks)
     assert torch.equal(one, old)
     assert torch.equal(two, old)
 
@@ -217,9 +218,8 @@ def test_layers_are_averaged_over_the_clients_that_have_them(accumulate: Accumul
         for name, view in layout.views(coverage.take(server, k, layout.new_row())).items():
             assert torch.equal(view, wide[name][tuple(slice(n) for n in view.shape)])
     old = wide["b_head"].clone()
-    rows = {i: value * sources[i].live() for i, value in ((1, 1.0), (2, 4.0))}
-    rows = {0: rows[1], 1: rows[2]}
-    coverage.merge_(server, [1, 2], rows, weights=[1.0, 2.0], accumulate=accumulate)
+    rows = [SHALLOW.live() * 1.0, GAP.live() * 4.0]
+    coverage.merge_(server, [1, 2], [0, 1], rows, weights=[1.0, 2.0], accumulate=accumulate)
     assert (wide["a"] == 3.0).all()
     assert (wide["a_head"] == 1.0).all()
     assert torch.equal(wide["b"], torch.arange(64.0, 80.0).view(4, 4))
