@@ -41,6 +41,7 @@ def narrow(rate: float, **more: Any) -> Callable[..., Any]:
 MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "MLP 64-64": (partial(MLP, hidden=(64,)), (64,)),
     "MLP 784-64": (partial(MLP, hidden=(64,)), (784,)),
+    "MLP 784-128": (partial(MLP, hidden=(128,)), (784,)),
     "MLP 784-200-200": (partial(MLP, hidden=(200, 200)), (784,)),
     "Conv 1/16, 8x8": (narrow(1 / 16), (1, 8, 8)),
     "Conv 1/8, 8x8": (narrow(1 / 8), (1, 8, 8)),

@@ -246,6 +246,25 @@ def test_memory_bounds_a_pack_by_rows_and_activations() -> None:
     assert client_bytes(state, made.data) == each  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("limit", "value", "why"),
+    [
+        ("_FEW", CLIENTS + 1, "7 clients in a round"),
+        ("_BUSY", 1.0, "one client keeps a CPU busy"),
+        ("_LARGE", 4 * 1523 - 1, "the parameters of one client fill a CPU's cache"),
+        ("_LARGE", 4 * 1523, CLIENTS),
+    ],
+)
+def test_by_default_packs_are_of_many_small_clients(
+    limit: str, value: float, why: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, limit, value)
+    monkeypatch.setattr(rules, "_MOST", CLIENTS)
+    made = fleet("mlp", "auto")
+    assert made.groups[0].layout.parameter_numel == 1523
+    assert [*made.training.side_by_side.values()] == [why]
+
+
 def test_a_number_below_two_is_refused() -> None:
     with pytest.raises(UserError) as refused:
         Federation(FedAvg(), [ClientGroup(2, mlp)], side_by_side=1)

@@ -23,6 +23,7 @@ from lightfed.local.packed.operators import (
     linear_of_columns,
 )
 from lightfed.local.packed.tracing import Unknown, traced_network
+from lightfed.local.steppers.sgd import run_backward
 from lightfed.utils.rng import Draws
 
 Values = Mapping[str, Tensor]
@@ -280,4 +281,8 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def gradients(values: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """Of the sum of (K,) losses, which no two clients share."""
-    return torch.autograd.grad(values, leaves, torch.ones_like(values), allow_unused=True)
+    ones = torch.ones_like(values)
+    found: tuple[Tensor | None, ...] = run_backward(
+        (values,), (ones,), False, False, tuple(leaves), True, accumulate_grad=False
+    )
+    return found

@@ -35,7 +35,7 @@ FLOOR = 3
 _PAIR = 2  # with several threads a product of one matrix has other bits than one of several
 _MODELS = ("evaluated", "evaluated_server", "local")  # hooks that bind what is tested
 # Fewer clients of a group in a round gain nothing.
-_FEW = 4
+_FEW = 6
 _MEBI = 1 << 20
 _MOST = 128  # clients of a pack under `auto`
 # Rows in work at once: parameters, gradients, momentum, a copy in case the pack fails.
@@ -43,10 +43,12 @@ _ROWS = 5
 # Activations kept for the backward pass, and their gradients; convolutions also keep columns
 # (measured by tests/benchmarks/packs.py --memory).
 _ACTIVATIONS, _COLUMNS = 1.5, 5.0
-# Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing
+# Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing; and
+# bytes of its parameters, of which those of several clients, with gradients, leave a core's cache
 # (measured on the networks of tests/benchmarks/packs.py).
 _BUSY_CONVOLUTIONS = 1e7
-_BUSY = 1e9
+_BUSY = 5e7
+_LARGE = 512 << 10
 _BUSY_VMAP = 4e6  # vmap takes milliseconds of Python a step
 
 
@@ -230,7 +232,10 @@ def _unprofitable(state: GroupState, batch_size: int, expected: float) -> str:
     flops = state.flops * batch_size
     if graph_of(state.module) is None and flops > _BUSY_VMAP:
         return "its layers are not all known, and a step of vmap costs more than it saves"
-    return "one client keeps a CPU busy" if _busy(state, batch_size) else ""
+    if _busy(state, batch_size):
+        return "one client keeps a CPU busy"
+    large = 4 * state.layout.parameter_numel > _LARGE
+    return "the parameters of one client fill a CPU's cache" if large else ""
 
 
 def _busy(state: GroupState, batch_size: int) -> bool:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from lightfed.local.optimizer import Clipping, GradientHook, Params, Proximal, Stepper, aligned
 
 # What torch.autograd.grad calls. The name is private: a test and the pinned torch guard it.
-_run_backward = Variable._execution_engine.run_backward
+run_backward = Variable._execution_engine.run_backward
 # Elements of the widest vector of a CPU. torch's fused kernel rounds the elements after the last
 # whole vector differently.
 _LANES = 16
@@ -96,7 +96,7 @@ class SGDStepper(Stepper):
         if self._one.dtype != loss.dtype:
             self._one = self._one.to(loss.dtype)
         scalar = loss if loss.dim() == 0 else loss.reshape(())
-        return _run_backward(
+        return run_backward(
             (scalar,), (self._one,), False, False, self._inputs, True, accumulate_grad=False
         )
 
