@@ -152,9 +152,12 @@ class Coverage:
             return [own.to(row.device, non_blocking=True) for own in rows[chosen]]
 
         away = any(own.device != row.device for own in (rows if block is None else (block,)))
+        # On a CPU rows of one kind are one product of matrices, and a division.
+        alike = row.is_cpu and len({*sources}) == 1 and not (fixed or self.table.num_labels)
+        size = self.copies.get(sources[0], 0) if alike and min(weights) > 0 else 0
         sums = None
-        if block is not None and not (away or fixed):
-            sums = self._product(block, {sources[k] for k in local}, [weights[k] for k in local])
+        if size and block is not None and not away and block.numel() <= _SMALL:
+            sums = self._product(block[:, :size], [weights[k] for k in local])
         if sums is None and ranks is None and not away:
             slice_merge_(row, part(slice(None)), members(local), fixed=fixed)
             return
@@ -164,29 +167,27 @@ class Coverage:
             sums = slice_sum(part(first), members(local[first]), fixed=fixed)
             for batch in others:
                 sums += slice_sum(part(batch), members(local[batch]), fixed=fixed)
-        everybody = members([])
+        everybody = None if size else members([])
+
+        def finish(part: Tensor, at: int) -> None:
+            if everybody is not None:
+                slice_finish_(row, part, everybody, at)
+            else:
+                own = row[at:size][: len(part)]
+                own.copy_(part[: len(own)].div_(sum(weights)))
+
         if ranks is None:
-            slice_finish_(row, sums, everybody)
+            finish(sums, 0)
         else:
-            ranks.sum_into_(row, sums, lambda part, at: slice_finish_(row, part, everybody, at))
+            ranks.sum_into_(row, sums, finish)
 
-    def _product(self, rows: Tensor, sources: set[int], weights: Sequence[float]) -> Tensor | None:
-        """(P,) float64: the weighted sum of (K, P) by products, as exact as that of `slice_sum`.
-
-        None for rows of several kinds, for rows of weight 0, which may hold anything, and for many
-        large rows.
-        """
-        size = self.copies.get(next(iter(sources)), 0) if len(sources) == 1 else 0
-        if size == 0 or self.table.num_labels or min(weights) <= 0:
-            return None
-        if rows.device.type != "cpu" or rows.numel() > _SMALL:
-            return None
+    def _product(self, rows: Tensor, weights: Sequence[float]) -> Tensor:
+        """(P,) float64: the weighted sum of rows (K, size), as exact as that of `slice_sum`."""
         sums = torch.zeros(self.target.size, dtype=torch.float64)
         scales = torch.tensor(weights, dtype=torch.float64)
         width = max(1, _PIECE // len(rows))
-        pieces = zip(rows[:, :size].split(width, 1), sums[:size].split(width), strict=True)
-        for piece, out in pieces:
-            torch.mv(piece.double().t(), scales, out=out)
+        for piece, out in zip(rows.split(width, 1), sums.split(width), strict=False):
+            torch.mv(piece.double().t(), scales, out=out[: piece.shape[1]])
         return sums
 
 

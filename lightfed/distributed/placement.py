@@ -131,8 +131,9 @@ class Rates:
     def add(self, group: int, *, samples: int, seconds: float) -> None:
         """Add a session; one without samples or time is ignored."""
         if samples > 0 and 0 < seconds < math.inf:
-            recent = self._recent.setdefault(group, deque(maxlen=_RECENT))
-            recent.append(seconds / samples)
+            if group not in self._recent:
+                self._recent[group] = deque(maxlen=_RECENT)
+            self._recent[group].append(seconds / samples)
 
     def of(self, groups: Iterable[int]) -> dict[int, float] | None:
         """Seconds per sample by group; None unless all have been measured."""
