@@ -42,10 +42,8 @@ def measure(ranks: Ranks, size: int, passes: int) -> Times:
     half = Layout.build([("w", (max(1, size // WIDTH), WIDTH // 2))])
     coverage = Coverage.build(wide, [wide, half])
     rng = torch.Generator().manual_seed(ranks.rank)
-    rows = {
-        2 * ranks.rank + k: torch.randn(layout.size, generator=rng)
-        for k, layout in enumerate((wide, half))
-    }
+    local = [2 * ranks.rank, 2 * ranks.rank + 1]
+    rows = [torch.randn(layout.size, generator=rng) for layout in (wide, half)]
     times: Times = {way: [] for way in WAYS}
     for number in range(passes + 1):
         found: list[Tensor] = []
@@ -55,7 +53,8 @@ def measure(ranks: Ranks, size: int, passes: int) -> Times:
             ranks.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             weights = [3.0 + k for k in range(2 * ranks.world)]
-            coverage.merge_(row, [0, 1] * ranks.world, rows, weights=weights, ranks=ranks)
+            sources = [0, 1] * ranks.world
+            coverage.merge_(row, sources, local, rows, weights=weights, ranks=ranks)
             times[way].append((time.perf_counter() - wall, time.process_time() - cpu))
             found.append(row)
         if not torch.equal(*found):

@@ -38,19 +38,36 @@ def check(ranks: Ranks, hidden: int, accumulate: str) -> None:
     coverage = Coverage.build(wide, [wide, narrow], label_rows=["head", "b"])
     # Wide clients with label 0 alone, or of weight 0: elements of other labels are uncovered.
     sources, labels = [0, 0, 1, 1], [[0], None, [0, 2], [0]]
-    rows = {k: _row((wide, narrow)[source], k) for k, source in enumerate(sources)}
-    mine = {k: row for k, row in rows.items() if k % min(2, ranks.world) == ranks.rank}
+    rows = [_row((wide, narrow)[source], k) for k, source in enumerate(sources)]
+    mine = [k for k in range(4) if k % min(2, ranks.world) == ranks.rank]
     old = _row(wide, 9) + 7.0 * ~wide.live()
     alone, found = old.clone(), old.clone()
     how = {"weights": WEIGHTS, "labels": labels, "accumulate": cast(Accumulate, accumulate)}
-    coverage.merge_(alone, sources, rows, **how)  # type: ignore[arg-type]
-    coverage.merge_(found, sources, mine, ranks=ranks, **how)  # type: ignore[arg-type]
+    coverage.merge_(alone, sources, range(4), rows, **how)  # type: ignore[arg-type]
+    here = [rows[k] for k in mine]
+    coverage.merge_(found, sources, mine, here, ranks=ranks, **how)  # type: ignore[arg-type]
     assert torch.equal(found, alone), f"{hidden}, {accumulate}, rank {ranks.rank} of {ranks.world}"
     unchanged = wide.views(found == old)
     assert unchanged["head"][1].all()
     assert not unchanged["head"][0].any()
     sent = sum(ranks.gather([ranks.take_wire_bytes()]))
     assert sent == 12 * (ranks.world - 1) * wide.size, sent
+
+
+def check_alike(ranks: Ranks, hidden: int, accumulate: str) -> None:
+    """Likewise with four clients of one kind, as a matrix and one by one."""
+    layout = _layout(6, hidden)
+    coverage = Coverage.build(layout, [layout])
+    rows = torch.stack([_row(layout, k) for k in range(4)])
+    mine = [k for k in range(4) if k % min(2, ranks.world) == ranks.rank]
+    single, alone, found = (torch.full((layout.size,), 7.0) for _ in range(3))
+    how = {"weights": [3.0, 1.0, 5.0, 2.0], "accumulate": cast(Accumulate, accumulate)}
+    coverage.merge_(single, [0] * 4, range(4), [*rows], **how)  # type: ignore[arg-type]
+    coverage.merge_(alone, [0] * 4, range(4), rows, **how)  # type: ignore[arg-type]
+    block = rows[mine] if mine else []
+    coverage.merge_(found, [0] * 4, mine, block, ranks=ranks, **how)  # type: ignore[arg-type]
+    assert torch.equal(alone, single)
+    assert torch.equal(found, alone), f"{hidden}, {accumulate}, rank {ranks.rank} of {ranks.world}"
 
 
 def _rank(rank: int, world: int) -> None:
@@ -60,6 +77,7 @@ def _rank(rank: int, world: int) -> None:
     for hidden in (5, 13, 103):
         for accumulate in ("float64", "fixed"):
             check(ranks, hidden, accumulate)
+            check_alike(ranks, hidden, accumulate)
 
 
 if __name__ == "__main__":
