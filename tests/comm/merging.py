@@ -66,6 +66,7 @@ def check_alike(ranks: Ranks, hidden: int, accumulate: str) -> None:
     coverage.merge_(alone, [0] * 4, range(4), rows, **how)  # type: ignore[arg-type]
     block = rows[mine] if mine else []
     coverage.merge_(found, [0] * 4, mine, block, ranks=ranks, **how)  # type: ignore[arg-type]
+    ranks.take_wire_bytes()
     assert torch.equal(alone, single)
     assert torch.equal(found, alone), f"{hidden}, {accumulate}, rank {ranks.rank} of {ranks.world}"
 
