@@ -71,7 +71,7 @@ class SGDStepper(Stepper):
             self._buffers = [*aligned(values, row, proximal.momentum.clone())]
         if lr is not None:
             self.lr = lr
-        # Without either, the step is one pass as it is.
+        # Without momentum and decay, a step of torch is one pass already.
         self._fuses = bool(self.momentum or self.weight_decay) and self._can_fuse(values)
 
     @override
