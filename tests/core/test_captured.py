@@ -246,6 +246,7 @@ def test_the_memory_of_a_pack_counts_what_stays_on_the_device(
         return 1.0
 
     monkeypatch.setattr(rules, "client_bytes", note)
+    monkeypatch.setattr(rules, "_FEW", len(UNIFORM))
     some = made(name, Tape(), UNIFORM, side="auto", **settings)
     after(some)
     rows, copies = static_rows(some)
