@@ -64,6 +64,10 @@ class Coverages:
             return made
         buffers = {entry.name for entry in layout.entries[model.layout.parameters :]}
         names = {entry.name for entry in layout} if parts.tensors is None else parts.tensors
+        for name in sorted(names - {entry.name for entry in (*layout, *model.layout.integers)}):
+            found = f"its server model has no tensor {name!r}"
+            fix = f"give whole names, such as {layout.entries[0].name!r}"
+            raise UserError("model.algorithm", found, fix)
         rows = () if self._label_rows is None else (*self._label_rows, *model.layout.label_rows)
         try:
             made = Coverage.build(

@@ -16,6 +16,7 @@ from lightfed.api.clients import Clients, Message
 from lightfed.api.failures import Outcomes
 from lightfed.state.costs import Ledger
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import require
 
 Weights = Literal["samples", "uniform"]
 
@@ -267,7 +268,11 @@ class Messenger(Clients):
         return [float(weights[k]) for k in clients]
 
     def _weight(self, weights: Weights, client: int) -> float:
-        return float(self.data.num_samples(client)) if weights == "samples" else 1.0
+        if weights == "samples":
+            return float(self.data.num_samples(client))
+        fix = "give 'samples', 'uniform' or a number for each client"
+        require(weights == "uniform", "model.algorithm", f"weights={weights!r}", fix)
+        return 1.0
 
     def _labels(self, client: int, rows: int) -> list[int]:
         """The label rows that a client contributes: those of its labels, and rows beyond labels."""

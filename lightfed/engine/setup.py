@@ -55,6 +55,9 @@ def attach_sessions(
         )
         for position, state in enumerate(fleet.groups)
     ]
+    used = optimizer is None or any(takes_lr for _, takes_lr in steppers)
+    found, fix = "given, but the modules of all clients configure their own", "leave it out"
+    require(used, "model.optimizer", found, fix)
     packings = packed.packings(fleet, steppers, data, runtime)
     fleet.training.attach(runtime, steppers, packings)
     if data.gives_channels_last(fleet.device):

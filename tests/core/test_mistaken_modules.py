@@ -78,6 +78,13 @@ def test_an_optimizer_of_closures_is_refused() -> None:
                  random_data([4]), optimizer=LBFGS)  # fmt: skip
 
 
+def test_an_optimizer_that_no_module_uses_is_refused(tmp_path: Path) -> None:
+    own = [ClientGroup(1, lambda: Own(lambda p: torch.optim.SGD(p, lr=0.1)))]
+    federation = Federation(Standalone(), own, optimizer=SGD_HALF, evaluate=[])
+    with pytest.raises(UserError, match=r"^model\.optimizer: given, but the modules of all"):
+        fit(federation, random_data([4]), tmp_path)
+
+
 class Validates(L.LightningModule):
     """A module that cannot be tested on the second client."""
 

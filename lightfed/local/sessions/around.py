@@ -173,7 +173,10 @@ class AroundSessions:
 
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
         """Pass a batch's gradient through the algorithm's hook before the optimiser."""
-        self._fleet.algorithm.local_gradient(s, gradient)
+        returned: object = self._fleet.algorithm.local_gradient(s, gradient)  # type: ignore[func-returns-value]
+        if returned is not None:
+            found = "local_gradient returns a value, which nothing reads"
+            raise UserError("model.algorithm", found, "change the gradient in place, as by +=")
         s.step += 1
 
     def _test(self, moment: Moment, s: SessionContext) -> None:

@@ -1,0 +1,73 @@
+"""Mistakes in an algorithm of a user's own that would silently train something else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
+from lightfed.local.hooks import SessionContext
+from lightfed.utils.errors import UserError
+from tests.small import SGD_HALF, fit, random_data
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+class Mistaken(FedAvg):
+    """Sends, or merges, with a wrong argument."""
+
+    def __init__(self, *, send: dict[str, Any] | None = None, **merge: Any) -> None:
+        super().__init__()
+        self.arguments = send or {}, merge
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients, (send, merge) = fed.participants(t), self.arguments
+        fed.send(self.model, clients, **send)
+        fed.train(clients, t)
+        fed.merge(clients, into=self.model, **merge)
+
+
+class Returns(FedAvg):
+    """The new gradient is returned instead of written into the old one."""
+
+    @override
+    def local_gradient(self, s: SessionContext, gradient: Tensor) -> None:
+        return gradient * 0  # type: ignore[return-value]
+
+
+class Headed(FedAvg):
+    """The name of a layer, as its author wrote it."""
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        self.model = fed.new_part("weight")
+
+
+MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
+    "a weight": (lambda: Mistaken(weights="size"), "weights='size'; give 'samples'"),
+    "a tensor": (
+        lambda: Mistaken(send={"tensors": ["net.weight", "net.bais"]}),
+        "no tensor 'net.bais'; give whole names, such as 'net.weight'",
+    ),
+    "a prefix": (lambda: Mistaken(tensors=["net"]), "no tensor 'net'; give whole names"),
+    "a part": (Headed, "begins with 'weight'; names are such as 'net.weight'"),
+    "a gradient": (Returns, "change the gradient in place"),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "found"), MISTAKES.values(), ids=MISTAKES)
+def test_an_argument_that_means_nothing_is_refused(
+    algorithm: Callable[[], FedAvg], found: str, tmp_path: Path
+) -> None:
+    federation = Federation(algorithm(), [ClientGroup(2, linear)], optimizer=SGD_HALF)
+    with pytest.raises(UserError, match=rf"^model\.algorithm: .*{found}"):
+        fit(federation, random_data([4, 4]), tmp_path)
