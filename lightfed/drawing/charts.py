@@ -139,4 +139,5 @@ class Figure:
         """The numbers of all its charts."""
         import pandas as pd
 
-        return pd.concat({chart.title: chart.table for chart in self.charts}, names=["chart"])
+        tables = {chart.title: chart.table for chart in self.charts}
+        return pd.concat(tables, names=["chart"]).reset_index("chart")

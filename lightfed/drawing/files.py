@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,7 +124,15 @@ def _still(spec: Any, legend: Mapping[str, Any] | None) -> Any:
 
 
 def _rows(table: pd.DataFrame) -> list[list[str]]:
-    return [list(map(str, table.columns)), *([str(x) for x in row] for row in table.to_numpy())]
+    cells = [[_cell(x) for x in row] for row in table.astype(object).to_numpy()]
+    return [list(map(str, table.columns)), *cells]
+
+
+def _cell(value: object) -> str:
+    """Numbers as one would print them; an unknown one is empty."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.5g}"
+    return str(value)
 
 
 def _markdown(text: str) -> str:

@@ -154,7 +154,12 @@ def _unsaid(rows: Sequence[Group]) -> list[str]:
         method: unsaid([terms_of(row) for row in own], [row.label for row in own])
         for method, own in methods.items()
     }
-    return [f"runs of {method} also differ in {names}" for method, names in found.items() if names]
+    found = {f"runs of {method}": names for method, names in found.items()}
+    firsts = [terms_of(own[0]) for own in methods.values()]
+    shared = set(firsts[0]).intersection(*firsts) - {"method"}
+    others = [{name: one[name] for name in one if name in shared} for one in firsts]
+    found["methods"] = unsaid(others, [row.label for row in rows])
+    return [f"{who} also differ in {names}" for who, names in found.items() if names]
 
 
 def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -229,7 +234,7 @@ def _write(
             (folder / name).unlink(missing_ok=True)  # a table of other runs would now be wrong
     write_figures(figures, folder, formats)
     for table in tables:
-        write_table(finals, folder / "comparison-finals", table)
+        write_table(finals, folder / "comparison-table", table)
         for figure in figures:
             write_table(figure.table, folder / figure.name, table)
     if "csv" in tables:

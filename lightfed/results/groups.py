@@ -171,7 +171,11 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         name = _name(found)
         times[name] += 1
         groups.append(_group(f"{name} #{times[name]}" if times[name] > 1 else name, found))
-    return _placed(_labelled(groups, [{}] * len(groups)))
+    named = [
+        replace(group, name=group.label) if times[group.name.partition(" #")[0]] > 1 else group
+        for group in _labelled(groups, [{}] * len(groups))  # `digits #2` says nothing in a table
+    ]
+    return _placed(named)
 
 
 def _group(name: str, runs: Sequence[Run]) -> Group:

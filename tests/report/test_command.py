@@ -164,4 +164,8 @@ def test_the_clients_of_a_comparison_are_one_tidy_table(tmp_path: Path) -> None:
     table = pd.read_parquet(output / "clients.parquet")
     assert list(table.columns[:4]) == ["run", "experiment", "method", "seed"]
     assert len(table) == len(pd.read_csv(output / "clients.csv")) == 16
-    assert (output / "comparison-finals.csv").is_file()
+    finals = pd.read_csv(output / "comparison-finals.csv")
+    assert set(finals["chart"]) >= {"Global model", "Personal, mean over clients"}
+    printed = pd.read_csv(output / "comparison-table.csv")  # that of the page
+    assert len(printed) == 1
+    assert "%" in printed["global accuracy"][0]

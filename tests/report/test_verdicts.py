@@ -121,14 +121,21 @@ def test_without_two_moments_the_figures_are_global_local_and_personal(tmp_path:
     assert [len(one.columns) for one in found] == [3, 2, 2]
 
 
+def test_methods_that_train_under_other_settings_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare([_run(tmp_path, name, ALONE, alpha=alpha) for name, alpha in (("a", 0.3), ("b", 0.5))])
+    assert "\nmethods also differ in partition alpha\n" in capsys.readouterr().out
+
+
 def test_only_runs_on_equal_data_meet(tmp_path: Path) -> None:
     runs = [_run(tmp_path, name, ALONE, alpha=alpha) for alpha in (0.3, 0.5) for name in ("a", "b")]
     runs += [_run(tmp_path, "c", ALONE, alpha=0.7), _run(tmp_path, "d", ALONE, data="MNIST")]
     runs += [_run(tmp_path, name, ALONE, clients=9) for name in ("e", "f")]
     found = contests(runs)
     assert [(one.data, [g.name for g in one.columns]) for one in found] == [
-        ("Digits", ["a-s0", "b-s0"]),
-        ("Digits; partition alpha 0.5", ["a-s0 #2", "b-s0 #2"]),
+        ("Digits", ["a, partition alpha 0.3", "b, partition alpha 0.3"]),
+        ("Digits; partition alpha 0.5", ["a, partition alpha 0.5", "b, partition alpha 0.5"]),
         ("Digits; clients 9", ["e-s0", "f-s0"]),
     ]
     assert contests(runs[:1]) == []
