@@ -73,6 +73,30 @@ def test_a_mistake_is_one_line_that_names_its_key(
     assert contents(folder) == before
 
 
+IMPORTS = {
+    "import nothing_of_this_name\nclass Net: ...": "No module named 'nothing_of_this_name'",
+    "class Net(:": "invalid syntax (own_net_1.py, line 1)",
+    "Other = 1": "module 'own_net_2' has no attribute 'Net'",
+    "Net = [][7]": "list index out of range",
+}
+
+
+@pytest.mark.parametrize("number", range(len(IMPORTS)))
+def test_why_the_file_of_a_model_cannot_be_imported_is_said(
+    number: int,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    text, found = list(IMPORTS.items())[number]
+    (folder / f"own_net_{number}.py").write_text(text)
+    words = edit("model.clients.1.model", f"own_net_{number}.Net", "").write(folder)
+    error = the_error(words, capsys)
+    assert error.startswith("model.clients")
+    assert f": {found}, from " in error
+
+
 def test_a_failed_first_run_makes_no_folder_for_runs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,11 @@ _UNKNOWN = re.compile(r"(?:Subcommand .*? option '|unrecognized arguments: -*)([
 _RAISED = re.compile(
     r"Does not validate.*?\.(Logger|Callback)\b.*?\nErrors:(.*)\nGiven value type", re.DOTALL
 )
+# Why a file of the user's cannot be imported.
+_FAILED = re.compile(
+    r"No module named '.+?'|module '.+?' has no attribute '\w+'|cannot import name '.+?' from '.+?'"
+    r"|(?<=Errors:\n    - )(?!Expected |Problem |Type |Does |Not )[^\n]+"
+)
 _OTHERS = re.compile(r"\n  - (?:Not a valid subclass|Expected a )[^\n]*(?:\n    [^\n]*)*")
 _REQUIRED = re.compile(r"the following arguments are required: ([\w.]+)")
 
@@ -165,7 +170,11 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     named = re.search(r"(?:import path string:|class, but) ([\w.]+)", text)
     name = named[1] if named else "" if owner else path
     value = re.match(".*(?:Got|Given) value: (.*)", text, re.DOTALL)
-    return UserError(key, _plain(value[1] if value else text) or "''", _class_hint(name, wanted))
+    hint = _class_hint(name, wanted)
+    if value and (failed := _FAILED.search(text)) and not hint.startswith("did you"):
+        cause = _plain(f"{failed[0]}, from {value[1]}")
+        return UserError(key, cause, "correct the name, or the file that it names")
+    return UserError(key, _plain(value[1] if value else text) or "''", hint)
 
 
 def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:
@@ -193,7 +202,7 @@ def _hint(name: str, names: Collection[str]) -> str:
     """The name that was probably meant, or all of them if they are few."""
     if near := get_close_matches(name, names, n=1):
         return f"did you mean {near[0]}?"
-    return f"known: {', '.join(sorted(names))}" if 0 < len(names) <= 30 else _HELP
+    return f"known: {', '.join(sorted({*names}))}" if 0 < len(names) <= 30 else _HELP
 
 
 def _class_hint(name: str, wanted: Any) -> str:

@@ -85,8 +85,8 @@ def _accepted(factory: Callable[[], nn.Module], given: dict[str, Any], key: str)
     taken = {name: value for name, value in given.items() if name in parameters}
     written = factory.keywords if isinstance(factory, partial) else {}
     for name, value in taken.items():
-        if name not in written or _same(written[name], parameters[name].default):
-            continue
+        if written.get(name) is None or _same(written[name], parameters[name].default):
+            continue  # None: a parser's, for an argument without type and default
         found = f"{written[name]}, where the run has {value}"
         fix = "leave it out: it is linked from the data (rate: from the group)"
         require(_same(written[name], value), f"{key}.init_args.{name}", found, fix)
