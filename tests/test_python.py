@@ -76,6 +76,38 @@ def test_a_script_ends_in_one_line_and_says_nothing_of_other_runs(tmp_path: Path
     assert done.stdout.startswith("HeteroFL-Digits-s0: ")
 
 
+def test_a_second_fit_starts_from_nothing_or_not_at_all(fitted: dict[str, Any]) -> None:
+    trainer, federation, data = (fitted[name] for name in ("trainer", "federation", "data"))
+    other = lf.FederatedTrainer(max_epochs=1, accelerator="cpu", logger=False)
+    with pytest.raises(UserError, match=r"^model: a Federation that has run in another"):
+        other.fit(federation, data)
+    groups = [lf.ClientGroup(2, fitted["Net"])]
+    with pytest.raises(UserError, match=r"^model: a second Federation"):
+        trainer.fit(lf.Federation(lf.FedAvg(), groups, optimizer=fitted["sgd"]), data)
+
+
+AGAIN = """
+sgd, data = partial(torch.optim.SGD, lr=0.1), lf.FederatedDataModule(lf.Digits(), lf.Iid())
+failed = []  # trainers that keep what they have taken
+for path in ("nothing.ckpt", None):
+    federation = lf.Federation(lf.FedAvg(), [lf.ClientGroup(4, Net)], optimizer=sgd)
+    trainer = lf.FederatedTrainer(max_epochs=1, devices=2, accelerator="cpu", enable_page=False)
+    try:
+        trainer.fit(federation, data, ckpt_path=path)
+    except ValueError as error:
+        failed.append(trainer)
+print("ranks", trainer.strategy.world_size)
+"""
+
+
+@pytest.mark.matrix  # two processes import torch
+def test_ranks_meet_after_a_fit_that_has_failed_before(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(example().partition("groups = ")[0] + AGAIN)
+    done = run_script(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ranks 2") == 2
+
+
 def test_predictions_are_those_of_the_metrics(fitted: dict[str, Any]) -> None:
     trainer, federation, data = (fitted[name] for name in ("trainer", "federation", "data"))
     (tested,) = trainer.test(federation, data)

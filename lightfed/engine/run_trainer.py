@@ -250,6 +250,14 @@ class RunTrainer(Recorded, L.Trainer):
             method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 
+    def _check_first(self, federation: Any) -> None:
+        """Reject a Federation that would start from what another Trainer has made of it."""
+        known = federation is self.lightning_module
+        found = "a Federation that has run in another Trainer, and would be trained further"
+        require(known or not hasattr(federation, "fleet"), "model", found, "make a new one")
+        found = "a second Federation, in a Trainer that has run one"
+        require(known or not self.current_epoch, "model", found, "make a new FederatedTrainer")
+
     def _is_finished(self) -> bool:
         """Whether this job has already finished the run.
 

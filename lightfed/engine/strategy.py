@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import lightning.pytorch as L
 import torch
+import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
@@ -28,7 +29,7 @@ from lightfed.engine.connectors.meeting import MeetingStrategy
 from lightfed.runs import checkpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.runs.saving.checkpoints import Checkpoints
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.memory import require_memory
 from lightfed.utils.process import is_interactive
@@ -123,6 +124,9 @@ class FederatedStrategy(MeetingStrategy):
         if clients is not None and processes * nodes > clients:
             found = f"{processes * nodes} ranks for {clients} clients"
             raise UserError("trainer.devices", found, "use at most one rank a client")
+        begun = dist.get_world_size() if dist.is_initialized() else processes * nodes
+        found = f"{processes * nodes} ranks, in a process that has begun with {begun}"
+        require(begun == processes * nodes, "trainer.devices", found, "give one number in a script")
         found = f"{processes} ranks on this node"
         require_memory(processes * _RANK, "trainer.devices", found, "lower it")
         if processes > 1 and not launcher.creates_processes_externally:

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 from functools import partial
+from typing import ClassVar
 
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
@@ -16,7 +17,8 @@ from lightfed.utils.errors import UserError
 class MeetingStrategy(DDPStrategy):
     """Connects the ranks; one that does not come is named."""
 
-    _listener: socket.socket | None = None
+    # Of the process: a trainer that fails before the ranks meet leaves it to the next one.
+    _listener: ClassVar[socket.socket | None] = None
 
     @override
     def setup_distributed(self) -> None:
@@ -81,14 +83,14 @@ class MeetingStrategy(DDPStrategy):
     def take_port(self, port: int = 0) -> int:
         """Listen where ranks will meet, on one interface; the port, a free one for 0."""
         ranks = self.num_nodes * self.num_processes
-        self._listener = listen(self._interface(), port, backlog=ranks)
-        return int(self._listener.getsockname()[1])
+        listener = MeetingStrategy._listener = listen(self._interface(), port, backlog=ranks)
+        return int(listener.getsockname()[1])
 
     def free_port(self) -> None:
         """Stop listening; ranks that have been forked go on."""
         if self._listener is not None:
             self._listener.close()
-            self._listener = None
+            MeetingStrategy._listener = None
 
     def _taken(self, port: int) -> socket.socket | None:
         """What rank 0 listens by; None on other ranks."""
@@ -96,7 +98,7 @@ class MeetingStrategy(DDPStrategy):
             self.free_port()  # a notebook's, in a rank that was forked
         elif self._listener is None:
             self.take_port(port)
-        found, self._listener = self._listener, None
+        found, MeetingStrategy._listener = self._listener, None
         return found
 
     def _launched(self) -> list[subprocess.Popen[bytes]]:
