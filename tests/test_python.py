@@ -131,6 +131,10 @@ def test_the_other_examples_run(fitted: dict[str, Any], tmp_path: Path) -> None:
     (script,) = re.findall(r"```python\n(import lightfed as lf\n.*?)```", readme, re.DOTALL)
     batches = list(fitted["data"].test_batches(5))
     exec(after, fitted | {"loader": [x for x, _ in batches]})
+    (plain,) = re.findall(r"```python\n(from safetensors.*?)```", page, re.DOTALL)
+    exec(plain, exported := dict(fitted))
+    final = fitted["trainer"].results.rounds["global/accuracy"].iloc[-1]
+    assert exported["accuracy"] == pytest.approx(final)
     script = script.replace("max_epochs=20, devices=2", "max_epochs=1, accelerator='cpu'")
     names = dict(fitted)
     with chdir(tmp_path):

@@ -72,7 +72,7 @@ class Evaluation:
     ) -> None:
         self._fleet, self._data = fleet, data
         self._reports: dict[Kind, list[Report]] = {}
-        self._kinds = frozenset(kinds)
+        self._kinds, self._warned = frozenset(kinds), not kinds
         if type(fleet.algorithm).local is Hooks.local:
             self._kinds -= {"local"}  # there is nothing to test
         if "finetuned" in kinds and fleet.algorithm.stateful:
@@ -264,6 +264,10 @@ class Evaluation:
         for kind, reports in every.items():
             group_of = [self._fleet.home_group(r.client) for r in reports]
             metrics |= client_metrics(reports, kind, groups=names, group_of=group_of)
+        if not metrics and not self._warned:
+            self._warned = True
+            found = f"{type(self._fleet.algorithm).__name__} gives no model to test (`evaluated`)"
+            self._fleet.warn(f"no metrics: {found}, or validation_step logs nothing")
         return metrics, every
 
     def _report_together(self) -> None:

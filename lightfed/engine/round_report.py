@@ -1,5 +1,6 @@
 """Passes a run's configuration and metrics to callbacks, progress bars, loggers and its tables."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +15,8 @@ from lightfed.local.session import Report
 from lightfed.runs.environment import environment
 from lightfed.runs.run_table import Row
 from lightfed.utils.stopwatch import PARTS
+
+log = logging.getLogger(__name__)
 
 _COSTS = ("samples", "stored_bytes")  # of a client, written with its metrics
 # Names on progress bars, and the metrics that they show.
@@ -51,6 +54,8 @@ class RoundReport:
     def trained(self, trainer: L.Trainer, metrics: dict[str, float]) -> None:
         """Replace the metrics by those of a round that is trained."""
         self.metrics = metrics
+        if not trainer.current_epoch and trainer.is_global_zero and "train_loss" not in metrics:
+            log.warning("round 0 trains nothing: no session has a loss to minimise")
         self._show(trainer)
 
     def end(self, trainer: RunTrainer, fleet: Fleet) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
@@ -50,6 +51,28 @@ class Headed(FedAvg):
     @override
     def setup(self, fed: Fleet) -> None:
         self.model = fed.new_part("weight")
+
+
+class Untested(Standalone):
+    """No model to test is named, and no session trains."""
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        """Nothing."""
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> None:
+        """Nothing."""
+
+
+def test_a_run_without_losses_or_metrics_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation(Untested(), [ClientGroup(2, linear)], optimizer=SGD_HALF)
+    with caplog.at_level("WARNING", logger="lightfed"):
+        fit(federation, random_data([4, 4]), tmp_path, rounds=2)
+    for found in ("round 0 trains nothing", "no metrics: Untested gives no model to test"):
+        assert caplog.text.count(found) == 1
 
 
 MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
