@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,15 +123,10 @@ def _still(spec: Any, legend: Mapping[str, Any] | None) -> Any:
 
 
 def _rows(table: pd.DataFrame) -> list[list[str]]:
-    cells = [[_cell(x) for x in row] for row in table.astype(object).to_numpy()]
-    return [list(map(str, table.columns)), *cells]
-
-
-def _cell(value: object) -> str:
-    """Numbers as one would print them; an unknown one is empty."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.5g}"
-    return str(value)
+    """Names and cells; numbers are short, and unknown ones empty."""
+    cells = table.astype(object).where(table.notna(), "").to_numpy()
+    texts = [[f"{x:.5g}" if isinstance(x, float) else str(x) for x in row] for row in cells]
+    return [list(map(str, table.columns)), *texts]
 
 
 def _markdown(text: str) -> str:

@@ -20,6 +20,7 @@ from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.session_setup import step_schedule
 from lightfed.results.run import Run, read
 from lightfed.runs.checkpoint import main_file, newest_file
+from lightfed.runs.federation_state import config_digest
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError, require
@@ -173,9 +174,6 @@ class RunTrainer(Recorded, L.Trainer):
         keeps = bool(self._model_checkpoints()) or bool(self.fast_dev_run)  # type: ignore[attr-defined]
         key, lost = "trainer.enable_checkpointing", f"false, with devices={len(devices)}"
         require(keeps, key, f"{lost} in a notebook", "set it to true: results come back in one")
-        used = hasattr(args[0] if args else kwargs.get("model"), "fleet")
-        found = f"a Federation that has run, which {len(devices)} new ranks cannot share"
-        require(not used, "model", found, "make a new one")
         leave()  # threads of a process group do not survive a fork, either
         port = str(self.strategy.take_port())  # from here on nobody else can have it
 
@@ -247,13 +245,17 @@ class RunTrainer(Recorded, L.Trainer):
         given = (*args[1:], *kwargs.values())
         data = next((one for one in given if isinstance(one, FederatedDataModule)), None)
         if clients is not None and data is not None and self.run_logger is not None:
+            place = self.run_logger.place
+            if place.config is None:
+                owners: dict[str, Any] = {"trainer": self, "model": federation, "data": data}
+                place.script = config_digest({name: arguments(one) for name, one in owners.items()})
             method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 
     def _check_first(self, federation: Any) -> None:
-        """Reject a Federation that would start from what another Trainer has made of it."""
-        known = federation is self.lightning_module
-        found = "a Federation that has run in another Trainer, and would be trained further"
+        """Reject a Federation that has run, but for more rounds in the same Trainer."""
+        known = federation is self.lightning_module and not self.strategy.forks
+        found = "a Federation that has run, and would be trained further"
         require(known or not hasattr(federation, "fleet"), "model", found, "make a new one")
         found = "a second Federation, in a Trainer that has run one"
         require(known or not self.current_epoch, "model", found, "make a new FederatedTrainer")

@@ -40,6 +40,7 @@ class RunFolder:
         resumed: whether the run resumes from a checkpoint in it.
         config: digest of the configuration, which distinguishes runs of the same name. None in a
             script, whose runs of one name in one job are distinguished by their order.
+        script: the same digest of a script's run, which it shares with its `last` one.
     """
 
     def __init__(self, save_dir: Path, base: str, *, job: Job | None = None) -> None:
@@ -47,6 +48,7 @@ class RunFolder:
         self.name: str | None = None
         self.resumed = False
         self.config: str | None = None
+        self.script: str | None = None
         self._job = job
         self._own = False  # whether this job has started the run before
         self._created = False
@@ -161,7 +163,7 @@ class RunFolder:
         the checkpoint holds what must agree.
         """
         candidates = self._candidates()
-        alike = [f for f in candidates if read_environment(f).get("config") == self.config]
+        alike = [f for f in candidates if self._is_alike(read_environment(f))]
         chosen = alike or ([] if trains else candidates)
         if chosen:
             return self.resume_from(_last(max(chosen, key=_age)))
@@ -177,7 +179,14 @@ class RunFolder:
         if here and path.parent.name == "checkpoints":
             self.name = folder.name
             self.resumed = True
+            recorded = read_environment(folder)
+            if recorded and not self._is_alike(recorded):
+                _warn("%s was trained with another configuration up to now", folder)
         return path
+
+    def _is_alike(self, recorded: Mapping[str, Any]) -> bool:
+        """Whether a run has this configuration, by its record."""
+        return (recorded.get("config"), recorded.get("script")) == (self.config, self.script)
 
     def _candidates(self) -> list[Path]:
         """Folders of this name that hold a checkpoint."""
@@ -224,7 +233,7 @@ class RunFolder:
     def _identity(self) -> dict[str, Any]:
         """What distinguishes this run from others."""
         job = None if self._job is None else self._job.key
-        recorded = {"name": self.base, "config": self.config, "job": job}
+        recorded = {"name": self.base, "config": self.config, "script": self.script, "job": job}
         return {key: value for key, value in recorded.items() if value is not None}
 
 

@@ -1,5 +1,6 @@
 """Objects that know their arguments, so that a run from a script has a configuration file too."""
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -40,8 +41,9 @@ def described(value: Any) -> Any:
     if is_dataclass(value):
         return {field.name: described(getattr(value, field.name)) for field in fields(value)}
     if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
-        return {"class_path": _path(type(value))}  # not its address, which no other run has
-    return shorten(str(value), 80)
+        return {"class_path": _path(type(value))}
+    # without addresses, which no other run has
+    return shorten(re.sub(" at 0x[0-9a-f]+", "", str(value)), 80)
 
 
 def arguments(made: Recorded) -> dict[str, Any]:
