@@ -37,6 +37,22 @@ ROOMS = {
     "state": "Server models",
     "testing": "Testing",
 }
+# what the author of an algorithm declares, or is handed, and does not import
+HANDED = """
+.. autoclass:: lightfed.local.hooks.Hooks
+   :no-members:
+
+.. autoclass:: lightfed.local.hooks.SessionContext
+
+.. autoclass:: lightfed.local.optimizer.Proximal
+
+.. autoclass:: lightfed.state.client_state.Kept
+   :no-members:
+
+.. autoclass:: lightfed.state.rows.Row
+
+.. autoclass:: lightfed.state.rows.ModelLayout
+"""
 HEAD = """# Reference
 
 From the docstrings; all names are in `lightfed` itself: `import lightfed as lf`.
@@ -63,6 +79,7 @@ def write_reference(app: Sphinx) -> None:
             if module.partition(".")[0] == room:
                 parts += [MODULE.format(module)] * (room == "algorithms")
                 parts += [_entry(name, room) for name in names.split()]
+        parts += [HANDED] * (room == "api")
         _write(folder / f"{room}.rst", "\n".join(parts))
     _write(folder / "index.md", f"{HEAD}{chr(10).join(ROOMS)}\n```\n")
 
