@@ -27,7 +27,6 @@ from lightfed.state.chain import Saved
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import part_of, with_prefix
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import require
 
 __all__ = ["Fleet", "Weights"]
 
@@ -82,10 +81,7 @@ class Fleet(Messenger):
         Raises:
             UserError: a group lacks one of them, or has it in another shape.
         """
-        layout = self.groups[0].layout
-        names = with_prefix(layout, prefix)
-        found, first = f"no tensor's name begins with {prefix!r}", layout.floats.entries[0].name
-        require(bool(names), "model.algorithm", found, f"names are such as {first!r}")
+        names = with_prefix(self.groups[0].layout, prefix)
         return self.new_common([names] * len(self.groups))
 
     def new_common(self, names: Sequence[Sequence[str]]) -> ServerModel:

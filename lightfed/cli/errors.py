@@ -172,8 +172,7 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     value = re.match(".*(?:Got|Given) value: (.*)", text, re.DOTALL)
     hint = _class_hint(name, wanted)
     if value and (failed := _FAILED.search(text)) and not hint.startswith("did you"):
-        cause = _plain(f"{failed[0]}, from {value[1]}")
-        return UserError(key, cause, "correct the name, or the file that it names")
+        return UserError(key, _plain(f"{failed[0]}, from {value[1]}"), "correct the name or file")
     return UserError(key, _plain(value[1] if value else text) or "''", hint)
 
 

@@ -123,7 +123,6 @@ def _still(spec: Any, legend: Mapping[str, Any] | None) -> Any:
 
 
 def _rows(table: pd.DataFrame) -> list[list[str]]:
-    """Names and cells; numbers are short, and unknown ones empty."""
     cells = table.astype(object).where(table.notna(), "").to_numpy()
     texts = [[f"{x:.5g}" if isinstance(x, float) else str(x) for x in row] for row in cells]
     return [list(map(str, table.columns)), *texts]

@@ -85,6 +85,8 @@ def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule)
     if "global" in kinds and data.pool == "union":
         found = "global, but data.pool: union deals the test samples to clients"
         raise UserError("model.evaluate", found, "set it to [personal]")
+    alike = len({*fleet.ranks.gather([data.partition_.digest])}) == 1
+    require(alike, "data.partition", "not the same on all ranks", "draw from its `rng` alone")
     _check_single_samples(fleet, data)
     if data.skipped_samples and fleet.ranks.rank == 0:
         log.warning(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import require
 
 NOTHING = torch.iinfo(torch.int64).min  # in place of an integer buffer that a client lacks
 
@@ -30,7 +31,8 @@ def part_of(layout: ModelLayout, row: Row, names: Sequence[Sequence[str]]) -> Se
     aliases = tuple(dict(zip(names[0], own, strict=True)) for own in names)
     floats = [entry for entry in layout.floats if entry.name in aliases[0]]
     integers = [entry for entry in layout.integers if entry.name in aliases[0]]
-    assert floats, "no tensor of a client is in it"
+    fix = f"names are such as {layout.floats.entries[0].name!r}"
+    require(bool(floats), "model.algorithm", "a server model without a client's tensor", fix)
     parameters = {entry.name for entry in layout.floats.entries[: layout.parameters]}
     own = ModelLayout(
         floats=Layout.build((entry.name, entry.shape) for entry in floats),

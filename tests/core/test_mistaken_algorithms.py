@@ -82,7 +82,7 @@ MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
         "no tensor 'net.bais'; give whole names, such as 'net.weight'",
     ),
     "a prefix": (lambda: Mistaken(tensors=["net"]), "no tensor 'net'; give whole names"),
-    "a part": (Headed, "begins with 'weight'; names are such as 'net.weight'"),
+    "a part": (Headed, "without a client's tensor; names are such as 'net.weight'"),
     "a gradient": (Returns, "change the gradient in place"),
 }
 

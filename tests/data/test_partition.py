@@ -2,16 +2,20 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Split, Transform
 from lightfed.data.partition.dirichlet import Dirichlet, DirichletClient
 from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
 from lightfed.data.partition.partitioner import Partitioner
 from lightfed.data.partition.schemes import Classes, Diversity, Iid, Natural, Shards
+from lightfed.engine.setup import check_built
 from lightfed.utils.errors import UserError
 
 MODES: list[PersonalTest] = ["match", "disjoint", "random", "split", "labels"]
@@ -339,3 +343,28 @@ def test_the_table_shows_counts_and_what_it_leaves_out() -> None:
     assert "16 more clients" in lines[6]
     assert lines[-1] == "sizes 50 to 50, median 50"
     assert "more clients" not in partition.table()
+
+
+class Own(Partitioner):
+    """A scheme of a user's, with parts that may be wrong."""
+
+    def __init__(self, *parts: list[int]) -> None:
+        self.parts = parts
+
+    @override
+    def split(self, labels: np.ndarray, **_: Any) -> list[np.ndarray]:
+        return [np.array(part) for part in self.parts]
+
+
+@pytest.mark.parametrize("parts", [([0, 1],), ([0], [1000]), ([0], [-1]), ([0], [1], [2])])
+def test_parts_that_are_not_of_these_samples_and_clients_are_refused(parts: Any) -> None:
+    assert draw(Own([0], [999, 1]), clients=2).train(1).tolist() == [999, 1]
+    with pytest.raises(UserError, match=r"^data\.partition: .*; make 2 of samples 0 to 999"):
+        draw(Own(*parts), clients=2)
+
+
+def test_ranks_that_draw_different_splits_are_refused() -> None:
+    fleet: Any = SimpleNamespace(ranks=SimpleNamespace(gather=lambda own: [*own, "other"]))
+    data: Any = SimpleNamespace(pool="train", partition_=SimpleNamespace(digest="own"))
+    with pytest.raises(UserError, match=r"^data\.partition: not the same on all ranks"):
+        check_built((), fleet, data)

@@ -176,6 +176,9 @@ def draw_partition(
     sizes = np.diff(owned[1])
     found = f"{scheme!r} left client {sizes.argmin()} empty"
     require(sizes.min() > 0, "data.partition", found, "use another")
+    fits = len(sizes) == clients and owned[0].min() >= 0 and owned[0].max() < len(labels)
+    found, fix = f"{len(sizes)} parts by {scheme!r}", f"{clients} of samples 0 to {len(labels) - 1}"
+    require(fits, "data.partition", found, f"make {fix}")
     rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
         owned, tested = matching.hold_out(

@@ -18,7 +18,7 @@ from lightfed.local.session import Known, LocalSession, PendingReport, Report, R
 from lightfed.models.build import blank
 from lightfed.state.costs import MaskedFlops
 from lightfed.state.rows import Row
-from lightfed.utils.errors import UserError, reason
+from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.rng import derive_seed, seed_default_generators
 
 log = logging.getLogger(__name__)
@@ -174,9 +174,8 @@ class AroundSessions:
     def _gradient(self, s: SessionContext, gradient: Tensor) -> None:
         """Pass a batch's gradient through the algorithm's hook before the optimiser."""
         returned: object = self._fleet.algorithm.local_gradient(s, gradient)  # type: ignore[func-returns-value]
-        if returned is not None:
-            found = "local_gradient returns a value, which nothing reads"
-            raise UserError("model.algorithm", found, "change the gradient in place, as by +=")
+        fix = "change the gradient in place, as by +="
+        require(returned is None, "model.algorithm", "local_gradient returns a value", fix)
         s.step += 1
 
     def _test(self, moment: Moment, s: SessionContext) -> None:
