@@ -283,8 +283,10 @@ class Evaluation:
                 report.stored = fleet.stored_bytes(report.client)
             self._reports[kind] += mine
 
-    def warn_of_unmeasured(self) -> None:
-        """Warn of models that exist only in a round's sessions, outside of rounds."""
+    def warn_outside_of_rounds(self, *, trained: bool) -> None:
+        """Warn if no model is trained, and of models that exist only in a round's sessions."""
+        if not trained:
+            self._fleet.warn("no model has been trained; ckpt_path names a run to evaluate")
         for moment, kind in self.in_sessions.items():
             if moment not in self._fleet.tests:
                 found = f"models that are {moment} exist only during a round"

@@ -235,7 +235,7 @@ class Federation(Recorded, L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         metrics, reports = self.evaluation.finish(self.fleet.tests)
         if self.trainer.state.fn != TrainerFn.FITTING:
-            self.evaluation.warn_of_unmeasured()
+            self.evaluation.warn_outside_of_rounds(trained=bool(self._report.metrics))
             self.log_dict(metrics, sync_dist=True, rank_zero_only=True)
             return
         arrays = self.algorithm.evaluation_end(self.fleet)

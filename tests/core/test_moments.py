@@ -229,11 +229,13 @@ def test_sessions_are_tested_by_a_run_and_shown_by_validate(
     shown = torch.tensor(figure, dtype=torch.float32)  # as Lightning's `log` keeps a number
     assert other.callback_metrics["personal/loss"] == shown
     assert "evaluate_at" not in caplog.text
+    assert "ckpt_path" not in caplog.text
     fresh = FederatedTrainer(accelerator="cpu", enable_progress_bar=False, logger=False)
     fresh.validate(federation(evaluate_at="trained"), datamodule=data(), verbose=False)
     assert "global/loss" in fresh.callback_metrics
     assert "personal/loss" not in fresh.callback_metrics
     assert "evaluate_at" in caplog.text
+    assert "no model has been trained" in caplog.text
 
 
 def test_the_kit_looks_at_both_moments() -> None:
