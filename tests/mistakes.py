@@ -152,6 +152,7 @@ UNKNOWN_KEYS = [
     edit("model.fractoin", 0.5, "did you mean model.fraction?"),
     edit("data.batchsize", 8, "did you mean data.batch_size?"),
     edit("data.zzz", 8, "no such key; see --help"),
+    edit("model.lr", 0.1, "no such key; use model.optimizer.lr"),
     edit("trainer.val_check_interval", 3, "use trainer.check_val_every_n_epoch"),
     edit("trainer.log_every_n_steps", 3, "written once a round"),
     edit("seed_everything", 3, "use model.seed"),

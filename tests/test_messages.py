@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from lightfed.algorithms.fedprox import FedProx
 from lightfed.api.algorithm import Algorithm
 from lightfed.cli import catalog
 from lightfed.cli.command_line import main
-from lightfed.cli.errors import ABSENT, accepted, class_error, parser_error, run_error
+from lightfed.cli.errors import ABSENT, WORDS, accepted, class_error, parser_error, run_error
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.previews.trainer import PreviewTrainer
@@ -126,6 +127,15 @@ def test_every_flag_of_lightning_is_there_or_has_a_reason() -> None:
         "trainer.sync_batchnorm",
         *ABSENT["trainer.sync_batchnorm"],
     )
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_words_of_other_trainers_lead_to_keys_that_exist(word: str) -> None:
+    fix = parser_error(f"unrecognized arguments: --data.{word} 1", ["fit"], SECTIONS).fix
+    keys = re.findall(r"(\w+)\.(\w+)", fix)
+    assert keys, fix
+    for section, name in keys:
+        assert name in accepted(SECTIONS[section])
 
 
 @pytest.mark.parametrize("name", ["delay", "step_delay"])

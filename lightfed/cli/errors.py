@@ -47,6 +47,20 @@ ABSENT: dict[str, tuple[str, str]] = {
     "data.class_path": ("data are always federated", "name the data set: data.dataset"),
 }
 
+# Where words of papers and of other trainers are, by the last part of a key.
+WORDS = {
+    "alpha": "data.partition.alpha",
+    "epochs": "trainer.max_epochs for rounds, model.local_epochs for clients",
+    "gpus": "trainer.devices",
+    "learning_rate": "model.optimizer.lr",
+    "lr": "model.optimizer.lr",
+    "method": "model.algorithm",
+    "name": "trainer.name",
+    "num_clients": "model.clients, `count` of each group",
+    "rounds": "trainer.max_epochs",
+    "seed": "model.seed",
+}
+
 # Messages that contain others: about a wrong path, a class, a factory, alternatives of a type.
 _AROUND = (
     r"- Expected a path but .*? invalid\n\s*- (?P<rest>.*)",
@@ -83,7 +97,9 @@ def parser_error(message: str, argv: Sequence[str], sections: Mapping[str, Any])
         keys |= {f"{section}.{name}".lstrip("."): a for name, a in accepted(owner).items()}
     if found := _UNKNOWN.match(message):
         key = found[1]
-        return UserError(key, *ABSENT.get(key, ("no such key", _hint(key, keys))))
+        word = WORDS.get(key.rpartition(".")[2])
+        hint = f"use {word}" if word else _hint(key, keys)
+        return UserError(key, *ABSENT.get(key, ("no such key", hint)))
     if found := _REQUIRED.match(message):
         key = found[1].removeprefix("".join(argv[:1]) + ".")
         return UserError(key, _plain(message), _class_hint("", keys.get(key)))
