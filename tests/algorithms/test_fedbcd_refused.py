@@ -132,9 +132,11 @@ def test_a_checkpoint_of_another_hierarchy_is_refused(tmp_path: Path) -> None:
         fit(federation, random_data(SIZES, batch_size=4), tmp_path, **settings)
 
     run(3)
-    line = refusal(lambda: run(2, rounds=2, ckpt_path="last"))
+    path = str(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    line = refusal(lambda: run(2, rounds=2, ckpt_path=path))
     assert line.startswith("ckpt_path: a checkpoint of another federation: its server state is ")
     run(3, rounds=2, ckpt_path="last")
+    assert [folder.name for folder in tmp_path.iterdir()] == ["run"]
 
 
 def test_one_architecture_for_all() -> None:
