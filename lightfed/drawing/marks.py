@@ -39,8 +39,9 @@ MOST_SHOWN = 1200  # members of all groups that are drawn as points
 QUANTILES = {"p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 INK = {"color": "theme:ink"}
 JITTER = {"yOffset": {"expr": "isValid(datum.offset) ? (datum.offset - 0.5) * 22 : 0"}}
-# names of points stand above and below them by turns: neighbours would touch
+# names of points stand above and below them by turns, as neighbours would touch; beside error bars
 NAMES = {"type": "text", "fontSize": 11, "dy": {"expr": "datum.below ? 13 : -11"}}
+BESIDE = {"align": "left", "dx": 6}
 # drag with a mouse moves, shift and wheel zooms: a plain wheel and a finger scroll the page
 ZOOM = {
     "name": "zoom",
@@ -128,7 +129,8 @@ def points(
     if name and len(data) <= FEW and data["name"].str.len().max() <= LONG:
         data = data.assign(below=data["x"].rank(method="first") % 2 == 0)
         text = {"text": {"field": "name"}, "color": {"value": INK["color"]}}
-        layers.append({"mark": NAMES, "encoding": {**place, **text}})
+        mark = NAMES | (BESIDE if "low" in data and not across else {})
+        layers.append({"mark": mark, "encoding": {**place, **text}})
     heading = title or (x if named(data, y, "y") else y).heading
     chart = layered(heading, data, headings, formats, by, layers, {"color": by.colour()})
     return with_rows(chart, y, data)

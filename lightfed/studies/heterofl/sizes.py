@@ -37,11 +37,13 @@ def sizes_figure(family: Family) -> Figure | None:
     drawn = [mixture for mixture in family.members if mixture not in on_lines]
     if len({mixture.size for mixture in drawn}) < 2:
         return None
-    places = {f"widest level {name}": family.place(name) for name in family.levels}
-    others = dict.fromkeys(m.algorithm for m in drawn if m.algorithm != family.algorithm)
-    for name in (REDRAWN, *others):
-        places[name] = len(places)
-    by = Series("series", places, "federation")
+    # Other methods look as on the rest of the page, and levels unlike them.
+    others = {m.algorithm: m.group.method_place for m in drawn if m.algorithm != family.algorithm}
+    own = {f"widest level {name}": family.place(name) for name in family.levels}
+    own[REDRAWN] = 1 + max(own.values())
+    free = sorted({*range(1 + own[REDRAWN] + len(others))} - {*others.values()})
+    places = {name: free[place] for name, place in own.items()}
+    by = Series("series", places | others, "federation")
 
     def kind(mixture: Mixture) -> str:
         if mixture.algorithm != family.algorithm:
