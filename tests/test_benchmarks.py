@@ -133,21 +133,21 @@ def test_rounds_take_turns_in_processes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.matrix
-def test_jobs_of_one_and_of_two_ranks_are_timed() -> None:
-    options = ["--workloads", "W5", "--passes", "1", "--rounds", "1"]
-    command = [sys.executable, str(FOLDER / "ranks.py"), *options]
+@pytest.mark.parametrize(
+    ("script", "options", "measured"),
+    [
+        ("ranks.py", "--workloads W5 --passes 1 --rounds 1", {"CPU, busier": 1}),
+        # fails unless both ways of merging give the same rows
+        ("merges.py", "--ranks 3 --millions 0.0031,0.7 --passes 1", {"CPU, all": 2}),
+    ],
+)
+def test_jobs_of_several_ranks_are_timed(
+    script: str, options: str, measured: dict[str, int]
+) -> None:
+    command = [sys.executable, str(FOLDER / script), *options.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "CPU, busier" in done.stdout
-
-
-@pytest.mark.matrix
-def test_merges_in_two_ways_give_the_same_rows() -> None:
-    options = ["--ranks", "3", "--millions", "0.0031,0.7", "--passes", "1"]
-    command = [sys.executable, str(FOLDER / "merges.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("CPU, all") == 2
+    assert {text: done.stdout.count(text) for text in measured} == measured
 
 
 @pytest.mark.matrix
