@@ -155,13 +155,12 @@ class Coverage:
         # On a CPU rows of one kind are one product of matrices, and a division.
         alike = row.is_cpu and len({*sources}) == 1 and not (fixed or self.table.num_labels)
         size = self.copies.get(sources[0], 0) if alike and min(weights) > 0 else 0
-        sums = None
         if size and block is not None and not away and block.numel() <= _SMALL:
             sums = self._product(block[:, :size], [weights[k] for k in local])
-        if sums is None and ranks is None and not away:
+        elif ranks is None and not away:
             slice_merge_(row, part(slice(None)), members(local), fixed=fixed)
             return
-        if sums is None:
+        else:
             step = HOST_ROWS if away else max(len(local), 1)
             first, *others = [slice(i, i + step) for i in range(0, max(len(local), 1), step)]
             sums = slice_sum(part(first), members(local[first]), fixed=fixed)

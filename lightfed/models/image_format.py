@@ -14,7 +14,7 @@ def suits_channels_last(network: nn.Module) -> bool:
     """Whether no layer normalises fewer than 8 channels of an image together.
 
     In the memory format channels_last the channels of a pixel are adjacent. Steps of networks with
-    such layers take 1.3 to 3 times as long in it as in torch's own format (`docs/speed.md`).
+    such layers take 1.3 to 2.2 times as long in it as in torch's own format (`docs/speed.md`).
     """
     return all(_together(layer) >= _VECTOR for layer in network.modules())
 
