@@ -18,6 +18,7 @@ from lightfed.local.packed.graph import NetworkGraph, cross_entropy, gradients
 from lightfed.local.packed.operators import PackedFunctions
 from lightfed.local.packed.tracing import Unknown
 from lightfed.local.session import Autocast
+from lightfed.models.image_format import channels_first
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.rng import Draws
 
@@ -55,6 +56,8 @@ def _note(logged: dict[str, Tensor], name: str, value: Any, *_: Any, **options: 
         raise NotImplementedError("self.log with a batch_size")
     if not isinstance(value, Tensor | int | float):
         raise NotImplementedError(f"self.log of a {type(value).__name__}")
+    if name in logged:
+        raise NotImplementedError(f"self.log of {name} twice in a step")
     logged[name] = torch.as_tensor(value).detach()
 
 
@@ -214,10 +217,13 @@ def graph_of(module: L.LightningModule, *, training: bool = True) -> NetworkGrap
     """
     if type(module) is not ClientModule or hasattr(module.net, "losses" if training else "figures"):
         return None
+    net = module.net
     hooked = {part for part in module.modules() if part._forward_hooks or part._forward_pre_hooks}
-    on_network = module.net._forward_hooks.values()
-    if hooked - {module.net} or not all(getattr(hook, "stacked", False) for hook in on_network):
+    before, after = net._forward_pre_hooks.values(), net._forward_hooks.values()
+    if hooked - {net} or not all(getattr(hook, "stacked", False) for hook in after):
         return None
+    if any(hook is not channels_first for hook in before) or "__call__" in vars(type(net)):
+        return None  # the graph is that of `forward`
     if training:
         module.train()
     try:

@@ -62,9 +62,8 @@ class NetworkGraph:
         self, net: nn.Module, prefix: str, names: Collection[str], *, training: bool = True
     ) -> None:
         traced = traced_network(net)
-        self._training = training
+        self._training, self._prefix = training, prefix
         self._modules = dict(traced.named_modules())
-        self._prefix = prefix
         self._nodes = [node for node in traced.graph.nodes if node.op != "output"]
         (self._output,) = next(n for n in traced.graph.nodes if n.op == "output").args
         if sum(node.op == "placeholder" for node in self._nodes) != 1:
@@ -73,15 +72,17 @@ class NetworkGraph:
             self._check(node, names)
 
     def _check(self, node: fx.Node, names: Collection[str]) -> None:
+        layer = self._layer(node)
         known = {
             "placeholder": True,
-            "call_module": type(self._modules.get(str(node.target))) in _LAYERS,
+            "call_module": type(layer) in _LAYERS,
             "call_function": node.target in _FUNCTIONS,
             "call_method": node.target in _METHODS,
         }
         if not known.get(node.op, False):
             raise Unknown(f"its graph has {node.target}")
-        layer = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        if self._overwrites(node):
+            raise Unknown(f"{node.target} changes in place what is used again")
         if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
             raise Unknown("it has grouped convolutions")
         if layer is None:
@@ -93,6 +94,19 @@ class NetworkGraph:
         tensors = [*layer.named_parameters(), *layer.named_buffers()]
         if any(f"{self._prefix}{node.target}.{name}" not in names for name, _ in tensors):
             raise Unknown(f"{node.target} shares a tensor with another layer")
+
+    def _layer(self, node: fx.Node) -> nn.Module | None:
+        return self._modules[str(node.target)] if node.op == "call_module" else None
+
+    def _overwrites(self, node: fx.Node) -> bool:
+        """Whether a node changes its input in place, and other nodes may read that."""
+        given = node.kwargs.get("inplace") or any(arg is True for arg in node.args[1:])
+        if not (given or node.target in _IN_PLACE or getattr(self._layer(node), "inplace", False)):
+            return False
+        source = node.all_input_nodes[0]
+        while len(source.users) == 1 and isinstance(self._layer(source), _VIEWS):
+            (source,) = source.all_input_nodes
+        return len(source.users) > 1
 
     def __call__(self, x: Tensor, values: Values, draws: Draws) -> Tensor:
         """The outputs (K, B, ...) of K clients for inputs (K, B, ...).
@@ -145,9 +159,8 @@ def _conv(layer: nn.Conv2d, x: Stack, mine: _Mine) -> Stack:
     """
     weight, bias = mine("weight"), mine("bias")
     assert weight is not None
-    clients, batch = len(weight), x.unfold().shape[1]
-    images = x.unfold().flatten(0, 1)  # (K * B, C, H, W)
-    padding = _pair(layer.padding)
+    clients, batch = x.unfold().shape[:2]
+    images, padding = x.unfold().flatten(0, 1), _pair(layer.padding)  # (K * B, C, H, W)
     sizes = [
         (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
         for size, pad, dilation, kernel, stride in zip(
@@ -198,8 +211,8 @@ def _group_norm(layer: nn.GroupNorm, x: Stack, mine: _Mine) -> Stack:
 
 
 def _pool(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
-    images = x.tensor.flatten(0, 1)
-    return Stack(layer(images).unflatten(0, x.tensor.shape[:2]), folded=x.folded)
+    images = layer(x.tensor.flatten(0, 1))
+    return Stack(images.unflatten(0, x.tensor.shape[:2]), folded=x.folded)
 
 
 def _elementwise(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
@@ -207,10 +220,7 @@ def _elementwise(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
 
 
 def _inexact(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
-    found = x.map(lambda tensor: each_in_whole_vectors(layer, tensor))
-    if getattr(layer, "inplace", False):
-        x.tensor.copy_(found.tensor)
-    return found
+    return x.map(partial(each_in_whole_vectors, layer))
 
 
 def _same(layer: nn.Module, x: Stack, _: _Mine) -> Stack:
@@ -253,11 +263,12 @@ _LAYERS: dict[type[nn.Module], Callable[..., Stack]] = {
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU), _elementwise),
     **dict.fromkeys((nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid), _inexact),
 }
+_IN_PLACE = (operator.iadd, operator.imul, operator.itruediv)
+_VIEWS = (nn.Flatten, nn.Identity, nn.Dropout)  # what they give may be their input's memory
 _FUNCTIONS: dict[Any, Callable[..., Stack]] = {
     function: _apply(function)
     for function in (
         operator.add,
-        operator.iadd,
         operator.mul,
         operator.truediv,
         torch.add,
@@ -268,6 +279,7 @@ _FUNCTIONS: dict[Any, Callable[..., Stack]] = {
         F.relu,
         F.gelu,
         F.silu,
+        *_IN_PLACE,
     )
 }
 _METHODS: dict[Any, Callable[..., Stack]] = {"relu": _apply(torch.relu)}

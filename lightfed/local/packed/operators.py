@@ -24,7 +24,7 @@ def aligned(x: Tensor) -> Tensor:
     if x.device.type != "cpu" or count % _ALIGNED == 0:
         return x.contiguous()
     padded = x.new_empty(len(x), count + -count % _ALIGNED)[:, :count]
-    return padded.unflatten(1, x.shape[1:]).copy_(x)
+    return padded.view(x.shape).copy_(x)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.evaluation import Together
 from lightfed.local.packed.forward import OWN, Losses, PackedForward, graph_of
+from lightfed.local.packed.graph import NetworkGraph
 from lightfed.local.packed.steps.packing import Capture, Packing, on_device
 from lightfed.local.packed.steps.steppers import packed_stepper
 from lightfed.local.session import Autocast, Runtime
@@ -34,14 +35,12 @@ SideBySide = Literal["auto", "off"] | bool | int
 FLOOR = 3
 _PAIR = 2  # with several threads a product of one matrix has other bits than one of several
 _MODELS = ("evaluated", "evaluated_server", "local")  # hooks that bind what is tested
-# Fewer clients of a group in a round gain nothing.
-_FEW = 6
+_FEW = 6  # clients of a group in a round; fewer gain nothing
 _MEBI = 1 << 20
 _MOST = 128  # clients of a pack under `auto`
 # Rows in work at once: parameters, gradients, momentum, a copy in case the pack fails.
 _ROWS = 5
-# Activations kept for the backward pass, and their gradients; convolutions also keep columns
-# (measured by tests/benchmarks/packs.py --memory).
+# Kept for the backward pass, with gradients; convolutions also keep columns (packs.py --memory).
 _ACTIVATIONS, _COLUMNS = 1.5, 5.0
 # Forward FLOPs of a batch above which one client keeps a CPU busy, and a pack gains nothing; and
 # bytes of its parameters, of which those of several clients, with gradients, leave a core's cache
@@ -124,9 +123,10 @@ class Packed:
             together.module.eval()
         state = fleet.groups[group]
         own, auto = together.rows is not None, self.side_by_side == "auto"
-        if graph_of(together.module, training=False) is None:
-            return None
-        if own and auto and _busy(state, fleet.data.batch_size):
+        graph = graph_of(together.module, training=False)
+        busy = auto and _busy(state, fleet.data.batch_size)
+        x = _zeros(state, fleet.data)
+        if graph is None or (own and (busy or not _runs(graph, together.module, x))):
             return None
         fits = max(1, self.memory * _MEBI // (4 * state.layout.size * _ROWS))
         return together, min(_MOST, fits) if self.side_by_side == "auto" else int(self.side_by_side)
@@ -278,6 +278,18 @@ def _tried(
         return reason(error)[:200]
     finally:
         module.train(mode)
+
+
+@torch.no_grad()
+def _runs(graph: NetworkGraph, module: nn.Module, x: Tensor) -> bool:
+    """Whether a graph in evaluation runs on two clients; some layers refuse only then."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    values = {name: torch.stack([tensor] * 2) for name, tensor in tensors}
+    try:
+        graph(torch.stack([x] * 2), values, lambda: streams((), x.device))
+    except Exception:  # of options that it does not know
+        return False
+    return True
 
 
 def _zeros(state: GroupState, data: DataSpec) -> Tensor:

@@ -1,14 +1,32 @@
 """The graph of a network's forward pass."""
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.graph import inplace_methods
 from typing_extensions import override
 
 
 class Unknown(Exception):
     """A network has something that is not run on several clients by its graph."""
+
+
+class _Symbol(fx.Proxy):
+    """Notes `x += y`, of which torch's own symbol makes a sum that leaves x as it was."""
+
+
+def _noted(function: Callable[..., Any]) -> Callable[..., fx.Proxy]:
+    def note(symbol: fx.Proxy, *others: Any) -> fx.Proxy:
+        return symbol.tracer.create_proxy("call_function", function, (symbol, *others), {})
+
+    return note
+
+
+for _name in inplace_methods:
+    setattr(_Symbol, f"__{_name}__", _noted(getattr(operator, _name)))
 
 
 class _Tracer(fx.Tracer):
@@ -20,6 +38,10 @@ class _Tracer(fx.Tracer):
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = device
+
+    @override
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Symbol(node, self)
 
     @override
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:

@@ -90,6 +90,8 @@ def packed_stepper(
         return "its optimiser has a scheduler, a loss scaler or several parameter groups"
     if [id(p) for p in optimizer.param_groups[0]["params"]] != [id(p) for p in trainable]:
         return "its optimiser has a part of the parameters"
+    if optimizer.param_groups[0].get("fused"):
+        return "its optimiser is fused, and takes the parameters of one client"
     if type(optimizer) not in _ELEMENTWISE:
         return f"{type(optimizer).__name__} may mix the parameters of a tensor"
     if pulls:
