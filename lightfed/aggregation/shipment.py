@@ -195,5 +195,4 @@ class Shipment:
 
 def block_words(words: Tensor, begin: int, end: int) -> Tensor:
     """The mask words of a block of columns, of one row or of several."""
-    """The mask words of a block of columns."""
     return words[..., begin // ALIGNMENT : end // ALIGNMENT]

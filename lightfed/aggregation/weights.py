@@ -11,7 +11,6 @@ def whole(weights: Mapping[int, float]) -> dict[int, int]:
     """Integer weights in the same proportions, so that sums do not depend on placement.
 
     They are rounded if exact proportions need numbers above 2^16. Weights are 0 or more, by client.
-    They are rounded if exact proportions need numbers above 2^16.
     """
     shares = {i: Fraction(repr(float(w))) for i, w in weights.items() if w > 0}
     if not shares:

@@ -126,6 +126,8 @@ def compare(
         raise UserError("report", f"a comparison of {len(files)} run", "name two or more runs")
     ended, left_out = finished(files)
     rows = grouped(ended) if group else singles(ended)
+    again = [run.name for run in ended if run not in runs_of(rows)]
+    left_out += [f"of a seed that counts already, left out: {', '.join(again)}"] if again else []
     found = Comparison(
         rows=rows,
         column=common_metric(ended),

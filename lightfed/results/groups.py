@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lightfed.results.columns import base_name
 from lightfed.results.mixtures import combination, level_counts
-from lightfed.results.outcome import last, mean_and_std, primary_metric, t_half_width, traffic
+from lightfed.results.outcome import (
+    each_seed_once,
+    last,
+    mean_and_std,
+    primary_metric,
+    t_half_width,
+    traffic,
+)
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, told_apart
 from lightfed.results.units import spread_text
@@ -37,8 +44,8 @@ class Group:
 
     Attributes:
         name: the common part of the runs' names; says so if no run is finished.
-        runs: the finished ones, or all if none is.
-        left_out: the others, whose last metrics are from an earlier round.
+        runs: one of each seed; the finished ones, or of all if none is.
+        left_out: the others, whose last metrics are from an earlier round, or of a seed again.
         label: what differs between the groups of a comparison; the name if nothing is known.
         place: of its colour and dash; the first group of each method comes before all others.
         method_place: that of the first group of its method.
@@ -179,10 +186,9 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _group(name: str, runs: Sequence[Run]) -> Group:
-    finished = tuple(run for run in runs if run.finished)
-    if not finished:
-        return Group(name + RUNNING, tuple(runs))
-    return Group(name, finished, tuple(run for run in runs if not run.finished))
+    counted = each_seed_once([run for run in runs if run.finished] or runs)
+    others = tuple(run for run in runs if run not in counted)
+    return Group(name + RUNNING * (not counted[0].finished), tuple(counted), others)
 
 
 def _labelled(groups: Sequence[Group], further: Sequence[Mapping[str, str]]) -> list[Group]:

@@ -115,17 +115,6 @@ def paired(own: Group, rival: Group, metric: str, columns: tuple[str, str]) -> P
     )
 
 
-def each_seed_once(runs: Sequence[Run]) -> list[Run]:
-    """The longest run of each seed.
-
-    Sweeps of several studies share experiments. Two runs of one seed have the same bits, so
-    counting both would understate the deviation.
-    """
-    every = sorted(runs, key=lambda run: len(run.rounds))
-    longest = {run.environment.get("seed", run.folder): run for run in every}.values()
-    return [run for run in runs if run in longest]
-
-
 def goal_text(column: str, target: float) -> str:
     """`79.76 % personal accuracy`."""
     return f"{metric_text(column, target)} {readable(column)}"
@@ -163,7 +152,7 @@ def _final(group: Group, column: str) -> dict[int, float]:
     """The last value of each seed's run; unfinished runs have no final value."""
     return {
         seed: value
-        for run in each_seed_once(group.runs)
+        for run in group.runs
         if (seed := run.seed) is not None
         and run.finished
         and math.isfinite(value := last(run.series(column)))

@@ -189,6 +189,17 @@ def reached_by_all(runs: Iterable[Run], column: str) -> float:
     return min(best, key=lambda value: direction(column) * value, default=NAN)
 
 
+def each_seed_once(runs: Sequence[Run]) -> list[Run]:
+    """The longest run of each seed.
+
+    Sweeps of several studies share experiments. Two runs of one seed have the same bits, so
+    counting both would understate the deviation.
+    """
+    every = sorted(runs, key=lambda run: len(run.rounds))
+    longest = {run.environment.get("seed", run.folder): run for run in every}.values()
+    return [run for run in runs if run in longest]
+
+
 def traffic(run: Run) -> Series:
     """By round: bytes up and down of all clients since the start of the run."""
     both = run.rounds.reindex(columns=["bytes_up", "bytes_down"])

@@ -15,7 +15,8 @@ from tests.report.make_study import strategy_run
 
 
 def _two(root: Path) -> list[str]:
-    return [str(write_run(root / name, environment={**ENVIRONMENT, "name": name})) for name in "pq"]
+    stated = [{**ENVIRONMENT, "name": name, "seed": seed} for seed, name in enumerate("pq")]
+    return [str(write_run(root / run["name"], environment=run)) for run in stated]
 
 
 def test_one_folder_gets_its_page_and_its_tables(

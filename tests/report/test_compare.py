@@ -78,6 +78,21 @@ def test_runs_of_an_experiment_share_a_row_with_their_interval(
     assert f"81.25 +- {half:.2f} %" in capsys.readouterr().out
 
 
+def test_a_second_run_of_a_seed_is_named_and_counts_no_second_time(
+    three: list[Path], tmp_path: Path
+) -> None:
+    again = _write(tmp_path / "again", "x", 2)
+    page = ReadPage(compare([*three, again]))
+    assert page.table("run") == ReadPage(compare(three)).table("run")
+    assert "f a seed that counts already, left out: x-seed2" in page.texts["p"]
+    assert (
+        ReadPage(compare([three[0], _write(tmp_path / "more", "x", 1)])).table("run")["x"][
+            "global accuracy"
+        ]
+        == "75.00 %"
+    )  # a single seed has no interval
+
+
 def test_unfinished_runs_are_named_and_left_out(
     three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from lightfed.results.groups import Group
 from lightfed.results.intervals import (
     Paired,
-    each_seed_once,
     goal_text,
     paired,
     resolution,
     resolution_text,
     seeds_text,
 )
+from lightfed.results.outcome import each_seed_once
 from lightfed.results.run import Run, read
 from tests.report.make_run import ENVIRONMENT, write_run
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightfed.results.groups import grouped, usual_metric
-from lightfed.results.intervals import each_seed_once
 from lightfed.results.outcome import best_of, when_reached
 from lightfed.results.run import Run, natural_order
 from lightfed.results.settings import difference, gathered, usual
@@ -120,8 +119,7 @@ class Study:
 
 def studies(runs: Sequence[Run]) -> list[Study]:
     """The studies of strategies; a data set with only Standalone is not a study."""
-    once = (replace(group, runs=tuple(each_seed_once(group.runs))) for group in grouped(runs))
-    trials = [trial for group in once if (trial := trial_of(group))]
+    trials = [trial for group in grouped(runs) if (trial := trial_of(group))]
     versions = {
         family: tuple(sorted({v for trial in own for v in trial.client_groups}, key=natural_order))
         for family, own in gathered(trials, lambda trial: trial.family).items()
