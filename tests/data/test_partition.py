@@ -363,6 +363,12 @@ def test_parts_that_are_not_of_these_samples_and_clients_are_refused(parts: Any)
         draw(Own(*parts), clients=2)
 
 
+@pytest.mark.parametrize("parts", [([0], []), ()])
+def test_parts_without_samples_are_refused_whatever_their_type(parts: Any) -> None:
+    with pytest.raises(UserError, match=r"^data\.partition: .* empty"):
+        draw(Own(*parts), clients=2)
+
+
 def test_ranks_that_draw_different_splits_are_refused() -> None:
     fleet: Any = SimpleNamespace(ranks=SimpleNamespace(gather=lambda own: [*own, "other"]))
     data: Any = SimpleNamespace(pool="train", partition_=SimpleNamespace(digest="own"))

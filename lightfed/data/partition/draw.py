@@ -171,11 +171,11 @@ def draw_partition(
         rng=numpy_generator(seed, f"partition/{name}"),
         groups=None if train.groups is None else train.groups.numpy(),
     )
+    sizes = np.array([len(part) for part in parts])  # an empty part may be of any type
+    found = f"{scheme!r} left client {sizes.argmin() if len(sizes) else 0} empty"
+    require(len(sizes) > 0 and sizes.min() > 0, "data.partition", found, "use another")
     owned = matching.flatten(parts, dtype)
     del parts  # of a million clients: more than all else
-    sizes = np.diff(owned[1])
-    found = f"{scheme!r} left client {sizes.argmin()} empty"
-    require(sizes.min() > 0, "data.partition", found, "use another")
     fits = len(sizes) == clients and owned[0].min() >= 0 and owned[0].max() < len(labels)
     found, fix = f"{len(sizes)} parts by {scheme!r}", f"{clients} of samples 0 to {len(labels) - 1}"
     require(fits, "data.partition", found, f"make {fix}")
