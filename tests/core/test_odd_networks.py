@@ -98,6 +98,23 @@ class Heated(Odd):
         return self.heat * torch.relu(h)
 
 
+class Named(Odd):
+    """Layers with several names; two of them share a weight."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        one, other, norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.GroupNorm(2, 16)
+        other.weight = one.weight
+        self.layers = nn.ModuleList([one, nn.Tanh(), norm, other, one, norm])
+        self.first = one
+
+    @override
+    def hidden(self, h: Tensor) -> Tensor:
+        for layer in self.layers:
+            h = layer(h)
+        return h
+
+
 class Same(FlatInPlace):
     """Pads by a word, which packs do not know."""
 
@@ -121,7 +138,7 @@ class Twice(Smooth):
         return loss
 
 
-ODD = (DropsInPlace, BendsInPlace, AddsInPlace, FlatInPlace, Prepared, Called, Heated)
+ODD = (DropsInPlace, BendsInPlace, AddsInPlace, FlatInPlace, Prepared, Called, Heated, Named)
 
 
 def settings(model: type[nn.Module]) -> dict[str, Any]:
@@ -140,6 +157,15 @@ def test_packs_train_what_a_client_alone_trains(
     alone, its = after(fleet("mlp", "off", **settings(model)))
     torch.testing.assert_close(rows, alone, rtol=1e-5, atol=2e-5)
     assert metrics == pytest.approx(its, rel=1e-5)
+
+
+def test_a_layer_of_several_names_keeps_its_parameters_after_a_pack() -> None:
+    made = [fleet("mlp", side, model=Named) for side in (CLIENTS, "off")]
+    assert all(isinstance(p, nn.Parameter) for p in made[0].groups[0].module.parameters())
+    for one in made:
+        after(one)
+    pack, alone = (evaluate(one, "off")[0] for one in made)
+    assert pack == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize("model", [*ODD, Same])

@@ -101,6 +101,7 @@ class PackedForward:
     ) -> None:
         self._context: Autocast = context or nullcontext
         self._step = _TrainingStep(module)
+        self._places = _places(self._step)
         self._layout = layout
         self._trainable = [e.name for e in layout.floats if e.name in trainable]
         self._trained = self._trainable  # in this phase
@@ -166,13 +167,19 @@ class PackedForward:
         self, views: Views, batch: Sequence[Tensor], index: int, shared: Views, draws: Draws
     ) -> tuple[Tensor, Views]:
         """(K,) losses of any module that `vmap` can run, and what it logged."""
-        given = {_STEP + name: value for name, value in views.items()}
-        same = {_STEP + name: value for name, value in shared.items()}
+        given, same = (
+            {
+                place: value
+                for name, value in values.items()
+                for place in self._places.get(_STEP + name, [_STEP + name])
+            }
+            for values in (views, shared)
+        )
 
         def step(mine: Views, x: Sequence[Tensor]) -> tuple[Tensor, Views, Views]:
             before = {**mine, **same}
             after = dict(before)  # gets what the module puts in the place of a buffer
-            loss, logged = functional_call(self._step, after, (tuple(x), index))
+            loss, logged = functional_call(self._step, after, (tuple(x), index), tie_weights=False)
             if loss is None:
                 raise NotImplementedError("a training_step that skips batches")
             return loss, logged, {n: value for n, value in after.items() if value is not before[n]}
@@ -208,6 +215,20 @@ def stacked(layout: ModelLayout, rows: Row) -> Views:
         for row, entries in ((rows.floats, layout.floats), (rows.integers, layout.integers))
         for e in entries
     }
+
+
+def _places(module: nn.Module) -> dict[str, list[str]]:
+    """Where a module has each tensor, by its first name: once for each layer, whatever its names.
+
+    torch's own search for tied tensors writes to a layer under all its names, and puts what it
+    replaced back in any order: a layer of two names may then keep a tensor of the call.
+    """
+    places: dict[int, list[str]] = {}
+    for path, part in module.named_modules():
+        for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
+            if tensor is not None:
+                places.setdefault(id(tensor), []).append(f"{path}.{name}")
+    return {names[0]: names for names in places.values()}
 
 
 def graph_of(module: L.LightningModule, *, training: bool = True) -> NetworkGraph | None:
