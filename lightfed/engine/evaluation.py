@@ -27,9 +27,11 @@ from lightfed.local.client_metrics import client_metrics, weighted_means
 from lightfed.local.client_module import reported
 from lightfed.local.hooks import Hooks, Moment, Tested
 from lightfed.local.local_work import ClientData
+from lightfed.local.logbook import needs_whole
 from lightfed.local.packed.evaluation import Tests
 from lightfed.local.packed.rules import Packed
 from lightfed.local.session import Report
+from lightfed.results.units import lower_is_better
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_generators
 
@@ -225,19 +227,21 @@ class Evaluation:
         return training.test(client, module)
 
     def _run_global(self, server: int) -> None:
-        """Test a server's model on this rank's batches of the global test set."""
+        """Test a server's model on this rank's batches, or rank 0's on all."""
         module = self._fleet.algorithm.evaluated_server(self._fleet, server)
         if module is None:
             return
         if module.training:
             module.eval()
         session, ranks = self._fleet.training.session_of(module), self._fleet.ranks
-        batches = self._data.global_test_batches()
-        for index in range(ranks.rank, batches, ranks.world):
-            batch, number = self._data.global_test_batch(index), server * batches + index
-            seed = derive_seed(self._fleet.seed, "global-evaluation", client=index)
+        total = self._data.global_test_batches()
+        length = total if needs_whole(module) else 1
+        for first in range(ranks.rank * length, total, ranks.world * length):
+            batches = map(self._data.global_test_batch, range(first, first + length))
+            seed = derive_seed(self._fleet.seed, "global-evaluation", client=first)
             seed_default_generators(seed, self._fleet.device)
-            self._reports["global"].append(session.evaluate([batch], client=GLOBAL, batch=number))
+            report = session.evaluate(batches, client=GLOBAL, batch=server * total + first)
+            self._reports["global"].append(report)
 
     def finish(
         self, tests: Mapping[Moment, Sequence[Report]] | None = None
@@ -263,7 +267,9 @@ class Evaluation:
         names = [state.name for state in self._fleet.groups]
         for kind, reports in every.items():
             group_of = [self._fleet.home_group(r.client) for r in reports]
-            metrics |= client_metrics(reports, kind, groups=names, group_of=group_of)
+            metrics |= client_metrics(
+                reports, kind, lower_is_better, groups=names, group_of=group_of
+            )
         if not metrics and not self._warned:
             self._warned = True
             found = f"{type(self._fleet.algorithm).__name__} gives no model to test (`evaluated`)"

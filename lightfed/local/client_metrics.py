@@ -1,6 +1,6 @@
 """Metrics of a round from the reports of its clients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,13 +23,15 @@ def weighted_means(reports: Sequence[Report]) -> dict[str, float]:
 def client_metrics(
     reports: Sequence[Report],
     kind: str,
+    lower_is_better: Callable[[str], bool],
     *,
     groups: Sequence[str] = (),
     group_of: Sequence[int] = (),
 ) -> dict[str, float]:
     """Mean, standard deviation, mean of the worst tenth, and mean by group, as `kind/name`.
 
-    All clients have equal weight. `groups` names the groups, and `group_of` gives that of every
+    All clients have equal weight. The worst values of a metric are the largest if
+    `lower_is_better`(its name). `groups` names the groups, and `group_of` gives that of every
     report; there are metrics by group if there are several.
     """
     metrics: dict[str, float] = {}
@@ -39,8 +41,9 @@ def client_metrics(
         values = np.array([reports[i].metrics[name] for i in having])
         metrics[f"{kind}/{name}"] = float(values.mean())
         if name.endswith("loss") or name.startswith("perplexity"):
-            continue  # the worst values are the largest, and a few would dominate the deviation
-        worst = np.sort(values)[: max(1, int(np.ceil(WORST * len(values))))]
+            continue  # a few values would dominate the deviation
+        order = np.sort(values)[:: -1 if lower_is_better(name) else 1]
+        worst = order[: max(1, int(np.ceil(WORST * len(values))))]
         metrics[f"{kind}/{name}_std"] = float(values.std())
         metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
         if len(groups) > 1:

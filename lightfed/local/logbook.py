@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 import lightning.pytorch as L
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 P = ParamSpec("P")
@@ -74,6 +75,12 @@ def on_this_rank(run: Callable[P, R]) -> Callable[P, R]:
 
 def _leave_alone(*_: Any, **__: Any) -> None:
     """Replaces `Metric.sync`."""
+
+
+def needs_whole(module: L.LightningModule) -> bool:
+    """Whether it has metric objects whose value is no mean over batches, such as F1."""
+    metrics = (part for part in module.modules() if isinstance(part, Metric))
+    return any(type(m) is not MulticlassAccuracy or m.average != "micro" for m in metrics)
 
 
 def reset_metrics(module: L.LightningModule) -> None:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
+from torchmetrics.classification import MulticlassF1Score
+from torchmetrics.functional.classification import multiclass_f1_score
 from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
@@ -22,9 +24,10 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.evaluation import GLOBAL, Evaluation
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.client_metrics import weighted_means
+from lightfed.local.client_metrics import client_metrics, weighted_means
 from lightfed.local.session import Report
 from lightfed.models.networks.mlp import MLP
+from lightfed.results.units import lower_is_better
 from lightfed.topology.topology import Ring
 from tests.core.noisy import Noisy
 from tests.small import data_of, fit, fleet_of, random_data
@@ -208,6 +211,39 @@ def test_batches_of_any_size_give_the_mean_over_the_whole_test_set(
     assert metrics["global/loss"] == pytest.approx(float(F.cross_entropy(logits, test.y)), rel=1e-5)
     hits = int((logits.argmax(1) == test.y).sum())
     assert metrics["global/accuracy"] == pytest.approx(hits / 23, abs=1e-6)
+
+
+class Macro(Score):
+    """Its macro F1 over a whole set is no mean of that over batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f1 = MulticlassF1Score(CLIENTS, average="macro")
+
+    @override
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.f1.update(*self.guess(*batch))
+        self.log("f1", self.f1)
+
+    @staticmethod
+    def guess(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(x[:, 0] > 0.4, y, 0), y
+
+
+@pytest.mark.parametrize("eval_batch_size", [2, 13, 1000])
+def test_a_metric_object_sees_the_whole_global_test_set(eval_batch_size: int) -> None:
+    data = scored(VALUES, eval_batch_size=eval_batch_size)
+    fleet = fleet_of([ClientGroup(CLIENTS, Macro)], FedAvg(), data)
+    figures, _ = evaluate(fleet, data, kinds=("global",))
+    test = data.dataset.load("test")
+    whole = multiclass_f1_score(*Macro.guess(test.x, test.y), CLIENTS, average="macro")
+    assert figures["global/f1"] == pytest.approx(float(whole), rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "worst"), [("accuracy", 1.0), ("rmse", 3.0), ("top1_error", 3.0)])
+def test_the_worst_clients_of_an_error_have_the_largest(name: str, worst: float) -> None:
+    reports = [Report(k, 1, metrics={name: value}) for k, value in enumerate([2.0, 1.0, 3.0])]
+    assert client_metrics(reports, "personal", lower_is_better)[f"personal/{name}_worst10"] == worst
 
 
 def test_weighted_means_leave_out_what_a_report_does_not_have() -> None:

@@ -23,6 +23,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.client_metrics import client_metrics
 from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
+from lightfed.results.units import lower_is_better
 from lightfed.topology.topology import Full, Ring, TimeVarying
 from tests.core.noisy import Noisy
 from tests.core.spy import Counting, data, federation
@@ -43,7 +44,7 @@ def fleet(algorithm: Algorithm, tested: Any) -> Fleet:
 def starting_round(fed: Fleet, t: int) -> dict[str, float]:
     """One round; the figures of the tests before its sessions."""
     run_round(fed, t)
-    return client_metrics(fed.tests["aggregated"], "aggregated")
+    return client_metrics(fed.tests["aggregated"], "aggregated", lower_is_better)
 
 
 def rows(fed: Fleet) -> Tensor:
