@@ -327,7 +327,7 @@ def test_bad_arguments_are_named() -> None:
 def test_a_scheme_that_leaves_a_client_empty_is_refused() -> None:
     class Greedy(Iid):
         def split(self, labels: np.ndarray, **_: object) -> list[np.ndarray]:
-            return [np.arange(len(labels)), np.arange(0)]
+            return [np.arange(len(labels)), np.array([])]  # float64
 
     with pytest.raises(UserError, match=r"Greedy\(\) left client 1 empty"):
         draw(Greedy(), clients=2)
@@ -348,7 +348,7 @@ def test_the_table_shows_counts_and_what_it_leaves_out() -> None:
 class Own(Partitioner):
     """A scheme of a user's, with parts that may be wrong."""
 
-    def __init__(self, *parts: list[int]) -> None:
+    def __init__(self, *parts: list[float]) -> None:
         self.parts = parts
 
     @override
@@ -356,7 +356,10 @@ class Own(Partitioner):
         return [np.array(part) for part in self.parts]
 
 
-@pytest.mark.parametrize("parts", [([0, 1],), ([0], [1000]), ([0], [-1]), ([0], [1], [2])])
+WRONG = [([0, 1],), ([0], [1000]), ([0], [-1]), ([0], [1], [2]), ([0], [1.0])]
+
+
+@pytest.mark.parametrize("parts", WRONG)
 def test_parts_that_are_not_of_these_samples_and_clients_are_refused(parts: Any) -> None:
     assert draw(Own([0], [999, 1]), clients=2).train(1).tolist() == [999, 1]
     with pytest.raises(UserError, match=r"^data\.partition: .*; make 2 of samples 0 to 999"):

@@ -174,11 +174,15 @@ def draw_partition(
     sizes = np.array([len(part) for part in parts])  # an empty part may be of any type
     found = f"{scheme!r} left client {sizes.argmin() if len(sizes) else 0} empty"
     require(len(sizes) > 0 and sizes.min() > 0, "data.partition", found, "use another")
+    types = {str(np.asarray(part).dtype) for part in parts}
+    found = f"{len(sizes)} parts of {', '.join(sorted(types))} by {scheme!r}"
+    fix = f"make {clients} of samples 0 to {len(labels) - 1}, whole numbers"
+    whole = all(np.issubdtype(name, np.integer) for name in types)
+    require(len(sizes) == clients and whole, "data.partition", found, fix)
     owned = matching.flatten(parts, dtype)
     del parts  # of a million clients: more than all else
-    fits = len(sizes) == clients and owned[0].min() >= 0 and owned[0].max() < len(labels)
-    found, fix = f"{len(sizes)} parts by {scheme!r}", f"{clients} of samples 0 to {len(labels) - 1}"
-    require(fits, "data.partition", found, f"make {fix}")
+    for end in (int(owned[0].min()), int(owned[0].max())):
+        require(0 <= end < len(labels), "data.partition", f"sample {end} by {scheme!r}", fix)
     rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
         owned, tested = matching.hold_out(
