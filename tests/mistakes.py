@@ -12,6 +12,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed import Algorithm, Fleet
+
 BASE = """
 trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
 model:
@@ -38,6 +40,22 @@ class Linear(L.LightningModule):
     @override
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.flatten(1))
+
+
+class Unfinished(Algorithm):
+    """An algorithm without a `setup`."""
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        pass
+
+
+class Keeps(Unfinished):
+    """It keeps what only clients of a stateful algorithm can keep."""
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        fed.keep("control")
 
 
 class Refuses(CSVLogger):
@@ -168,6 +186,13 @@ UNKNOWN_KEYS = [
          words=["--trainer.accumulate_grad_batches=2"]),
     Case("model.algorithm.init_args.msk", "mask", words=["--model.algorithm.msk", "true"]),
     Case("model.clients.2.count", "2 items", words=["--model.clients.2.count", "3"]),
+    Case("model.clients.model.init_args.hiden", "did you mean hidden?",
+         words=["--model.clients.1.model.hiden", "[4]"]),
+    edit(MODEL, "MLP", "MLP is torchvision.ops.MLP or lightfed.MLP; give the whole name"),
+    edit("model.algorithm", of_class("FML"), "required: shared; name a Module by class_path",
+         named="model.algorithm.init_args.shared"),
+    edit("model.algorithm", f"{HERE}.Unfinished", f"{HERE}.Unfinished lacks setup"),
+    edit("model.algorithm", f"{HERE}.Keeps", "keeps control, but is not stateful"),
     Case("model.clients", "three; give int", words=["--model.clients.1.count=three"]),
     edit("trainer.callbacks", [of_class("Timer"), of_class("EarlyStopping", monitr="x")],
           "did you mean monitor?", named="trainer.callbacks.1.init_args.monitr"),

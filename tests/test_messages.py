@@ -170,6 +170,11 @@ def test_a_class_s_own_error_has_the_key_of_its_argument(name: str) -> None:
             "trainer.precision",
             "`, which is too little; ",
         ),
+        (
+            MisconfigurationException("You restored a checkpoint, but set Trainer(max_epochs=2)."),
+            "trainer.max_epochs",
+            "; give more",
+        ),
         (MisconfigurationException("So not."), "trainer", "So not; "),
     ],
 )

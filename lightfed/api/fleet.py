@@ -27,6 +27,7 @@ from lightfed.state.chain import Saved
 from lightfed.state.client_state import Kept
 from lightfed.state.parts import part_of, with_prefix
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.errors import require
 
 __all__ = ["Fleet", "Weights"]
 
@@ -109,7 +110,8 @@ class Fleet(Messenger):
             durable: it outlives its round; see `Kept`. Stateful algorithms only.
         """
         assert name not in self.kept, f"{name} is kept already"
-        assert self.algorithm.stateful or not durable, "stateless clients keep nothing"
+        found, fix = f"keeps {name}, but is not stateful", "set stateful = True in its class"
+        require(self.algorithm.stateful or not durable, "model.algorithm", found, fix)
         place = torch.device("cpu") if self.host_rows else self.device
         self.kept[name] = Kept(name, place=place, device=self.device, durable=durable)
         return self.kept[name]

@@ -74,10 +74,15 @@ def _list(words: Sequence[str], key: str) -> list[Any]:
 
 
 def _set(item: Any, path: Sequence[str], value: Any, key: str) -> None:
-    for part in path[:-1]:
-        item = item.setdefault(part, {}) if isinstance(item, dict) else None
-    require(isinstance(item, dict), key, "no such key in the file", "write it as class_path")
-    item[path[-1]] = value
+    parts = list(path)
+    while parts:
+        require(isinstance(item, dict), key, "no such key in the file", "write it as class_path")
+        if "class_path" in item and parts[0] not in ("class_path", "init_args"):
+            parts.insert(0, "init_args")  # as the parser does outside of lists
+        part = parts.pop(0)
+        if not parts:
+            item[part] = value
+        item = item.setdefault(part, {})
 
 
 def _size(node: Any, known: dict[int, int]) -> int:

@@ -121,8 +121,9 @@ def run_error(error: Exception) -> UserError | None:
         return UserError("trainer.callbacks", message, _HELP)
     if not isinstance(error, MisconfigurationException):
         return None
-    flag = re.search(r"`Trainer\((\w+)|`(\w+)` parameter", message)
-    return UserError(f"trainer.{flag[1] or flag[2]}" if flag else "trainer", message, _HELP)
+    flag = re.search(r"\bTrainer\((\w+)|`(\w+)` parameter", message)
+    fix = "give more" if message.startswith("You restored") else _HELP
+    return UserError(f"trainer.{flag[1] or flag[2]}" if flag else "trainer", message, fix)
 
 
 def class_error(error: Exception, config: Namespace) -> UserError | None:
@@ -183,6 +184,13 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     missing = re.match(r"No module named '(.+?)'", text)
     if missing and path and not path.startswith(missing[1]):
         return UserError(key, f"{path}: {_plain(text)}", "correct the imports of its file")
+    if found := re.match(r"Multiple subclasses with name (\w+).*?: (.*?)\.?$", text):
+        choice = " or ".join(found[2].split(", "))
+        return UserError(key, f"{found[1]} is {choice}", "give the whole name")
+    if found := re.match(r"Expected an instantiatable class, but (\S+) is abstract", text):
+        lacks = ", ".join(sorted(getattr(resolve_name(found[1]), "__abstractmethods__", ())))
+        if lacks:
+            return UserError(key, f"{found[1]} lacks {lacks}", "define it in the class")
     named = re.search(r"(?:import path string:|class, but) ([\w.]+)", text)
     name = named[1] if named else "" if owner else path
     value = re.match(".*(?:Got|Given) value: (.*)", text, re.DOTALL)
@@ -230,6 +238,8 @@ def _class_hint(name: str, wanted: Any) -> str:
         names += [c.__name__ for c in children if _has_short_name(c)]
     if (hint := _hint(name.rpartition(".")[2], names)) != _HELP or wanted is None:
         return hint
+    if base and "Callable" in str(wanted):
+        return f"name a {base.__name__} by class_path"
     return "give " + re.sub(r"\b(?:[a-z]\w*\.)+(?=[A-Z])", "", _plain(str(wanted)))
 
 

@@ -91,7 +91,8 @@ class Hooks(Recorded, nn.Module, ABC):
         moments: when `evaluated` tests a client; both if aggregation does not change the client's
             model. The first is the default of `model.evaluate_at`.
         tests_both: every evaluation tests clients at both moments, as the paper reports them.
-        holds: short description of the client's own model, for the run's page.
+        holds: short description of the client's own model, for the run's page; by default it is the
+            model that the client keeps, unless `evaluated` names another.
         side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
             `session_end` then use the row, not the parameters of the module, and keep nothing of
             a client in Python attributes. They may be called again after a failure. A class that
@@ -106,7 +107,7 @@ class Hooks(Recorded, nn.Module, ABC):
     hold_out: float = 0.0
     moments: tuple[Moment, ...] = ("aggregated",)
     tests_both: bool = False
-    holds: str = "the model that it keeps"
+    holds: str = ""
     side_by_side: bool | None = None
 
     @abstractmethod

@@ -165,12 +165,13 @@ def _unsaid(rows: Sequence[Group]) -> list[str]:
 
 
 def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs that have ended, and a note that names the others; all if fewer than two ended."""
+    """The runs that have ended, and notes that name the others; all if fewer than two ended."""
     ended = [run for run in runs if run.finished]
-    rest = [f"{run.name} ({rounds_text(run)} rounds)" for run in runs if not run.finished]
-    if len(ended) < 2:
-        return list(runs), [f"not finished: {', '.join(rest)}"] if rest else []
-    return ended, [f"not finished, left out: {', '.join(rest)}"] if rest else []
+    rest = [f"{run.folder.name} ({rounds_text(run)} rounds)" for run in runs if not run.finished]
+    kept, left_out = (list(runs), "") if len(ended) < 2 else (ended, ", left out")
+    mixed = [run.folder.name for run in kept if run.environment.get("reconfigured")]
+    said = {f"not finished{left_out}": rest, "other settings in some rounds": mixed}
+    return kept, [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
 
 
 def common_metric(runs: Sequence[Run]) -> str:

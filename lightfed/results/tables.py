@@ -83,6 +83,7 @@ def headline(run: Run) -> str:
         f"{rounds_text(run)} round{'s' * (run.last_round != 1)}",
         None if seed is None else f"seed {seed}",
         None if ranks is None else _counted(ranks, "rank"),
+        "other settings in some rounds" if run.environment.get("reconfigured") else None,
     )
     return ", ".join(part for part in parts if part)
 

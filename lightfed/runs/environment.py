@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Moment
 
@@ -43,7 +44,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "ranks": fleet.ranks.world,
             "device": name,
             "precision": str(trainer.precision),
-            "personal": fleet.algorithm.holds,
+            "personal": fleet.algorithm.holds or _kept(fleet.algorithm),
             "evaluate_at": evaluation.at,
             "evaluated_clients": len(evaluation.clients),
             "side_by_side": dict(fleet.training.side_by_side),
@@ -51,6 +52,12 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
         }
         | fleet.algorithm.environment(fleet)
     )
+
+
+def _kept(algorithm: Algorithm) -> str:
+    """What a client tests if its algorithm does not say; empty if only the algorithm knows."""
+    own = type(algorithm).evaluated is Algorithm.evaluated
+    return "the model that it keeps" if own else ""
 
 
 def software() -> dict[str, str]:

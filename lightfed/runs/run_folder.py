@@ -49,6 +49,7 @@ class RunFolder:
         self.resumed = False
         self.config: str | None = None
         self.script: str | None = None
+        self._reconfigured = False  # some rounds had another configuration
         self._job = job
         self._own = False  # whether this job has started the run before
         self._created = False
@@ -168,7 +169,10 @@ class RunFolder:
         if chosen:
             return self.resume_from(_last(max(chosen, key=_age)))
         if candidates:
-            _warn("%s has this name, but another configuration", max(candidates, key=_age))
+            _warn(
+                "%s has this name, but another configuration: a new run begins",
+                max(candidates, key=_age),
+            )
         return None
 
     def resume_from(self, ckpt_path: Any) -> Path:
@@ -180,7 +184,9 @@ class RunFolder:
             self.name = folder.name
             self.resumed = True
             recorded = read_environment(folder)
-            if recorded and not self._is_alike(recorded):
+            other = bool(recorded) and not self._is_alike(recorded)
+            self._reconfigured = other or bool(recorded.get("reconfigured"))
+            if other:
                 _warn("%s was trained with another configuration up to now", folder)
         return path
 
@@ -234,6 +240,7 @@ class RunFolder:
         """What distinguishes this run from others."""
         job = None if self._job is None else self._job.key
         recorded = {"name": self.base, "config": self.config, "script": self.script, "job": job}
+        recorded |= {"reconfigured": self._reconfigured or None}
         return {key: value for key, value in recorded.items() if value is not None}
 
 

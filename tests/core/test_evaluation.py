@@ -28,6 +28,7 @@ from lightfed.local.client_metrics import client_metrics, weighted_means
 from lightfed.local.session import Report
 from lightfed.models.networks.mlp import MLP
 from lightfed.results.units import lower_is_better
+from lightfed.runs.environment import environment
 from lightfed.topology.topology import Ring
 from tests.core.noisy import Noisy
 from tests.small import data_of, fit, fleet_of, random_data
@@ -244,6 +245,25 @@ def test_a_metric_object_sees_the_whole_global_test_set(eval_batch_size: int) ->
 def test_the_worst_clients_of_an_error_have_the_largest(name: str, worst: float) -> None:
     reports = [Report(k, 1, metrics={name: value}) for k, value in enumerate([2.0, 1.0, 3.0])]
     assert client_metrics(reports, "personal", lower_is_better)[f"personal/{name}_worst10"] == worst
+
+
+class Unsaid(FedAvg):
+    """It tests the server's model, and does not say so."""
+
+    holds = ""
+
+
+class Kept(Standalone):
+    holds = ""
+
+
+@pytest.mark.parametrize(("algorithm", "said"), [(Unsaid, ""), (Kept, "the model that it keeps")])
+def test_only_a_client_that_tests_its_row_is_said_to_keep_the_model(
+    algorithm: type[Algorithm], said: str, tmp_path: Path
+) -> None:
+    model = Federation(algorithm(), [ClientGroup(2, Score)], optimizer=partial(SGD, lr=0.1))
+    trainer = fit(model, random_data([9, 14]), tmp_path)
+    assert environment(model.fleet, trainer, evaluation=model.evaluation)["personal"] == said
 
 
 def test_weighted_means_leave_out_what_a_report_does_not_have() -> None:

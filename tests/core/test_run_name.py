@@ -7,6 +7,9 @@ import pytest
 import torch
 
 import lightfed as lf
+from lightfed.report.comparison import finished
+from lightfed.results.run import read
+from lightfed.results.tables import headline
 from lightfed.runs.run_logger import RunLogger
 from tests.small import quiet
 
@@ -49,6 +52,12 @@ def test_last_is_of_the_same_arguments_in_a_script_too(
     with caplog.at_level("WARNING", logger="lightfed"):
         _trainer(2).fit(_federation(3, 0.3), data, ckpt_path="runs/mine/checkpoints/last.ckpt")
     assert "mine was trained with another configuration up to now" in caplog.text
+    _trainer(3).fit(_federation(3, 0.3), data, ckpt_path="runs/mine/checkpoints/last.ckpt")
+    mixed = {name: headline(read(Path("runs", name))) for name in ("mine", "mine-2")}
+    assert [name for name, line in mixed.items() if "other settings" in line] == ["mine"]
+    assert finished([read(Path("runs", name)) for name in mixed])[1] == [
+        "other settings in some rounds: mine"
+    ]
 
 
 def test_a_name_is_a_plain_folder_name(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def open_table(
         cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None
         why = reason(cause or error)
         if re.search("split|instruction", why) and isinstance(error, (KeyError, ValueError)):
-            fix = "name one that there is, or part of one, as `train[:80%]`"
+            fix = "name one that there is, or part of one, as `train[:80%]`; or hold out test: 0.2"
             raise UserError(f"{KEY}.{key}", f"{path} has no {split!r} ({why})", fix) from error
         fix = "check the name; without a network, give a path, or a name that is in the cache"
         raise UserError(f"{KEY}.{root}", f"{path} cannot be loaded ({why})", fix) from error
