@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
-from lightfed.local.hooks import Moment
+from lightfed.local.hooks import Hooks, Moment
 
 _PACKAGES = "lightfed torch torchvision torchaudio lightning torchmetrics triton numpy"
 
@@ -54,9 +53,9 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
     )
 
 
-def _kept(algorithm: Algorithm) -> str:
+def _kept(algorithm: Hooks) -> str:
     """What a client tests if its algorithm does not say; empty if only the algorithm knows."""
-    own = type(algorithm).evaluated is Algorithm.evaluated
+    own = type(algorithm).evaluated is Hooks.evaluated
     return "the model that it keeps" if own else ""
 
 

@@ -240,7 +240,7 @@ class RunFolder:
         """What distinguishes this run from others."""
         job = None if self._job is None else self._job.key
         recorded = {"name": self.base, "config": self.config, "script": self.script, "job": job}
-        recorded |= {"reconfigured": self._reconfigured or None}
+        recorded["reconfigured"] = "yes" if self._reconfigured else None
         return {key: value for key, value in recorded.items() if value is not None}
 
 
