@@ -191,6 +191,7 @@ UNKNOWN_KEYS = [
     edit(MODEL, "MLP", "MLP is torchvision.ops.MLP or lightfed.MLP; give the whole name"),
     edit("model.algorithm", of_class("FML"), "required: shared; name a Module by class_path",
          named="model.algorithm.init_args.shared"),
+    Case("model.export", "'clients']], as [one,other]", words=["--model.export", "server,clients"]),
     edit("model.algorithm", f"{HERE}.Unfinished", f"{HERE}.Unfinished lacks setup"),
     edit("model.algorithm", f"{HERE}.Keeps", "keeps control, but is not stateful"),
     Case("model.clients", "three; give int", words=["--model.clients.1.count=three"]),

@@ -240,7 +240,8 @@ def _class_hint(name: str, wanted: Any) -> str:
         return hint
     if base and "Callable" in str(wanted):
         return f"name a {base.__name__} by class_path"
-    return "give " + re.sub(r"\b(?:[a-z]\w*\.)+(?=[A-Z])", "", _plain(str(wanted)))
+    form = ", as [one,other]" * ("Sequence[" in str(wanted))
+    return "give " + re.sub(r"\b(?:[a-z]\w*\.)+(?=[A-Z])", "", _plain(str(wanted))) + form
 
 
 def _has_short_name(cls: type) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightfed.results.columns import OF_CLIENTS
-from lightfed.results.outcome import Outcome
+from lightfed.results.outcome import Outcome, last
 from lightfed.results.run import Run, whole_number
 from lightfed.results.units import (
     NOTHING,
@@ -123,6 +123,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
         ("between servers", bytes_text(outcome.server_bytes), "in addition to what clients send"),
         ("compute", flops_text(outcome.flops), per_client),
         ("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
+        ("virtual time", seconds_text(last(outcome.run.series("virtual_time"))), "of the devices"),
         ("time per round", seconds_text(outcome.seconds_per_round), in_all),
     )
     return [Figure(*figure) for figure in figures if figure[1] != NOTHING]

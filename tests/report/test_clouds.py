@@ -11,7 +11,9 @@ import pytest
 from lightfed.report import compare
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
+from lightfed.results.outcome import outcome_of
 from lightfed.results.run import Run, read
+from lightfed.results.tables import key_figures
 from lightfed.studies.fedbcd.clouds import (
     Clouds,
     clouds,
@@ -108,6 +110,13 @@ def _study(root: Path) -> list[Run]:
 def _only(runs: Sequence[Run]) -> Clouds:
     (found,) = clouds(runs)
     return found
+
+
+def test_the_summary_has_the_virtual_time_of_the_whole_run(tmp_path: Path) -> None:
+    figures = {
+        figure.label: figure.value for figure in key_figures(outcome_of(_study(tmp_path)[3]))
+    }
+    assert figures["virtual time"] == "20.0 s"
 
 
 def test_sync_clouds_stand_side_by_side_over_rounds(tmp_path: Path) -> None:
