@@ -8,6 +8,7 @@ import re
 
 NOTHING = "-"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+FALLING = ("loss", "perplexity", "error", "mse", "mae", "mape", "nll", "brier")
 ACCURACY = re.compile(r"accuracy|(?<![a-z])acc(?![a-z])")  # and `val/acc`, `top1_acc`
 
 
@@ -17,7 +18,7 @@ def is_share(metric: str) -> bool:
 
 
 def lower_is_better(metric: str) -> bool:
-    return any(word in metric.lower() for word in ("loss", "perplexity", "error", "mse", "mae"))
+    return any(word in metric.lower() for word in FALLING)
 
 
 def direction(metric: str) -> int:
