@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -70,6 +71,8 @@ def _case(
     }
     if receivers == 1:
         codes[COMPILED] = _compiled
+    elif device.type == "cuda":
+        codes["apart"] = _apart
     return Case(
         operation="masked_mean",
         model=model.name,
@@ -100,6 +103,12 @@ def _ours(given: Inputs) -> Run:
     return lambda: masked_mean(
         given.rows, neighbours, masks=given.words, receivers=given.receivers, out=out
     )
+
+
+def _apart(given: Inputs) -> Run:
+    """Ours without tiles that receivers share."""
+    run: Run = patch("lightfed_kernels.gpu.masked_mean.shared", lambda *sizes: False)(_ours(given))
+    return run
 
 
 def _each(given: Inputs, *, mean: Callable[..., Any], form: Callable[..., list[Any]]) -> Run:
