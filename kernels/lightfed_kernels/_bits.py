@@ -43,13 +43,4 @@ def ones_in(packed: np.ndarray, begin: int, size: int) -> np.ndarray:
 
 def count_ones(words: Tensor) -> np.ndarray:
     """(.., W) -> (..) int64, on the CPU."""
-    if hasattr(np, "bitwise_count"):  # numpy 2
-        return np.bitwise_count(view(words, torch.int32).view(np.uint32)).sum(-1, dtype=np.int64)
-    return _ones()[view(words, torch.int16).view(np.uint16)].sum(-1, dtype=np.int64)
-
-
-@cache
-def _ones() -> np.ndarray:
-    """(65536,): how many bits of a 16-bit number are 1."""
-    number = np.arange(65536, dtype=np.uint16).view(np.uint8)
-    return np.unpackbits(number.reshape(-1, 2), axis=1).sum(1, dtype=np.uint8)
+    return np.bitwise_count(view(words, torch.int32).view(np.uint32)).sum(-1, dtype=np.int64)

@@ -15,8 +15,6 @@ from lightfed_kernels._rows import each_row
 # Elements that a core sums at a time: 1 MiB in float64. Every call of torch costs microseconds.
 CHUNK = 131072
 
-Share = float | Tensor
-
 
 def sum_torch(
     sums: Tensor, rows: Sequence[Tensor], jobs: Tensor, members: Tensor, weights: Tensor | None
@@ -41,58 +39,40 @@ def spread_torch(
 ) -> None:
     """Into the rows of every job's members, given its sum and its total."""
     every = each_row(rows)
-    weights = _shares(totals)
-    for position, job in enumerate(jobs.tolist()):
+    for weight, job in zip(totals.tolist(), jobs.tolist(), strict=True):
         for begin, end in _chunks(job[0], job[1], sums):
             place = job[4] - job[0]
             total = sums[place + begin : place + end]
-            _spread(every, members[job[2] : job[3]].tolist(), begin, end, total, weights[position])
+            _spread(every, members[job[2] : job[3]].tolist(), begin, end, total, weight)
 
 
 def _sums(
     rows: Sequence[Tensor], jobs: Tensor, members: Tensor, weights: Tensor | None
-) -> Iterator[tuple[list[int], int, int, Tensor, Share]]:
+) -> Iterator[tuple[list[int], int, int, Tensor, float]]:
     """Job, columns, sum (overwritten by the next) and total weight of every chunk of every job."""
     every = each_row(rows)
-    shares = None if weights is None else _shares(weights)
+    shares = None if weights is None else weights.tolist()
     longest = max((stop - start for start, stop, *_ in jobs.tolist()), default=0)
     length = min(longest, _step(rows[0]))
     scratch = torch.empty(length, dtype=torch.float64, device=rows[0].device)
     for job in jobs.tolist():
         chosen = members[job[2] : job[3]].tolist()
         parts = [1.0 if shares is None else shares[member] for member in chosen]
-        weight: Share = 0.0
-        for part in parts:
-            weight = weight + part
         for begin, end in _chunks(job[0], job[1], scratch):
             total = scratch[: end - begin].zero_()
             for member, part in zip(chosen, parts, strict=True):
-                _add(total, every[member][begin:end], part)
-            yield job, begin, end, total, weight
-
-
-def _add(total: Tensor, values: Tensor, share: Share) -> None:
-    """Add share * values in float64; rows of weight 0 are skipped, even if they are NaN."""
-    if isinstance(share, Tensor):
-        total.addcmul_(torch.where(share != 0, values, 0).to(torch.float64), share)
-    elif share:
-        total.add_(values, alpha=share)
+                if part:  # a NaN times 0 is a NaN
+                    total.add_(every[member][begin:end], alpha=part)
+            yield job, begin, end, total, sum(parts)
 
 
 def _spread(
-    rows: Sequence[Tensor], chosen: list[int], begin: int, end: int, total: Tensor, weight: Share
+    rows: Sequence[Tensor], chosen: list[int], begin: int, end: int, total: Tensor, weight: float
 ) -> None:
-    if not chosen or (not isinstance(weight, Tensor) and not weight > 0):
-        return
-    mean = (total / weight).to(rows[chosen[0]].dtype)
-    for member in chosen:
-        part = rows[member][begin:end]
-        part.copy_(torch.where(weight > 0, mean, part) if isinstance(weight, Tensor) else mean)
-
-
-def _shares(weights: Tensor) -> list[float] | list[Tensor]:
-    """The numbers if they are on the host; never waits for a device."""
-    return list(weights.unbind()) if weights.is_cuda else weights.tolist()
+    if chosen and weight > 0:
+        mean = (total / weight).to(rows[chosen[0]].dtype)
+        for member in chosen:
+            rows[member][begin:end].copy_(mean)
 
 
 def _chunks(start: int, stop: int, like: Tensor) -> Iterator[tuple[int, int]]:

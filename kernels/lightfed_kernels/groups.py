@@ -3,6 +3,11 @@
 If rows have their layers in the same order, a common prefix is the same range of columns in every
 client. So a group of FlexiFed (a node of Max-Common's trie) is a job: a list of members and a
 range of columns. All jobs take one launch.
+
+Sums over clients are held in float64 and rounded to the rows' type once. For whole-number weights
+the products are exact. So are the sums, unless the magnitudes of addends differ by more
+than about 2^18. The bits of a result then depend neither on the order of the clients, nor on their
+placement on ranks, nor on the backend.
 """
 
 from collections.abc import Sequence
@@ -18,7 +23,6 @@ from lightfed_kernels._dispatch import backend
 from lightfed_kernels._means_torch import mean_torch, spread_torch, sum_torch
 from lightfed_kernels._memory import check_apart
 from lightfed_kernels.layout import ALIGNMENT
-from lightfed_kernels.means import Weights, as_weights, check_sums, check_weights
 
 # Columns of a job that one program owns.
 TILE = 1024
@@ -88,13 +92,13 @@ class Groups:
         )
 
 
-def grouped_mean_(rows: _rows.Rows, groups: Groups, weights: Weights | None = None) -> None:
+def grouped_mean_(rows: _rows.Rows, groups: Groups, weights: Sequence[float] | None = None) -> None:
     """The mean over the members of every job, written to all of them in place.
 
         x_k[start:stop] <- sum_m w_m x_m[start:stop] / sum_m w_m      k, m in members
 
     A member of weight 0 does not contribute to a mean but receives it; a job of total weight 0
-    keeps its rows. Sums are held in float64, see `means`. Columns outside all jobs keep their bits.
+    keeps its rows. Sums are held in float64. Columns outside all jobs keep their bits.
 
     Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
 
@@ -107,10 +111,18 @@ def grouped_mean_(rows: _rows.Rows, groups: Groups, weights: Weights | None = No
         ValueError, TypeError: rows or weights that do not fit; names the argument.
     """
     given, shares = _checked(rows, groups, weights)
-    _grouped_mean(given, groups.jobs, groups.members, groups.tiles, groups.tile, shares)
+    check_apart(("rows", given))
+    if not groups.members.numel():
+        return
+    if backend(groups.tiles, *given) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means(given, groups, weights=shares)
+    else:
+        mean_torch(given, groups.jobs, groups.members, shares)
 
 
-def grouped_sum(rows: _rows.Rows, groups: Groups, weights: Weights | None = None) -> Tensor:
+def grouped_sum(rows: _rows.Rows, groups: Groups, weights: Sequence[float] | None = None) -> Tensor:
     """sum_m w_m x_m of every job over this rank's members, float64 (groups.columns,), packed.
 
     Sums of all ranks are added up by the caller and go to `grouped_spread_`. Arguments and errors
@@ -120,11 +132,20 @@ def grouped_sum(rows: _rows.Rows, groups: Groups, weights: Weights | None = None
     """
     given, shares = _checked(rows, groups, weights)
     sums = torch.empty(groups.columns, dtype=torch.float64, device=groups.tiles.device)
-    _grouped_sum(sums, given, groups.jobs, groups.members, groups.tiles, groups.tile, shares)
+    if not groups.members.numel():
+        return sums.zero_()
+    if backend(sums, *given) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means(given, groups, weights=shares, sums=sums)
+    else:
+        sum_torch(sums, given, groups.jobs, groups.members, shares)
     return sums
 
 
-def grouped_spread_(rows: _rows.Rows, sums: Tensor, groups: Groups, totals: Weights) -> None:
+def grouped_spread_(
+    rows: _rows.Rows, sums: Tensor, groups: Groups, totals: Sequence[float]
+) -> None:
     """x_k[start:stop] <- sums / totals of every job, for this rank's members, in place.
 
     Cannot be captured in a CUDA graph: addresses of rows are copied from the host.
@@ -140,14 +161,26 @@ def grouped_spread_(rows: _rows.Rows, sums: Tensor, groups: Groups, totals: Weig
         ValueError, TypeError: an argument that does not fit; names it.
     """
     given, _ = _checked(rows, groups, None)
-    check_sums(sums, groups.columns)
-    divisors = as_weights("totals", totals, groups.jobs.shape[0], groups.tiles.device)
+    if sums.dtype != torch.float64:
+        raise TypeError(f"sums: {sums.dtype}; sums over clients are torch.float64")
+    if sums.shape != (groups.columns,) or not sums.is_contiguous():
+        found = list(sums.shape)
+        raise ValueError(f"sums: of shape {found}; contiguous [{groups.columns}] is needed")
+    divisors = _weights("totals", totals, len(groups.jobs))
     _rows.check_one_device(groups=groups.tiles, sums=sums)
-    _grouped_spread(given, sums, groups.jobs, groups.members, groups.tiles, groups.tile, divisors)
+    check_apart(("rows", given), ("sums", [sums]))
+    if not groups.members.numel():
+        return
+    if backend(sums, *given) == "triton":
+        from lightfed_kernels.gpu.rows import launch_means
+
+        launch_means(given, groups, sums=sums, totals=divisors)
+    else:
+        spread_torch(given, sums, groups.jobs, groups.members, divisors)
 
 
 def _checked(
-    rows: _rows.Rows, groups: Groups, weights: Weights | None
+    rows: _rows.Rows, groups: Groups, weights: Sequence[float] | None
 ) -> tuple[list[Tensor], Tensor | None]:
     given = _rows.as_list(rows)
     _rows.check_rows("rows", given)
@@ -159,9 +192,18 @@ def _checked(
             raise ValueError(
                 f"rows: row {position} has {found} elements; groups is built for {size}"
             )
-    device = _rows.check_one_device(groups=groups.tiles, rows=given)
-    shares = None if weights is None else as_weights("weights", weights, len(lengths), device)
-    return given, shares
+    _rows.check_one_device(groups=groups.tiles, rows=given)
+    return given, None if weights is None else _weights("weights", weights, len(lengths))
+
+
+def _weights(name: str, weights: Sequence[float], count: int) -> Tensor:
+    """(count,) float64 on the host, of weights that are finite and 0 or more."""
+    if len(weights) != count:
+        raise ValueError(f"{name}: {len(weights)} given; {count} numbers are needed")
+    for position, weight in enumerate(weights):
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"{name}[{position}]: {weight}; a weight is finite and 0 or more")
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 def _check_job(
@@ -200,77 +242,3 @@ def _check_disjoint(jobs: Sequence[Job]) -> None:
                     f"jobs {min(one, other)} and {max(one, other)}: both have column {start} of "
                     f"row {member}"
                 )
-
-
-@torch.library.custom_op("lightfed::grouped_mean", mutates_args=("rows",))
-def _grouped_mean(
-    rows: Sequence[Tensor],
-    jobs: Tensor,
-    members: Tensor,
-    tiles: Tensor,
-    tile: int,
-    weights: Tensor | None,
-) -> None:
-    if weights is not None:
-        check_weights("weights", weights)
-    check_apart(("rows", rows))
-    if not members.numel():
-        return
-    if backend(tiles, *rows) == "triton":
-        from lightfed_kernels.gpu.rows import launch_means
-
-        launch_means("members", rows, jobs, members, weights=weights, tiles=tiles, tile=tile)
-    else:
-        mean_torch(rows, jobs, members, weights)
-
-
-@torch.library.custom_op("lightfed::grouped_sum", mutates_args=("sums",))
-def _grouped_sum(
-    sums: Tensor,
-    rows: Sequence[Tensor],
-    jobs: Tensor,
-    members: Tensor,
-    tiles: Tensor,
-    tile: int,
-    weights: Tensor | None,
-) -> None:
-    if weights is not None:
-        check_weights("weights", weights)
-    if not members.numel():
-        sums.zero_()
-    elif backend(sums, *rows) == "triton":
-        from lightfed_kernels.gpu.rows import launch_means
-
-        launch_means(
-            "sums", rows, jobs, members, weights=weights, sums=sums, tiles=tiles, tile=tile
-        )
-    else:
-        sum_torch(sums, rows, jobs, members, weights)
-
-
-@torch.library.custom_op("lightfed::grouped_spread", mutates_args=("rows",))
-def _grouped_spread(
-    rows: Sequence[Tensor],
-    sums: Tensor,
-    jobs: Tensor,
-    members: Tensor,
-    tiles: Tensor,
-    tile: int,
-    totals: Tensor,
-) -> None:
-    check_weights("totals", totals)
-    check_apart(("rows", rows), ("sums", [sums]))
-    if not members.numel():
-        return
-    if backend(sums, *rows) == "triton":
-        from lightfed_kernels.gpu.rows import launch_means
-
-        launch_means(
-            "members", rows, jobs, members, sums=sums, totals=totals, tiles=tiles, tile=tile
-        )
-    else:
-        spread_torch(rows, sums, jobs, members, totals)
-
-
-for _operator in (_grouped_mean, _grouped_sum, _grouped_spread):
-    _operator.register_fake(lambda *arguments: None)

@@ -8,7 +8,6 @@ of neighbours instead. Without masks it is the plain weighted mean.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -155,10 +154,12 @@ def _masked_mean(
         from lightfed_kernels.gpu.masked_mean import launch
 
         launch(out, row_table, masks, receivers, first, index, weights, over_neighbours)
-    elif out.is_cuda:
-        _by_expression(out, rows, masks, receivers, first, index, weights, over_neighbours)
-    else:
-        by_chunks(out, rows, masks, receivers, first, index, weights, over_neighbours)
+    else:  # on the host, wherever the rows are
+        host = out.cpu()
+        x, m, c = ([tensor.cpu() for tensor in own] for own in (rows, masks, receivers))
+        by_chunks(host, x, m, c, first, index, weights, over_neighbours)
+        if host is not out:
+            out.copy_(host)
 
 
 _masked_mean.register_fake(lambda *arguments: None)
@@ -188,36 +189,6 @@ def _replace(
             means[:, : end - begin], *[[x[..., cut] for x in given] for given, cut in kinds], *how
         )
         out[:, block] = means[:, : end - begin]
-
-
-def _by_expression(
-    out: Tensor,
-    rows: Sequence[Tensor],
-    masks: Sequence[Tensor],
-    receivers: Sequence[Tensor],
-    first: Tensor,
-    index: Tensor,
-    weights: Tensor | None,
-    over_neighbours: bool,
-) -> None:
-    """Whole rows at a time, because launches are what costs on a GPU."""
-    every_row, every_mask = _rows.each_row(rows), _rows.each_row(masks)
-    every_kept = _rows.each_row(receivers)
-    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
-    shares = None if weights is None else weights.to(out.device, wide, non_blocking=True)
-    for r, (begin, end) in enumerate(pairwise(first.tolist())):
-        if begin == end:
-            out[r].zero_()
-            continue
-        chosen = index[begin:end].tolist()
-        mean = masked_mean_expression(
-            [every_row[k] for k in chosen],
-            [every_mask[k] for k in chosen] if masks else None,
-            every_kept[r] if every_kept else None,
-            weights=None if shares is None else shares[begin:end],
-            over="neighbours" if over_neighbours else "covered",
-        )
-        out[r].copy_(mean)
 
 
 def _check_senders(name: str, tensors: Sequence[Tensor], neighbours: Neighbours) -> None:

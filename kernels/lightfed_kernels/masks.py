@@ -29,9 +29,7 @@ def pack_mask(mask: Tensor) -> Tensor:
             f"mask: {mask.shape[-1]} elements; the length of a row is a multiple of {ALIGNMENT}"
         )
     shape = (*mask.shape[:-1], mask.shape[-1] // ALIGNMENT)
-    words = torch.empty(shape, dtype=torch.int32, device=mask.device)
-    _pack_mask(words, mask)
-    return words
+    return _pack_into(torch.empty(shape, dtype=torch.int32, device=mask.device), mask)
 
 
 def unpack_mask(words: Tensor) -> Tensor:
@@ -41,9 +39,7 @@ def unpack_mask(words: Tensor) -> Tensor:
     """
     _check_words(words)
     shape = (*words.shape[:-1], words.shape[-1] * ALIGNMENT)
-    mask = torch.empty(shape, dtype=torch.bool, device=words.device)
-    _unpack_mask(mask, words)
-    return mask
+    return _unpack_into(torch.empty(shape, dtype=torch.bool, device=words.device), words)
 
 
 def popcount(words: Tensor) -> Tensor:
@@ -52,9 +48,11 @@ def popcount(words: Tensor) -> Tensor:
     Can be captured in a CUDA graph.
     """
     _check_words(words)
-    count = torch.empty(words.shape[:-1], dtype=torch.int64, device=words.device)
-    _popcount(count, words)
-    return count
+    if words.numel() and _dispatch.backend(words) == "triton":
+        from lightfed_kernels.gpu.masks import tile_counts
+
+        return tile_counts(_matrix(words)).sum(-1).view(words.shape[:-1])
+    return torch.from_numpy(np.asarray(count_ones(words.cpu()))).to(words.device)
 
 
 def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
@@ -74,9 +72,8 @@ def compress(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
     device = _rows.check_one_device(row=row, words=words)
     if not 0 <= nnz <= row.shape[0]:
         raise ValueError(f"nnz: {nnz} of a row of {row.shape[0]} elements")
-    values = torch.empty(nnz, dtype=row.dtype, device=device)
-    _compress(values, row, words)
-    return values
+    _check_nnz("nnz", nnz, words)
+    return _compress_into(torch.empty(nnz, dtype=row.dtype, device=device), row, words)
 
 
 def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -102,8 +99,24 @@ def expand(values: Tensor, words: Tensor, *, out: Tensor | None = None) -> Tenso
     if values.shape[0] > size:
         raise ValueError(f"values: {values.shape[0]} for a row of {size} elements")
     _rows.check_one_device(values=values, words=words, out=out)
-    _expand(out, values, words)
-    return out
+    _check_nnz("values", values.shape[0], words)
+    if values.numel() == 0:
+        return out.zero_()
+    if _dispatch.backend(out, values, words) == "triton":
+        from lightfed_kernels.gpu.masks import launch_expand
+
+        launch_expand(out, values, words)
+        return out
+    host = out.cpu()
+    target, source, packed = as_integers(host), as_integers(values.cpu()), as_bytes(words.cpu())
+    done = 0
+    for begin in range(0, len(target), CHUNK):
+        chunk = target[begin : begin + CHUNK]
+        chunk.fill(0)
+        place = ones_in(packed, begin, CHUNK)
+        chunk[place] = source[done : done + len(place)]
+        done += len(place)
+    return out if host is out else out.copy_(host)
 
 
 def apply_mask_(rows: Tensor, words: Tensor) -> Tensor:
@@ -124,10 +137,9 @@ def apply_mask_(rows: Tensor, words: Tensor) -> Tensor:
     return rows
 
 
-@torch.library.custom_op("lightfed::pack_mask", mutates_args=("words",))
-def _pack_mask(words: Tensor, mask: Tensor) -> None:
+def _pack_into(words: Tensor, mask: Tensor) -> Tensor:
     if words.numel() == 0:
-        return
+        return words
     if _dispatch.backend(words, mask) == "triton":
         from lightfed_kernels.gpu.masks import launch_pack
 
@@ -135,12 +147,12 @@ def _pack_mask(words: Tensor, mask: Tensor) -> None:
     else:
         packed = np.packbits(view(mask.cpu(), torch.uint8), axis=-1, bitorder="little")
         words.copy_(torch.from_numpy(packed).view(torch.int32))
+    return words
 
 
-@torch.library.custom_op("lightfed::unpack_mask", mutates_args=("mask",))
-def _unpack_mask(mask: Tensor, words: Tensor) -> None:
+def _unpack_into(mask: Tensor, words: Tensor) -> Tensor:
     if words.numel() == 0:
-        return
+        return mask
     if _dispatch.backend(mask, words) == "triton":
         from lightfed_kernels.gpu.masks import launch_unpack
 
@@ -153,30 +165,17 @@ def _unpack_mask(mask: Tensor, words: Tensor) -> None:
             for begin in range(0, len(target), CHUNK):
                 part = source[begin // 8 : (begin + CHUNK) // 8]
                 target[begin : begin + CHUNK] = np.unpackbits(part, bitorder="little")
+    return mask
 
 
-@torch.library.custom_op("lightfed::popcount", mutates_args=("count",))
-def _popcount(count: Tensor, words: Tensor) -> None:
-    if words.numel() == 0:
-        count.zero_()
-    elif _dispatch.backend(count, words) == "triton":
-        from lightfed_kernels.gpu.masks import tile_counts
-
-        count.copy_(tile_counts(_matrix(words)).sum(-1).view(count.shape))
-    else:
-        count.copy_(torch.from_numpy(np.asarray(count_ones(words.cpu()))))
-
-
-@torch.library.custom_op("lightfed::compress", mutates_args=("values",))
-def _compress(values: Tensor, row: Tensor, words: Tensor) -> None:
-    _check_nnz("nnz", values.shape[0], words)
+def _compress_into(values: Tensor, row: Tensor, words: Tensor) -> Tensor:
     if values.numel() == 0:
-        return
-    if _dispatch.backend(values, row, words) == "triton":
+        return values
+    if _dispatch.backend(row, words) == "triton":
         from lightfed_kernels.gpu.masks import launch_compress
 
         launch_compress(values, row, words)
-        return
+        return values
     host = values.cpu()
     source, target, packed = as_integers(row.cpu()), as_integers(host), as_bytes(words.cpu())
     done = 0
@@ -184,32 +183,10 @@ def _compress(values: Tensor, row: Tensor, words: Tensor) -> None:
         place = ones_in(packed, begin, CHUNK)
         np.take(source[begin:], place, out=target[done : done + len(place)], mode="clip")
         done += len(place)
-    values.copy_(host)
+    return values if host is values else values.copy_(host)
 
 
-@torch.library.custom_op("lightfed::expand", mutates_args=("out",))
-def _expand(out: Tensor, values: Tensor, words: Tensor) -> None:
-    _check_nnz("values", values.shape[0], words)
-    if values.numel() == 0:
-        out.zero_()
-        return
-    if _dispatch.backend(out, values, words) == "triton":
-        from lightfed_kernels.gpu.masks import launch_expand
-
-        launch_expand(out, values, words)
-        return
-    host = out.cpu()
-    target, source, packed = as_integers(host), as_integers(values.cpu()), as_bytes(words.cpu())
-    done = 0
-    for begin in range(0, len(target), CHUNK):
-        chunk = target[begin : begin + CHUNK]
-        chunk.fill(0)
-        place = ones_in(packed, begin, CHUNK)
-        chunk[place] = source[done : done + len(place)]
-        done += len(place)
-    out.copy_(host)
-
-
+# An operator, as steps are: modes that record or check a step see it as one.
 @torch.library.custom_op("lightfed::apply_mask_", mutates_args=("rows",))
 def _apply_mask(rows: Tensor, words: Tensor) -> None:
     if rows.numel() == 0:
@@ -220,6 +197,9 @@ def _apply_mask(rows: Tensor, words: Tensor) -> None:
         launch_apply(_matrix(rows), _matrix(words))
     else:
         apply_torch(_matrix(rows), _matrix(words))
+
+
+_apply_mask.register_fake(lambda *arguments: None)
 
 
 def apply_torch(rows: Tensor, words: Tensor) -> None:
@@ -235,10 +215,6 @@ def apply_torch(rows: Tensor, words: Tensor) -> None:
             bits = np.take(table, packed[begin // 8 : (begin + CHUNK) // 8], axis=0, mode="clip")
             chunk = integers[begin : begin + CHUNK]
             np.bitwise_and(chunk, bits.reshape(-1), out=chunk)
-
-
-for _operator in (_pack_mask, _unpack_mask, _popcount, _compress, _expand, _apply_mask):
-    _operator.register_fake(lambda *arguments: None)
 
 
 def _matrix(tensor: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def select_by_magnitude(
     numbers = _numbers(counts, segments, device)
     out = torch.empty_like(candidates)
     tiles = segments.tiles_on(device)
-    _select_by_magnitude(out, scores, candidates, numbers, segments.bounds, tiles, largest)
+    _select(out, scores, candidates, numbers, segments.bounds, tiles, 0, largest)
     return out
 
 
@@ -74,7 +74,7 @@ def select_random(candidates: Tensor, counts: Counts, segments: Segments, *, see
     numbers = _numbers(counts, segments, candidates.device)
     out = torch.empty_like(candidates)
     tiles = segments.tiles_on(candidates.device)
-    _select_random(out, candidates, numbers, segments.bounds, tiles, seed)
+    _select(out, None, candidates, numbers, segments.bounds, tiles, seed, False)
     return out
 
 
@@ -122,26 +122,20 @@ def prune_counts(nonzeros: Sequence[int], rate: float) -> list[int]:
     return [ceil(rate * number) for number in nonzeros]
 
 
-@torch.library.custom_op("lightfed::select_by_magnitude", mutates_args=("out",))
-def _select_by_magnitude(
+@torch.library.custom_op("lightfed::select", mutates_args=("out",))
+def _select(
     out: Tensor,
-    scores: Tensor,
+    scores: Tensor | None,
     candidates: Tensor,
     counts: Tensor,
     bounds: Tensor,
     tiles: Tensor,
+    seed: int,
     largest: bool,
 ) -> None:
     _check_values("candidates", candidates, counts, bounds)
-    _choose(out, candidates, counts, bounds, tiles, Order(scores, largest=largest))
-
-
-@torch.library.custom_op("lightfed::select_random", mutates_args=("out",))
-def _select_random(
-    out: Tensor, candidates: Tensor, counts: Tensor, bounds: Tensor, tiles: Tensor, seed: int
-) -> None:
-    _check_values("candidates", candidates, counts, bounds)
-    _choose(out, candidates, counts, bounds, tiles, Order(None, seed=expand_seed(seed)))
+    order = Order(scores, largest=largest, seed=expand_seed(seed))
+    _choose(out, candidates, counts, bounds, tiles, order)
 
 
 @torch.library.custom_op("lightfed::prune_regrow", mutates_args=("out",))
@@ -162,7 +156,7 @@ def _prune_regrow(
     _choose(out, pruned, taken, bounds, tiles, growth, free=True, toggle=True)
 
 
-for _operator in (_select_by_magnitude, _select_random, _prune_regrow):
+for _operator in (_select, _prune_regrow):
     _operator.register_fake(lambda *arguments: None)
 
 

@@ -273,24 +273,6 @@ def test_the_expression_is_the_operation(dtype: torch.dtype, over: Any) -> None:
     assert torch.equal(masked_mean_expression(x[chosen], over=over), masked_mean(x, plain)[0])
 
 
-def test_whole_rows_by_expression_are_the_chunks() -> None:
-    """What a GPU without Triton runs, on the CPU."""
-    from lightfed_kernels.masked_mean import _by_expression
-
-    x, words = values(5, 96), pack_mask(bits(5, 96, density=0.5, seed=3))
-    kept = pack_mask(bits(5, 96, density=0.5, seed=4))
-    neighbours = Neighbours.build([*LISTS, []], senders=5)
-    expected = masked_mean(x, neighbours, masks=words, receivers=kept)
-    out = torch.full_like(expected, float("nan"))
-    _by_expression(
-        out, [x[:1], x[1], x[2:]], [words], [kept], neighbours.first, neighbours.index, None, False
-    )
-    assert torch.equal(out, expected)
-    weighted = Neighbours.build(LISTS, senders=5, weights=WEIGHTS)
-    _by_expression(out[:4], [x], [], [], weighted.first, weighted.index, weighted.weights, True)
-    torch.testing.assert_close(out[:4], masked_mean(x, weighted))
-
-
 def test_rows_of_the_output_lie_further_apart_than_32_bits_reach(device: torch.device) -> None:
     # Virtual memory: only the elements of the rows are touched. A stride has 32 bits, two do not.
     apart = 2**30 + 64

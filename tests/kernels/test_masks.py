@@ -62,11 +62,11 @@ def test_packing_writes_no_further_than_its_words(
     mask = mask.to(device)
     if kernel == "pack":
         buffer, out = banded(packed)
-        operators._pack_mask(out, mask)
+        operators._pack_into(out, mask)
         assert same_bits(out, packed)
     else:
         buffer, out = banded(mask.to(torch.uint8))
-        operators._unpack_mask(out.view(torch.bool), packed)
+        operators._unpack_into(out.view(torch.bool), packed)
         assert same_bits(out, mask)
     assert (buffer[:32] == CANARY).all()
     assert (buffer[-32:] == CANARY).all()
@@ -170,7 +170,7 @@ def test_values_come_from_anywhere_in_a_buffer(
     packed = pack_mask(mask).to(device)
     count = int(mask.sum())
     buffer, _ = banded(torch.empty(count, dtype=dtype, device=device))
-    operators._compress(buffer[31 : 31 + count], row, packed)
+    operators._compress_into(buffer[31 : 31 + count], row, packed)
     assert (buffer[:31] == CANARY).all()
     assert (buffer[31 + count + 1 :][-31:] == CANARY).all()
     got = expand(buffer[31 : 31 + count], packed)
@@ -215,12 +215,6 @@ def test_chunks_of_the_cpu_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(apply_mask_(row.clone(), packed), row * mask)
 
 
-def test_bits_are_counted_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = bits(3, 96)
-    monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert torch.equal(popcount(pack_mask(mask)), mask.sum(-1))
-
-
 def test_rows_that_lie_further_apart_than_32_bits_reach(device: torch.device) -> None:
     # Virtual memory: only the elements of the rows are touched. A stride has 32 bits, two do not.
     apart = 2**30 + 64
@@ -232,13 +226,13 @@ def test_rows_that_lie_further_apart_than_32_bits_reach(device: torch.device) ->
     rows, words, mask = memory(32, torch.bfloat16), memory(1, torch.int32), memory(32, torch.bool)
     rows.fill_(3.0)
     mask.copy_(bits(3, 32))
-    operators._pack_mask(words, mask)
+    operators._pack_into(words, mask)
     assert same_bits(words.contiguous(), reference.pack_mask(bits(3, 32)))
     assert torch.equal(popcount(words), mask.sum(-1))
     assert torch.equal(unpack_mask(words), mask)
     assert torch.equal(apply_mask_(rows, words) == 3, mask)
     mask.fill_(False)
-    operators._unpack_mask(mask, words)
+    operators._unpack_into(mask, words)
     assert torch.equal(mask.cpu(), bits(3, 32))
 
 
@@ -408,31 +402,3 @@ def test_rows_off_a_multiple_of_16_bytes_are_refused_by_the_kernels(
     ):
         with pytest.raises(ValueError, match="row 0 starts 4 bytes past a multiple of 16"):
             call()
-
-
-def test_the_operators_pass_the_checks_of_torch(device: torch.device) -> None:
-    mask, rows = bits(2, 64).to(device), values(2, 64).to(device)
-    words = pack_mask(mask)
-    packed = rows[0][mask[0]]
-    check = torch.library.opcheck
-    check(operators._pack_mask, (words.clone(), mask))
-    check(operators._unpack_mask, (mask.clone(), words))
-    check(operators._popcount, (torch.zeros(2, dtype=torch.int64, device=device), words))
-    check(operators._compress, (packed.clone(), rows[0], words[0]))
-    check(operators._expand, (rows[0].clone(), packed, words[0]))
-    check(operators._apply_mask, (rows.clone(), words))
-
-
-def test_they_compile_without_a_break() -> None:
-    mask, row = bits(64), values(64)
-    count = int(mask.sum())
-
-    def step(row: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        words = pack_mask(mask)
-        packed = compress(row * 2, words, nnz=count)
-        rows = apply_mask_(row + 1, words)
-        return expand(packed, words), rows, unpack_mask(words), popcount(words)
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    for got, expected in zip(compiled(row, mask), step(row, mask), strict=True):
-        assert torch.equal(got, expected)

@@ -64,13 +64,13 @@ def test_results_are_written_where_they_belong(device: torch.device) -> None:
     poison = 0x5A5A5A5A
     for operator, args, expected in [
         (
-            subject._select_by_magnitude,
-            (row, words, counts, *tables, True),
+            subject._select,
+            (row, words, counts, *tables, 0, True),
             reference.select_by_magnitude(cpu_row, mask, wanted, layout, largest=True),
         ),
         (
-            subject._select_random,
-            (words, counts, *tables, 8),
+            subject._select,
+            (None, words, counts, *tables, 8, False),
             reference.select_random(mask, wanted, layout, seed=8),
         ),
         (
@@ -342,7 +342,7 @@ def test_positions_beyond_32_bits(device: torch.device) -> None:
     out = torch.empty_like(words)
     words[-4:] = -1
     counts = torch.tensor([40], device=device)
-    subject._select_random(out, words, counts, bounds, tiles.to(device), 5)
+    subject._select(out, None, words, counts, bounds, tiles.to(device), 5, False)
     keys = reference.random_keys(5, 128, first=first)
     expected = torch.zeros(128, dtype=torch.bool)
     expected[torch.from_numpy(np.argsort(keys, kind="stable")[:40])] = True
@@ -358,8 +358,7 @@ def test_rows_beyond_32_bits(device: torch.device) -> None:
     out = torch.empty_like(words)
     words[-2:] = -1
     counts = torch.tensor([10], device=device)
-    args = (row, words, counts, bounds, tiles.to(device), True)
-    subject._select_by_magnitude(out, *args)
+    subject._select(out, row, words, counts, bounds, tiles.to(device), 0, True)
     assert mask_of(out[-2:]).nonzero().flatten().tolist() == list(range(54, 64))
 
 

@@ -127,8 +127,8 @@ def test_the_operators_are_sound_and_compile(monkeypatch: pytest.MonkeyPatch) ->
     tables = (segments.bounds, segments.tiles)
     operators = torch.ops.lightfed
     for operator, args in [
-        (operators.select_by_magnitude, (row, words, counts, *tables, True)),
-        (operators.select_random, (words, counts, *tables, 3)),
+        (operators.select, (row, words, counts, *tables, 0, True)),
+        (operators.select, (None, words, counts, *tables, 3, False)),
         (operators.prune_regrow, (row, row, words, counts, *tables, 0)),
         (operators.prune_regrow, (row, None, words, counts, *tables, 3)),
     ]:

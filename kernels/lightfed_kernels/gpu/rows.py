@@ -5,7 +5,6 @@ fixed order. No atomics: the same bits every time, whatever the size of a tile.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import triton
@@ -14,33 +13,23 @@ from torch import Tensor
 
 from lightfed_kernels._rows import addresses, check_grid, resident
 from lightfed_kernels.gpu.masks import TYPES, WIDE, on_device
+from lightfed_kernels.groups import Groups
 
 WARPS = 4
 
-SUMS: tl.constexpr = tl.constexpr(0)
-MEMBERS: tl.constexpr = tl.constexpr(1)
 
-Target = Literal["sums", "members"]
-_TARGETS = {"sums": 0, "members": 1}
+_TABLES = ["rows_ptr", "weights_ptr", "jobs_ptr", "tiles_ptr", "totals_ptr"]
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=[
-        "rows_ptr",
-        "weights_ptr",
-        "jobs_ptr",
-        "tiles_ptr",
-        "totals_ptr",
-    ]
-)
+@triton.jit(do_not_specialize_on_alignment=_TABLES)
 def means_kernel(
     rows_ptr, weights_ptr, jobs_ptr, tiles_ptr, sums_ptr, totals_ptr, TYPE: tl.constexpr,
-    ROUND: tl.constexpr, TARGET: tl.constexpr, FROM_ROWS: tl.constexpr, WEIGHTED: tl.constexpr,
+    ROUND: tl.constexpr, SUMS: tl.constexpr, FROM_ROWS: tl.constexpr, WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """S = sum_m w_m x_m and W = sum_m w_m over the members of a job, in float64, and their use.
 
-    S itself (SUMS), or S / W into every member (MEMBERS).
+    S itself (SUMS), or S / W into every member.
 
     A program owns BLOCK columns of one job.
 
@@ -81,7 +70,7 @@ def means_kernel(
     else:
         total = tl.load(sums_ptr + packed + lane, mask=here, other=0)
         weight = tl.load(totals_ptr + job)
-    if TARGET == SUMS:
+    if SUMS:
         tl.store(sums_ptr + packed + lane, total, mask=here)
     else:
         mean = (total / weight).to(ROUND).to(TYPE)
@@ -92,27 +81,24 @@ def means_kernel(
 
 
 def launch_means(
-    target: Target,
     rows: Sequence[Tensor],
-    jobs: Tensor,
-    members: Tensor,
+    groups: Groups,
     *,
-    tiles: Tensor,
-    tile: int,
     weights: Tensor | None = None,
     sums: Tensor | None = None,
     totals: Tensor | None = None,
 ) -> None:
-    """One launch for all jobs. Without `totals` the sums are made of the rows, else read.
+    """One launch for all jobs: into `sums` if only they are given, else into the rows.
+
+    Without `totals` the sums are made of the rows, else read.
 
     Args:
-        jobs: (J, 5) of `Groups`, in host memory, and `members` (M,).
-        weights: (clients,) float64, None for 1; on any device.
+        weights: (clients,) float64 on the host, None for 1.
         sums: packed, read or written.
-        tiles, tile: the job of every program, on the device, and its columns.
+        totals: (J,) float64 on the host.
     """
     like = rows[0]
-    table = jobs.numpy()
+    table, members, tile = groups.jobs.numpy(), groups.members, groups.tile
     counts = -(-(table[:, 1] - table[:, 0]) // tile)
     programs = int(counts.sum())
     check_grid("rows", programs)
@@ -126,18 +112,18 @@ def launch_means(
     device = like.device
     # One table for both.
     moved = resident(np.concatenate([about.reshape(-1), places]), device)
-    shares = None if weights is None else weights[members.to(weights.device, non_blocking=True)]
+    shares = None if weights is None else weights[members]
     with on_device(like):
         means_kernel[(programs,)](
             moved[about.size :],
             moved if shares is None else shares.to(device, non_blocking=True),
             moved,
-            tiles,
+            groups.tiles,
             moved if sums is None else sums,
             moved if totals is None else totals.to(device, non_blocking=True),
             TYPE=TYPES[like.dtype],
             ROUND=WIDE[like.dtype],
-            TARGET=_TARGETS[target],
+            SUMS=sums is not None and totals is None,
             FROM_ROWS=totals is None,
             WEIGHTED=shares is not None,
             BLOCK=tile,
