@@ -140,8 +140,12 @@ class Shipment:
         if not self._travelling:
             return [], []
         me, world = self._ranks.rank, self._ranks.world
+        # Of a row that several ranks need, the package is made once.
+        packages = {k: self._package(k, begin, end, leaving[k]) for k in self.leaving}
+        empty = [self._live.new_empty(0)]
         parts = [
-            self._pack(self._traffic.between(me, r), begin, end, leaving) for r in range(world)
+            torch.cat(empty + [x for k in self._traffic.between(me, r) for x in packages[k]])
+            for r in range(world)
         ]
         coming = [self._traffic.between(r, me) for r in range(world)]
         sizes = [sum(sum(self._size(k, begin, end)) for k in clients) for clients in coming]
@@ -156,17 +160,12 @@ class Shipment:
         words = self._coded[client][begin // ALIGNMENT : end // ALIGNMENT]
         return self._values[client, begin], int(words.sum())
 
-    def _pack(
-        self, clients: Sequence[int], begin: int, end: int, here: Mapping[int, Tensor]
-    ) -> Tensor:
-        """(n,) int32: for every client its values, then its mask's words."""
-        parts = [self._live.new_empty(0)]
-        for client in clients:
-            whole = self._live if self._masks is None else self._masks[client]
-            words = block_words(whole, begin, end)
-            values = compress(here[client], words, nnz=self._values[client, begin])
-            parts += [values.view(torch.int32), words[self._sent_words(client, begin, end)]]
-        return torch.cat(parts)
+    def _package(self, client: int, begin: int, end: int, row: Tensor) -> list[Tensor]:
+        """A client's values and its mask's words, both int32."""
+        whole = self._live if self._masks is None else self._masks[client]
+        words = block_words(whole, begin, end)
+        values = compress(row, words, nnz=self._values[client, begin])
+        return [values.view(torch.int32), words[self._sent_words(client, begin, end)]]
 
     def _unpack(
         self,
@@ -182,15 +181,14 @@ class Shipment:
             values, coded = self._size(client, begin, end)
             own = block_words(self._live, begin, end).clone()
             own[self._sent_words(client, begin, end)] = package[done + values :][:coded]
-            # A copy is aligned, as the kernels require.
-            row = package[done : done + values].clone().view(torch.float32)
-            rows.append(expand(row, own))
+            rows.append(expand(package[done : done + values].view(torch.float32), own))
             words.append(own)
             done += values + coded
 
     def _sent_words(self, client: int, begin: int, end: int) -> Tensor:
+        """Places of the words in a block: with booleans a device would have to be waited for."""
         coded = self._coded[client][begin // ALIGNMENT : end // ALIGNMENT]
-        return torch.from_numpy(coded).to(self._ranks.device)
+        return torch.from_numpy(np.flatnonzero(coded)).to(self._ranks.device, non_blocking=True)
 
 
 def block_words(words: Tensor, begin: int, end: int) -> Tensor:

@@ -1,9 +1,10 @@
 """Host time of a DisPFL exchange: all that Python does, with kernels that do nothing.
 
-    python tests/benchmarks/exchange_host.py [--clients 100] [--blocks 34]
+    python -m tests.benchmarks.exchange_host [--clients 100] [--blocks 34] [--ranks 4]
 
 The tensors of ResNet-18, each of them cut to 32 elements, so that copies take no time either; masks
-of one bit, 10 neighbours. CPU time of one rank. A real launch costs some 20 us more than one here.
+of one bit, 10 neighbours. CPU time of one rank; ranks are threads. A real launch costs some 20 us
+more than one here.
 """
 
 import argparse
@@ -17,7 +18,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "LIGHTFED_KERNEL
 
 import torch
 from lightfed_kernels import ALIGNMENT, Layout, Segments
-from lightfed_kernels.gpu import masked_mean, select
+from lightfed_kernels.gpu import masked_mean, masks, select
 
 from lightfed.aggregation import gossip
 from lightfed.distributed.collectives import Ranks
@@ -25,6 +26,7 @@ from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.state.row_store import RowStore
 from lightfed.state.rows import ModelLayout
 from lightfed.topology.topology import TimeVarying, round_senders
+from tests.core.threads import on_ranks
 
 CPU = torch.device("cpu")
 
@@ -33,7 +35,7 @@ class Nothing:
     """A kernel that does nothing, and counts its launches."""
 
     def __init__(self) -> None:
-        self.launches = 0
+        self.launches, self.__name__ = 0, "nothing"
 
     def __getitem__(self, grid: object) -> "Nothing":
         return self
@@ -42,35 +44,52 @@ class Nothing:
         self.launches += 1
 
 
-def measure(clients: int, neighbours: int, blocks: int, passes: int) -> tuple[list[float], float]:
-    """CPU seconds of every exchange, and launches in one.
+def measure(
+    clients: int, neighbours: int, blocks: int, passes: int, world: int
+) -> tuple[list[float], float]:
+    """CPU seconds of every exchange of the last rank, and launches in one on all ranks.
 
     Args:
-        clients: on the rank.
+        clients: on all ranks.
         neighbours: senders to a client.
         blocks: of columns.
         passes: exchanges.
+        world: ranks.
     """
     whole = ModelLayout.of(ResNet18GN(num_classes=10))
     small = Layout.build((entry.name, (ALIGNMENT,)) for entry in whole.floats)
     layout = ModelLayout(small, whole.integers, whole.parameters)
-    store = RowStore(layout, device=CPU, host=False)
-    store.open(list(range(clients)), keep=True)
     live = Segments.build(small).live
-    masks = {k: live.clone() for k in range(clients)}
     senders = round_senders(TimeVarying(neighbours), 0, clients=clients, seed=0)
+    owner = {k: k * world // clients for k in range(clients)}
     kernel = Nothing()
-    vars(masked_mean)["masked_mean"] = vars(select)["count"] = kernel
+    for module, names in (
+        (masked_mean, ("masked_mean", "mean_tile")),
+        (masks, ("compress", "expand")),
+        (select, ("count",)),
+    ):
+        vars(module).update(dict.fromkeys(names, kernel))
+    # All bits are ones, and that many values are sent.
+    vars(masks)["tile_counts"] = lambda words: torch.full((len(words), 1), 32 * words.shape[1])
     vars(gossip)["_LEAST"] = -(-len(small.entries) // blocks) * ALIGNMENT
-    exchange = gossip.Exchange(layout, Ranks(CPU), owner=dict.fromkeys(masks, 0), buffer=1)
-    seconds = []
-    for _ in range(passes):
-        start = time.process_time()
-        block = store.view(range(clients))
-        assert block is not None
-        rows = dict(enumerate(block.each()))
-        exchange.mean_(rows, senders, masks=masks, keep=masks, over="covered", block=block)
-        seconds.append(time.process_time() - start)
+
+    def exchanges(ranks: Ranks) -> list[float]:
+        own = [k for k in owner if owner[k] == ranks.rank]
+        store = RowStore(layout, device=CPU, host=False)
+        store.open(own, keep=True)
+        words = {k: live.clone() for k in own}
+        exchange = gossip.Exchange(layout, ranks, owner=owner, buffer=1)
+        seconds = []
+        for _ in range(passes):
+            start = time.thread_time()
+            block = store.view(own)
+            assert block is not None
+            rows = dict(zip(own, block.each(), strict=True))
+            exchange.mean_(rows, senders, masks=words, keep=words, over="covered", block=block)
+            seconds.append(time.thread_time() - start)
+        return seconds
+
+    seconds = on_ranks(world, exchanges)[-1]
     return seconds, kernel.launches / passes
 
 
@@ -82,13 +101,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--neighbours", type=int, default=10, help="senders to a client")
     parser.add_argument("--blocks", type=int, default=1, help="that the columns pass in")
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--passes", type=int, default=20)
     options = parser.parse_args(argv)
-    seconds, launches = measure(options.clients, options.neighbours, options.blocks, options.passes)
+    seconds, launches = measure(
+        options.clients, options.neighbours, options.blocks, options.passes, options.ranks
+    )
     least, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)
     print(
-        f"{options.clients} clients, {options.blocks} blocks: {least:.2f} ms at least, "
-        f"{median:.2f} ms median, {launches:.0f} launches"
+        f"{options.clients} clients, {options.ranks} ranks, {options.blocks} blocks: "
+        f"{least:.2f} ms at least, {median:.2f} ms median, {launches:.0f} launches"
     )
     return 0
 

@@ -334,3 +334,16 @@ def test_a_block_fits_into_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     widths.clear()
     on_ranks(2, lambda ranks: run(ranks, owner, hears, buffer=1))
     assert set(widths[:-1]) == {96}  # however small the buffer
+
+
+def test_a_row_that_several_ranks_need_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+    compress = shipment.compress
+
+    def counted(row: Tensor, words: Tensor, *, nnz: int) -> Tensor:
+        packed.append(nnz)
+        return compress(row, words, nnz=nnz)
+
+    monkeypatch.setattr(shipment, "compress", counted)
+    on_ranks(3, lambda ranks: run(ranks, {0: 0, 1: 1, 2: 2}, {1: [0], 2: [0]}))
+    assert len(packed) == 1  # of one block
