@@ -163,7 +163,7 @@ class Fleet(Messenger):
         self.metrics["participants"] = float(len(reports))
         self.metrics["excluded"] = float(len(reports) - len(good))
         for moment, tests in training.tests.items():
-            self.tests.setdefault(moment, []).extend(self.ranks.gather(tests))
+            self.tests.setdefault(moment, []).extend(tests)
 
     def _judge(self, reports: Sequence[Report], t: int) -> Verdict:
         """Which updates can be used; called by every rank.

@@ -6,13 +6,13 @@ Rows go over the process group. Flags and objects always go over gloo, also with
 need not wait for the GPU's stream.
 """
 
-import re
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ TIMEOUT = timedelta(minutes=30)  # torch's own
 # rows are merged as fast by a single all-reduce, which waits less often.
 SHARDED = 1 << 21
 _SENT = 1 << 19  # elements that a rank sends at a time over gloo: buffers that a cache holds
+_PACKAGE = 1 << 13  # bytes of a rank's objects that one collective gathers: a hundred sessions
+_LENGTH = 8  # bytes before them that say how many they are
 
 # gloo, by purpose: next to an NCCL group, or for a thread; made once per process group
 _groups: dict[str, dist.ProcessGroup] = {}
@@ -47,11 +49,20 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+class Notices(Protocol):
+    """What a rank says to all others, and they to it, whenever they gather something."""
+
+    def tell(self) -> Any: ...
+    def hear(self, told: list[Any]) -> None: ...
+
+
 class Ranks:
     """The ranks of a run, as one object that counts the bytes it moves.
 
     If ranks are watched, a collective that fails or times out ends the process with a line that
     names the rank at fault. Otherwise it raises torch's RuntimeError.
+
+    What ranks say in `notices` goes with every gather, so that it takes no collective of its own.
 
     Args:
         device: of this rank.
@@ -63,7 +74,10 @@ class Ranks:
             W - 1 times what the rank gives.
         timings: parts of this rank's round. Flags, objects and barriers count as waiting. Rows
             count for the part that sends them.
+        notices: sent and received with every gather, if there are any.
     """
+
+    notices: Notices | None = None
 
     def __init__(self, device: torch.device, *, timeout: timedelta = TIMEOUT) -> None:
         self.device, self.timeout = device, timeout
@@ -88,12 +102,15 @@ class Ranks:
         `what` is named in the report. Unless `waits`, their time does not count as waiting for
         others.
         """
+        liveness.waits_for(what)
         try:
             with self.timings.part("waiting") if waits else nullcontext():
                 yield
         except RuntimeError as error:
-            liveness.lost(what, error, _missing(error))
+            liveness.lost(what, error)
             raise
+        finally:
+            liveness.waits_for("")
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up over the ranks, in place."""
@@ -201,14 +218,37 @@ class Ranks:
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self.side if tensor.device.type == "cpu" else None
 
-    def gather(self, objects: list[Any]) -> list[Any]:
-        """The concatenation of every rank's list, on every rank, in rank order."""
-        if self.world == 1:
-            return objects
-        lists: list[list[Any]] = [[] for _ in range(self.world)]
-        with self.together("a gather"):
-            dist.all_gather_object(lists, objects, group=self.side)
+    def gather(self, objects: list[Any], what: str = "a gather") -> list[Any]:
+        """The concatenation of every rank's list, on every rank, in rank order.
+
+        It is one collective, or two if a rank's objects take more than `_PACKAGE` bytes. `what` is
+        named where a rank does not come.
+        """
+        note = None if self.notices is None else self.notices.tell()
+        lists, told = zip(*self._gathered((objects, note), what), strict=True)
+        if self.notices is not None:
+            self.notices.hear([*told])
         return [item for part in lists for item in part]
+
+    def _gathered(self, obj: T, what: str) -> list[T]:
+        """Every rank's object; it is not copied if there is one rank."""
+        if self.world == 1:
+            return [obj]
+        given = pickle.dumps(obj)
+        every = self._packages(given, _PACKAGE, what)
+        longest = max(int.from_bytes(each[:_LENGTH]) for each in every)
+        if longest > _PACKAGE:
+            every = self._packages(given, longest, what)
+        return [pickle.loads(each[_LENGTH:]) for each in every]
+
+    def _packages(self, given: bytes, room: int, what: str) -> list[memoryview]:
+        """The length and the first bytes of what every rank gives, as many as there is room for."""
+        sent = bytearray(len(given).to_bytes(_LENGTH) + given[:room].ljust(room, b"\0"))
+        own = torch.frombuffer(sent, dtype=torch.uint8)
+        every = [torch.empty_like(own) for _ in range(self.world)]
+        with self.together(what):
+            dist.all_gather(every, own, group=self.side)
+        return [each.numpy().data for each in every]
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
@@ -244,27 +284,13 @@ class Ranks:
             with self.together("a barrier"):
                 dist.barrier(group=self.side)
 
-    def meet(self, what: str) -> None:
-        """Wait until every rank has reached `what`; a timeout names the missing ranks.
-
-        Call it before other collectives where ranks may arrive at very different times, because
-        their timeouts name no rank.
-        """
-        if self.world == 1:
-            return
-        minutes = self.timeout.total_seconds() / 60
-        # Only rank 0 sees which ranks are missing, and it may be the last to arrive.
-        timeout = self.timeout if self.rank == 0 else 2 * self.timeout
-        with self.together(f"{what} within {minutes:g} minutes"):
-            dist.monitored_barrier(self.side, timeout, wait_all_ranks=True)
-
     def apart(self) -> "Ranks":
         """The same ranks for flags and objects of another thread; called by every rank.
 
         They wait twice as long, so that a rank that hangs is missed by what the run waits for.
         """
         ranks = copy(self)
-        ranks.timings = Timings()
+        ranks.timings, ranks.notices = Timings(), None
         ranks.side = _group("apart", 2 * self.timeout) if self.world > 1 else None
         return ranks
 
@@ -278,9 +304,3 @@ def _group(purpose: str, timeout: timedelta) -> dist.ProcessGroup:
     if purpose not in _groups:
         _groups[purpose] = dist.new_group(backend="gloo", timeout=timeout)
     return _groups[purpose]
-
-
-def _missing(error: RuntimeError) -> list[int]:
-    """Ranks missing from a monitored barrier, parsed from the message of torch 2.11 and 2.12."""
-    found = re.search(r"Ranks? (\d+(?:, ?\d+)*),? failed to pass monitoredBarrier", str(error))
-    return [int(rank) for rank in found[1].split(",")] if found else []

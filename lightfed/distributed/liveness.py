@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 
 from lightfed.distributed.connections import Group, connect
 from lightfed.distributed.peers import Peer, State
@@ -73,10 +74,19 @@ def fail(error: BaseException) -> None:
     _goodbye("failed", _one_line(f"{kind}{error}"))
 
 
-def lost(what: str, error: Exception, missing: Sequence[int]) -> None:
+def waits_for(what: str) -> None:
+    """Note the collective in which this rank waits for the others, or "".
+
+    One of another thread is not what they wait for.
+    """
+    if _current is not None and threading.current_thread() is threading.main_thread():
+        _current.waits_for = what
+
+
+def lost(what: str, error: Exception) -> None:
     """End this process after a failed collective if the ranks are watched; see Watch.lost."""
     if _current is not None:
-        _current.lost(what, _one_line(str(error)), missing)
+        _current.lost(what, _one_line(str(error)))
 
 
 def _goodbye(state: State, said: str = "") -> None:

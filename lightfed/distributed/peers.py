@@ -26,10 +26,10 @@ class Peer:
 
 
 class Peers:
-    """All ranks of a run, as one of them knows them."""
+    """All ranks of a run, as one of them knows them; they wait `limit` seconds for each other."""
 
-    def __init__(self, rank: int, peers: Sequence[Peer]) -> None:
-        self._rank, self._peers = rank, peers
+    def __init__(self, rank: int, peers: Sequence[Peer], limit: float) -> None:
+        self._rank, self._peers, self._limit = rank, peers, limit
         self._order: list[Peer] = []  # in order of their messages
 
     def __getitem__(self, rank: int) -> Peer:
@@ -40,11 +40,10 @@ class Peers:
         peer.state, peer.said = state, said
         self._order.append(peer)
 
-    def mark_late(self, missing: Sequence[int]) -> None:
-        """Record that all running ranks but the missing ones were late for a collective."""
-        for peer in self._peers:
-            if missing and peer.rank not in missing and peer.state == "running":
-                peer.state = "late"
+    @property
+    def late(self) -> list[Peer]:
+        """Those that have waited in vain for a collective, in order."""
+        return [peer for peer in self._order if peer.state == "late"]
 
     def reports_rank_0(self) -> bool:
         """Whether this rank reports the loss of rank 0: the first one on another node, if any."""
@@ -59,18 +58,20 @@ class Peers:
             return f"{failed[0]} ended with an error ({failed[0].said})"
         if left := [peer for peer in self._peers if peer.state == "left"]:
             return f"{_names(left)} ended before the others"
-        late = [peer for peer in self._order if peer.state == "late"]
         silent = [peer for peer in self._peers if peer.state == "running"]
-        if late:
+        if self.late:
             who = f"{_names(silent)} did" if silent else "ranks waited for each other, and did"
-            return f"{who} not reach {late[0].said}"
+            return f"{who} not reach {self._within(self.late[0].said)}"
         return f"{self._order[0]}: {self._order[0].said}"
 
     def silence_of_rank_0(self, what: str) -> str:
         """Why rank 0 does not answer after a collective `what` has failed."""
         ended = self._peers[0].state != "running"
-        end = "ended before the others" if ended else f"did not reach {what}"
+        end = "ended before the others" if ended else f"did not reach {self._within(what)}"
         return f"{self._peers[0]} {end}"
+
+    def _within(self, what: str) -> str:
+        return f"{what} within {self._limit / 60:g} minutes"
 
 
 def _names(peers: Sequence[Peer]) -> str:

@@ -8,9 +8,10 @@ Then one rank prints which rank died, and all of them exit. A crash would repeat
 After a lost node the run may continue elsewhere: the rank that prints arranges that first.
 
 Each message is one line of JSON. `left` and `failed` are goodbyes. `late` and `lost` mean that a
-collective timed out or failed; rank 0 answers with `end`. A `signal` that asks one rank to stop is
-forwarded to all, which otherwise would finish all of their sessions first. A `beat` is a sign of
-life: a rank that is stopped keeps its connection (`peers.py`).
+collective timed out or failed; rank 0 answers with `end`. After the first `late` it asks all
+`where` they are: those in the same collective are `late` too, and not at fault. A `signal` that
+asks one rank to stop is forwarded to all, which otherwise would finish all of their sessions first.
+A `beat` is a sign of life: a rank that is stopped keeps its connection (`peers.py`).
 """
 
 import errno
@@ -53,8 +54,9 @@ class Watch:
     ) -> None:
         self.node_lost = node_lost
         self._rank, self._links, self._kill = rank, links, kill
-        self._peers = Peers(rank, peers)
+        self._peers = Peers(rank, peers, limit)
         self.signal = False
+        self.waits_for = ""  # the collective in which this rank is
         self._gone = False  # this rank has said goodbye: it exits by itself, even if others die
         self._deadline: float | None = None
         self._ending = threading.Lock()
@@ -71,15 +73,14 @@ class Watch:
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_WR)
 
-    def lost(self, what: str, said: str, missing: Sequence[int]) -> None:
+    def lost(self, what: str, said: str) -> None:
         """Report the rank that made a collective fail, and end this process.
 
-        Returns only if this rank has said goodbye. `said` is torch's message; `missing` ranks are
-        known not to have arrived.
+        Returns only if this rank has said goodbye. `said` is torch's message.
         """
         if self._gone:
             return
-        late = bool(missing) or "timed out" in said.lower()
+        late = "timed out" in said.lower()
         state: State = "late" if late else "lost"
         said = what if late else f"{what} failed ({said})"
         if self._rank:
@@ -87,7 +88,6 @@ class Watch:
             time.sleep(2 * GRACE)  # rank 0 knows why, and ends this process
             first = self._peers.reports_rank_0()
             self._end(self._peers.silence_of_rank_0(what) if first else None)
-        self._peers.mark_late(missing)
         self._receive(self._peers[0], state, said)
         time.sleep(GRACE)
         self._end(self._peers.reason())
@@ -167,9 +167,13 @@ class Watch:
         return bool(data)
 
     def _receive(
-        self, peer: Peer, state: State | Literal["beat", "end", "signal"], said: str
+        self, peer: Peer, state: State | Literal["beat", "end", "signal", "where"], said: str
     ) -> None:
         if state == "beat":
+            return
+        if state == "where":
+            if said == self.waits_for:
+                self._send("late", said)
             return
         if state == "end":
             if not self._gone:
@@ -180,6 +184,10 @@ class Watch:
                 self._send("signal", said)
             self.signal = True
             return
+        if state == "late" and not self._peers.late:
+            self._send("where", said)
+            if said == self.waits_for:
+                self._peers[0].state = "late"
         self._peers.receive(peer, state, said)
         if state != "left" and self._deadline is None:
             self._deadline = time.monotonic() + GRACE

@@ -13,13 +13,13 @@ from typing import Any
 import lightning.pytorch as L
 from typing_extensions import override
 
+from lightfed.engine.connectors.notices import RoundNotices
 from lightfed.engine.federation import federation_of
-from lightfed.engine.round_report import log_timings
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.rank_sessions import Pending, RunClient
 from lightfed.local.sessions.finished import Suspended
 from lightfed.runs import checkpoint, journal
-from lightfed.utils import lightning_private, signals
+from lightfed.utils import lightning_private
 from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _call_callback_hooks, call_overridden, overriding
 
@@ -40,6 +40,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         self._evaluated = 0  # rounds that were finished at the last evaluation
         self._first: int | None = None  # round of this process
         self._journal: Path | None = None  # of this run, until its first round ends
+        self.notices: RoundNotices
 
     @property
     @override
@@ -120,15 +121,7 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
         journal.write(suspended, path, ranks, t=t, identity=identity)
         saved = f"{self.trainer.rounds(t)} and {suspended} of the next"
         progressed = suspended.new > 0 or t != self._first
-        raise Interrupted(self.asked(), saved, resumable=True, progressed=progressed)
-
-    def asked(self) -> int:
-        """The signal received by any rank, or 0; a DiskError if the checkpoint failed."""
-        strategy = self.trainer.strategy
-        every = strategy.ranks.gather([(signals.asked() or 0, strategy.checkpoints.failed)])
-        if any(failed for _, failed in every):
-            strategy.checkpoints.finish()
-        return max(signal for signal, _ in every)
+        raise Interrupted(self.notices.asked(), saved, resumable=True, progressed=progressed)
 
     def _waves(self, mine: list[int], waves: int, run: RunClient) -> list[Pending]:
         self.batch_progress.reset_on_run()
@@ -273,10 +266,16 @@ class FederatedLoop(lightning_private._FitLoop):
     def on_advance_end(self) -> None:
         super().on_advance_end()
         self.epoch_loop.forget_journal()
-        log_timings(self.trainer, federation_of(self.trainer).fleet)
-        signal = self.epoch_loop.asked()
+        signal = self.epoch_loop.notices.round_ends()
         if signal and not self.done:
+            self.epoch_loop.notices.run_ends()
             self.trainer.interrupt(signal)
+
+    @override
+    def on_run_start(self) -> None:
+        super().on_run_start()
+        ranks = self.trainer.strategy.ranks
+        ranks.notices = self.epoch_loop.notices = RoundNotices(self.trainer)
 
     @override
     def on_run_end(self) -> None:
@@ -285,6 +284,7 @@ class FederatedLoop(lightning_private._FitLoop):
             self.trainer.last_checkpoint.catch_up(self.trainer)
         self.epoch_loop.forget_journal()
         self.trainer.strategy.checkpoints.finish()
+        self.epoch_loop.notices.run_ends()
         super().on_run_end()
 
     @override

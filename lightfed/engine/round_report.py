@@ -14,7 +14,6 @@ from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.session import Report
 from lightfed.runs.environment import environment
 from lightfed.runs.run_table import Row
-from lightfed.utils.stopwatch import PARTS
 
 log = logging.getLogger(__name__)
 
@@ -101,17 +100,6 @@ class RoundReport:
         shown.pop("loss", None)  # this round may have no sessions
         found = self.metrics
         shown.update({name: found[key] for name, key in _SHOWN.items() if key in found})
-
-
-def log_timings(trainer: RunTrainer, fleet: Fleet) -> None:
-    """Log the parts of a finished round, and the rows that have moved.
-
-    The parts are means over the ranks; they add up to the round's duration.
-    """
-    every = fleet.ranks.gather([fleet.ranks.timings.take()])
-    if trainer.run_logger is not None:
-        means = {part: sum(own[part] for own in every) / len(every) for part in PARTS}
-        trainer.run_logger.log_timings(trainer.current_epoch, means, moved=fleet.moved)
 
 
 def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:

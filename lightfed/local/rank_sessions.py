@@ -88,6 +88,8 @@ class Training(AroundSessions):
     def sessions(self, clients: Sequence[int], waves: int, t: int) -> list[Report]:
         """Local training of clients of all ranks, at most `waves` on one: all reports, ascending.
 
+        Then `tests` has those of all ranks, too.
+
         Raises Suspended if a signal asked the run to stop before all sessions finished, and a
         UserError if a session rejects a user's setting.
         """
@@ -99,17 +101,19 @@ class Training(AroundSessions):
             self._packs.form([k for k in mine if not self._is_known(k)], t)
             pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
             here = [report.resolve() for report in pending]
-        fleet.ranks.meet(f"the end of the sessions of round {t}")
-        gathered = fleet.ranks.gather([*here, *self._refusals])
-        for refusal in gathered:
-            if isinstance(refusal, UserError):
-                raise refusal
-        if len(gathered) < len(clients):
-            done = [report.client for report in gathered if not report.error]
+        given = here, self._refusals, self.tests
+        every = fleet.ranks.gather([given], f"the end of the sessions of round {t}")
+        for refusal in (refusal for _, refusals, _ in every for refusal in refusals):
+            raise refusal
+        reports: list[Report] = [report for theirs, _, _ in every for report in theirs]
+        if len(reports) < len(clients):
+            done = [report.client for report in reports if not report.error]
             new = sum(not self._is_known(client) for client in done)
             raise Suspended(self.calls, finished(fleet, here, self.tests), total=len(done), new=new)
         self.calls += 1
-        return sorted(gathered, key=lambda report: report.client)
+        for moment in self.tests:
+            self.tests[moment] = [report for _, _, tests in every for report in tests[moment]]
+        return sorted(reports, key=lambda report: report.client)
 
     def run(self, client: int, mine: list[int], t: int) -> Pending | None:
         """Run a session or reuse its known result; None if a signal asks the run to stop.

@@ -91,14 +91,6 @@ class RunFolder:
             self._ranks.first(lambda: run_lock.take(self.path, self._job))
         self._owned = True
 
-    def check_owner(self) -> None:
-        """Check ownership before rank 0 writes to the folder; called by every rank.
-
-        Raises TakenOver on every rank if another process has taken the folder.
-        """
-        assert self._ranks is not None, "the folder is claimed"
-        self._ranks.first(lambda: run_lock.check(self.path))
-
     def _create(self) -> str:
         """Create a new folder; mkdir fails if another run has just made it."""
         self._missing = [p for p in (self.save_dir, *self.save_dir.parents) if not p.exists()]

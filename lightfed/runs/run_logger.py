@@ -165,28 +165,25 @@ class RunLogger(Logger):
         """Record that the run has finished; see `RunFolder.finished_rounds`."""
         self.place.finish(rounds, limits)
 
-    def log_clients(self, rows: list[Row]) -> None:
-        """Append the rows of one evaluation to clients.csv; called by every rank.
-
-        Raises TakenOver on every rank if the run continues in another process.
-        """
-        self.place.check_owner()
-        self._append_clients(rows)
-
     @rank_zero_only
-    def _append_clients(self, rows: list[Row]) -> None:
+    def log_clients(self, rows: list[Row]) -> None:
+        """Append the rows of one evaluation to clients.csv.
+
+        Raises TakenOver, which ends the other ranks, if the run continues in another process.
+        """
+        run_lock.check(self.folder)
         if rows:
             self._clients.append(rows, self._clients.rows)
 
     @rank_zero_only
     def log_timings(self, number: int, seconds: Mapping[Part, float], *, moved: int) -> None:
-        """Append a row to timings.csv; called after the round's checkpoint.
+        """Append a row to timings.csv; called after the round's checkpoint, in the next round.
 
         `seconds` are those of the parts of round `number`; `moved` rows have moved between ranks.
         """
         if number not in self._rounds:
             return
-        with suppress(run_lock.TakenOver):  # the next round raises it on every rank
+        with suppress(run_lock.TakenOver):  # the next round raises it
             run_lock.check(self.folder)
             row: Row = {"round": number, **{name: round(s, 6) for name, s in seconds.items()}}
             self._timings.append([row | {"moved": moved}], self._timings.rows)
@@ -199,16 +196,13 @@ class RunLogger(Logger):
             save = partial(np.savez, round=np.array(number), **values)
             write_atomically(self.folder / f"{name}.npz", save)
 
-    def end_round(self, number: int) -> None:
-        """Write the finished round's row to disk; called by every rank.
-
-        Raises TakenOver on every rank if the run continues in another process.
-        """
-        self.place.check_owner()
-        self._append_round(number)
-
     @rank_zero_only
-    def _append_round(self, number: int) -> None:
+    def end_round(self, number: int) -> None:
+        """Write the finished round's row to disk.
+
+        Raises TakenOver, which ends the other ranks, if the run continues in another process.
+        """
+        run_lock.check(self.folder)
         if number in self._rounds:
             self._metrics.append([self._rounds[number]], lambda: self._rows_until(number - 1))
             self._ended = number

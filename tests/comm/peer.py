@@ -100,16 +100,20 @@ def leave_and_linger() -> None:
     sys.exit(3)
 
 
+def wait() -> None:
+    """In the same collective as those that are late, but not for as long yet."""
+    watch.waits_for("the end of the sessions")
+    time.sleep(LONG)
+
+
 def late() -> None:
-    watch.lost("the end of the sessions", RuntimeError("Timed out waiting"), ())
-
-
-def late_and_sees_who_is_missing() -> None:
-    watch.lost("the end of the sessions", RuntimeError("Ranks 2 failed to pass"), [2])
+    watch.waits_for("the end of the sessions")
+    time.sleep(GRACE / 2)
+    watch.lost("the end of the sessions", RuntimeError("Timed out waiting"))
 
 
 def broken() -> None:
-    watch.lost("a gather", RuntimeError("Connection closed\nby peer"), ())
+    watch.lost("a gather", RuntimeError("Connection closed\nby peer"))
 
 
 def stop() -> None:
@@ -129,7 +133,7 @@ DEEDS = {
     "leave and linger": leave_and_linger,
     "exit without a word": lambda: os._exit(0),
     "late": late,
-    "late, and sees 2 missing": late_and_sees_who_is_missing,
+    "wait": wait,
     "broken": broken,
     "stop": stop,
 }

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from lightfed.distributed import collectives
 from lightfed.distributed import liveness as watch
-from lightfed.distributed.collectives import Ranks, _missing
+from lightfed.distributed.collectives import _PACKAGE, Ranks
 from tests.core.threads import on_ranks
 
 
@@ -141,52 +140,70 @@ def test_rows_of_a_gpu_go_over_the_process_group_and_the_rest_over_the_side_grou
     assert ranks._group(torch.ones(1, device="meta")) is None
 
 
-@pytest.mark.parametrize(
-    ("said", "missing"),
-    [
-        ("[Rank 0]: Ranks 1, 12, 3 failed to pass monitoredBarrier in 5000 ms", [1, 12, 3]),
-        ("[Rank 0]: Ranks 2 failed to pass monitoredBarrier in 5000 ms", [2]),
-        ("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 5000 ms", [2]),
-        ("Rank 1 successfully reached monitoredBarrier, but received errors", []),
-        ("Connection closed by peer [127.0.0.1]:1", []),
-    ],
-)
-def test_who_is_missing_is_read_from_what_torch_says(said: str, missing: list[int]) -> None:
-    assert _missing(RuntimeError(said)) == missing
+@pytest.mark.parametrize("size", [0, 1, _PACKAGE, 3 * _PACKAGE])
+def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: int) -> None:
+    """Those of one rank are long; all of them need the second collective then, or none."""
+
+    class Says:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def tell(self) -> int:
+            return 10 * self.rank
+
+        def hear(self, told: list[int]) -> None:
+            self.told = told
+
+    def work(ranks: Ranks) -> tuple[list[Any], list[int], int]:
+        says = ranks.notices = Says(ranks.rank)
+        collectives, packages = 0, ranks._packages
+
+        def counted(*args: Any) -> Any:
+            nonlocal collectives
+            collectives += 1
+            return packages(*args)
+
+        ranks._packages = counted  # type: ignore[method-assign]
+        found = ranks.gather([ranks.rank] * ranks.rank + ["x" * size] * (ranks.rank == 1))
+        return found, says.told, collectives
+
+    expected = [1, "x" * size, 2, 2]
+    assert on_ranks(3, work) == [(expected, [0, 10, 20], 1 + (size >= _PACKAGE))] * 3
+
+
+def test_one_rank_hears_itself() -> None:
+    class Says:
+        told: Any = None
+
+        def tell(self) -> int:
+            return 7
+
+        def hear(self, told: list[int]) -> None:
+            self.told = told
+
+    ranks = Ranks(torch.device("cpu"))
+    ranks.notices = says = Says()
+    assert ranks.gather(["x"]) == ["x"]
+    assert says.told == [7]
+    assert ranks.apart().notices is None
 
 
 def test_a_broken_collective_is_handed_to_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    handed: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(watch, "lost", lambda *stated: handed.append(stated))
-    error = RuntimeError("Ranks 1 failed to pass monitoredBarrier")
+    done: list[Any] = []
+    monkeypatch.setattr(watch, "waits_for", done.append)
+    monkeypatch.setattr(watch, "lost", lambda *stated: done.append(stated))
+    error = RuntimeError("Connection closed by peer")
     ranks = Ranks(torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="monitored"), ranks.together("a merge"):
+    with pytest.raises(RuntimeError, match="closed"), ranks.together("a merge"):
         raise error
+    assert done == ["a merge", ("a merge", error), ""]
     with pytest.raises(ValueError, match="mine"), ranks.together("a merge"):
         raise ValueError("mine")
-    assert handed == [("a merge", error, [1])]
-
-
-@pytest.mark.parametrize(("rank", "minutes"), [(0, 5), (1, 10)])
-def test_rank_0_waits_no_longer_than_the_others(
-    rank: int, minutes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It sees who is missing, and may itself have been the last to come."""
-    waited: list[Any] = []
-
-    def barrier(group: Any, timeout: timedelta, *, wait_all_ranks: bool) -> None:
-        waited.append((group, timeout, wait_all_ranks))
-
-    monkeypatch.setattr(collectives.dist, "monitored_barrier", barrier)
-    ranks = Ranks(torch.device("cpu"), timeout=timedelta(minutes=5))
-    ranks.rank, ranks.world, ranks.side = rank, 2, object()  # type: ignore[assignment]
-    ranks.meet("the end")
-    assert waited == [(ranks.side, timedelta(minutes=minutes), True)]
+    assert done[3:] == ["a merge", ""]
 
 
 def test_one_rank_meets_nobody() -> None:
     ranks = Ranks(torch.device("cpu"))
-    ranks.meet("the end")
     ranks.barrier()
     assert ranks.any(True)
     assert not ranks.any(False)

@@ -150,15 +150,18 @@ WRITES: dict[str, Callable[[RunLogger], None]] = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_no_rank_goes_on_when_the_first_may_not_write_figures(name: str, tmp_path: Path) -> None:
+def test_the_first_rank_ends_when_it_may_not_write_figures(name: str, tmp_path: Path) -> None:
+    """Which ends the others; what they save cannot be written either."""
+
     def work(ranks: Ranks) -> None:
         logger = logger_in(tmp_path, ranks)
         logger.log_metrics({"loss": 1.0}, 0)
         ranks.first(lambda: (tmp_path / "run" / ".owner").write_text(OTHER))
-        WRITES[name](logger)
+        if ranks.rank == 0:
+            WRITES[name](logger)
 
     errors = together(2, work)
-    assert [type(error) for error in errors] == [TakenOver] * 2
+    assert [type(error) for error in errors] == [TakenOver, type(None)]
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".owner"]
 
 

@@ -43,7 +43,7 @@ class Network:
         every = self._share([part.clone() for part in parts])
         out.copy_(torch.stack([theirs[self.rank.value] for theirs in every]).sum(0))
 
-    def all_gather(self, out: list[Tensor], given: Tensor) -> None:
+    def all_gather(self, out: list[Tensor], given: Tensor, group: None = None) -> None:
         for part, theirs in zip(out, self._share(given.clone()), strict=True):
             part.copy_(theirs)
 
@@ -54,9 +54,6 @@ class Network:
 
     def wait(self) -> None:
         """What was begun is done: nothing is asynchronous here."""
-
-    def all_gather_object(self, out: list[Any], given: Any, group: None) -> None:
-        out[:] = self._share(given)
 
     def all_to_all_single(
         self, out: Tensor, given: Tensor, coming: list[int], sent: list[int], group: None
