@@ -11,7 +11,14 @@ from typing import Literal
 
 import numpy as np
 import torch
-from lightfed_kernels import ALIGNMENT, Neighbours, Segments, count_per_tensor, masked_mean
+from lightfed_kernels import (
+    ALIGNMENT,
+    Neighbours,
+    Segments,
+    count_per_tensor,
+    masked_mean,
+    popcount,
+)
 from torch import Tensor
 
 from lightfed.aggregation.shipment import Shipment, Tensors, Traffic, block_words
@@ -58,6 +65,7 @@ class Exchange:
         self._buffer = room(ranks) if buffer is None else buffer
         self._integers = layout.integers
         self._tensors = Tensors(Segments.build(layout.floats, device=ranks.device))
+        self._live = self._tensors.segments.live_on(ranks.device)
 
     def mean_(
         self,
@@ -80,11 +88,13 @@ class Exchange:
             return {}
         lists = {k: sorted({k, *senders[k]}) for k in sorted(senders)}
         sending = sorted({sender for own in lists.values() for sender in own})
-        counts = self._counts(sending, masks)
         traffic = Traffic.of(lists, self._owner, self._ranks.world)
-        shipment = Shipment(
-            self._tensors, self._ranks, traffic, dict(zip(sending, counts, strict=True)), masks
-        )
+        blocks = self._blocks(traffic)
+        sent = blocks if traffic.routes else []
+        counts, values = self._counts(sending, masks, sent)
+        coded = {k: self._tensors.coded(counts[sending.index(k)]) for k in traffic.travelling}
+        held = dict(zip(sending, values.tolist(), strict=True))
+        shipment = Shipment(self._live, self._ranks, traffic, coded, held, sent, masks)
         if self._integers.size:
             self._integer_maxima(rows, lists, sending)
         sources = traffic.locals[self._ranks.rank]
@@ -94,7 +104,6 @@ class Exchange:
         neighbours = Neighbours.build(
             [[place[j] for j in lists[k]] for k in mine], senders=len(place)
         )
-        blocks = self._blocks(traffic, shipment)
         width = blocks[0][1]
         if own.matrix is not None and own.clients == mine and not traffic.routes:
             cover, kept = (None if m is None else [m[k] for k in mine] for m in (masks, keep))
@@ -122,7 +131,7 @@ class Exchange:
         sizes = 8 * self._integers.numel + self._tensors.package_bytes(counts)
         return dict(zip(sending, sizes.tolist(), strict=True))
 
-    def _blocks(self, traffic: Traffic, shipment: Shipment) -> list[tuple[int, int]]:
+    def _blocks(self, traffic: Traffic) -> list[tuple[int, int]]:
         """Columns of every block; the same on every rank."""
         widest = max(
             _ROW * (len(traffic.needed[r]) + traffic.sent(r)) + 4 * traffic.present[r]
@@ -131,22 +140,32 @@ class Exchange:
         width = int(self._buffer / widest) // ALIGNMENT * ALIGNMENT
         width = max(width, _LEAST)
         size = self._tensors.segments.size
-        blocks = [(a, min(a + width, size)) for a in range(0, size, width)]
-        shipment.measure(blocks)
-        return blocks
+        return [(a, min(a + width, size)) for a in range(0, size, width)]
 
-    def _counts(self, senders: Sequence[int], masks: Mapping[int, Tensor] | None) -> np.ndarray:
-        """(senders, tensors) covered elements, the same on every rank."""
-        numel = self._tensors.numel
+    def _counts(
+        self,
+        senders: Sequence[int],
+        masks: Mapping[int, Tensor] | None,
+        blocks: Sequence[tuple[int, int]],
+    ) -> list[np.ndarray]:
+        """(senders, tensors) and (senders, blocks) covered elements, the same on every rank."""
+        tensors = len(self._tensors.numel)
         if masks is None:
-            return np.tile(numel, (len(senders), 1))
-        counts = torch.zeros(len(senders), len(numel), dtype=torch.int64, device=self._ranks.device)
+            alike = self._count(self._live[None], blocks).cpu().numpy()
+            return np.split(alike.repeat(len(senders), axis=0), [tensors], axis=1)
+        shape = len(senders), tensors + len(blocks)
+        counts = torch.zeros(shape, dtype=torch.int64, device=self._ranks.device)
         mine = [i for i, k in enumerate(senders) if self._owner[k] == self._ranks.rank]
         for start in range(0, len(mine), _AT_ONCE):
             part = mine[start : start + _AT_ONCE]
-            words = torch.stack([masks[senders[i]] for i in part])
-            counts[part] = count_per_tensor(words, self._tensors.segments)
-        return self._ranks.sum_(counts).cpu().numpy()
+            counts[part] = self._count(torch.stack([masks[senders[i]] for i in part]), blocks)
+        return np.split(self._ranks.sum_(counts).cpu().numpy(), [tensors], axis=1)
+
+    def _count(self, words: Tensor, blocks: Sequence[tuple[int, int]]) -> Tensor:
+        """(K, tensors + blocks) covered elements of masks (K, W)."""
+        of_blocks = [popcount(block_words(words, begin, end)) for begin, end in blocks]
+        counts = count_per_tensor(words, self._tensors.segments)
+        return torch.cat([counts, *(own[:, None] for own in of_blocks)], 1)
 
     def _integer_maxima(
         self, rows: Mapping[int, Row], lists: Mapping[int, Sequence[int]], senders: Sequence[int]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from lightfed_kernels import ALIGNMENT, Segments, compress, expand, popcount
+from lightfed_kernels import ALIGNMENT, Segments, compress, expand
 from torch import Tensor
 
 from lightfed.distributed.collectives import Ranks
@@ -56,6 +56,11 @@ class Traffic:
         """Number of rows that a rank sends; a row to several ranks counts for each."""
         return sum(len(clients) for (sender, _), clients in self.routes.items() if sender == rank)
 
+    @property
+    def travelling(self) -> set[int]:
+        """Clients whose rows are sent to another rank."""
+        return {client for clients in self.routes.values() for client in clients}
+
     def between(self, sender: int, receiver: int) -> list[int]:
         """Clients whose rows are sent from one rank to another."""
         return self.routes.get((sender, receiver), [])
@@ -91,44 +96,37 @@ class Tensors:
 
 
 class Shipment:
-    """The packages of one exchange: clients' covered elements (tensors,), masked or not.
+    """The packages of one exchange.
 
     This rank receives the rows of `coming`, in the order of `fetch`, and sends those of `leaving`.
+
+    Args:
+        live: (W,) the words of a row without a mask.
+        ranks: of the run.
+        traffic: which rows are sent.
+        coded: (W,) by client: see `Tensors.coded`.
+        values: by client, the number of covered elements in every block.
+        blocks: columns, of those that are sent.
+        masks: of this rank's clients; None for all elements.
     """
 
     def __init__(
         self,
-        tensors: Tensors,
+        live: Tensor,
         ranks: Ranks,
         traffic: Traffic,
-        counts: Mapping[int, np.ndarray],
+        coded: Mapping[int, np.ndarray],
+        values: Mapping[int, Sequence[int]],
+        blocks: Sequence[tuple[int, int]],
         masks: Mapping[int, Tensor] | None,
     ) -> None:
         self._ranks, self._traffic = ranks, traffic
-        self._live = tensors.segments.live_on(ranks.device)
-        self._masks = masks
-        self._travelling = sorted({k for clients in traffic.needed for k in clients})
-        self._coded = {k: tensors.coded(counts[k]) for k in self._travelling}
-        self._values: dict[tuple[int, int], int] = {}
+        self._live, self._coded, self._masks = live, coded, masks
+        begins = [begin for begin, _ in blocks]
+        self._values = {k: dict(zip(begins, own, strict=True)) for k, own in values.items()}
         me, world = ranks.rank, range(ranks.world)
         self.coming = [k for r in world for k in traffic.between(r, me)]
         self.leaving = sorted({k for r in world for k in traffic.between(me, r)})
-
-    def measure(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Count the values of every package in every block, for all ranks in one collective."""
-        if not self._travelling:
-            return
-        device = self._ranks.device
-        counts = torch.zeros(len(self._travelling), len(blocks), dtype=torch.int64, device=device)
-        for i, client in enumerate(self._travelling):
-            if self._traffic.owner[client] != self._ranks.rank:
-                continue
-            words = self._live if self._masks is None else self._masks[client]
-            parts = [popcount(block_words(words, begin, end)) for begin, end in blocks]
-            counts[i] = torch.stack(parts)
-        table = self._ranks.sum_(counts).tolist()
-        for client, found in zip(self._travelling, table, strict=True):
-            self._values |= {(client, a): n for (a, _), n in zip(blocks, found, strict=True)}
 
     def fetch(
         self, begin: int, end: int, leaving: Mapping[int, Tensor]
@@ -137,7 +135,7 @@ class Shipment:
 
         `leaving` are columns of rows of this rank, by client.
         """
-        if not self._travelling:
+        if not self._traffic.routes:
             return [], []
         me, world = self._ranks.rank, self._ranks.world
         # Of a row that several ranks need, the package is made once.
@@ -158,13 +156,13 @@ class Shipment:
     def _size(self, client: int, begin: int, end: int) -> tuple[int, int]:
         """Number of values and of mask words in a package's block."""
         words = self._coded[client][begin // ALIGNMENT : end // ALIGNMENT]
-        return self._values[client, begin], int(words.sum())
+        return self._values[client][begin], int(words.sum())
 
     def _package(self, client: int, begin: int, end: int, row: Tensor) -> list[Tensor]:
         """A client's values and its mask's words, both int32."""
         whole = self._live if self._masks is None else self._masks[client]
         words = block_words(whole, begin, end)
-        values = compress(row, words, nnz=self._values[client, begin])
+        values = compress(row, words, nnz=self._values[client][begin])
         return [values.view(torch.int32), words[self._sent_words(client, begin, end)]]
 
     def _unpack(

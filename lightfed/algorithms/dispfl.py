@@ -155,9 +155,8 @@ class DisPFL(Peers):
 
     def sessions(self, fed: Fleet, t: int) -> None:
         """Train E local epochs of every client under its mask."""
-        fed.train(range(fed.clients), t)
         # Counts weights that are not 0 before and after a session, as in the released code.
-        fed.tally("counted_parameters", self._counted.values())
+        fed.train(range(fed.clients), t, tally={"counted_parameters": self._counted})
 
     def all_senders(self, fed: Fleet, t: int) -> dict[int, list[int]]:
         """S_{k,t} of every client; empty for one that is not active."""

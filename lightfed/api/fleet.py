@@ -7,7 +7,7 @@ look at single clients.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -131,6 +131,7 @@ class Fleet(Messenger):
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
+        tally: Mapping[str, Mapping[int, Tensor]] | None = None,
     ) -> None:
         """Train every client locally, in waves; metrics are means weighted by samples.
 
@@ -142,6 +143,8 @@ class Fleet(Messenger):
             t: the round.
             steps: batches per session by client; as configured by default.
             phases: parts of every session, one after the other, instead of `steps`.
+            tally: integers that clients keep after their sessions, such as a `Kept`; their sum over
+                the clients of all ranks is a metric of that name.
 
         Raises:
             Suspended: a signal asked the run to stop before all sessions finished.
@@ -151,7 +154,8 @@ class Fleet(Messenger):
         waves = max(Counter(self._owner[k] for k in clients).values(), default=0)
         training = self.training
         training.plans.steps, training.plans.phases = steps or {}, phases
-        reports = training.sessions(clients, waves, t)
+        reports, tallies = training.sessions(clients, waves, t, tally or {})
+        self.metrics |= tallies
         trained = [report.client for report in reports]
         self.ledger.computed(trained, [3 * report.flops * report.samples for report in reports])
         for report, group in zip(reports, self.groups_of(trained), strict=True):
@@ -196,13 +200,6 @@ class Fleet(Messenger):
     def usable(self, client: int) -> bool:
         """Whether the client's session of this round gave a finite update."""
         return bool(self._outcomes.contributing([client]))
-
-    def tally(self, name: str, values: Iterable[Tensor]) -> None:
-        """Add a metric to the round: a sum of integers over the clients of all ranks."""
-        total = torch.zeros((), dtype=torch.int64, device=self.device)
-        for value in values:
-            total += value
-        self.metrics[name] = float(self.ranks.sum_(total))
 
     def states(self) -> Saved | None:
         """The state of this rank's clients for a checkpoint; None for a stateless algorithm."""

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
+
 from lightfed.distributed import liveness as watch
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.optimizer import Stepper
@@ -85,10 +87,16 @@ class Training(AroundSessions):
         """Use a journal's sessions for the given call of `sessions` in the next round."""
         self._known_call, self._known = call, sessions
 
-    def sessions(self, clients: Sequence[int], waves: int, t: int) -> list[Report]:
+    def sessions(
+        self,
+        clients: Sequence[int],
+        waves: int,
+        t: int,
+        tally: Mapping[str, Mapping[int, Tensor]],
+    ) -> tuple[list[Report], dict[str, float]]:
         """Local training of clients of all ranks, at most `waves` on one: all reports, ascending.
 
-        Then `tests` has those of all ranks, too.
+        Sums over the ranks of what clients keep then are second. `tests` has those of all ranks.
 
         Raises Suspended if a signal asked the run to stop before all sessions finished, and a
         UserError if a session rejects a user's setting.
@@ -101,19 +109,21 @@ class Training(AroundSessions):
             self._packs.form([k for k in mine if not self._is_known(k)], t)
             pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
             here = [report.resolve() for report in pending]
-        given = here, self._refusals, self.tests
+        sums = {name: int(sum(kept.values())) for name, kept in tally.items()}
+        given = here, self._refusals, self.tests, sums
         every = fleet.ranks.gather([given], f"the end of the sessions of round {t}")
-        for refusal in (refusal for _, refusals, _ in every for refusal in refusals):
+        for refusal in (refusal for _, refusals, *_ in every for refusal in refusals):
             raise refusal
-        reports: list[Report] = [report for theirs, _, _ in every for report in theirs]
+        reports: list[Report] = [report for theirs, *_ in every for report in theirs]
         if len(reports) < len(clients):
             done = [report.client for report in reports if not report.error]
             new = sum(not self._is_known(client) for client in done)
             raise Suspended(self.calls, finished(fleet, here, self.tests), total=len(done), new=new)
         self.calls += 1
         for moment in self.tests:
-            self.tests[moment] = [report for _, _, tests in every for report in tests[moment]]
-        return sorted(reports, key=lambda report: report.client)
+            self.tests[moment] = [report for _, _, tests, _ in every for report in tests[moment]]
+        tallies = {name: float(sum(theirs[name] for *_, theirs in every)) for name in tally}
+        return sorted(reports, key=lambda report: report.client), tallies
 
     def run(self, client: int, mine: list[int], t: int) -> Pending | None:
         """Run a session or reuse its known result; None if a signal asks the run to stop.

@@ -94,6 +94,7 @@ class DryFleet(Fleet):
         *,
         steps: Mapping[int, int] | None = None,
         phases: Sequence[Phase] = (),
+        **_: Any,
     ) -> None:
         if phases:
             each = {k: self.data.num_batches(k) for k in clients}

@@ -236,14 +236,13 @@ def test_a_client_that_did_not_train_does_not_trouble_the_next_round() -> None:
 
 def test_a_tally_is_the_sum_of_what_all_ranks_give() -> None:
     fleets = [fleet(2), fleet(2)]
-    given = [[torch.tensor(3), torch.tensor(2**40)], [torch.tensor(5)]]
+    given = [{4: torch.tensor(3), 7: torch.tensor(2**40)}, {5: torch.tensor(5)}]
 
     def tally(ranks: Ranks) -> dict[str, float]:
         fed = fleets[ranks.rank]
         fed.ranks = ranks
-        fed.tally("weights", given[ranks.rank])
-        fed.tally("nothing", [])
-        return fed.metrics
+        fed.train([], 0, tally={"weights": given[ranks.rank], "nothing": {}})
+        return {name: fed.metrics[name] for name in ("weights", "nothing")}
 
     expected = {"weights": 8.0 + 2**40, "nothing": 0.0}
     assert on_ranks(2, tally) == [expected, expected]
