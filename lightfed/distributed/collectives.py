@@ -242,9 +242,8 @@ class Ranks:
         return [pickle.loads(each[_LENGTH:]) for each in every]
 
     def _packages(self, given: bytes, room: int, what: str) -> list[memoryview]:
-        """The length and the first bytes of what every rank gives, as many as there is room for."""
-        sent = bytearray(len(given).to_bytes(_LENGTH) + given[:room].ljust(room, b"\0"))
-        own = torch.frombuffer(sent, dtype=torch.uint8)
+        """The packages of all ranks."""
+        own = _package(given, room)
         every = [torch.empty_like(own) for _ in range(self.world)]
         with self.together(what):
             dist.all_gather(every, own, group=self.side)
@@ -257,13 +256,18 @@ class Ranks:
         return bool(self.max_(torch.tensor([int(flag)])).item())
 
     def broadcast(self, obj: Any) -> Any:
-        """Rank 0's object, on every rank."""
+        """Rank 0's object, on every rank; by as many collectives as `gather`."""
         if self.world == 1:
             return obj
-        box = [obj]
-        with self.together("a broadcast"):
-            dist.broadcast_object_list(box, src=0, group=self.side)
-        return box[0]
+        given, room = pickle.dumps(obj) if self.rank == 0 else b"", _PACKAGE
+        while True:
+            package = _package(given, room)
+            with self.together("a broadcast"):
+                dist.broadcast(package, 0, group=self.side)
+            length = int.from_bytes(package[:_LENGTH].numpy().data)
+            if length <= room:
+                return obj if self.rank == 0 else pickle.loads(package[_LENGTH:].numpy().data)
+            room = length
 
     def first(self, make: Callable[[], T]) -> T:
         """Rank 0's result, or its UserError, on every rank: no rank waits for a failed rank 0."""
@@ -298,6 +302,12 @@ class Ranks:
         """Bytes that this rank has sent since the last call."""
         sent, self.wire_bytes = self.wire_bytes, 0.0
         return sent
+
+
+def _package(given: bytes, room: int) -> Tensor:
+    """The number of bytes, and the first of them, as many as there is room for."""
+    package = bytearray(len(given).to_bytes(_LENGTH) + given[:room].ljust(room, b"\0"))
+    return torch.frombuffer(package, dtype=torch.uint8)
 
 
 def _group(purpose: str, timeout: timedelta) -> dist.ProcessGroup:

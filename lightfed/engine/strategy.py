@@ -191,7 +191,8 @@ class FederatedStrategy(MeetingStrategy):
 
     @override
     def barrier(self, name: str | None = None) -> None:
-        self.ranks.barrier()
+        if name != "Trainer.save_checkpoint":  # whose ranks have waited for each other's files
+            self.ranks.barrier()
 
     @override
     def broadcast(self, obj: T, src: int = 0) -> T:

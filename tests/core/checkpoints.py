@@ -93,7 +93,7 @@ def write(
 ) -> None:
     """A checkpoint as `ranks` processes write it."""
     for rank in reversed(range(ranks)):
-        turn = Turn(rank, ranks, [str(path), f"{int(value):012x}"])
+        turn = Turn(rank, ranks, [(str(path), f"{int(value):012x}")])
         save(content_of(value, rank, ranks, clients), path, turn, keep_previous=keep)
 
 

@@ -55,7 +55,8 @@ class Writing:
         keep_previous: bool = True,
         chains: Chains | None = None,
     ) -> None:
-        self._main = Path(ranks.broadcast(str(path)))
+        main, self._tag = ranks.broadcast((str(path), uuid4().hex[:12]))
+        self._main = Path(main)
         self._keep_previous = keep_previous
         self._rows, self._chain = checkpoint.pop(CLIENTS, None), None
         keys = [key for key in checkpoint if not key.endswith(_NOT_STATE)]
@@ -70,12 +71,11 @@ class Writing:
 
         Returns False, on every rank, if that takes more than half of the free memory of any.
         """
-        size = self._rows.size if isinstance(self._rows, Changes) else 0
-        if ranks.any(2 * size * ranks.world > free_memory()):
-            return False
-        self._content = deepcopy(self._content)
         if isinstance(self._rows, Changes):
+            if ranks.any(2 * self._rows.size * ranks.world > free_memory()):
+                return False
             self._rows = self._rows.chosen(self._copies)
+        self._content = deepcopy(self._content)
         return True
 
     def write(self, ranks: Ranks) -> None:
@@ -85,9 +85,8 @@ class Writing:
         not write, and TakenOver if the run continues in another process. New files are then
         removed, and the old ones are unchanged.
         """
-        main, chain = self._main, self._chain
+        main, tag, chain = self._main, self._tag, self._chain
         rows = self._rows.chosen() if isinstance(self._rows, Changes) else self._rows
-        tag = ranks.broadcast(uuid4().hex[:12])
         if rows is not None:
             shard = shard_folder(main) / tag / f"rank{ranks.rank}.pt"
             _together(lambda: _write(rows, shard), main, tag, ranks)
