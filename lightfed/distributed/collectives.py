@@ -32,7 +32,7 @@ TIMEOUT = timedelta(minutes=30)  # torch's own
 SHARDED = 1 << 21
 _SENT = 1 << 19  # elements that a rank sends at a time over gloo: buffers that a cache holds
 _PACKAGE = 1 << 13  # bytes of a rank's objects that one collective gathers: a hundred sessions
-_LENGTH = 8  # bytes before them that say how many they are
+_LENGTH = 8  # bytes in front of them, which say how many they are
 
 # gloo, by purpose: next to an NCCL group, or for a thread; made once per process group
 _groups: dict[str, dist.ProcessGroup] = {}
@@ -62,8 +62,6 @@ class Ranks:
     If ranks are watched, a collective that fails or times out ends the process with a line that
     names the rank at fault. Otherwise it raises torch's RuntimeError.
 
-    What ranks say in `notices` goes with every gather, so that it takes no collective of its own.
-
     Args:
         device: of this rank.
         timeout: of the process group.
@@ -74,7 +72,7 @@ class Ranks:
             W - 1 times what the rank gives.
         timings: parts of this rank's round. Flags, objects and barriers count as waiting. Rows
             count for the part that sends them.
-        notices: sent and received with every gather, if there are any.
+        notices: sent and heard with every gather, so that they take no collective of their own.
     """
 
     notices: Notices | None = None
@@ -225,29 +223,30 @@ class Ranks:
         named where a rank does not come.
         """
         note = None if self.notices is None else self.notices.tell()
-        lists, told = zip(*self._gathered((objects, note), what), strict=True)
+        lists, told = zip(*self._all((objects, note), what), strict=True)
         if self.notices is not None:
             self.notices.hear([*told])
         return [item for part in lists for item in part]
 
-    def _gathered(self, obj: T, what: str) -> list[T]:
-        """Every rank's object; it is not copied if there is one rank."""
+    def _all(self, obj: T, what: str) -> list[T]:
+        """Every rank's object."""
         if self.world == 1:
             return [obj]
-        given = pickle.dumps(obj)
-        every = self._packages(given, _PACKAGE, what)
-        longest = max(int.from_bytes(each[:_LENGTH]) for each in every)
-        if longest > _PACKAGE:
-            every = self._packages(given, longest, what)
-        return [pickle.loads(each[_LENGTH:]) for each in every]
+        given, longest, room = pickle.dumps(obj), _PACKAGE, 0
+        while room < longest:
+            room = longest
+            every = self._packages(given, room, what)
+            longest = max(int.from_bytes(package[:_LENGTH]) for package in every)
+        return [pickle.loads(package[_LENGTH:]) for package in every]
 
     def _packages(self, given: bytes, room: int, what: str) -> list[memoryview]:
-        """The packages of all ranks."""
-        own = _package(given, room)
+        """Every rank's number of bytes, and the first of them, as many as there is room for."""
+        package = bytearray(len(given).to_bytes(_LENGTH) + given[:room].ljust(room, b"\0"))
+        own = torch.frombuffer(package, dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(self.world)]
         with self.together(what):
             dist.all_gather(every, own, group=self.side)
-        return [each.numpy().data for each in every]
+        return [package.numpy().data for package in every]
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
@@ -256,18 +255,9 @@ class Ranks:
         return bool(self.max_(torch.tensor([int(flag)])).item())
 
     def broadcast(self, obj: Any) -> Any:
-        """Rank 0's object, on every rank; by as many collectives as `gather`."""
-        if self.world == 1:
-            return obj
-        given, room = pickle.dumps(obj) if self.rank == 0 else b"", _PACKAGE
-        while True:
-            package = _package(given, room)
-            with self.together("a broadcast"):
-                dist.broadcast(package, 0, group=self.side)
-            length = int.from_bytes(package[:_LENGTH].numpy().data)
-            if length <= room:
-                return obj if self.rank == 0 else pickle.loads(package[_LENGTH:].numpy().data)
-            room = length
+        """Rank 0's object, on every rank."""
+        found = self._all(obj if self.rank == 0 else None, "a broadcast")[0]
+        return obj if self.rank == 0 else found
 
     def first(self, make: Callable[[], T]) -> T:
         """Rank 0's result, or its UserError, on every rank: no rank waits for a failed rank 0."""
@@ -302,12 +292,6 @@ class Ranks:
         """Bytes that this rank has sent since the last call."""
         sent, self.wire_bytes = self.wire_bytes, 0.0
         return sent
-
-
-def _package(given: bytes, room: int) -> Tensor:
-    """The number of bytes, and the first of them, as many as there is room for."""
-    package = bytearray(len(given).to_bytes(_LENGTH) + given[:room].ljust(room, b"\0"))
-    return torch.frombuffer(package, dtype=torch.uint8)
 
 
 def _group(purpose: str, timeout: timedelta) -> dist.ProcessGroup:

@@ -47,9 +47,8 @@ class Network:
         for part, theirs in zip(out, self._share(given.clone()), strict=True):
             part.copy_(theirs)
 
-    def broadcast(
-        self, tensor: Tensor, src: int, group: None, *, async_op: bool = False
-    ) -> "Network":
+    def broadcast(self, tensor: Tensor, src: int, group: None, *, async_op: bool) -> "Network":
+        assert async_op
         tensor.copy_(self._share(tensor.clone())[src])
         return self
 

@@ -1,6 +1,5 @@
 """What ranks say with every gather: signals, checkpoints that failed, the times of a round."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightfed.engine.federation import federation_of
@@ -10,39 +9,31 @@ from lightfed.utils.stopwatch import PARTS, Part
 
 
 class Notice(NamedTuple):
-    """Of a rank: the signal that it has received, or 0; whether its checkpoint failed; a round."""
+    """Of a rank: its last signal, or 0; whether its checkpoint failed; parts of a round."""
 
     signal: int
     failed: bool
-    round: "Round | None"
-
-
-@dataclass(frozen=True)
-class Round:
-    """A finished round on a rank: seconds by part, and the rows that have moved between ranks."""
-
-    number: int
     seconds: dict[Part, float]
-    moved: int
 
 
 class RoundNotices:
     """What this rank says to the others, and what they have said.
 
-    A round is reported with the next gather, which is one of the next round. So nobody waits at the
-    end of a round. A signal that arrives after a round's last gather is seen in the next round,
-    whose sessions it suspends.
+    The times of a round go with the next gather, in the next round: nobody waits at the end of one.
+    A signal after a round's last gather is seen by all in the next round, whose sessions it
+    suspends.
     """
 
     def __init__(self, trainer: RunTrainer) -> None:
         self._trainer = trainer
-        self._round: Round | None = None  # not reported yet
+        self._seconds: dict[Part, float] = {}  # of a round that is not reported yet
+        self._round = self._moved = 0  # its number, and the rows that have moved
         self._told: list[Notice] = []  # at the last gather of this round
 
     def tell(self) -> Notice:
         """What goes with a gather."""
         failed = self._trainer.strategy.checkpoints.failed
-        return Notice(signals.asked() or 0, failed, self._round)
+        return Notice(signals.asked() or 0, failed, self._seconds)
 
     def hear(self, told: list[Notice]) -> None:
         """Note what all ranks have said, and log the round that they have finished.
@@ -50,17 +41,17 @@ class RoundNotices:
         Its parts are means over the ranks; they add up to the round's duration.
         """
         self._told, logger = told, self._trainer.run_logger
-        if logger is not None and self._round is not None:
-            seconds = [notice.round.seconds for notice in told if notice.round is not None]
-            means = {part: sum(own[part] for own in seconds) / len(seconds) for part in PARTS}
-            logger.log_timings(self._round.number, means, moved=self._round.moved)
-        self._round = None
+        if logger is not None and self._seconds:
+            means = {p: sum(rank.seconds[p] for rank in told) / len(told) for p in PARTS}
+            logger.log_timings(self._round, means, moved=self._moved)
+        self._seconds = {}
 
     def round_ends(self) -> int:
         """Report a round with the next gather; the same as `asked`."""
-        trainer, ranks = self._trainer, self._trainer.strategy.ranks
-        moved = federation_of(trainer).fleet.moved
-        self._round = Round(trainer.current_epoch, ranks.timings.take(), moved)
+        ranks = self._trainer.strategy.ranks
+        self._round = self._trainer.current_epoch
+        self._moved = federation_of(self._trainer).fleet.moved
+        self._seconds = ranks.timings.take()
         if ranks.alone or not self._told:  # nobody has to wait, or nothing was gathered
             ranks.gather([])
         return self.asked()
@@ -71,11 +62,11 @@ class RoundNotices:
         A DiskError if a checkpoint could not be written.
         """
         told, self._told = self._told, []
-        if any(notice.failed for notice in told):
+        if any(rank.failed for rank in told):
             self._trainer.strategy.checkpoints.finish()
-        return max(notice.signal for notice in told)
+        return max(rank.signal for rank in told)
 
     def run_ends(self) -> None:
         """Report the last round."""
-        if self._round is not None:
+        if self._seconds:
             self._trainer.strategy.ranks.gather([])
