@@ -49,10 +49,12 @@ class RoundNotices:
     def round_ends(self) -> int:
         """Report a round with the next gather; the same as `asked`."""
         ranks = self._trainer.strategy.ranks
+        if not self._told:  # nothing was gathered in this round
+            ranks.gather([])
         self._round = self._trainer.current_epoch
         self._moved = federation_of(self._trainer).fleet.moved
         self._seconds = ranks.timings.take()
-        if ranks.alone or not self._told:  # nobody has to wait, or nothing was gathered
+        if ranks.alone:  # nobody has to wait
             ranks.gather([])
         return self.asked()
 
