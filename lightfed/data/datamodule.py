@@ -20,7 +20,6 @@ from lightfed.utils.memory import trim_heap
 from lightfed.utils.recorded import Recorded
 
 Pool = Literal["train", "union"]
-_LARGE = 16  # pixels: convolutions of smaller images may be slower in channels_last
 
 
 class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
@@ -61,8 +60,8 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
                 classes.
             train_fraction: the part used for training with personal_test: split.
             channels_last: give images in that memory format. auto does on a CPU, whose convolutions
-                are up to a third faster with it, for images of 16 x 16 pixels or more and networks
-                that normalise no fewer than 8 channels together.
+                are up to a third faster with it, for networks that normalise no fewer than 8
+                channels together.
             last_batch: keep a smaller last batch of an epoch; drop it; or join it to the one before
                 if it is a single sample, which BatchNorm cannot normalise.
             chunks: cut the samples of a client into this many random chunks, once; in round t it
@@ -196,7 +195,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         if self.channels_last != "auto":
             return self.channels_last
         shape = self.dataset.input_shape
-        return device.type == "cpu" and len(shape) == 3 and min(shape[1:]) >= _LARGE
+        return device.type == "cpu" and len(shape) == 3
 
     @property
     def augments(self) -> bool:

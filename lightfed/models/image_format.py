@@ -7,16 +7,29 @@ import torch
 from torch import Tensor, nn
 
 _VECTOR = 8  # channels: a CPU normalises fewer of a pixel one by one
+_OF_IMAGES = (
+    nn.Conv2d,
+    nn.BatchNorm2d,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.Flatten,
+)
 _LEAST = 2**20  # weights: a processor's cache holds fewer, and transposes them in no time
 
 
 def suits_channels_last(network: nn.Module) -> bool:
-    """Whether no layer normalises fewer than 8 channels of an image together.
+    """Whether no layer normalises fewer than 8 channels of an image together, or drops its pixels.
 
-    In the memory format channels_last the channels of a pixel are adjacent. Steps of networks with
-    such layers take 1.3 to 2.2 times as long in it as in torch's own format (`docs/speed.md`).
+    In the memory format channels_last the channels of a pixel are adjacent. Steps of networks that
+    normalise so few take 1.3 to 2.2 times as long in it as in torch's own format
+    (`docs/speed.md`). Dropout draws in the order of memory: in another format than that of clients
+    side by side it has other draws.
     """
-    return all(_together(layer) >= _VECTOR for layer in network.modules())
+    layers = list(network.modules())
+    images = max((i for i, layer in enumerate(layers) if isinstance(layer, _OF_IMAGES)), default=0)
+    drops = any(isinstance(layer, nn.Dropout) for layer in layers[:images])
+    return not drops and all(_together(layer) >= _VECTOR for layer in layers)
 
 
 def _together(layer: nn.Module) -> int:
@@ -44,7 +57,7 @@ class ChannelsLast:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d]
+        layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
         # One pixel, or one channel, has the same order in both formats.
         weights = [w for w in (x.weight for x in layers) if min(w.shape[1], w[0, 0].numel()) > 1]
         self._weights = weights if sum(w.numel() for w in weights) >= _LEAST else []

@@ -1,7 +1,7 @@
 """Steps of one client in three memory formats, of images and of the weights of convolutions.
 
     python tests/benchmarks/formats.py [--workloads W2,W3] [--passes 7] [--batch 32]
-        [--device cuda]
+        [--image 1,8,8] [--device cuda]
 
 Bare PyTorch in one process, one client after the other: plain SGD in one foreach call. Seconds are
 CPU time with one thread, on a card the time until it is done; the sides take turns, and a ratio is
@@ -18,6 +18,7 @@ taken within a pass. Operators are those that do work; on a card also its launch
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", default=",".join(KNOWN), metavar="W2,W3,..")
     parser.add_argument("--passes", type=int, default=7, help="measurements of every side")
     parser.add_argument("--batch", type=int, default=BATCH_SIZE, help="images of a step")
+    parser.add_argument("--image", metavar="1,8,8", help="channels, height and width of images")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--tiny", action="store_true", help="small models, to see that it runs")
     options = parser.parse_args(argv)
@@ -123,6 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(machine())
     for name in names:
         workload = KNOWN[name].tiny() if options.tiny else KNOWN[name]
+        if options.image:
+            image = tuple(int(size) for size in options.image.split(","))
+            workload = replace(workload, input_shape=image)
         for rate in (1.0, 0.25, 0.0625) if workload.method == "HeteroFL" else (1.0,):
             compare(workload, rate, **how)
     return 0

@@ -226,7 +226,7 @@ def images(sizes: list[int]) -> Any:
     y = torch.arange(sum(sizes)) % 3
     ends = torch.tensor(sizes).cumsum(0).tolist()
     parts = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    return data_of(x, y, parts, classes=3, batch_size=4)
+    return data_of(x, y, parts, classes=3, batch_size=4, channels_last=False)
 
 
 class Windows(Tensors):
@@ -309,6 +309,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model": partial(Transformer, embedding=16, heads=2, hidden=24, layers=1, mask_rate=0.4),
         "data": windows,
     },
+    "one pixel": {"model": partial(Conv, hidden=(4, 8, 8, 12), norm="ln"), "data": images},
     "static bn": {"model": conv, "data": images, "algorithm": HeteroFL},
     "resnet": {
         "model": partial(CIFARResNet, depth=8),

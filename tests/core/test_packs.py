@@ -48,7 +48,8 @@ from tests.tiers import by_default
 QUICK = (
     "mlp", "clipped", "fedprox", "dropout", "residual", "vmap", "frozen bn", "tied", "shifts",
     "no gradients", "dropout of convolutions", "late", "adam", "dispfl", "pfedmoe", "aspg",
-    "phases", "bn", "one channel", "static bn", "static bn of drops", "masked language model",
+    "phases", "bn", "one channel", "one pixel", "static bn", "static bn of drops",
+    "masked language model",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from lightfed.models.image_format import channels_first, suits_channels_last
 from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.models.networks.cnn import Conv, SimpleCNN
 from lightfed.models.networks.mlp import MLP
+from lightfed.models.networks.vgg import VGG
 from tests.small import data_of, fit
 
 
@@ -33,9 +34,12 @@ from tests.small import data_of, fit
         (SimpleCNN(channels=(2, 4)), True),
         (nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.BatchNorm1d(4)), True),
         (MLP(), True),
+        (VGG(depth=11), True),
+        (nn.Sequential(nn.Conv2d(3, 64, 3), nn.Dropout(), nn.Flatten(), nn.Linear(64, 2)), False),
+        (nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Dropout(), nn.Linear(64, 2)), True),
     ],
 )
-def test_networks_that_normalise_few_channels_together_do_not_suit(
+def test_networks_that_normalise_few_channels_together_or_drop_pixels_do_not_suit(
     network: nn.Module, suits: bool
 ) -> None:
     assert suits_channels_last(network) == suits

@@ -24,6 +24,7 @@ from lightfed.local.packed.operators import (
 )
 from lightfed.local.packed.tracing import Unknown, traced_network
 from lightfed.local.steppers.sgd import run_backward
+from lightfed.models.networks.one_pixel import OnePixelConv2d
 from lightfed.utils.rng import Draws
 
 Values = Mapping[str, Tensor]
@@ -173,6 +174,14 @@ def _conv(layer: nn.Conv2d, x: Stack, mine: _Mine) -> Stack:
     return Stack(out.unflatten(2, (batch, *sizes)), folded=True)
 
 
+def _one_pixel(layer: OnePixelConv2d, x: Stack, mine: _Mine) -> Stack:
+    weight, images = mine("weight"), x.unfold()  # (K, B, C, H, W)
+    assert weight is not None
+    if images.shape[-2:] != (1, 1):
+        return _conv(layer, x, mine)
+    return Stack(linear(images.flatten(2), layer.centre(weight), mine("bias"))[..., None, None])
+
+
 def _pair(padding: Any) -> tuple[int, int]:
     if isinstance(padding, str):
         raise Unknown(f"a convolution with padding {padding}")
@@ -251,6 +260,7 @@ def _apply(function: Callable[..., Tensor]) -> Callable[..., Stack]:
 _LAYERS: dict[type[nn.Module], Callable[..., Stack]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv,
+    OnePixelConv2d: _one_pixel,
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,
     nn.GroupNorm: _group_norm,

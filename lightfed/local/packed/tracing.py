@@ -9,6 +9,8 @@ from torch import fx, nn
 from torch.fx.graph import inplace_methods
 from typing_extensions import override
 
+from lightfed.models.networks.one_pixel import OnePixelConv2d
+
 
 class Unknown(Exception):
     """A network has something that is not run on several clients by its graph."""
@@ -42,6 +44,10 @@ class _Tracer(fx.Tracer):
     @override
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Symbol(node, self)
+
+    @override
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, OnePixelConv2d) or super().is_leaf_module(m, module_qualified_name)
 
     @override
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
