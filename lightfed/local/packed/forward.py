@@ -14,10 +14,11 @@ from torch.func import functional_call, vmap
 from typing_extensions import override
 
 from lightfed.local.client_module import ClientModule
-from lightfed.local.packed.graph import NetworkGraph, cross_entropy, gradients
+from lightfed.local.packed.graph import NetworkGraph, cross_entropy
 from lightfed.local.packed.operators import PackedFunctions
 from lightfed.local.packed.tracing import Unknown
 from lightfed.local.session import Autocast
+from lightfed.local.steppers.sgd import run_backward
 from lightfed.models.image_format import channels_first
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.rng import Draws
@@ -153,7 +154,7 @@ class PackedForward:
                 values, logged = self._by_vmap(views | leaves, batch, index, shared, draws)
             else:
                 values, logged = self._by_graph(views | leaves, batch, shared, draws), {}
-        by_name = dict(zip(leaves, gradients(values, list(leaves.values())), strict=True))
+        by_name = dict(zip(leaves, _gradients(values, list(leaves.values())), strict=True))
         found = tuple(by_name.get(name) for name in self._trainable)
         if real is None:
             return Losses(values.detach(), logged, found)
@@ -274,3 +275,12 @@ def _place(module: nn.Module, values: Views) -> None:
     for name, value in values.items():
         path, _, last = name.rpartition(".")
         module.get_submodule(path)._buffers[last] = value
+
+
+def _gradients(values: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Of the sum of (K,) losses, which no two clients share."""
+    ones = torch.ones_like(values)
+    found: tuple[Tensor | None, ...] = run_backward(
+        (values,), (ones,), False, False, tuple(leaves), True, accumulate_grad=False
+    )
+    return found

@@ -5,7 +5,7 @@ Known layers are run here, and a network with any other is left to `forward.Pack
 """
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,6 @@ from lightfed.local.packed.operators import (
     linear_of_columns,
 )
 from lightfed.local.packed.tracing import Unknown, traced_network
-from lightfed.local.steppers.sgd import run_backward
 from lightfed.models.networks.one_pixel import OnePixelConv2d
 from lightfed.utils.rng import Draws
 
@@ -299,12 +298,3 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """(K,) mean cross-entropy of (K, B, C) logits and (K, B) labels."""
     losses = cross_entropies(logits.flatten(0, 1), labels.flatten())
     return losses.view(labels.shape).mean(1)
-
-
-def gradients(values: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Of the sum of (K,) losses, which no two clients share."""
-    ones = torch.ones_like(values)
-    found: tuple[Tensor | None, ...] = run_backward(
-        (values,), (ones,), False, False, tuple(leaves), True, accumulate_grad=False
-    )
-    return found
