@@ -117,7 +117,6 @@ def _data(control: Control, data: str, setting: Setting) -> dict[str, Any]:
         "partition": partition,
         "batch_size": batch,
         "eval_batch_size": evaluated,
-        **({} if setting.rows else {"channels_last": True}),
         **({} if setting.files else {} if setting.rows else {"last_batch": "join"}),
     }
 

@@ -109,8 +109,7 @@ class Training(AroundSessions):
             self._packs.form([k for k in mine if not self._is_known(k)], t)
             pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
             here = [report.resolve() for report in pending]
-        sums = {name: int(sum(kept.values())) for name, kept in tally.items()}
-        given = here, self._refusals, self.tests, sums
+        given = here, self._refusals, self.tests, _tallied(tally)
         every = fleet.ranks.gather([given], f"the end of the sessions of round {t}")
         for refusal in (refusal for _, refusals, *_ in every for refusal in refusals):
             raise refusal
@@ -173,6 +172,11 @@ class Training(AroundSessions):
         if coming is not None and (ahead := fleet.state(coming).staging) is not None:
             ahead.prefetch(coming)
         return row
+
+
+def _tallied(tally: Mapping[str, Mapping[int, Tensor]]) -> dict[str, int]:
+    """The sums over this rank's clients, each read from the device at once."""
+    return {name: int(sum(kept.values())) for name, kept in tally.items()}
 
 
 def _asked() -> bool:

@@ -48,9 +48,10 @@ def on_the_device(
 
 
 def in_sessions(reads: list[str]) -> list[str]:
-    """Without those of a session's report, and of an algorithm at the end of a session."""
+    """Without those of a report or a tally, and of an algorithm at the end of a session."""
     within = [read for read in reads if "sessions < train" in read]
-    return [read for read in within if "resolve" not in read and "session_end" not in read]
+    after = ("resolve", "_tallied", "session_end")
+    return [read for read in within if not any(name in read for name in after)]
 
 
 # Module.to shares a tied parameter on a card, but not between types of tensors.
