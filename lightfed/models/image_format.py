@@ -6,8 +6,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lightfed.models.networks.one_pixel import OnePixelConv2d
-
 _VECTOR = 8  # channels: a CPU normalises fewer of a pixel one by one
 _OF_IMAGES = (
     nn.Conv2d,
@@ -59,9 +57,8 @@ class ChannelsLast:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        every = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
-        # What a subclass of a user's does with its weight is unknown.
-        layers = [layer for layer in every if type(layer) in (nn.Conv2d, OnePixelConv2d)]
+        # Not those of one pixel, whose gradients are in torch's order, nor subclasses of a user's.
+        layers = [layer for layer in network.modules() if type(layer) is nn.Conv2d]
         # One pixel, or one channel, has the same order in both formats.
         weights = [w for w in (x.weight for x in layers) if min(w.shape[1], w[0, 0].numel()) > 1]
         self._weights = weights if sum(w.numel() for w in weights) >= _LEAST else []
