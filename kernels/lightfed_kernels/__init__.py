@@ -4,10 +4,11 @@ Depends on torch and Triton, not on lightfed.
 """
 
 from lightfed_kernels.draws import stream_keys, uniform_
-from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum
+from lightfed_kernels.groups import Groups
 from lightfed_kernels.layout import ALIGNMENT, Entry, Layout
 from lightfed_kernels.masked_mean import masked_mean, masked_mean_expression
 from lightfed_kernels.masks import apply_mask_, compress, expand, pack_mask, popcount, unpack_mask
+from lightfed_kernels.means import grouped_mean_, grouped_spread_, grouped_sum
 from lightfed_kernels.members import FIXED_LIMIT, FIXED_SCALE, Members
 from lightfed_kernels.merge import slice_finish_, slice_merge_, slice_sum, slice_take_
 from lightfed_kernels.neighbours import Neighbours

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum
+from lightfed_kernels.groups import Groups
+from lightfed_kernels.means import grouped_mean_, grouped_spread_, grouped_sum
 from lightfed_kernels.reference import rows as reference
 from torch import Tensor
 

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightfed_kernels import _means_torch, groups
 from lightfed_kernels._rows import Rows, as_list, each_row
-from lightfed_kernels.groups import Groups, grouped_mean_, grouped_spread_, grouped_sum
+from lightfed_kernels.groups import Groups
+from lightfed_kernels.means import grouped_mean_, grouped_spread_, grouped_sum
 from lightfed_kernels.reference import rows as reference
 from torch import Tensor
 
@@ -232,7 +233,7 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "job 0: member 0 occurs twice", lambda: Groups.build([([0, 0], 0, 32)], [64])),
     (
         ValueError,
-        "job 1: columns up to 96; row 1 has 64 elements",
+        "job 1: columns 32 to 96; row 1 has 64 elements",
         lambda: Groups.build([([0], 0, 32), ([0, 1], 32, 96)], [96, 64]),
     ),
     (

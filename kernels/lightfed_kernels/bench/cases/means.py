@@ -11,8 +11,9 @@ from lightfed_kernels.bench import official, rivals
 from lightfed_kernels.bench.case import OFFICIAL, OURS, Case, Run
 from lightfed_kernels.bench.cases.common import Source, listed, named, plural
 from lightfed_kernels.bench.models import Model
-from lightfed_kernels.groups import Groups, grouped_mean_
+from lightfed_kernels.groups import Groups
 from lightfed_kernels.layout import Layout
+from lightfed_kernels.means import grouped_mean_
 from lightfed_kernels.reference import rows as reference
 
 OPERATIONS = ("grouped_mean",)
