@@ -258,7 +258,7 @@ MISSING = [
           named="model.algorithm.init_args.mu"),
     edit("data.partition", "Dirichlet", "required: alpha; give float", named=f"{PARTITION}.alpha"),
     edit("model.clients.1.count", GONE, "required: count; give int"),
-    edit(MODEL, GONE, "required: model; give Callable"),
+    edit(MODEL, GONE, "required: model; name a Module"),
     edit("data.dataset", GONE, "known: AGNews, CIFAR10, "),
     edit("data", GONE, "data.partition;", named="data.dataset"),
     edit("model.optimizer", GONE, "class_path: torch.optim.SGD"),
