@@ -53,7 +53,7 @@ class Notices(Protocol):
     """What a rank says to all others, and they to it, whenever they gather something."""
 
     def tell(self) -> Any: ...
-    def hear(self, told: list[Any]) -> None: ...
+    def hear(self, said: list[Any]) -> None: ...
 
 
 class Ranks:
@@ -223,9 +223,9 @@ class Ranks:
         named where a rank does not come.
         """
         note = None if self.notices is None else self.notices.tell()
-        lists, told = zip(*self._all((objects, note), what), strict=True)
+        lists, said = zip(*self._all((objects, note), what), strict=True)
         if self.notices is not None:
-            self.notices.hear([*told])
+            self.notices.hear([*said])
         return [item for part in lists for item in part]
 
     def _all(self, obj: T, what: str) -> list[T]:

@@ -151,8 +151,8 @@ def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: in
         def tell(self) -> int:
             return 10 * self.rank
 
-        def hear(self, told: list[int]) -> None:
-            self.told = told
+        def hear(self, said: list[int]) -> None:
+            self.said = said
 
     def work(ranks: Ranks) -> tuple[list[Any], list[int], int]:
         says = ranks.notices = Says(ranks.rank)
@@ -165,7 +165,7 @@ def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: in
 
         ranks._packages = counted  # type: ignore[method-assign]
         found = ranks.gather([ranks.rank] * ranks.rank + ["x" * size] * (ranks.rank == 1))
-        return found, says.told, collectives
+        return found, says.said, collectives
 
     expected = [1, "x" * size, 2, 2]
     assert on_ranks(3, work) == [(expected, [0, 10, 20], 1 + (size >= _PACKAGE))] * 3
@@ -173,18 +173,18 @@ def test_objects_of_any_size_are_gathered_in_order_with_what_is_noticed(size: in
 
 def test_one_rank_hears_itself() -> None:
     class Says:
-        told: Any = None
+        said: Any = None
 
         def tell(self) -> int:
             return 7
 
-        def hear(self, told: list[int]) -> None:
-            self.told = told
+        def hear(self, said: list[int]) -> None:
+            self.said = said
 
     ranks = Ranks(torch.device("cpu"))
     ranks.notices = says = Says()
     assert ranks.gather(["x"]) == ["x"]
-    assert says.told == [7]
+    assert says.said == [7]
     assert ranks.apart().notices is None
 
 

@@ -28,28 +28,28 @@ class RoundNotices:
         self._trainer = trainer
         self._seconds: dict[Part, float] = {}  # of a round that is not reported yet
         self._round = self._moved = 0  # its number, and the rows that have moved
-        self._told: list[Notice] = []  # at the last gather of this round
+        self._said: list[Notice] = []  # at the last gather of this round
 
     def tell(self) -> Notice:
         """What goes with a gather."""
         failed = self._trainer.strategy.checkpoints.failed
         return Notice(signals.asked() or 0, failed, self._seconds)
 
-    def hear(self, told: list[Notice]) -> None:
+    def hear(self, said: list[Notice]) -> None:
         """Note what all ranks have said, and log the round that they have finished.
 
         Its parts are means over the ranks; they add up to the round's duration.
         """
-        self._told, logger = told, self._trainer.run_logger
+        self._said, logger = said, self._trainer.run_logger
         if logger is not None and self._seconds:
-            means = {p: sum(rank.seconds[p] for rank in told) / len(told) for p in PARTS}
+            means = {p: sum(rank.seconds[p] for rank in said) / len(said) for p in PARTS}
             logger.log_timings(self._round, means, moved=self._moved)
         self._seconds = {}
 
     def round_ends(self) -> int:
         """Report a round with the next gather; the same as `asked`."""
         ranks = self._trainer.strategy.ranks
-        if not self._told:  # nothing was gathered in this round
+        if not self._said:  # nothing was gathered in this round
             ranks.gather([])
         self._round = self._trainer.current_epoch
         self._moved = federation_of(self._trainer).fleet.moved
@@ -63,10 +63,10 @@ class RoundNotices:
 
         A DiskError if a checkpoint could not be written.
         """
-        told, self._told = self._told, []
-        if any(rank.failed for rank in told):
+        said, self._said = self._said, []
+        if any(rank.failed for rank in said):
             self._trainer.strategy.checkpoints.finish()
-        return max(rank.signal for rank in told)
+        return max(rank.signal for rank in said)
 
     def run_ends(self) -> None:
         """Report the last round."""
