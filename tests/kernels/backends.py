@@ -11,16 +11,14 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BACKENDS = {"torch": ("torch", "cpu"), "interpreter": ("triton", "cpu"), "cuda": ("auto", "cuda")}
 
 
-@pytest.fixture(
-    params=[
-        "torch",
-        pytest.param(
-            "interpreter",
-            marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here"),
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
+_compiled = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+KERNELS = [
+    pytest.param("interpreter", marks=_compiled),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=["torch", *KERNELS])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """The device of a test's tensors; the operations run on the backend under test."""
     choice, device = BACKENDS[request.param]

@@ -12,21 +12,13 @@ from lightfed_kernels.masks import pack_mask
 from torch import Tensor
 
 from tests.kernels import far
-from tests.kernels.backends import BACKENDS, INTERPRETED
+from tests.kernels.backends import BACKENDS, INTERPRETED, KERNELS
 from tests.kernels.mean_cases import BOUNDS, banded, bits, canaries_live, run, values
 
 Force = Callable[[bool], None]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            "interpreter",
-            marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here"),
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
+@pytest.fixture(params=KERNELS)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """The device of a test's tensors, where kernels run."""
     choice, device = BACKENDS[request.param]
