@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 from typing_extensions import override
 
+from lightfed import __version__
 from lightfed.distributed.starting import check_variables, watch_launcher
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.process import (
@@ -80,7 +80,7 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
         print(help_text(), end="")
         return
     if arguments == ["--version"]:
-        print(f"lightfed {version('lightfed')}")
+        print(f"lightfed {__version__}")
         return
     try:
         check_variables(os.environ)

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
+from lightfed import __version__
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Hooks, Moment
 
-_PACKAGES = "lightfed torch torchvision torchaudio lightning torchmetrics triton numpy"
+_PACKAGES = "torch torchvision torchaudio lightning torchmetrics triton numpy"
 
 
 class Evaluated(Protocol):
@@ -67,7 +68,7 @@ def software() -> dict[str, str]:
 @cache
 def _versions() -> dict[str, str]:
     """Versions of packages and the commit, which stay while a process runs."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "lightfed": __version__}
     for package in _PACKAGES.split():
         try:
             versions[package] = version(package)

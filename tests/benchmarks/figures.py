@@ -7,7 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+
+import lightning
+import torch
+
+import lightfed
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ def spread(values: list[float], *, digits: int) -> str:
 
 def machine() -> str:
     """Versions, cores and load: what a figure depends on."""
-    names = ("lightfed", "torch", "lightning")
-    software = ", ".join(f"{name} {version(name)}" for name in names)
+    libraries = (lightfed, torch, lightning)
+    software = ", ".join(f"{library.__name__} {library.__version__}" for library in libraries)
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     return f"{software}; {os.cpu_count()} cores, load average {load}"
 
