@@ -246,8 +246,8 @@ def test_weights_in_the_order_of_the_images_are_not_copied(
     import formats
 
     assert formats.main(["--tiny", "--passes", "1", "--workloads", "W7"]) == 0
-    told = [line.split() for line in capsys.readouterr().out.splitlines() if "operators" in line]
-    operators = {words[0]: int(words[-2]) for words in told}
+    printed = [line.split() for line in capsys.readouterr().out.splitlines() if "operators" in line]
+    operators = {words[0]: int(words[-2]) for words in printed}
     assert operators["first"] <= operators["both"] < operators["images"]
 
 
@@ -312,9 +312,9 @@ def test_collectives_of_one_rank_change_nothing(
     import nccl
 
     assert nccl.main(["--out", str(tmp_path)]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if " gloo " in line]
-    assert len(told) == len(nccl.CASES)
-    assert not any(" 0 tensors" in line for line in told)
+    printed = [line for line in capsys.readouterr().out.splitlines() if " gloo " in line]
+    assert len(printed) == len(nccl.CASES)
+    assert not any(" 0 tensors" in line for line in printed)
     assert (tmp_path / "nccl.json").stat().st_size > 0
 
 

@@ -156,9 +156,9 @@ def by_lightfed(
         times.append(seconds_on(device))
         if (loss := trainer.callback_metrics.get("train_loss")) is not None:
             losses.append(float(loss))
-        told = federation.fleet.training.captured.values()
-        if way == CAPTURED and not any(said is True for said in told):
-            why.extend(sorted({str(said) for said in told}))
+        states = federation.fleet.training.captured.values()
+        if way == CAPTURED and not any(state is True for state in states):
+            why.extend(sorted({str(state) for state in states}))
             return None
         return plan[len(times) - 1] if len(times) <= len(plan) else None
 

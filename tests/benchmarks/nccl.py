@@ -158,11 +158,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for backend in backends:
             try:
                 found[backend] = apart(run, case, backend, options.device, options.rounds)
-                told = compared(found[NONE], found[backend])
+                outcome = compared(found[NONE], found[backend])
             except Exception as error:  # the other backends may do
-                told = f"FAILED: {reason(error)[:200]}"
-            print(f"{case:10} {backend:5} {told}", flush=True)
-            good = good and told.endswith(WELL) and "WRONG" not in told
+                outcome = f"FAILED: {reason(error)[:200]}"
+            print(f"{case:10} {backend:5} {outcome}", flush=True)
+            good = good and outcome.endswith(WELL) and "WRONG" not in outcome
         if options.out is not None:
             (options.out / "nccl.json").write_text(json.dumps(kept, indent=1) + "\n")
     return 0 if good else 1
