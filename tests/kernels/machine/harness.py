@@ -2,8 +2,8 @@
 
     python -m tests.kernels.machine.harness [part of a name ..]
 
-prints a table, with `--json` one JSON object, case name -> report. It runs in a process of its own:
-under TRITON_INTERPRET=1 there is nothing to compile.
+prints a table, with `--json` and whole names one JSON object, case name -> report. Tests run it in
+a process of its own: under TRITON_INTERPRET=1 there is nothing to compile.
 """
 
 import importlib
@@ -138,11 +138,11 @@ def _cuobjdump() -> str:
 
 
 @cache
-def reports() -> dict[str, Report]:
-    """The reports of all cases, compiled by a child process."""
+def reports(names: tuple[str, ...]) -> dict[str, Report]:
+    """The reports of some cases, compiled by a child process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_INTERPRET")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.machine.harness", "--json"],
+        [sys.executable, "-m", "tests.kernels.machine.harness", "--json", *names],
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -150,12 +150,13 @@ def reports() -> dict[str, Report]:
 
 
 def main() -> None:
-    only = [word for word in sys.argv[1:] if word != "--json"]
-    chosen = [c for c in cases() if not only or any(part in c.name for part in only)]
-    found = {case.name: compile_case(case).__dict__ for case in chosen}
-    if "--json" in sys.argv:
-        print(json.dumps(found, indent=1))
+    words = sys.argv[1:]
+    if words[:1] == ["--json"]:
+        named = {case.name: case for case in cases()}
+        print(json.dumps({name: compile_case(named[name]).__dict__ for name in words[1:]}))
         return
+    chosen = [c for c in cases() if not words or any(part in c.name for part in words)]
+    found = {case.name: compile_case(case).__dict__ for case in chosen}
     names = [each.name for each in fields(Report)]
     print(" ".join([f"{'':36}", *(f"{name:>12}" for name in names)]))
     for case, report in found.items():
