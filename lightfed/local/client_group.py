@@ -9,7 +9,7 @@ from typing import Any, Literal
 import lightning.pytorch as L
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from lightfed.local.client_module import ClientModule, MaskedLanguageClient, NetworkClient
 from lightfed.local.session import LocalSession
@@ -85,11 +85,12 @@ class ClientGroup:
             torch.default_generator.manual_seed(derive_seed(seed, "init", client=position))
             key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
-        for name, parameter in module.named_parameters():
-            lazy = isinstance(parameter, UninitializedParameter)
-            odd = "lazy" if lazy else "complex" if parameter.is_complex() else ""
-            found = f"{name} of {type(module).__name__} is {odd}"
-            require(not odd, key, found, "use real parameters of known sizes")
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if isinstance(tensor, Tensor):  # a row has no place for it
+                odd = "lazy" if is_lazy(tensor) else "complex" if tensor.is_complex() else ""
+                found = f"{name} of {type(module).__name__} is {odd}"
+                fix = "use real tensors of known sizes, or persistent=False for a constant buffer"
+                require(not odd, key, found, fix)
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()
