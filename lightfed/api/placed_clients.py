@@ -12,7 +12,7 @@ from lightfed.local.hooks import Hooks
 from lightfed.local.local_work import ClientData, LocalWork
 from lightfed.state.client_state import Kept
 from lightfed.state.rows import ModelLayout
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,14 @@ class PlacedClients:
             state.store.give({leaves: comes for leaves, comes in both if leaves in state.store})
 
     def _open(self, clients: Sequence[int]) -> None:
-        """Assign ranks and slots to a round's participants, if they are stateless."""
+        """Assign ranks and slots to a round's participants, if they are stateless.
+
+        A UserError if one of them does not exist: a negative number would be another client's.
+        """
+        for client in clients:
+            if not 0 <= client < self.clients:
+                found = f"its round names client {client} of {self.clients}"
+                raise UserError("model.algorithm", found, "give numbers from 0")
         if self.algorithm.stateful or all(k in self._owner for k in clients):
             return
         self._owner = self._placed(clients)

@@ -16,6 +16,7 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightfed.api.algorithm import Algorithm
 from lightfed.distributed.slurm import check_tasks
 from lightfed.distributed.starting import check_variables
 from lightfed.engine.strategy import FederatedStrategy
@@ -42,6 +43,14 @@ def client_groups(
     for position, group in enumerate(groups):
         group.check(position)
     return groups
+
+
+def algorithm(given: Algorithm) -> Algorithm:
+    """The algorithm itself, if its constructor has made it a module."""
+    found = f"{type(given).__name__} does not call super().__init__()"
+    fix = "call it first in its __init__"
+    require("_modules" in vars(given), "model.algorithm", found, fix)
+    return given
 
 
 def row_folder(store: str, folder: str | None) -> Path | None:

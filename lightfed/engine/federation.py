@@ -126,7 +126,7 @@ class Federation(Recorded, L.LightningModule):
         super().__init__()
         checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients)
         checks.check_schedule(optimizer, lr_schedule)
-        self.algorithm, self.seed = algorithm, seed
+        self.algorithm, self.seed = checks.algorithm(algorithm), seed
         self.groups = checks.client_groups(clients, cohorts)
         self.num_clients = sum(group.count for group in self.groups)
         self.optimizer, self._lr_schedule = optimizer, lr_schedule

@@ -45,6 +45,25 @@ class Returns(FedAvg):
         return gradient * 0  # type: ignore[return-value]
 
 
+class Bare(FedAvg):
+    """The constructor of its base is forgotten."""
+
+    def __init__(self) -> None:
+        self.beta = 0.9
+
+
+class Named(FedAvg):
+    """Trains clients by numbers of its own."""
+
+    def __init__(self, *clients: int) -> None:
+        super().__init__()
+        self.chosen = clients
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        fed.train(self.chosen, t)
+
+
 class Headed(FedAvg):
     """The name of a layer, as its author wrote it."""
 
@@ -83,6 +102,9 @@ MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
     ),
     "a prefix": (lambda: Mistaken(tensors=["net"]), "no tensor 'net'; give whole names"),
     "a part": (Headed, "without a client's tensor; names are such as 'net.weight'"),
+    "a constructor": (Bare, r"Bare does not call super\(\).__init__\(\)"),
+    "a client": (lambda: Named(0, 2), "names client 2 of 2; give numbers from 0"),
+    "a negative client": (lambda: Named(0, -1), "names client -1 of 2"),
     "a gradient": (Returns, "change the gradient in place"),
 }
 
@@ -91,6 +113,9 @@ MISTAKES: dict[str, tuple[Callable[[], FedAvg], str]] = {
 def test_an_argument_that_means_nothing_is_refused(
     algorithm: Callable[[], FedAvg], found: str, tmp_path: Path
 ) -> None:
-    federation = Federation(algorithm(), [ClientGroup(2, linear)], optimizer=SGD_HALF)
-    with pytest.raises(UserError, match=rf"^model\.algorithm: .*{found}"):
+    def run() -> None:
+        federation = Federation(algorithm(), [ClientGroup(2, linear)], optimizer=SGD_HALF)
         fit(federation, random_data([4, 4]), tmp_path)
+
+    with pytest.raises(UserError, match=rf"^model\.algorithm: .*{found}"):
+        run()
