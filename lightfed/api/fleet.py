@@ -5,7 +5,9 @@ of a Fleet hide the placement. `Messenger` has those that send and average, `Cli
 look at single clients.
 """
 
+import io
 import math
+import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from lightfed_kernels import FIXED_LIMIT
 from torch import Tensor
+from typing_extensions import override
 
 from lightfed.api import client_states
 from lightfed.api.failures import Outcomes, Verdict, judge
@@ -32,6 +35,16 @@ from lightfed.utils.errors import require
 __all__ = ["Fleet", "Weights"]
 
 T = TypeVar("T")
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a view of a row without the rows of all other clients, whose memory it shares."""
+
+    @override
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return NotImplemented
+        return obj.detach().clone().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
 
 
 class Fleet(Messenger):
@@ -194,8 +207,14 @@ class Fleet(Messenger):
         return self.training.gradient(client, self._row_here(client), t)
 
     def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
-        """Gather a value per client from every rank, by client, on all ranks."""
-        return dict(sorted(self.ranks.gather(list(mine.items()))))
+        """Gather a value per client from every rank, by client, on all ranks.
+
+        They are copies, on one rank too: otherwise a view of a row would train on.
+        """
+        file = io.BytesIO()
+        _Pickler(file).dump(dict(mine))
+        every = self.ranks.gather([file.getvalue()])
+        return dict(sorted(item for part in every for item in pickle.loads(part).items()))
 
     def usable(self, client: int) -> bool:
         """Whether the client's session of this round gave a finite update."""

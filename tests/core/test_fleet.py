@@ -250,6 +250,28 @@ def test_a_tally_is_the_sum_of_what_all_ranks_give() -> None:
     assert on_ranks(2, tally)[0]["weights"] == 5.0
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_is_collected_does_not_train_on(world: int) -> None:
+    data = [random_data([4, 4]) for _ in range(world)]
+    fleets = [fleet_of([ClientGroup(2, mlp)], Standalone(), own) for own in data]
+
+    def work(ranks: Ranks) -> dict[int, dict[str, Any]]:
+        fed = fleets[ranks.rank]
+        fed.ranks, fed._owner = ranks, {0: 0, 1: world - 1}
+        rows = {k: fed.row(k).floats for k in fed.mine(range(2))}
+        found = fed.collect({k: {"row": row, "host": row.numpy()} for k, row in rows.items()})
+        for row in rows.values():
+            row.zero_()
+        return found
+
+    for found in [work(Ranks(CPU))] if world == 1 else on_ranks(world, work):
+        for client in range(2):
+            row = found[client]["row"]
+            assert row.any(), "it is not what it was"
+            assert torch.equal(row, torch.from_numpy(found[client]["host"]))
+            assert row.untyped_storage().nbytes() == row.nbytes
+
+
 def test_a_row_on_the_host_is_evaluated_in_a_copy() -> None:
     """On a GPU the module could not compute with the row itself."""
     data = random_data([5, 3], batch_size=2)
