@@ -119,17 +119,16 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def start(self, environment: Mapping[str, Any], *, finished_rounds: int) -> None:
-        """Write environment.json; keep the rows of rounds that a resumed run does not repeat."""
+        """Write environment.json; keep the rows of rounds that this run does not repeat."""
         self.place.describe(environment)
-        kept = finished_rounds if self.place.resumed else 0
-        rounds = read_rows(self._metrics.path, kept)
+        rounds = read_rows(self._metrics.path, finished_rounds)
         self._rounds = {int(row["round"]): row for row in rounds}
         self._metrics.columns = ["round"]
         if rounds:
             self._ended = max(self._rounds)
             self._write_metrics()
         for table in (self._clients, self._timings):
-            if rows := read_rows(table.path, kept):
+            if rows := read_rows(table.path, finished_rounds):
                 table.write(rows)
 
     @override

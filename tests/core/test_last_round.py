@@ -128,6 +128,18 @@ def test_a_stopped_run_that_goes_on_does_not_evaluate_its_end_again(tmp_path: Pa
         assert clients == [str(n) for n in range(2, rounds + 1) for _ in range(4)]
 
 
+def test_more_rounds_in_the_same_trainer_keep_the_rows_of_those_before(tmp_path: Path) -> None:
+    whole, model = federation(), federation()
+    fit(whole, data(), tmp_path / "whole", rounds=5, **RARELY)
+    trainer = fit(model, data(), tmp_path, rounds=2, **RARELY)
+    trainer.fit_loop.max_epochs = 5
+    trainer.fit(model, datamodule=data())
+    assert state_of(model) == state_of(whole)
+    assert [row["round"] for row in table(tmp_path)] == list("12345")
+    assert table(tmp_path)[2:] == table(tmp_path / "whole")[2:]
+    assert [row["round"] for row in table(tmp_path, "clients.csv")] == [*"2222", *"4444", *"5555"]
+
+
 def test_other_loggers_have_the_figures_of_the_last_round_once(tmp_path: Path) -> None:
     csvs = CSVLogger(tmp_path, name="csv", version=0)
     loggers = [RunLogger(str(tmp_path), "run"), csvs]
