@@ -1,25 +1,35 @@
 """Exports weights as plain safetensors files."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from lightfed.api.fleet import Fleet
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
+from lightfed.utils.atomic_io import write_atomically
 
 Exported = Literal["server", "clients"]
 
 
-def state_dict(layout: ModelLayout, row: Row) -> dict[str, Tensor]:
-    """A row as the network's state dict, by names without the prefix of `ClientModule`."""
+def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -> dict[str, Tensor]:
+    """A row as a state dict: of `net` alone if the module has nothing else, as `ClientModule`.
+
+    Tensors to which `module` gives several names have all of them.
+    """
     named = layout.floats.views(row.floats) | layout.integers.views(row.integers)
-    return {
-        name.removeprefix("net."): tensor.detach().cpu().clone() for name, tensor in named.items()
-    }
+    tied: dict[int, list[str]] = defaultdict(list)
+    for name, tensor in module.state_dict(keep_vars=True).items() if module else ():
+        tied[id(tensor)].append(name)
+    for names in tied.values():
+        held = next((named[name] for name in names if name in named), None)
+        named |= {} if held is None else dict.fromkeys(names, held)
+    prefix = "net." if all(name.startswith("net.") for name in named) else ""
+    return {name.removeprefix(prefix): x.detach().cpu().clone() for name, x in named.items()}
 
 
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
@@ -28,18 +38,20 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
         for name, module in fleet.algorithm.named_modules():
             if isinstance(module, ServerModel):
                 suffix = "" if name == "model" else f"-{name}"
-                _save(state_dict(module.layout, module.row), folder / f"server{suffix}.safetensors")
+                tensors = state_dict(module.layout, module.row, fleet.groups[0].module)
+                _save(tensors, folder / f"server{suffix}.safetensors")
     if "clients" in kinds:
         rank, world = fleet.ranks.rank, fleet.ranks.world
         share = range(rank, fleet.clients, world)
         for client in fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else share:
             layout, row = fleet.algorithm.client_row(fleet, client)
-            _save(state_dict(layout, row), folder / f"client{client}.safetensors")
+            module = fleet.groups[fleet.home_group(client)].module
+            _save(state_dict(layout, row, module), folder / f"client{client}.safetensors")
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
+    write_atomically(path, lambda file: file.write(save(tensors)))
 
 
 def export_masks(fleet: Fleet, folder: Path) -> None:

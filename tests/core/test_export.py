@@ -1,15 +1,30 @@
 """Exported weights load with torch and safetensors alone."""
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as L
+import pytest
 import torch
 from lightfed_kernels import unpack_mask
+from lightning.pytorch import Callback
 from safetensors.torch import load_file
+from torch import Tensor, nn
+from typing_extensions import override
 
 from lightfed.algorithms.dispfl import DisPFL
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.standalone import Standalone
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.testing.digest import fit
+from lightfed.utils.errors import DiskError
 from tests.conformance.cases import CASES, CLIENTS, Case
+from tests.small import SGD_HALF, random_data
+from tests.small import fit as small_fit
 
 
 def exported(case: Case, folder: Path) -> Path:
@@ -47,6 +62,53 @@ def test_stateful_clients_are_exported_as_they_are(tmp_path: Path) -> None:
     files = [load_file(folder / f"client{client}.safetensors") for client in range(CLIENTS)]
     first = next(iter(files[0]))
     assert any(not torch.equal(files[0][first], other[first]) for other in files[1:])
+
+
+class Own(L.LightningModule):
+    """Has a layer beside `net`, of the same names, and weights that are tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.weight, self.other.weight = nn.Parameter(torch.ones(4)), self.net.weight
+
+    @override
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        hidden = self.other(self.net(batch[0]) * self.weight)
+        return nn.functional.cross_entropy(hidden, batch[1])
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, Standalone])
+def test_a_module_of_ones_own_loads_all_of_its_weights(algorithm: Any, tmp_path: Path) -> None:
+    made = Federation(
+        algorithm(), [ClientGroup(2, Own)], optimizer=SGD_HALF, export=["server", "clients"],
+        evaluate=[],
+    )  # fmt: skip
+    small_fit(made, random_data([4, 4]), tmp_path)
+    for file in (tmp_path / "run" / "models").iterdir():
+        own, weights = Own(), load_file(file)
+        own.load_state_dict(weights)
+        assert torch.equal(own.other.weight, own.net.weight)
+        row = made.fleet.algorithm.client_row(made.fleet, "1" in file.stem)[1].floats
+        assert own.weight.sum() != 4
+        assert torch.isclose(sum(p.sum() for p in own.parameters()), row.sum())
+
+
+def test_a_full_disk_at_the_end_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Fills(Callback):
+        @override
+        def on_train_end(self, *_: Any) -> None:
+            monkeypatch.setattr(os, "fsync", full)
+
+    made = Federation(FedAvg(), [ClientGroup(2, Own)], optimizer=SGD_HALF, evaluate=[])
+    with pytest.raises(DiskError, match="cannot be written"):
+        small_fit(made, random_data([4, 4]), tmp_path, callbacks=[Fills()])
+    assert not list((tmp_path / "run" / "models").iterdir())
 
 
 def test_masks_are_exported_with_the_weights_that_they_cover(tmp_path: Path) -> None:
