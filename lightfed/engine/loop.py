@@ -192,13 +192,16 @@ class RoundLoop(lightning_private._TrainingEpochLoop):
     @override
     def on_save_checkpoint(self) -> dict[str, Any]:
         counts = {"server_steps": self._server_steps, "evaluated": self._evaluated}
-        return super().on_save_checkpoint() | counts
+        over = self._server_steps == self.round_index and self.trainer.fit_loop._can_stop_early
+        stops = {"stopped_by": self.trainer.stops_by} if over and self.trainer.should_stop else {}
+        return super().on_save_checkpoint() | counts | stops
 
     @override
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
         self._server_steps = state_dict["server_steps"]
         self._evaluated = state_dict["evaluated"]
+        self.trainer.should_stop |= state_dict.get("stopped_by") == self.trainer.stops_by
 
 
 class FederatedLoop(lightning_private._FitLoop):

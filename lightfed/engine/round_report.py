@@ -42,9 +42,11 @@ class RoundReport:
         fleet.ranks.timings.take()  # the start is no part of the first round
         for logger in trainer.loggers:
             logger.log_hyperparams(trainer.config)
-        if 0 < (trainer.max_epochs or 0) <= rounds and trainer.is_global_zero:
-            fix = "give a larger trainer.max_epochs to train on"
-            print(f"{trainer.resumes_from or 'the run'} has finished its {rounds} rounds; {fix}")
+        over = 0 < (trainer.max_epochs or 0) <= rounds
+        if (over or trainer.should_stop) and trainer.is_global_zero:
+            ended = "has finished its" if over else "was stopped after"
+            fix = f"give a larger trainer.max_epochs{'' if over else ' or max_time'} to train on"
+            print(f"{trainer.resumes_from or 'the run'} {ended} {rounds} rounds; {fix}")
 
     def start(self) -> None:
         """Measure the time of a round from now on."""

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
@@ -85,6 +85,12 @@ class RunTrainer(Recorded, L.Trainer):
     def last_checkpoint(self) -> LastCheckpoint | None:
         """The default checkpoint, if the run has it."""
         return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
+
+    @property
+    def stops_by(self) -> str:
+        """What may stop the run: limits and callbacks. A stopped run that keeps them has ended."""
+        others = (c for c in self.callbacks if not isinstance(c, Checkpoint))
+        return f"{self._limits} {sorted(c.state_key for c in others if c.state_dict())}"
 
     def learning_rate(self, t: int) -> float | None:
         """The learning rate of round t, for its hooks too; None without an optimizer.

@@ -128,6 +128,35 @@ def test_a_stopped_run_that_goes_on_does_not_evaluate_its_end_again(tmp_path: Pa
         assert clients == [str(n) for n in range(2, rounds + 1) for _ in range(4)]
 
 
+def test_a_run_that_early_stopping_has_ended_stays_so_until_its_limits_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that dies between its last checkpoint and its end."""
+
+    class Dies(Callback):
+        @override
+        def on_train_end(self, *_: Any) -> None:
+            raise ZeroDivisionError
+
+    def run(folder: Path, *more: Callback, rounds: int = 9, **settings: Any) -> Any:
+        model = federation()
+        callbacks = [EarlyStopping("global/accuracy", min_delta=1.0, patience=2), *more]
+        fit(model, data(), folder, rounds=rounds, callbacks=callbacks, **settings)
+        return state_of(model)
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, Dies())
+    for _ in range(2):
+        assert run(tmp_path, ckpt_path="last") == whole
+        assert "was stopped after 3 rounds; give a larger" in capsys.readouterr().out
+        assert table(tmp_path) == table(tmp_path / "whole")
+    run(tmp_path, ckpt_path="last", rounds=10)
+    assert evaluated(tmp_path) == [1, 2, 3, 4]
+    fit(federation(), data(), tmp_path, rounds=9, ckpt_path="last")
+    assert evaluated(tmp_path) == list(range(1, 10))
+
+
 def test_more_rounds_in_the_same_trainer_keep_the_rows_of_those_before(tmp_path: Path) -> None:
     whole, model = federation(), federation()
     fit(whole, data(), tmp_path / "whole", rounds=5, **RARELY)
