@@ -18,7 +18,7 @@ from lightfed.api.prediction import deployed, outputs
 from lightfed.distributed.placement import Rates
 from lightfed.engine import checks, setup
 from lightfed.engine.evaluation import Evaluation, Kind
-from lightfed.engine.round_report import RoundReport
+from lightfed.engine.round_report import RoundReport, exact
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
 from lightfed.local.client_group import ClientGroup
@@ -236,7 +236,7 @@ class Federation(Recorded, L.LightningModule):
         metrics, reports = self.evaluation.finish(self.fleet.tests)
         if self.trainer.state.fn != TrainerFn.FITTING:
             self.evaluation.warn_outside_of_rounds(trained=bool(self._report.metrics))
-            self.log_dict(metrics, sync_dist=True, rank_zero_only=True)
+            self.log_dict(exact(metrics), sync_dist=True, rank_zero_only=True)
             return
         arrays = self.algorithm.evaluation_end(self.fleet)
         self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)

@@ -104,10 +104,15 @@ class RoundReport:
         shown.update({name: found[key] for name, key in _SHOWN.items() if key in found})
 
 
+def exact(metrics: dict[str, float]) -> dict[str, Tensor]:
+    """Metrics as tensors that keep all digits; Lightning would round plain numbers to float32."""
+    values = torch.tensor(list(metrics.values()), dtype=torch.float64).unbind()
+    return dict(zip(metrics, values, strict=True))
+
+
 def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:
     """Pass metrics to callbacks; `self.log` would cost a millisecond per metric."""
-    values = torch.tensor(list(metrics.values()), dtype=torch.float64).unbind()
-    trainer.callback_metrics.update(zip(metrics, values, strict=True))
+    trainer.callback_metrics.update(exact(metrics))
 
 
 def _client_rows(
