@@ -273,7 +273,8 @@ class Evaluation:
         if not metrics and not self._warned:
             self._warned = True
             found = f"{type(self._fleet.algorithm).__name__} gives no model to test (`evaluated`)"
-            self._fleet.warn(f"no metrics: {found}, or validation_step logs nothing")
+            found = f"{found}, validation_step logs nothing, or a limit leaves all tests out"
+            self._fleet.warn(f"no metrics: {found}")
         return metrics, every
 
     def _report_together(self) -> None:

@@ -100,7 +100,8 @@ class FederatedTrainer(RunTrainer):
             callbacks: Lightning callbacks; a batch is a wave of sessions, an epoch a round.
             fast_dev_run: One round of one batch per client, no files.
             limit_train_batches: Batches (int) or share of the batches (float) per session.
-            limit_val_batches: Evaluation jobs per rank; 0 for no validation.
+            limit_val_batches: Evaluation jobs per rank; 0 for no validation. Metrics then depend on
+                the number of ranks; with model.eval_clients, which tests fewer, they do not.
             limit_test_batches: As limit_val_batches, for `test`.
             check_val_every_n_epoch: Rounds between evaluations; the last round is always evaluated.
             enable_checkpointing: Write checkpoints/last.ckpt while the next round trains.

@@ -191,6 +191,30 @@ def test_samples_that_clients_share_are_tested_once(monkeypatch: pytest.MonkeyPa
     assert len(asked) == len(set(asked)) < sum(TESTED)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "standalone", "local bn"])
+def test_a_limit_of_jobs_tests_fewer_samples_and_calls_none_of_the_others_wrong(name: str) -> None:
+    made = fleet(name)
+    evaluation = Evaluation(made, made.data, kinds=KINDS, packed=Packed(3))
+    jobs = list(evaluation.jobs)
+    assert len(jobs) > 1
+
+    def sums(chosen: list[int]) -> dict[tuple[str, int], np.ndarray]:
+        evaluation.start()
+        for job in chosen:
+            evaluation.run(job)
+        metrics, kinds = evaluation.finish()
+        assert metrics.get("global/loss", 1.0) > 0.5, "of samples that were not tested"
+        return {
+            (kind, r.client): r.samples * np.array([1.0, r.metrics["loss"], r.metrics["accuracy"]])
+            for kind, reports in kinds.items()
+            for r in reports
+        }
+
+    whole, parts = sums(jobs), [sums([job]) for job in jobs]
+    for key, expected in whole.items():
+        np.testing.assert_allclose(sum(part.get(key, 0.0) for part in parts), expected, rtol=1e-6)
+
+
 def test_batches_are_padded_by_an_eighth_at_most() -> None:
     sizes = [padded(size) for size in range(1, 2000)]
     assert all(size <= found <= size * 9 / 8 for size, found in enumerate(sizes, 1))

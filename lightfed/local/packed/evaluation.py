@@ -97,7 +97,7 @@ class Tests:
             # Clients share samples, and one model gives a sample the same loss for each of them.
             samples, self._places = np.unique(samples, return_inverse=True)
         self._samples = torch.from_numpy(samples)
-        self._found = torch.zeros(2, len(samples), device=device)  # losses, hits
+        self._found = torch.zeros(2, len(samples), device=device)  # see _results; 0: not tested
         cheap = int(_FLOPS // flops) if flops else 0
         self._at_once = max(data.eval_batch_size, min(_AT_ONCE, cheap))
         self._graph = None
@@ -197,13 +197,17 @@ class Tests:
         self._found[:, places] = found.index_select(1, sent(items.kept, found.device))
 
     def finish(self, ranks: Ranks) -> list[Report]:
-        """The report of each client, the same on every rank; called by all."""
+        """The report of each client, the same on every rank; called by all.
+
+        It is of the samples in pieces that were run: a limit may leave some out.
+        """
         found = ranks.sum_(self._found).cpu().numpy()[:, self._places].astype(np.float64)
-        count, clients = np.maximum(self._counts, 1), len(self.clients)
-        losses, hits = (np.bincount(self._owner, row, minlength=clients) for row in found)
+        rows, clients = (*found, found[1] > 0), len(self.clients)
+        losses, marks, tested = (np.bincount(self._owner, row, minlength=clients) for row in rows)
+        count = np.maximum(tested, 1)
         # The division of the metric object, which is in float32.
-        accuracies = hits.astype(np.float32) / count.astype(np.float32)
-        columns = (self._counts, losses / count, accuracies)
+        accuracies = (marks - tested).astype(np.float32) / count.astype(np.float32)
+        columns = (tested.astype(np.int64), losses / count, accuracies)
         return [
             Report(client, samples, metrics={"loss": loss, "accuracy": accuracy})
             for client, samples, loss, accuracy in zip(
@@ -219,6 +223,6 @@ def padded(size: int) -> int:
 
 
 def _results(logits: Tensor, labels: Tensor) -> Tensor:
-    """(2, N) the loss of each sample, and 1 where it is classified correctly."""
+    """(2, N) the loss of each sample, and 2 where it is classified correctly, or else 1."""
     losses = cross_entropies(logits, labels)
-    return torch.stack((losses.float(), (logits.argmax(1) == labels).float()))
+    return torch.stack((losses.float(), (logits.argmax(1) == labels).float() + 1))
