@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -28,10 +28,31 @@ precision limit_train_batches limit_val_batches gradient_clip_val gradient_clip_
 
 def config_digest(options: Mapping[str, Any]) -> str:
     """Digest of a sub-command's options, as parsed: 16 hexadecimal digits."""
-    trainer = {key: options["trainer"].get(key) for key in _TRAINER.split()}
-    relevant = {"model": options["model"], "data": _placeless(options["data"]), "trainer": trainer}
-    text = json.dumps(relevant, sort_keys=True, default=str)
+    text = json.dumps(_relevant(options), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The keys on which results depend that differ in two configurations: [before, now] each."""
+    one, other = (dict(_flat(_relevant(options))) for options in (before, now))
+    keys = sorted(one.keys() | other.keys())
+    pairs = {key: [one.get(key), other.get(key)] for key in keys}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
+    trainer = {key: options["trainer"].get(key) for key in _TRAINER.split()}
+    return {"model": options["model"], "data": _placeless(options["data"]), "trainer": trainer}
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings and lists, by their dotted keys."""
+    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    if not isinstance(parts, Mapping):
+        yield path, value
+        return
+    for key, part in parts.items():
+        yield from _flat(part, f"{path}.{key}".lstrip("."))
 
 
 def _placeless(data: Any) -> Any:

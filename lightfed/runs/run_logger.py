@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lightfed.distributed.slurm import job_of
 from lightfed.runs import run_lock
-from lightfed.runs.run_folder import RunFolder, check_name
+from lightfed.runs.run_folder import CONFIG, RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import DiskError
@@ -118,9 +118,19 @@ class RunLogger(Logger):
             read_rows(table.path)
 
     @rank_zero_only
-    def start(self, environment: Mapping[str, Any], *, finished_rounds: int) -> None:
-        """Write environment.json; keep the rows of rounds that this run does not repeat."""
-        self.place.describe(environment)
+    def start(
+        self,
+        environment: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        finished_rounds: int,
+    ) -> None:
+        """Write environment.json; keep the rows of rounds that this run does not repeat.
+
+        The file says after which rounds which keys of the configuration changed.
+        """
+        changes = self.place.changes(config or {}, finished_rounds)
+        self.place.describe({**environment, **({"changes": changes} if changes else {})})
         rounds = read_rows(self._metrics.path, finished_rounds)
         self._rounds = {int(row["round"]): row for row in rounds}
         self._metrics.columns = ["round"]
@@ -136,7 +146,7 @@ class RunLogger(Logger):
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Write the whole configuration to config.yaml."""
         text = yaml.safe_dump(params, sort_keys=False)
-        write_atomically(self.folder / "config.yaml", lambda file: file.write(text.encode()))
+        write_atomically(self.folder / CONFIG, lambda file: file.write(text.encode()))
 
     @override
     @rank_zero_only
