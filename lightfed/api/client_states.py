@@ -23,9 +23,9 @@ def saved(fleet: Clients, chosen: Collection[int] | None = None) -> Saved:
     state: Saved = defaultdict(list)
     for group in fleet.groups:
         clients = [k for k in group.store.slots if chosen is None or k in chosen]
-        masked = [k for k in clients if fleet.mask(k) is not None] if fleet.masks else []
-        state["values"] += _stacked((k, _covered(fleet, k)) for k in masked)
-        dense = [k for k in clients if k not in set(masked)] if masked else clients
+        masked = {k for k in clients if fleet.mask(k) is not None} if fleet.masks else set()
+        state["values"] += _stacked((k, _covered(fleet, k)) for k in clients if k in masked)
+        dense = [k for k in clients if k not in masked]
         if dense:
             state["floats"].append(_block(dense, fleet.block(dense).floats))
         if clients:
