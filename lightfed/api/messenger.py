@@ -1,7 +1,9 @@
 """Messages between servers and clients, and among clients; every byte is counted."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -89,7 +91,8 @@ class Messenger(Clients):
         Args:
             clients: clients to merge.
             into: the server model that is replaced by the mean.
-            weights: n_k, or 1 for all, or a weight of 0 or more per client.
+            weights: n_k, or 1 for all, or a weight of 0 or more per client, of any unit; fractions
+                are rounded to 2^-16 of the largest.
             buffers: merge buffers too; integer ones become the largest of the clients'.
             tensors: names of the tensors to merge; all by default.
             sent: clients that send their rows; the server holds the others'. All by default.
@@ -260,12 +263,16 @@ class Messenger(Clients):
     def _weights(
         self, weights: Weights | Mapping[int, float], clients: Sequence[int]
     ) -> list[float]:
-        """Integer weights of the clients in a sum."""
+        """Integer weights of the clients in a sum; a UserError if one is no number of 0 or more."""
         if not isinstance(weights, Mapping):
             return [self._weight(weights, k) for k in clients]
-        if any(isinstance(weights[k], float) for k in clients):
-            weights = whole(weights)
-        return [float(weights[k]) for k in clients]
+        given: Mapping[int, float] = {k: weights[k] for k in clients}
+        for client, weight in given.items():
+            found = f"a weight of {weight} for client {client}"
+            require(0 <= weight < math.inf, "model.algorithm", found, "give numbers of 0 or more")
+        if not all(isinstance(weight, Integral) for weight in given.values()):
+            given = whole(given)
+        return [float(given[k]) for k in clients]
 
     def _weight(self, weights: Weights, client: int) -> float:
         if weights == "samples":

@@ -1,10 +1,12 @@
 """Who takes part, how much a session is, and what a group is refused for."""
 
+import math
 from collections import Counter
 from functools import partial
 from typing import Any
 
 import lightning.pytorch as L
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -232,6 +234,32 @@ def test_a_client_that_did_not_train_does_not_trouble_the_next_round() -> None:
     fed.train([2], 1)
     fed.merge([2], into=algorithm.model)
     assert torch.equal(algorithm.model.floats, fed.row(2).floats)
+
+
+@pytest.mark.parametrize("number", [np.float32, torch.tensor])
+def test_weights_of_any_type_are_whole_in_a_sum(number: Any) -> None:
+    """Else the sum would depend on the placement of clients."""
+    fed, algorithm = served(2)
+    fed.send(algorithm.model, [0, 1])
+    means = []
+    for given in (number, lambda weight: float(number(weight))):
+        fed.row(0).floats.fill_(1 / 3)
+        fed.row(1).floats.fill_(-7.1)
+        fed.merge([0, 1], into=algorithm.model, weights={0: given(0.1), 1: given(0.3)})
+        means.append(algorithm.model.floats.clone())
+    assert torch.equal(*means)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
+def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
+    fed, algorithm = served(2)
+    fed.send(algorithm.model, [0, 1])
+    refused = partial(pytest.raises, UserError, match=f"a weight of {weight} for client 1")
+    with refused():
+        fed.merge([0, 1], into=algorithm.model, weights={0: 1.0, 1: weight})
+    with refused():
+        values = {k: torch.ones(1) for k in range(2)}
+        fed.average(values, [0, 1], into=torch.zeros(1), weights={0: 1.0, 1: weight})
 
 
 def test_a_tally_is_the_sum_of_what_all_ranks_give() -> None:
