@@ -20,19 +20,20 @@ class FedAvgM(lf.Algorithm):
         self.beta = beta
 
     def setup(self, fed):
-        """Server state: the model, and a buffer of its shape; checkpoints hold both."""
+        """Server state: the model, and momentum of its parameters; checkpoints hold both."""
         fed.one_layout("FedAvgM needs one for all")
         self.model = fed.new_model()
-        self.register_buffer("velocity", torch.zeros_like(self.model.floats))
+        self.register_buffer("velocity", torch.zeros_like(self.model.parameters_row))
 
     def round(self, fed, t):
         """One round."""
-        clients, before = fed.participants(t), self.model.floats.clone()
+        clients, w = fed.participants(t), self.model.parameters_row  # a view
+        before = w.clone()
         fed.send(self.model, clients)  # w_k <- w
         fed.train(clients, t)
-        fed.merge(clients, into=self.model)  # the mean of w_k
-        self.velocity.mul_(self.beta).add_(before - self.model.floats)
-        self.model.floats.copy_(before - self.velocity)
+        fed.merge(clients, into=self.model)  # w <- the mean of w_k; so are BatchNorm statistics
+        self.velocity.mul_(self.beta).add_(before - w)
+        w.copy_(before - self.velocity)
 
     def evaluated(self, fed, client):
         """Clients hold the server's model."""

@@ -1,5 +1,6 @@
 """The examples run as they are, in an empty folder; the how-to of sweeps, too."""
 
+import importlib
 import re
 import runpy
 import shlex
@@ -8,11 +9,15 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
+import torch
 import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import loggers
+from torch import nn
 
 from lightfed.cli import command_line
-from tests.small import quiet
+from lightfed.local.client_group import ClientGroup
+from tests.small import fleet_of, quiet, random_data, run_round
+from tests.strangers.scaffold import Scaffold
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -36,6 +41,20 @@ def test_a_script_has_its_own_algorithm_data_and_loggers(folder: Path) -> None:
     assert "global/accuracy" in table.read_text()
     for hyperparameters in folder.glob("logs/*/*/hparams.yaml"):
         assert "beta: 0.5" in hyperparameters.read_text()
+
+
+def test_steps_of_a_server_leave_statistics_alone(folder: Path) -> None:
+    """With momentum a running variance would fall below 0."""
+    own = importlib.import_module("own_algorithm")
+    for algorithm in (own.FedAvgM(0.9), Scaffold(server_lr=2.0)):
+        net = ClientGroup(2, lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+        fed = fleet_of([net], algorithm, random_data([6, 6]))
+        fed.training.lr = 0.5
+        for t in range(3):
+            run_round(fed, t)
+        first = len(algorithm.model.parameters_row)
+        mean = torch.stack([fed.row(k).floats[first:] for k in range(2)]).mean(0)
+        torch.testing.assert_close(algorithm.model.floats[first:], mean)
 
 
 def test_the_commands_of_the_how_tos_fit(folder: Path) -> None:

@@ -35,12 +35,13 @@ class Scaffold(Algorithm):
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
-        clients, x = fed.participants(t), self.model.floats.clone()
+        clients, x = fed.participants(t), self.model.parameters_row
+        before = x.clone()
         fed.send(self.model, clients)  # y_i <- x, and c
         fed.train(clients, t)
         merged = fed.merge(clients, into=self.model, weights="uniform")
         # x <- x + eta_g / |S| sum_i (y_i - x)
-        self.model.floats.copy_(x + self.server_lr * (self.model.floats - x))
+        x.copy_(before + self.server_lr * (x - before))  # BatchNorm statistics are plain means
         change = torch.zeros_like(self.c)
         fed.average(self.changes, merged, into=change)
         self.c += len(merged) / fed.clients * change  # c <- c + 1 / N sum_i (c_i+ - c_i)
