@@ -15,6 +15,7 @@ from lightfed_kernels import Layout, Segments, count_per_tensor
 from torch import nn
 
 from lightfed.models.composites.split import evaluating
+from lightfed.models.networks.one_pixel import as_convolutions
 
 Clients = int | Sequence[int]
 Amounts = float | Sequence[float]  # one for all clients, or one of each
@@ -78,6 +79,8 @@ def forward_flops(
 ) -> float:
     """FLOPs of the forward pass of one sample, by torch's own counter.
 
+    A convolution counts all products of its kernels, also those with padding.
+
     Args:
         module: put into eval mode and back.
         batch: (2, ...) zeros; two samples, because batch statistics need more than one value.
@@ -87,8 +90,9 @@ def forward_flops(
     from torch.utils.flop_counter import FlopCounterMode
 
     # The counter does not know fused attention on CPUs; matrix products are counted.
-    fused = sdpa_kernel(SDPBackend.MATH)
-    with evaluating(module), torch.no_grad(), fused, FlopCounterMode(display=False) as counter:
+    fused, whole = sdpa_kernel(SDPBackend.MATH), as_convolutions(module)
+    counter = FlopCounterMode(display=False)
+    with evaluating(module), torch.no_grad(), fused, whole, counter:
         (call or module)(batch)
     return counter.get_total_flops() / len(batch)
 

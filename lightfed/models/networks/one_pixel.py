@@ -1,5 +1,9 @@
 """Convolutions of images of one pixel."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
@@ -32,3 +36,16 @@ class OnePixelConv2d(nn.Conv2d):
         """(..., kernel, kernel) -> (...), contiguous: the centres of kernels."""
         row, column = (size // 2 for size in self.kernel_size)
         return weight[..., row, column].contiguous()
+
+
+@contextmanager
+def as_convolutions(module: nn.Module) -> Iterator[None]:
+    """Let the `OnePixelConv2d` layers of a module run as the convolutions that they stand for."""
+    layers = [part for part in module.modules() if isinstance(part, OnePixelConv2d)]
+    for layer in layers:
+        layer.forward = partial(nn.Conv2d.forward, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
