@@ -170,7 +170,8 @@ class Fleet(Messenger):
         reports, tallies = training.sessions(clients, waves, t, tally or {})
         self.metrics |= tallies
         trained = [report.client for report in reports]
-        self.ledger.computed(trained, [3 * report.flops * report.samples for report in reports])
+        flops = [3 * report.flops * report.samples + report.besides for report in reports]
+        self.ledger.computed(trained, flops)
         for report, group in zip(reports, self.groups_of(trained), strict=True):
             self.rates.add(group, samples=report.samples, seconds=report.seconds)
         verdict = self._judge(reports, t)
@@ -202,9 +203,18 @@ class Fleet(Messenger):
     def gradient(self, client: int, t: int) -> Tensor:
         """(P,) on the device: the gradient of one training batch at the client's row, in eval mode.
 
-        Drawn by (seed, "gradient", t, client); the client must be on this rank.
+        Drawn by (seed, "gradient", t, client); the client must be on this rank. Its FLOPs count
+        with the client's next session in the round, as three dense forward passes.
         """
         return self.training.gradient(client, self._row_here(client), t)
+
+    def loss(self, client: int, t: int) -> float:
+        """The mean loss of the client's training samples at its row, in eval mode, not augmented.
+
+        After `send` and before `train` it is that of the model received. The client must be on this
+        rank; `collect` gives all ranks those of all. FLOPs count as for `gradient`, once.
+        """
+        return self.training.loss(client, self._row_here(client), t)
 
     def collect(self, mine: Mapping[int, T]) -> dict[int, T]:
         """Gather a value per client from every rank, by client, on all ranks.
@@ -235,6 +245,7 @@ class Fleet(Messenger):
         """Forget the participants of the last round. This frees the rows of stateless clients."""
         self.metrics, self.tests, self._assigned = {}, {}, {}
         self._outcomes, self.training.calls, self.moved = Outcomes(), 0, 0
+        self.training.besides.clear()
         for kept in self.kept.values():
             if not kept.durable:
                 kept.clear()

@@ -1,10 +1,11 @@
 """Logging of a client's module in a session or an evaluation, without collectives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import lightning.pytorch as L
+import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -75,6 +76,26 @@ def on_this_rank(run: Callable[P, R]) -> Callable[P, R]:
 
 def _leave_alone(*_: Any, **__: Any) -> None:
     """Replaces `Metric.sync`."""
+
+
+def numbers(means: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """The means on the host, in one transfer for all that are on a GPU."""
+    there = [name for name, value in means.items() if isinstance(value, Tensor) and value.is_cuda]
+    found: dict[str, Any] = dict(means)
+    if there:
+        values = torch.stack([found[name].double() for name in there])
+        found |= dict(zip(there, values.tolist(), strict=True))
+    return {name: float(value) for name, value in found.items()}
+
+
+def batch_size(batch: Any) -> int:
+    """Length of the first tensor in a nested batch of tensors, lists and dicts."""
+    if isinstance(batch, tuple):
+        batch = batch[0]
+    if isinstance(batch, Tensor):
+        return batch.size(0)
+    parts: Iterator[Any] = iter(batch.values() if isinstance(batch, dict) else batch)
+    return batch_size(next(parts))
 
 
 def needs_whole(module: L.LightningModule) -> bool:

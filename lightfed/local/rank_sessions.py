@@ -109,6 +109,10 @@ class Training(AroundSessions):
             self._packs.form([k for k in mine if not self._is_known(k)], t)
             pending = self.waves(mine, waves, lambda client: self.run(client, mine, t))
             here = [report.resolve() for report in pending]
+        for report in here:
+            spent = sum(self.besides.pop(report.client, {}).values())
+            if not (report.error or self._is_known(report.client)):
+                report.besides = spent
         given = here, self._refusals, self.tests, _tallied(tally)
         every = fleet.ranks.gather([given], f"the end of the sessions of round {t}")
         for refusal in (refusal for _, refusals, *_ in every for refusal in refusals):

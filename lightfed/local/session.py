@@ -4,7 +4,7 @@ On small models Lightning's inner loops cost three to four times as much as a ba
 one is a bare loop plus precision, clipping, schedulers and `self.log`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
-from lightfed.local.logbook import LogBook, on_this_rank, reset_metrics
+from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
 from lightfed.models.image_format import ChannelsLast
 from lightfed.state.rows import LiveModule, Row
@@ -33,6 +33,7 @@ class Report:
         samples: samples processed (a sample counts once per epoch).
         steps: optimiser steps.
         flops: forward FLOPs of a sample.
+        besides: FLOPs of the client's `Fleet.gradient` and `Fleet.loss`.
         stored: bytes that the client keeps.
         error: why the session failed, in one line; empty if it did not.
         seconds: duration; 0 if not measured.
@@ -48,6 +49,7 @@ class Report:
     norm: float = 0.0
     batch: int = -1
     flops: float = 0.0
+    besides: float = 0.0
     stored: int = 0
     error: str = ""
     seconds: float = field(default=0.0, compare=False)
@@ -211,6 +213,23 @@ class LocalSession:
 
     @on_this_rank
     @torch.no_grad()
+    def loss(self, row: Row, batches: Iterable[Any]) -> tuple[float, int]:
+        """The mean loss of batches at `row`, as of `gradient`, and their number of samples."""
+        assert self._live is not None, "this session only evaluates"
+        self._live.bind(row)
+        self.module.eval()
+        total, samples = 0.0, 0
+        for index, batch in enumerate(batches):
+            self._log.batch_size = size = batch_size(batch)
+            loss = _loss(self.module.training_step(batch, index))
+            if loss is not None:
+                total, samples = total + float(loss) * size, samples + size
+        self._log.clear()
+        self._live.unbind()
+        return total / max(samples, 1), samples
+
+    @on_this_rank
+    @torch.no_grad()
     def evaluate(self, batches: Iterable[Any], *, client: int, batch: int = -1) -> Report:
         """Metrics of the module as currently bound, from its `validation_step`."""
         reset_metrics(self.module)
@@ -268,26 +287,6 @@ class Known:
 
     def resolve(self) -> Report:
         return self.report
-
-
-def numbers(means: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """The means on the host, in one transfer for all that are on a GPU."""
-    there = [name for name, value in means.items() if isinstance(value, Tensor) and value.is_cuda]
-    found: dict[str, Any] = dict(means)
-    if there:
-        values = torch.stack([found[name].double() for name in there])
-        found |= dict(zip(there, values.tolist(), strict=True))
-    return {name: float(value) for name, value in found.items()}
-
-
-def batch_size(batch: Any) -> int:
-    """Length of the first tensor in a nested batch of tensors, lists and dicts."""
-    if isinstance(batch, tuple):
-        batch = batch[0]
-    if isinstance(batch, Tensor):
-        return batch.size(0)
-    parts: Iterator[Any] = iter(batch.values() if isinstance(batch, dict) else batch)
-    return batch_size(next(parts))
 
 
 def _loss(output: Any) -> Tensor | None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.heterofl import HeteroFL
+from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.standalone import Standalone
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
@@ -125,6 +126,23 @@ def test_nothing_is_sent_without_an_exchange() -> None:
     sums = run_round(fed, 0)
     assert (sums["bytes_up"], sums["bytes_down"]) == (0.0, 0.0)
     assert sums["flops"] == 3 * MLP_FLOPS * 12
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "gradients"),
+    [
+        (My1(Ring(), density=1.0, rounds=9), (1, 1)),
+        (DisPFL(Ring(), density=1.0, rounds=9, regrow="gradient"), (0, 1)),
+        (DisPFL(Ring(), density=1.0, rounds=9), (0, 0)),
+    ],
+    ids=["my1", "gradient", "random"],
+)
+def test_gradients_that_masks_grow_by_cost_a_step_each(
+    algorithm: DisPFL, gradients: tuple[int, int]
+) -> None:
+    fed = fleet_of([ClientGroup(2, mlp)], algorithm, random_data([3, 9], batch_size=4))
+    for t, count in enumerate(gradients):
+        assert run_round(fed, t)["flops"] == 3 * MLP_FLOPS * (3 + 9 + count * (3 + 4))
 
 
 def test_a_ledger_keeps_clients_apart() -> None:

@@ -21,7 +21,8 @@ from lightfed.algorithms.standalone import Standalone
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
-from lightfed.local.session import LocalSession, Runtime, Work, batch_size
+from lightfed.local.logbook import batch_size
+from lightfed.local.session import LocalSession, Runtime, Work
 from lightfed.local.steppers.torch_optimizer import make_stepper
 from lightfed.models.networks.mlp import MLP
 from lightfed.runs.export import state_dict

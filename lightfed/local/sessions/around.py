@@ -12,6 +12,7 @@ from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import reported
 from lightfed.local.hooks import SESSION_HOOKS, Hooks, Moment, SessionContext, SessionFleet
 from lightfed.local.local_work import SessionPlans
+from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
 from lightfed.local.packed.report import PackedReport
 from lightfed.local.session import Known, LocalSession, PendingReport, Report, Runtime, Work
@@ -33,6 +34,7 @@ class AroundSessions:
         tested: clients to test in their sessions of this round: before training, with the
             aggregated model, or after training.
         tests: reports of those tests, of this rank's sessions.
+        besides: FLOPs of a client's gradients and losses in this round, before its session ends.
     """
 
     def __init__(self, fleet: SessionFleet) -> None:
@@ -49,6 +51,7 @@ class AroundSessions:
         self.lr: float | None = None
         self.tested: Mapping[Moment, Collection[int]] = {}
         self.tests: dict[Moment, list[Report]] = {}
+        self.besides: dict[int, dict[str, float]] = {}
         self._explained = False
 
     def session_of(self, module: L.LightningModule) -> LocalSession:
@@ -131,7 +134,22 @@ class AroundSessions:
         state = self._fleet.state(client)
         self._seed("gradient", t, client)
         batch = next(self.plans.batches(client, t, 1, "gradient-"))
+        self._spent(client, f"gradient {t}", 3 * batch_size(batch))
         return state.session.gradient(row, batch)
+
+    def loss(self, client: int, row: Row, t: int) -> float:
+        """The mean loss of a client's training samples at a row, in eval mode, not augmented."""
+        data, state = self._fleet.data, self._fleet.state(client)
+        self._seed("loss", t, client)
+        batches = data.batches(data.client_plan(client, data.eval_batch_size))
+        loss, samples = state.session.loss(row, batches)
+        self._spent(client, f"loss {t}", samples)
+        return loss
+
+    def _spent(self, client: int, what: str, forward: float) -> None:
+        """Count forward passes of so many samples; once, if a session is begun again."""
+        passes = self.besides.setdefault(client, {})
+        passes[what] = forward * self._fleet.state(client).flops
 
     def box(self, client: int) -> tuple[float, float] | None:
         """Bounds of a client's parameters, if its optimiser projects onto them."""

@@ -1,0 +1,51 @@
+"""q-FFL: clients with larger losses weigh more, so that accuracies are more alike.
+
+Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning. ICLR 2020.
+https://arxiv.org/abs/1905.10497. Algorithm 2, q-FedAvg:
+
+    d_k = L (w - w_k),   D_k = F_k(w)^q d_k,   h_k = q F_k(w)^(q-1) |d_k|^2 + L F_k(w)^q
+    w <- w - sum_k D_k / sum_k h_k
+
+Clients are drawn uniformly, as in its code. BatchNorm statistics are means with weights F_k^q.
+"""
+
+from lightning.pytorch import LightningModule
+from typing_extensions import override
+
+from lightfed import Algorithm, Fleet, ServerModel
+
+
+class QFFL(Algorithm):
+    """FedAvg for the mean of F_k^(q+1) / (q + 1); q = 0 is FedAvg with equal weights."""
+
+    model: ServerModel
+
+    def __init__(self, q: float, lipschitz: float) -> None:
+        super().__init__()
+        self.q, self.lipschitz = q, lipschitz  # L, such as 1 / learning rate
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        fed.one_layout("q-FFL needs one for all")
+        self.model = fed.new_model()
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients, w, q, L = fed.participants(t), self.model.parameters_row, self.q, self.lipschitz
+        before = w.clone()
+        fed.send(self.model, clients)
+        losses = fed.collect({k: fed.loss(k, t) for k in fed.mine(clients)})  # F_k(w)
+        fed.train(clients, t)
+        mine = {k: fed.row(k).floats[: len(w)].to(w) - before for k in fed.mine(clients)}
+        moved = fed.collect({k: float(v.double().square().sum()) for k, v in mine.items()})
+        scales = {k: losses[k] ** q for k in clients}
+        merged = fed.merge(clients, into=self.model, weights=scales)  # sum F^q w_k / sum F^q
+        fed.charge(clients, up=4)  # h_k
+        step = L * sum(scales[k] for k in merged)
+        h = sum(L * scales[k] * (1 + q * L * moved[k] / losses[k]) for k in merged)
+        if h > 0:
+            w.copy_(before + step / h * (w - before))
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> LightningModule:
+        return fed.bind_model(self.model)
