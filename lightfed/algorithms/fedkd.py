@@ -61,8 +61,8 @@ class FedKD(PersonalShared):
 
         Args:
             shared: G, the student, which is sent.
-            energy: Share of the squared singular values to keep, in the first and the last round; 1
-                sends everything.
+            energy: Share of the squared singular values to keep, before the first and in the last
+                round; it grows by as much in each. 1 sends everything.
             weights: Of the participants in the mean: uniform, or by samples.
             form: Of mutual learning: separate losses, or htfllib's.
             rounds: Rounds until the energy has grown; the length of the run by default.

@@ -4,10 +4,11 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning a
 Clients. AAAI 2022. https://arxiv.org/abs/2105.00243
 
 A client's features are pulled towards the server's prototype of their class. A server's prototype
-is the plain mean over the participants that hold the class; without any it stays the same. Clients
-may differ in all but the number of features. The nearest prototype or the client's own head
-classifies a sample. An evaluation also reports the other rule's accuracy, as accuracy_head or
-accuracy_prototypes.
+is the plain mean over the participants that hold the class, as in the released code (eq. 6 of the
+paper weights them by their samples of it); without any it stays the same. A client's own one is the
+mean over all batches of a session, each before its step, as in HtFLlib. Clients may differ in all
+but the number of features. The nearest prototype or the client's own head classifies a sample. An
+evaluation also reports the other rule's accuracy, as accuracy_head or accuracy_prototypes.
 """
 
 from typing import Any

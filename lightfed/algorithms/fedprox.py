@@ -3,9 +3,10 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. MLSys
 2020. https://arxiv.org/abs/1812.06127
 
-The number of local epochs or steps sets the inexactness of the paper's gamma-inexact solutions, as
-in its experiments. The proximal gradient is added before clipping: clipping acts on the gradient of
-the local objective.
+Clients are drawn uniformly and weighted by samples, as in the released code; algorithm 2 draws them
+with probability p_k and takes the plain mean. The number of local epochs or steps sets the
+inexactness of the paper's gamma-inexact solutions, as in its experiments. The proximal gradient is
+added before clipping: clipping acts on the gradient of the local objective.
 """
 
 import logging
