@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from typing_extensions import override
 
 from lightfed.algorithms.fd import FD
@@ -17,6 +17,7 @@ from lightfed.algorithms.fedkd import FedKD
 from lightfed.algorithms.fedproto import FedProto
 from lightfed.algorithms.fml import FML
 from lightfed.algorithms.pfedmoe import PFedMoE
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
@@ -44,7 +45,7 @@ def fleet(algorithm: Algorithm, models: Any = (large, larger), **settings: Any) 
     data = random_data(SIZES, batch_size=3)
     each = len(SIZES) // len(models)
     groups = [ClientGroup(each, model) for model in models]
-    return fleet_of(groups, algorithm, data, optimizer=partial(SGD, lr=0.1), **settings)
+    return fleet_of(groups, algorithm, data, **{"optimizer": partial(SGD, lr=0.1)} | settings)
 
 
 def tensors(fed: Fleet, client: int, prefix: str) -> dict[str, Tensor]:
@@ -263,6 +264,13 @@ def test_the_gate_has_a_learning_rate_of_its_own() -> None:
     assert any(not torch.equal(tensors(free, 0, "net.gate.")[n], gates[1][n]) for n in names)
     for part in ("extractor.", "head.", "shared."):
         assert any(v.any() for v in tensors(frozen, 0, f"net.{part}").values())
+
+
+@pytest.mark.parametrize("optimizer", [ASPG, Adam])
+def test_an_optimiser_of_one_rate_for_all_is_refused_for_it(optimizer: Any) -> None:
+    found = f"{optimizer.__name__}, but a part has its own learning rate"
+    with pytest.raises(UserError, match=found):
+        fleet(PFedMoE(small, gate_lr=0.5), optimizer=optimizer)
 
 
 @pytest.mark.parametrize("algorithm", [FD(), FedProto(), FedProto(inference="head")])

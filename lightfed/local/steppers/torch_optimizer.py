@@ -129,17 +129,6 @@ def make_stepper(
     `factors` are those of every parameter's learning rate, only for torch.optim.SGD.
     """
     own = getattr(optimizer, "stepper", None)
-    if own is not None:
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        all_of_them = trainable is None or [id(p) for p in trainable] == [id(p) for p in params]
-        name = type(optimizer).__name__
-        alone = not schedulers and len(optimizer.param_groups) == 1 and all_of_them
-        found = f"{name} with a scheduler, groups or a part of the parameters"
-        fix = "return it alone, with all of them: configure_optimizers"
-        require(alone, "model.clients", found, fix)
-        found = f"16-mixed, and {name} does not support loss scaling"
-        require(scaler is None, "trainer.precision", found, "use bf16-mixed or 32")
-        return own(clipping)
     group = optimizer.param_groups[0]
     plain = (
         type(optimizer) is SGD
@@ -151,9 +140,20 @@ def make_stepper(
         and not any(group.get(k) for k in ("maximize", "differentiable", "fused"))
         and not isinstance(group["lr"], Tensor)
     )
-    if plain:
-        return SGDStepper(group["params"], group, clipping, factors)
     found = f"{type(optimizer).__name__}, but a part has its own learning rate"
     fix = "use torch.optim.SGD, in 32 or bf16-mixed"
-    require(factors is None, "model.optimizer", found, fix)
+    require(plain or factors is None, "model.optimizer", found, fix)
+    if own is not None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        all_of_them = trainable is None or [id(p) for p in trainable] == [id(p) for p in params]
+        name = type(optimizer).__name__
+        alone = not schedulers and len(optimizer.param_groups) == 1 and all_of_them
+        found = f"{name} with a scheduler, groups or a part of the parameters"
+        fix = "return it alone, with all of them: configure_optimizers"
+        require(alone, "model.clients", found, fix)
+        found = f"16-mixed, and {name} does not support loss scaling"
+        require(scaler is None, "trainer.precision", found, "use bf16-mixed or 32")
+        return own(clipping)
+    if plain:
+        return SGDStepper(group["params"], group, clipping, factors)
     return OptimizerStepper(optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler)
