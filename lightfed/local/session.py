@@ -166,6 +166,8 @@ class LocalSession:
                         stepper.epoch_end()
             finally:
                 stepper.finish()  # a kept row must hold a model even after a session that raised
+            if work.mask is not None:  # ASPG has put its iterate into the row
+                apply_mask_(row.floats, work.mask)
         self._live.unbind()
         stopwatch.stop()
         # A dot product detects non-finite values as well as a maximum, ten times as fast.

@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightfed_kernels import pack_mask, popcount, unpack_mask
 from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.dpsgd import DPSGD
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.my1 import My1
 from lightfed.algorithms.my2 import My2
+from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.shared.sparsity import active_counts, erk_densities
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.client_states import by_client
@@ -155,6 +156,20 @@ def test_a_start_is_zero_outside_its_mask_and_where_nobody_covers(regrow: Any, o
             assert not start[mine & ~covered].any()
             uncovered += int((mine & ~covered).sum())
     assert uncovered > 0  # or nothing was tested
+
+
+@pytest.mark.parametrize("side_by_side", ["auto", "off"])
+@pytest.mark.parametrize("optimizer", [ASPG, partial(Adam, lr=0.1)])
+def test_weights_outside_the_mask_are_zero_after_any_optimiser(
+    side_by_side: Any, optimizer: Any
+) -> None:
+    algorithm = DisPFL(Ring(), density=0.4, rounds=4)
+    fed = fleet(algorithm, optimizer=optimizer, side_by_side=side_by_side)
+    run_round(fed, 0)
+    for client, row in enumerate(rows(fed)):
+        mask = unpack_mask(algorithm.masks[client])
+        assert not row[~mask].any()
+        assert row[mask].any()
 
 
 def test_masks_change_as_the_cosine_says_and_not_at_all_where_they_are_static() -> None:
