@@ -94,7 +94,10 @@ class Resident(ABC):
 
     @abstractmethod
     def span(self, start: int, stop: int) -> Batch:
-        """Samples start to stop - 1, not augmented; views if they are stored as needed."""
+        """Samples start to stop - 1, not augmented; copies, because models may change a batch."""
+
+    def _labels(self, start: int, stop: int) -> Tensor:
+        return self._moved(self.y[start:stop].clone())
 
     def plan(
         self,

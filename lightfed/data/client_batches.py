@@ -147,7 +147,7 @@ class ClientBatches:
         return -(-len(self.test) // self.eval_batch_size)
 
     def global_test_batch(self, i: int) -> Batch:
-        """Batch i of the whole test set; it may be a view, so do not write to it."""
+        """Batch i of the whole test set."""
         return self.test.span(i * self.eval_batch_size, (i + 1) * self.eval_batch_size)
 
     def train_batches(self, batch_size: int) -> int:

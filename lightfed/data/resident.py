@@ -84,9 +84,10 @@ class ResidentSplit(Resident):
         x = self._plain[start:stop]
         if not self._held:
             x = self._memory(self._moved(x))
+        x = x.to(torch.float32, copy=True)
         if not self._ready:
-            x = x.to(torch.float32, copy=True).sub_(self._shift).mul_(self._scale)
-        return self._logical(x.contiguous()), self._moved(self.y[start:stop])
+            x.sub_(self._shift).mul_(self._scale)
+        return self._logical(x.contiguous()), self._labels(start, stop)
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:
@@ -141,9 +142,9 @@ class ResidentSplit(Resident):
 class ResidentTokens(Resident):
     """Tokens or characters, stored in few bytes and converted in batches.
 
-    Windows of tokens become int64, and are their own targets. Characters become float32, like all
-    samples to classify; a model converts them to indices. Nothing is random here: a model draws the
-    positions to mask.
+    Windows of tokens become int64, and copies are their targets. Characters become float32, like
+    all samples to classify; a model converts them to indices. Nothing is random here: a model draws
+    the positions to mask.
     """
 
     def __init__(
@@ -157,8 +158,8 @@ class ResidentTokens(Resident):
 
     @override
     def span(self, start: int, stop: int) -> Batch:
-        x = self._moved(self._tokens[start:stop]).to(self._dtype)
-        return x, x if self._windows else self._moved(self.y[start:stop])
+        x = self._moved(self._tokens[start:stop]).to(self._dtype, copy=True)
+        return x, x.clone() if self._windows else self._labels(start, stop)
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> None:
@@ -167,7 +168,7 @@ class ResidentTokens(Resident):
     @override
     def take(self, index: Tensor, draw: Tensor | None) -> Batch:
         x = self._rows(self._tokens, index).to(self._dtype)
-        return x, x if self._windows else self._rows(self.y, index)
+        return x, x.clone() if self._windows else self._rows(self.y, index)
 
 
 class ResidentFunctions(Resident):
@@ -184,7 +185,7 @@ class ResidentFunctions(Resident):
         held: bool = True,
     ) -> None:
         self._plain, self._augmented = functions.test, functions.train if train else functions.test
-        size = 4 * transformed(samples.x[:1], self._plain, None).numel()
+        size = 4 * transformed(samples.x[:1].clone(), self._plain, None).numel()
         super().__init__(samples.y, device=device, sample_bytes=size, held=held)
         self._x = samples.x.to(self.home)
         self._last = channels_last
@@ -196,7 +197,7 @@ class ResidentFunctions(Resident):
 
     @override
     def span(self, start: int, stop: int) -> Batch:
-        return self._batch(self._x[start:stop], None), self._moved(self.y[start:stop])
+        return self._batch(self._x[start:stop].clone(), None), self._labels(start, stop)
 
     @override
     def _draw(self, count: int, generator: torch.Generator | None) -> Tensor | None:

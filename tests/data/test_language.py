@@ -197,6 +197,9 @@ def test_the_target_of_a_window_is_the_window(root: Path, channels_last: bool) -
     for x, target in [*batches, *ends, *union, *data.test_batches(3)]:
         assert x.dtype == target.dtype == torch.int64
         assert torch.equal(x, target)
+        x.fill_(-1)  # as a model that masks its input in place
+        assert target.min() >= 0
+    assert torch.equal(data.global_test_batch(0)[0], test[: data.eval_batch_size])
 
 
 def test_a_long_epoch_is_gathered_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

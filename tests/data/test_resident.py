@@ -106,6 +106,10 @@ def test_without_a_generator_nothing_is_augmented(
     spanned, y = split.span(4, 9)
     assert torch.equal(spanned, split.batch(torch.arange(4, 9))[0])
     assert torch.equal(y, samples.y[4:9])
+    before = spanned.clone(), y.clone()
+    for changed in (spanned, y):  # as a model may
+        changed.fill_(9)
+    assert all(map(torch.equal, split.span(4, 9), before))
 
 
 @pytest.mark.parametrize("transform", [COLOUR, AUGMENTED, ERASED])

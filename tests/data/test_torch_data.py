@@ -70,6 +70,15 @@ def test_a_fixed_transform_is_that_of_every_sample() -> None:
     assert not Functions(FIXED, FIXED).is_random
 
 
+def test_a_transform_may_change_its_input() -> None:
+    inplace = v2.Normalize([1.0], [2.0], inplace=True)
+    images = TensorDataset(torch.ones(4, 1, 2, 2), torch.arange(4) % 2)
+    data = prepared(FromTorch(images, images, train_transform=inplace, test_transform=inplace))
+    for _ in range(3):
+        assert not data.global_test_batch(0)[0].any()
+        assert not next(data.test_batches(0))[0].any()
+
+
 def resident(**given: Any) -> ResidentFunctions:
     x = torch.randint(0, 256, (30, 3, 6, 6), generator=torch.Generator().manual_seed(0))
     samples = Samples(x.byte(), torch.arange(30))

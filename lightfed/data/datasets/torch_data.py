@@ -61,7 +61,7 @@ class FromTorch(Dataset):
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        first = self._samples["test"].x[:1]
+        first = self._samples["test"].x[:1].clone()  # a transform may change it
         if isinstance(self.transform, Transform):
             return tuple(first.shape[1:])
         shapes = []
