@@ -199,6 +199,6 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
 
     @property
     def augments(self) -> bool:
-        """Whether training batches are augmented at random."""
+        """Whether training batches are transformed in another way than those of tests."""
         transform = self.dataset.transform
-        return transform is not None and transform.is_random
+        return transform is not None and transform.augments

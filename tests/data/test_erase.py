@@ -57,7 +57,7 @@ def test_batches_match_the_authors_order(
         erase=erase,
         flip=flip,
     )
-    assert transform.is_random
+    assert transform.augments
     x = torch.randint(0, 256, (40, 3, *SIZE), generator=seeded(0)).to(torch.uint8)
     samples = Samples(x=x, y=torch.arange(40))
     split = ResidentSplit(samples, transform, device=CPU, channels_last=channels_last, train=True)

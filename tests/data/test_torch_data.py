@@ -1,5 +1,6 @@
 """`FromTorch`: data sets and transforms of torch, and data modules."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,14 @@ import torch
 from lightning.pytorch import LightningDataModule
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
-from torchvision.datasets import FakeData
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
 
 from lightfed.data import Dirichlet, FederatedDataModule, FromTorch, Iid, Natural
@@ -67,7 +74,7 @@ def test_a_fixed_transform_is_that_of_every_sample() -> None:
     for i in range(5):
         sample = torch.from_numpy(np.array(test[i][0])).permute(2, 0, 1)
         torch.testing.assert_close(x[i], FIXED(sample))
-    assert not Functions(FIXED, FIXED).is_random
+    assert not data.augments
 
 
 def test_a_transform_may_change_its_input() -> None:
@@ -116,7 +123,7 @@ def test_any_function_may_be_a_transform() -> None:
     doubled = transformed(x, v2.Compose([torch.nn.Identity(), lambda s: s * 2]), None)
     assert torch.equal(doubled, x * 2)
     noise = v2.Compose([lambda sample: sample + torch.rand(2)])
-    assert Functions(noise).is_random
+    assert Functions(noise).augments
     seeds = torch.tensor([4, 5, 4])
     added = transformed(torch.zeros(3, 2), noise, seeds)
     assert torch.equal(added[0], added[2])
@@ -170,8 +177,57 @@ def test_what_is_no_data_set_is_refused() -> None:
 def test_transforms_that_do_not_fit_are_refused() -> None:
     images = FakeData(6, **IMAGES)
     inside = FakeData(6, **IMAGES, transform=v2.Compose([v2.RandomCrop(4)]))
-    assert "RandomCrop" in refused("train", inside, images)
+    assert "read again" in refused("train", inside, images)
+    assert "read again" in refused("test", images, Subset(inside, range(3)))
     both = {"train_transform": RANDOM, "test_transform": v2.Resize(5)}
     assert "(3, 6, 6)" in refused("train_transform", images, images, **both)
     wrong = v2.Normalize([0.5] * 4, [1.0] * 4)
-    refused("test_transform", images, images, test_transform=wrong)
+    refused("test_transform", images, images, train_transform=wrong, test_transform=wrong)
+    refused("test_transform", images, images, train_transform=FIXED)
+    refused("train_transform", images, images, test_transform=v2.Normalize([0.5], [2]))
+
+
+def test_samples_are_trained_on_with_their_own_transform() -> None:
+    ones = TensorDataset(torch.ones(8, 3), torch.arange(8) % 2)
+    others = {"train_transform": lambda x: x * 2, "test_transform": torch.neg}
+    for given, level in ((others, 2.0), ({"test_transform": torch.neg}, 1.0)):
+        data = prepared(FromTorch(ones, ones, **given))
+        plan = data.train_plan(0, order=torch.Generator(), augment=torch.Generator())
+        assert data.augments
+        assert all((x == level).all() for x, _ in data.batches(plan))
+        assert (data.global_test_batch(0)[0] == -1).all()
+
+
+def test_images_have_colours_on_the_first_axis_or_none() -> None:
+    def images(*shape: int) -> TensorDataset:
+        pixels = torch.randint(0, 256, (6, *shape), generator=torch.Generator().manual_seed(0))
+        return TensorDataset(pixels.byte(), torch.arange(6) % 2)
+
+    assert "(3, 8, 6)" in refused("train", images(8, 6, 3), images(8, 6, 3))
+    grey = images(8, 6)
+    x, _ = prepared(FromTorch(grey, grey)).global_test_batch(0)
+    levels = grey.tensors[0].double()
+    expected = (levels - levels.mean()) / levels.std(correction=0)
+    torch.testing.assert_close(x.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_what_a_loader_does_with_a_data_set_is_not_lost() -> None:
+    good = pairs(8)
+    sampler = SubsetRandomSampler(range(4))
+    assert "SubsetRandomSampler" in refused("train", Given(DataLoader(good, sampler=sampler)))
+    batches = BatchSampler(sampler, 2, drop_last=False)
+    assert "SubsetRandomSampler" in refused("train", Given(DataLoader(good, batch_sampler=batches)))
+    assert "collate_fn" in refused("train", Given(DataLoader(good, collate_fn=list)))
+    module = type("Normalises", (Given,), {"on_after_batch_transfer": lambda self, x, i: x})
+    assert "on_after_batch_transfer" in refused("train", module(DataLoader(good)))
+    FromTorch(Given(DataLoader(good, shuffle=True))).load("test")
+
+
+def test_both_splits_number_their_classes_alike(tmp_path: Path) -> None:
+    for folder in ("train/ant", "train/bee", "test/bee"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / folder / "1.png")
+    train, test = ImageFolder(tmp_path / "train"), ImageFolder(tmp_path / "test")
+    assert "class bee has the number of ant" in refused("test", train, test)
+    assert "bee" in refused("test", train, Subset(test, [0]))
+    assert FromTorch(Subset(train, [1]), train).classes == ("0", "1")

@@ -66,7 +66,7 @@ class Transform:
     erase: float = 0.0
 
     @property
-    def is_random(self) -> bool:
+    def augments(self) -> bool:
         return bool(self.crop_padding or self.flip or self.erase)
 
     def fixed(self) -> "Transform":

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,14 @@ from torch.utils import data as torch_data
 from typing_extensions import override
 
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform, moments
-from lightfed.data.datasets.transforms import Functions, steps, transformed
+from lightfed.data.datasets.transforms import Functions, normalises, transformed
 from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.lightning_private import is_overridden
+
+_READ_TWICE = 32  # samples, to find random transforms
+_WHOLE = (torch_data.SequentialSampler, torch_data.RandomSampler)
+_COLLATES = (torch_data.default_collate, torch_data.default_convert)
+_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
 class FromTorch(Dataset):
@@ -51,6 +58,13 @@ class FromTorch(Dataset):
         require((test is None) == given, f"{KEY}.test", found, fix)
         self._train, self._test = train, test
         self._functions = Functions(train_transform, test_transform)
+        for key, own, other in (
+            ("train", train_transform, test_transform),
+            ("test", test_transform, train_transform),
+        ):
+            found = "missing, and the other one normalises"
+            fits = own is not None or not normalises(other)
+            require(fits, f"{KEY}.{key}_transform", found, "normalise the samples of both splits")
         self._names, self._owners = classes, groups
 
     @cached_property
@@ -86,7 +100,13 @@ class FromTorch(Dataset):
 
     @cached_property
     def _standard(self) -> Transform:
-        return Transform(*moments(self._samples["train"].x))
+        x = self._samples["train"].x
+        shape, colours = tuple(x.shape[1:]), (1, 3, 4)
+        last = len(shape) == 3 and shape[2] in colours and shape[0] not in colours
+        fix = f"put channels first, as {(shape[-1], *shape[:-1])}"
+        require(not last, f"{KEY}.train", f"samples have the shape {shape}", fix)
+        # Images without an axis of channels have one colour, not one for every row.
+        return Transform(*moments(x.unsqueeze(1) if len(shape) == 2 else x))
 
     @override
     def load(self, split: Split) -> Samples:
@@ -104,10 +124,23 @@ class FromTorch(Dataset):
         for split, loader in loaders.items():
             found, fix = f"its {split} loader is a {type(loader).__name__}", "give one data loader"
             require(hasattr(loader, "dataset"), f"{KEY}.train", found, fix)
+            ignored = _ignored(loader)
+            fix = "do it in the data set, such as a torch.utils.data.Subset, or in a transform"
+            require(not ignored, f"{KEY}.train", f"its {split} loader has a {ignored}", fix)
+        hook = next((name for name in _HOOKS if is_overridden(name, module)), None)
+        fix = "give train_transform and test_transform"
+        require(hook is None, f"{KEY}.train", f"its {hook} would not be called", fix)
         return {split: loader.dataset for split, loader in loaders.items()}
 
     @cached_property
     def _samples(self) -> dict[str, Samples]:
+        first, second = map(_class_names, self._sources.values())
+        if first is not None and second is not None:
+            pairs = zip_longest(first, second, fillvalue="none")
+            ours, theirs = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+            found = f"class {theirs} has the number of {ours} in the training set"
+            fix = "number the classes of both in the same way"
+            require(ours == theirs, f"{KEY}.test", found, fix)
         train, test = (_read(source, split) for split, source in self._sources.items())
         if self._owners is not None:
             _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
@@ -115,13 +148,28 @@ class FromTorch(Dataset):
         return {"train": train, "test": test}
 
 
+def _ignored(loader: Any) -> str | None:
+    """What selects or changes samples on their way from a data set through its loader."""
+    sampler = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
+    if type(sampler) is torch_data.BatchSampler:
+        sampler = sampler.sampler
+    if sampler is not None and not isinstance(sampler, _WHOLE):
+        return type(sampler).__name__
+    collate = getattr(loader, "collate_fn", None)
+    return None if collate is None or collate in _COLLATES else "collate_fn"
+
+
+def _class_names(source: Any) -> list[str] | None:
+    """As a data set numbers them, or the one that it is a part of; None if that is not known."""
+    while not hasattr(source, "classes") and hasattr(source, "dataset"):
+        source = source.dataset
+    names = getattr(source, "classes", None)
+    return None if names is None else [*map(str, names)]
+
+
 def _read(source: Any, split: str) -> Samples:
     """All samples of a data set."""
     key = f"{KEY}.{split}"
-    names = [type(step).__name__ for step in steps(getattr(source, "transform", None))]
-    drawn = [name for name in names if "Random" in name]
-    fix = f"give it as {split}_transform: the data set is read only once"
-    require(not drawn, key, f"its transform has {', '.join(drawn)}", fix)
     require(hasattr(source, "__len__"), key, "it has no length", "give a map-style data set")
     samples: list[Tensor] = []
     labels: list[int] = []
@@ -137,6 +185,11 @@ def _read(source: Any, split: str) -> Samples:
             found = f"sample {number} cannot be used ({reason(error)})"
             fix = "a sample is a pair of tensors of one shape, and whole numbers"
             raise UserError(key, found, fix) from error
+        if number < _READ_TWICE:
+            same = torch.equal(x.nan_to_num(), _tensor(source[number][0]).nan_to_num())
+            found = f"sample {number} is another one when it is read again"
+            fix = f"give random transforms as {split}_transform: the data set is read only once"
+            require(same, key, found, fix)
         samples.append(x)
         labels.append(int(y))
     require(bool(samples), key, "it is empty", "give samples")

@@ -6,7 +6,6 @@ torch's generators seeded for it, so that its draws do not depend on the other s
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,16 +36,16 @@ _ON_BATCHES = (
 class Functions:
     """The transforms of a data set, in place of `Transform`; None does nothing.
 
-    That for tests is also for training samples that are not to be augmented.
+    That for tests is also for training samples that are not trained on.
     """
 
     train: Function | None = None
     test: Function | None = None
 
-    @cached_property
-    def is_random(self) -> bool:
-        """Whether the training transform may draw anything."""
-        return not all(isinstance(step, _ON_BATCHES) for step in steps(self.train))
+    @property
+    def augments(self) -> bool:
+        """Whether samples are trained on with another transform than they are tested with."""
+        return self.train is not self.test
 
 
 def steps(transform: Function | None) -> Iterator[Function]:
@@ -59,6 +58,11 @@ def steps(transform: Function | None) -> Iterator[Function]:
             yield from steps(step)
     elif transform is not None:
         yield transform
+
+
+def normalises(transform: Function | None) -> bool:
+    """Whether a step of torchvision does; unknown of a user's own function, hence False."""
+    return any(isinstance(step, v1.Normalize | v2.Normalize) for step in steps(transform))
 
 
 def transformed(x: Tensor, transform: Function | None, seeds: Tensor | None) -> Tensor:
