@@ -86,6 +86,8 @@ def test_moments_are_those_of_the_channels() -> None:
     np.testing.assert_allclose(mean, by_channel.mean(1), atol=1e-6)
     np.testing.assert_allclose(std, by_channel.std(1, correction=0), atol=1e-6)
     assert moments(torch.full((3, 1), 2.0)) == ((2.0,), (1.0,))
+    small = torch.tensor([[1.0], [3.0]], dtype=torch.float64) * 1e-9
+    assert moments(small) == ((2e-9,), (1e-9,))
 
 
 def test_a_folder_of_images_is_decoded_once(tmp_path: Path, cache: Path) -> None:
@@ -119,9 +121,10 @@ def test_images_are_resized_and_may_be_grey(tmp_path: Path) -> None:
 
 def test_a_table_may_name_the_files_of_images(tmp_path: Path) -> None:
     tables.shades(tmp_path)
-    rows = "".join(f"train/dog/{i}.png,{i}\n" for i in range(3))
+    rows = "".join(f"train/dog/{i}.png,{i}\n" for i in (0, 1, 2, 2))
     (tmp_path / "list.csv").write_text(f"file,number\n{rows}")
-    given: Any = {"image": "file", "label": "number", "test": "train"}
+    splits = {"train": "train[:3]", "test": "train[3:]"}
+    given: Any = {"image": "file", "label": "number"} | splits
     loaded = Hub(str(tmp_path / "list.csv"), **given).load("train")
     assert loaded.x.shape == (3, 3, 8, 8)
     for i in range(3):  # the table stays as it is
@@ -278,10 +281,73 @@ def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     assert "train: sample 3" in refused("audio", sounds)
     path = tmp_path / "points.csv"
     path.write_text("a,label,half\n1,x,0.5\n2,,1.0\n3,x,1.0\n4,x,1.0\n")
-    assert "train: sample 1 has None" in refused("label", path, train="train", test="train")
-    assert "sample 0 has 0.5" in refused("label", path, label="half", features="a", test="train")
+    assert "train: sample 1 has None" in refused("label", path, test=0.25, features="a")
+    assert "sample 0 has 0.5" in refused("label", path, label="half", features="a", test=0.25)
     path.write_text("a,label\n1,x\n2,x\n3,y\n4,x\n")
-    assert "test: sample 2 has 'y'" in refused("label", path, train="train[:2]", test="train")
+    both = {"features": "a", "train": "train[:2]", "test": "train[2:]"}
+    assert "test: sample 0 has 'y'" in refused("label", path, **both)
+    Image.new("L", (8, 8)).save(root / "train" / "cat" / "0.png")
+    (root / "test" / "cat" / "2.png").unlink()
+    assert "sample 1 cannot be used: it has colours" in refused("image", root)
+    Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "train" / "cat" / "0.png")
+    assert "more than 8 bits" in refused("image", root)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("train", "train"), ("train", "train[30:]"), ("train[:90%]", "train[80%:]+train[:1]")],
+)
+def test_a_test_split_has_no_training_samples(train: str, test: str, tmp_path: Path) -> None:
+    path = tables.points(tmp_path / "points.csv")
+    assert "samples of the training split" in refused("test", path, train=train, test=test)
+    data = Hub(str(path), train="train[:75%]", test="train[30:]", label="kind", group="who")
+    assert (len(data.load("train")), len(data.load("test"))) == (30, 10)
+
+
+def test_a_column_that_numbers_the_rows_is_no_sample(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    rows = "".join(f"{i},{0.1 * i},{i // 3}\n" for i in range(6))
+    path.write_text(f",a,label\n{rows}")
+    assert "Unnamed: 0" in refused("features", path, test=0.5)
+    assert Hub(str(path), test=0.5, features="a").input_shape == (1,)
+
+
+def test_arguments_of_images_are_for_images(tmp_path: Path) -> None:
+    path, both = tables.points(tmp_path / "points.csv"), {"label": "kind", "test": 0.25}
+    for key, value, samples in (
+        ("flip", True, {"features": ["a", "b"]}),
+        ("crop_padding", 2, {"text": "who"}),
+        ("mean", [0.5], {"text": "who"}),
+    ):
+        given = {key: value, **samples, **both}
+        with pytest.raises(UserError, match="leave it out") as error:
+            _ = Hub(str(path), **given).transform
+        assert error.value.key == f"data.dataset.init_args.{key}"
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_classes_have_their_names_in_both_splits(saved: bool, tmp_path: Path) -> None:
+    root = tables.sounds(tmp_path / "sounds")
+    for path in (root / "test" / "cat").iterdir():
+        path.unlink()
+    (root / "test" / "cat").rmdir()
+    if saved:
+        named = {split: [*tables.KINDS][split == "test" :] for split in ("train", "test")}
+        both = {
+            split: datasets.Dataset.from_dict(
+                {"a": [0.5, 1.5], "label": [0, len(names) - 1]},
+                datasets.Features(
+                    {"a": datasets.Value("float32"), "label": datasets.ClassLabel(names=names)}
+                ),
+            )
+            for split, names in named.items()
+        }
+        datasets.DatasetDict(both).save_to_disk(str(tmp_path / "saved"))
+        root = tmp_path / "saved"
+    data = Hub(str(root))
+    assert data.classes == tables.KINDS
+    assert set(data.load("train").y.tolist()) == {0, 1}
+    assert set(data.load("test").y.tolist()) == {1}
 
 
 def test_tiny_tables_are_what_they_say(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from lightfed.utils.errors import UserError
 BLOCK = 256  # samples written together
 
 _FIXES = {
-    "image": "repair the file, or set image_size",
+    "image": "repair or convert the file, or set image_size",
     "audio": "repair the file",
     "text": "give a text",
     "features": "correct the table, or set shape",
@@ -52,6 +52,14 @@ def kind_of(name: str, feature: Any) -> str | None:
         return name if name in ("image", "audio") else "text"
     is_number = dtype.startswith(("int", "uint", "float", "bool", "double"))
     return "features" if is_number and kind != "classlabel" else None
+
+
+def ascends(table: Table, name: str) -> bool:
+    """Whether a column is of whole numbers, every one larger than that before."""
+    is_whole = str(getattr(table.features[name], "dtype", "")).startswith(("int", "uint"))
+    if not is_whole or len(table) < 3:
+        return False
+    return bool((np.diff(np.array(table[name][:], dtype=float)) > 0).all())
 
 
 def prepared(
@@ -121,6 +129,10 @@ def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> n
     from PIL import Image
 
     with Image.open(content(value, base)) as image:
+        if image.mode.startswith(("I", "F")):
+            raise ValueError(f"its levels have more than 8 bits (mode {image.mode})")
+        if grey and image.mode not in ("1", "L", "LA"):
+            raise ValueError("it has colours, which the first image has not")
         image = image.convert("L" if grey else "RGB")  # type: ignore[assignment]
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)  # type: ignore[assignment]
@@ -189,7 +201,11 @@ def numbers(value: Any, *, shape: Sequence[int] | None) -> np.ndarray:
 
 
 class Codes:
-    """The distinct values of a column as numbers 0, 1, ...; a column of classes keeps its own."""
+    """The distinct values of a column as numbers 0, 1, ...
+
+    A column of named classes keeps its own. In another split these may have other numbers, so names
+    count.
+    """
 
     def __init__(self, tables: Mapping[str, Table], *, column: str, key: str) -> None:
         """Number the values of one split after the other, those of each in ascending order.
@@ -198,8 +214,8 @@ class Codes:
         """
         self._column, self._key = column, key
         first, *_ = tables.values()
-        given = getattr(first.features[column], "names", None)
-        self._numbers: dict[Any, int] = {number: number for number in range(len(given or ()))}
+        given = getattr(first.features[column], "names", None) or ()
+        self._numbers: dict[Any, int] = {n: i for i, name in enumerate(given) for n in (i, name)}
         for split, table in {} if given else tables.items():
             for value in sorted(set(self._values(table, split)) - set(self._numbers)):
                 self._numbers[value] = len(self._numbers)
@@ -221,7 +237,8 @@ class Codes:
         if bad is not None:
             found = f"{split}: sample {bad} has {values[bad]!r}, which names nothing"
             raise UserError(f"{KEY}.{self._key}", found, "give whole numbers or words")
-        return values
+        names = getattr(table.features[self._column], "names", None) or ()
+        return [names[v] if v in range(len(names)) else v for v in values] if names else values
 
 
 def _is_name(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import floor, log10
 from pathlib import Path
 from typing import Literal
 
@@ -77,6 +78,9 @@ class Transform:
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, of x / 255 if x is uint8; 1 for a constant one.
 
+    Rounded, so that they do not depend on the order of the sums: to 6 places, or the third digit of
+    a deviation that is smaller.
+
     `x` is (N, C, ...), read in parts, so that it may be larger than memory.
     """
     sums = torch.zeros(2, x.shape[1], dtype=torch.float64)
@@ -86,9 +90,11 @@ def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         sums += torch.stack((values.sum(axes), values.square().sum(axes)))
     mean, square = sums / (x.numel() / x.shape[1])
     std = (square - mean.square()).clamp_(min=0).sqrt()
-    std = torch.where(std < 1e-6, 1.0, std)
-    # Rounded, so that they do not depend on the order of the sums.
-    return tuple(round(m, 6) for m in mean.tolist()), tuple(round(s, 6) for s in std.tolist())
+    std = torch.where(std <= 1e-6 * mean.abs(), 1.0, std)
+    places = [max(6, 2 - floor(log10(s))) for s in std.tolist()]
+    values = (mean.tolist(), std.tolist())
+    means, stds = (tuple(map(round, some, places)) for some in values)
+    return means, stds
 
 
 class Dataset(Recorded, ABC):

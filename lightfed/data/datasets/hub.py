@@ -11,7 +11,7 @@ from lightfed.data.datasets import columns, logmel
 from lightfed.data.datasets.columns import Codes, Decode, kind_of, prepared
 from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transform, moments
 from lightfed.data.datasets.logmel import RATE
-from lightfed.data.datasets.tables import Table, hold_out, open_table
+from lightfed.data.datasets.tables import Table, hold_out, open_table, require_apart
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.memory import require_memory
 
@@ -116,6 +116,7 @@ class Hub(Dataset):
     @override
     def transform(self) -> Transform | None:
         kind = self._source[0]
+        self._check_transform(kind)
         if kind in ("text", "audio"):
             return None if kind == "text" else logmel.NORMALISE
         mean, std = tuple(self._mean or ()), tuple(self._std or ())
@@ -123,6 +124,18 @@ class Hub(Dataset):
             found = moments(self._samples("train"))
             mean, std = mean or found[0], std or found[1]
         return Transform(mean, std, self.crop_padding, self.flip)
+
+    def _check_transform(self, kind: str) -> None:
+        """Refuse arguments that samples of a kind have no use for."""
+        fixed, flat = kind in ("text", "audio"), len(self.input_shape) != 3
+        for key, value, useless in (
+            ("mean", self._mean, fixed),
+            ("std", self._std, fixed),
+            ("crop_padding", self.crop_padding, fixed or flat),
+            ("flip", self.flip, fixed or flat),
+        ):
+            found = f"{value}, and the samples are {kind} of the shape {self.input_shape}"
+            require(not (value and useless), f"{KEY}.{key}", found, "leave it out")
 
     @override
     def load(self, split: Split) -> Samples:
@@ -138,6 +151,7 @@ class Hub(Dataset):
         train = open_table(self.path, self.train_split, key="train", name=self.config)
         if isinstance(self.test_split, str):
             test = open_table(self.path, self.test_split, key="test", name=self.config)
+            require_apart(train, splits=(self.train_split, self.test_split))
         else:
             train, test = hold_out(train, self.test_split, self._column(train, "label"))
         for split, table in (("train", train), ("test", test)):
@@ -185,6 +199,9 @@ class Hub(Dataset):
             names = [name for name, its in kinds.items() if its == kind]
             alone = kind in ("image", "audio") or len(names) == len(kinds)  # beside other columns
             if alone and (len(names) == 1 or (kind == "features" and names)):
+                counter = next((n for n in names if columns.ascends(table, n)), None)
+                found = f"not given, and {counter} is a number of the sample: it ascends"
+                require(counter is None, f"{KEY}.features", found, "name the columns of samples")
                 return kind, names
         found = f"not given, and which of the columns {', '.join(kinds)} are samples is not clear"
         raise UserError(f"{KEY}.features", found, "name them, or the column image, text or audio")

@@ -10,7 +10,7 @@ from typing_extensions import override
 from lightfed.data.datasets.columns import Codes
 from lightfed.data.datasets.dataset import KEY, Samples, Split
 from lightfed.data.datasets.language import Text, Vocabulary
-from lightfed.data.datasets.tables import Table, hold_out, open_table
+from lightfed.data.datasets.tables import Table, hold_out, open_table, require_apart
 from lightfed.utils.errors import require
 
 
@@ -64,7 +64,9 @@ class Sentences(Text):
             found = f"no column {column}, there are {', '.join(known)}"
             require(column in known, f"{KEY}.{key}", found, "name one of them")
         if isinstance(second, str):
-            return {"train": train, "test": open_table(self.path, second, key="test")}
+            test = open_table(self.path, second, key="test")
+            require_apart(train, splits=(first, second))
+            return {"train": train, "test": test}
         train, test = hold_out(train, second, self._columns["group"])
         return {"train": train, "test": test}
 

@@ -4,6 +4,8 @@ import json
 import logging
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,25 @@ def open_table(
             raise UserError(f"{KEY}.{key}", f"{path} has no {split!r} ({why})", fix) from error
         fix = "check the name; without a network, give a path, or a name that is in the cache"
         raise UserError(f"{KEY}.{root}", f"{path} cannot be loaded ({why})", fix) from error
+
+
+def require_apart(train: Table, *, splits: tuple[str, str]) -> None:
+    """Reject a test split that shares samples with the training split, which is `train`."""
+    from datasets import ReadInstruction
+
+    shared = splits[0] == splits[1]
+    with suppress(ValueError):  # not all sources count the samples of their splits
+        counts = {name: split.num_examples for name, split in (train.info.splits or {}).items()}
+        ours, theirs = (ReadInstruction.from_spec(s).to_absolute(counts) for s in splits)
+        shared = any(
+            one.splitname == other.splitname
+            and max(one.from_ or 0, other.from_ or 0)
+            < min(part.to or counts[part.splitname] for part in (one, other))
+            for one, other in product(ours, theirs)
+        )
+    found = f"{splits[1]}, which has samples of the training split, {splits[0]}"
+    fix = "name another one, or parts such as train[:80%] and train[80%:]"
+    require(not shared, f"{KEY}.test", found, fix)
 
 
 def texts_of(folder: Path, split: str, *columns: str) -> list[list[Any]]:
