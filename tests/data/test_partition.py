@@ -230,7 +230,7 @@ def test_a_file_of_version_0_1_is_read(tmp_path: Path) -> None:
     assert loaded.digest == partition.digest
 
 
-@pytest.mark.parametrize("test", ["match", "split"])
+@pytest.mark.parametrize("test", ["match", "disjoint"])
 def test_random_samples_take_a_third_of_their_bytes(tmp_path: Path, test: PersonalTest) -> None:
     samples = Samples(torch.zeros(5_000, 1), torch.arange(5_000) % 5)
     scheme = Diversity(classes=2, samples=100)
@@ -331,6 +331,21 @@ def test_a_scheme_that_leaves_a_client_empty_is_refused() -> None:
 
     with pytest.raises(UserError, match=r"Greedy\(\) left client 1 empty"):
         draw(Greedy(), clients=2)
+
+
+def test_no_client_is_tested_on_what_is_trained_on() -> None:
+    """A part of its own is no test set if another client, or the same, has it again."""
+
+    class Twice(Iid):
+        def split(self, labels: np.ndarray, **_: object) -> list[np.ndarray]:
+            return [np.arange(10), np.array([10, 11, 12, 12])]
+
+    with pytest.raises(UserError, match=r"personal_test: split, but Diversity.* to clients"):
+        draw(Diversity(2, 100), test="split")
+    with pytest.raises(UserError, match=r"Twice\(\) deals sample 12 to clients 1 and 1;"):
+        draw(Twice(), clients=2, test="split")
+    assert draw(Twice(), clients=2).train(1).tolist() == [10, 11, 12, 12]
+    assert "14 training samples (13 different), 2 clients" in draw(Twice(), clients=2).table()
 
 
 def test_the_table_shows_counts_and_what_it_leaves_out() -> None:

@@ -88,11 +88,15 @@ class SpeechCommands(Dataset):
         clips = self._spoken(split)
         if self.protocol == "commands":
             clips += self._silence(split, clips)
-        _, groups = np.unique([clip.speaker for clip in clips], return_inverse=True)
+        trained = clips if split == "train" else self._spoken("train")
+        speakers = sorted({clip.speaker for clip in trained})
+        # Test speakers have numbers of their own, for a union of both splits.
+        speakers += sorted({clip.speaker for clip in clips} - {*speakers})
+        numbers = {speaker: number for number, speaker in enumerate(speakers)}
         return Samples(
             x=self._pictures(clips),
             y=torch.tensor([clip.label for clip in clips]),
-            groups=torch.from_numpy(groups),
+            groups=torch.tensor([numbers[clip.speaker] for clip in clips]),
         )
 
     def _spoken(self, split: Split) -> list[_Clip]:

@@ -76,9 +76,11 @@ class Partition:
         classes = self.train_counts.shape[1]
         shown = range(classes if classes <= 20 else 0)
         columns = ["train", "test", "classes"]
+        samples, different = len(self.train_index), len(np.unique(self.train_index))
+        repeated = f" ({different} different)" if different < samples else ""
         lines = [
             f"{self.meta['scheme']} of {self.meta['dataset']}, seed {self.meta['seed']}: "
-            f"{len(self.train_index)} training samples, {self.clients} clients",
+            f"{samples} training samples{repeated}, {self.clients} clients",
             _row("client", columns, shown),
         ]
         for client in range(min(self.clients, rows)):
@@ -185,6 +187,7 @@ def draw_partition(
         require(0 <= end < len(labels), "data.partition", f"sample {end} by {scheme!r}", fix)
     rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
+        _check_dealt_once(owned, scheme)
         owned, tested = matching.hold_out(
             owned, labels, fraction=train_fraction, num_classes=num_classes, rng=rng
         )
@@ -216,6 +219,20 @@ def draw_partition(
             "train_fraction": train_fraction if test == "split" else 1.0,
         },
     )
+
+
+def _check_dealt_once(owned: matching.Csr, scheme: Partitioner) -> None:
+    """Reject samples dealt twice: a client would be tested on what it or another trains on."""
+    index, offsets = owned
+    order = np.argsort(index, kind="stable")
+    again = np.flatnonzero(np.diff(index[order]) == 0)
+    if not len(again):
+        return
+    places = order[again[0] : again[0] + 2]
+    one, other = (np.searchsorted(offsets, places, side="right") - 1).tolist()
+    found = f"split, but {scheme!r} deals sample {index[places[0]]} to clients {one} and {other}"
+    fix = "choose match or labels, so that no client is tested on what others train on"
+    raise UserError("data.personal_test", found, fix)
 
 
 def check_personal_test(test: str, train_fraction: float) -> None:
