@@ -11,6 +11,8 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers.abstract import WrapperMetric
 
+from lightfed.utils.errors import require
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -24,21 +26,24 @@ class LogBook:
         self._metrics: dict[str, Metric] = {}
         self.batch_size = 1
 
-    def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+    def log(
+        self, name: str, value: Any, *_: Any, batch_size: int | None = None, **options: Any
+    ) -> None:
         """Lightning's `self.log`; arguments about steps, bars and ranks are ignored."""
         if isinstance(value, Metric):
             self._metrics[name] = value
             return
+        check_mean(name, options)
         count = self.batch_size if batch_size is None else batch_size
         value = value.detach() if isinstance(value, Tensor) else value
         self._sums[name] = self._sums.get(name, 0.0) + value * count
         self._counts[name] = self._counts.get(name, 0) + count
 
     def log_dict(
-        self, dictionary: dict[str, Any], *_: Any, batch_size: int | None = None, **__: Any
+        self, dictionary: dict[str, Any], *_: Any, batch_size: int | None = None, **options: Any
     ) -> None:
         for name, value in dictionary.items():
-            self.log(name, value, batch_size=batch_size)
+            self.log(name, value, batch_size=batch_size, **options)
 
     def close(self) -> dict[str, Tensor | float]:
         """Return the means, on their device, and clear them."""
@@ -53,6 +58,14 @@ class LogBook:
         for metric in self._metrics.values():
             metric.reset()
         self._sums, self._counts, self._metrics = {}, {}, {}
+
+
+def check_mean(name: str, options: Mapping[str, Any]) -> None:
+    """Reject a `reduce_fx` of `self.log` that is no mean: only means over samples are taken."""
+    reduction = options.get("reduce_fx", "mean")
+    found = f"self.log({name!r}, reduce_fx={getattr(reduction, '__name__', reduction)})"
+    fix = "log a metric object of torchmetrics, such as SumMetric or MaxMetric"
+    require(reduction in ("mean", "avg", torch.mean), "model.clients", found, fix)
 
 
 def on_this_rank(run: Callable[P, R]) -> Callable[P, R]:

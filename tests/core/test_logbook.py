@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lightfed.local.logbook import LogBook, on_this_rank
 from lightfed.local.session import LocalSession, Runtime
+from lightfed.utils.errors import UserError
 from tests.core.test_session import session_of, work_of
 
 Batch = tuple[Tensor, Tensor]
@@ -28,6 +29,17 @@ def test_a_log_book_takes_means_over_samples() -> None:
     means = {name: float(value) for name, value in book.close().items()}
     assert means == {"loss": 2.5, "fixed": 2.0, "one": 2.5, "two": -2.5}
     assert book.close() == {}
+
+
+def test_other_reductions_than_means_are_refused() -> None:
+    book = LogBook()
+    book.log("loss", 1.0, reduce_fx=torch.mean)
+    for log in (
+        lambda: book.log("largest", 1.0, reduce_fx=torch.max),
+        lambda: book.log_dict({"right": 3.0}, reduce_fx="sum"),
+    ):
+        with pytest.raises(UserError, match=r"model\.clients: self\.log\('(largest|right)', red"):
+            log()
 
 
 def test_a_logged_metric_object_is_computed_and_reset() -> None:

@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 from typing_extensions import override
 
 from lightfed.local.client_module import ClientModule
+from lightfed.local.logbook import check_mean
 from lightfed.local.packed.graph import NetworkGraph, cross_entropy
 from lightfed.local.packed.operators import PackedFunctions
 from lightfed.local.packed.tracing import Unknown
@@ -53,6 +54,7 @@ class _TrainingStep(nn.Module):
 
 def _note(logged: dict[str, Tensor], name: str, value: Any, *_: Any, **options: Any) -> None:
     """`self.log` of a step of K clients: plain numbers only."""
+    check_mean(name, options)
     if options.get("batch_size") is not None:
         raise NotImplementedError("self.log with a batch_size")
     if not isinstance(value, Tensor | int | float):
