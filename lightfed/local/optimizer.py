@@ -98,6 +98,21 @@ def aligned(values: Params, row: Tensor, other: Tensor) -> Params:
     ]
 
 
+def apart(grads: Params) -> Params:
+    """Gradients that can be changed in place.
+
+    Autograd gives the terms of a sum one tensor, and one of a loss the seed of the backward pass.
+    """
+    found: Params = []
+    taken: set[int] = set()
+    for grad in grads:
+        memory = grad.untyped_storage().data_ptr()
+        shared = memory in taken or 0 in grad.stride() or grad.numel() == 1
+        taken.add(memory)
+        found.append(grad.clone(memory_format=torch.contiguous_format) if shared else grad)
+    return found
+
+
 class _Pull:
     """Adds gamma (w - anchor) to the gradients of a session."""
 
@@ -191,6 +206,8 @@ class Stepper(ABC):
         """The gradients of the used parameters after the hook, the pull and clipping."""
         if hook is not None:
             grads = self._hooked(hook, grads, used)
+        elif self._pull is not None or self.clipping is not None:
+            grads = apart(grads)
         if self._pull is not None:
             self._pull(grads, used)
         if self.clipping is not None:

@@ -87,6 +87,33 @@ def test_clipping_is_torchs(algorithm: str, unused: bool, build: Callable[..., O
     assert not torch.equal(free.head.weight, net.head.weight)  # the limit was reached
 
 
+class Summed(nn.Module):
+    """Autograd gives `one` and `other` the same gradient, and `free` that of the loss itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.full((3,), v)) for v in (1.0, 2.0))
+        self.free = nn.Parameter(torch.tensor(0.5))
+
+    def loss(self) -> Tensor:
+        return (self.one + self.other).square().sum() + self.free
+
+
+@pytest.mark.parametrize("algorithm", CLIPS)
+def test_gradients_that_share_memory_are_clipped_once(algorithm: str) -> None:
+    net, twin = Summed(), Summed()
+    stepper = make(SGD(net.parameters(), lr=0.05), clipping=Clipping(0.7, algorithm))
+    reset(stepper, net)
+    optimizer = SGD(twin.parameters(), lr=0.05)
+    for _ in range(3):
+        stepper.step(net.loss(), None)
+        optimizer.zero_grad()
+        twin.loss().backward()
+        CLIPS[algorithm](twin)
+        optimizer.step()
+    assert_equal(net, twin)
+
+
 class Apart(Net):
     """`body` and `side` are networks of their own; the head is all else."""
 

@@ -9,7 +9,14 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightfed.local.optimizer import Clipping, FlatGradient, GradientHook, Params, Stepper
+from lightfed.local.optimizer import (
+    Clipping,
+    FlatGradient,
+    GradientHook,
+    Params,
+    Stepper,
+    apart,
+)
 from lightfed.local.packed.steps.tensors import Members
 from lightfed.local.steppers.sgd import SGDStepper
 from lightfed.local.steppers.torch_optimizer import OptimizerStepper
@@ -168,6 +175,7 @@ class _Stacked(PackedStepper):
         used = [i for i, grad in enumerate(grads) if grad is not None]
         found = [grad for grad in grads if grad is not None]
         if self._flat or self._clipping is not None:
+            found = apart(found)
             self._adjust(found, used)
         if clients < self._clients:
             self._clients = clients
