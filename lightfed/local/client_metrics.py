@@ -44,6 +44,7 @@ def client_metrics(
             continue  # a few values would dominate the deviation
         order = np.sort(values)[:: -1 if lower_is_better(name) else 1]
         worst = order[: max(1, int(np.ceil(WORST * len(values))))]
+        worst = values if np.isnan(values).any() else worst  # sorted last, NaN would not count
         metrics[f"{kind}/{name}_std"] = float(values.std())
         metrics[f"{kind}/{name}_worst10"] = float(worst.mean())
         if len(groups) > 1:

@@ -124,10 +124,9 @@ def compare(
     files = list({run.folder.resolve(): run for run in every}.values())
     if len(files) < 2:
         raise UserError("report", f"a comparison of {len(files)} run", "name two or more runs")
-    ended, left_out = finished(files)
+    finished = [run for run in files if run.finished]
+    ended = finished if len(finished) > 1 else files
     rows = grouped(ended) if group else singles(ended)
-    again = [run.name for run in ended if run not in runs_of(rows)]
-    left_out += [f"of a seed that counts already, left out: {', '.join(again)}"] if again else []
     found = Comparison(
         rows=rows,
         column=common_metric(ended),
@@ -135,7 +134,7 @@ def compare(
         protocols=protocols(ended),
         contests=contests(ended),
         target=target,
-        notes=[*_unsaid(rows), *notes, *left_out],
+        notes=[*_unsaid(rows), *notes, *_provisos(files, runs_of(rows))],
     )
     _check_target(found)
     finals, shared = without_shared_columns(
@@ -164,20 +163,25 @@ def _unsaid(rows: Sequence[Group]) -> list[str]:
     return [f"{who} also differ in {names}" for who, names in found.items() if names]
 
 
-def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs that have ended, and notes that name the others; all if fewer than two ended."""
-    ended = [run for run in runs if run.finished]
-    rest = [f"{run.folder.name} ({rounds_text(run)} rounds)" for run in runs if not run.finished]
-    kept, left_out = (list(runs), "") if len(ended) < 2 else (ended, ", left out")
-    mixed = [run.folder.name for run in kept if run.environment.get("reconfigured")]
-    said = {f"not finished{left_out}": rest, "other settings in some rounds": mixed}
-    return kept, [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
+def _provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
+    """Notes that name the runs that no row counts, and those that count with a reservation."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        name, out = run.folder.name, run not in counted
+        if not run.finished:
+            what = f"not finished{', left out' * out}"
+            said.setdefault(what, []).append(f"{name} ({rounds_text(run)} rounds)")
+        elif out:
+            said.setdefault("of a seed that counts already, left out", []).append(name)
+        if not out and run.environment.get("reconfigured"):
+            said.setdefault("other settings in some rounds", []).append(name)
+    return [f"{what}: {', '.join(names)}" for what, names in said.items()]
 
 
 def common_metric(runs: Sequence[Run]) -> str:
     """The first run's primary metric that all runs measured, else that of the first run."""
     candidates = [*(primary_metric(run) for run in runs), "train_loss"]
-    shared = [name for name in candidates if all(run.series(name).notna().any() for run in runs)]
+    shared = [name for name in candidates if all(run.has(name) for run in runs)]
     return (shared or candidates)[0]
 
 

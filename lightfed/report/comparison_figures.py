@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -12,7 +13,7 @@ from lightfed.drawing.tidy import score_row, stacked
 from lightfed.report.run_figures import scaled_axis
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.groups import Group, courses
-from lightfed.results.outcome import client_metric, last, outcome_of
+from lightfed.results.outcome import client_metric, outcome_of
 from lightfed.results.tables import readable, sentence
 
 COSTS = {
@@ -92,10 +93,10 @@ def _final(groups: Sequence[Group], column: str, title: str, by: Series) -> Char
 def _costs(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
     outcomes = [(g.label, outcome_of(run, primary=column)) for g in groups for run in g.runs]
     rows = [
-        {"label": label, "value": last(o.run.series(column)), **{c: getattr(o, c) for c in COSTS}}
+        {"label": label, "value": o.run.final(column), **{c: getattr(o, c) for c in COSTS}}
         for label, o in outcomes
     ]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows).replace(math.inf, math.nan)
     metric = base_name(column)
     y = metric_axis("value", column, table["value"], title=readable(column))
     charts = []

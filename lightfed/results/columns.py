@@ -4,6 +4,7 @@ Metrics (`val/acc`) and client groups may have slashes in their names. The run h
 client groups there are.
 """
 
+import re
 from collections.abc import Container, Iterable, Sequence
 
 # what was tested: which model, on whose samples; the first that a run has is its main one
@@ -16,6 +17,12 @@ OF_CLIENTS = {
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
 }
 SPREADS = ("_std", "_worst10")
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """A sort key that puts client10 after client9."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def is_metric(column: str) -> bool:

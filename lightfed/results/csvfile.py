@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lightfed.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,8 +23,9 @@ def read_csv(
 ) -> tuple[DataFrame, bool]:
     """The complete lines of a csv file, and whether the last one is incomplete.
 
-    The file must have the columns `keys`, which hold whole numbers unless named in `text`. Empty
-    fields of columns that are no `text` are NaN. A UserError if the file is damaged.
+    The file must have the columns `keys`, which hold whole numbers unless named in `text`. In
+    columns that are no `text` an empty field is NaN, and `nan`, a value that was measured, is
+    infinite. A UserError if the file is damaged.
     """
     import pandas as pd
 
@@ -46,7 +49,8 @@ def read_csv(
         raise damaged(path, f"line {short.argmax() + 2} has fewer fields than the first line")
     numbers = table.drop(columns=[_END, *text]).apply(pd.to_numeric, errors="coerce")
     numbers = numbers.astype("float64")
-    wrong = numbers.isna() & ~table[numbers.columns].isin(["", "nan"])
+    numbers = numbers.mask(table[numbers.columns] == "nan", np.inf)
+    wrong = numbers.isna() & (table[numbers.columns] != "")
     whole = [name for name in keys if name not in text]
     wrong[whole] = numbers[whole] % 1 != 0
     if wrong.any(axis=None):
@@ -54,6 +58,10 @@ def read_csv(
         raise damaged(path, f"line {line + 2}, column {name}: {str(table.at[line, name])!r}")
     found = table.drop(columns=_END).assign(**numbers)
     return found.astype(dict.fromkeys(whole, "int64")), bool(rest)
+
+
+def finite(table: DataFrame) -> DataFrame:
+    return table.replace([np.inf, -np.inf], np.nan)
 
 
 def damaged(path: Path, found: str) -> UserError:

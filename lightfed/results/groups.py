@@ -15,22 +15,19 @@ from lightfed.results.columns import base_name
 from lightfed.results.mixtures import combination, level_counts
 from lightfed.results.outcome import (
     each_seed_once,
-    last,
     mean_and_std,
     primary_metric,
     t_half_width,
     traffic,
 )
 from lightfed.results.run import Run
-from lightfed.results.settings import gathered, options, told_apart
-from lightfed.results.units import spread_text
+from lightfed.results.settings import gathered, of_experiment, options, told_apart
+from lightfed.results.units import metric_text, spread_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
-SEED = re.compile(r"[^.]*seed", re.IGNORECASE)
-PLACE = re.compile(r"(?:^|.*\.)(?:name|version|[^.]*(?:dir|path|folder)|output)$")
 STATED = re.compile(r"(model\.algorithm|data\.dataset)(\.class_path)?$")  # in environment.json
 UNSPOKEN = re.compile(
     r"^(trainer|model\.algorithm|model\.optimizer|model|data)\.|\b(init_args|class_path)\b"
@@ -70,12 +67,12 @@ class Group:
         return self.runs[0].algorithm
 
     def score(self, column: str) -> tuple[float, float]:
-        """The last value in a column of metrics.csv: mean and sample deviation over the runs."""
-        return mean_and_std([last(run.series(column)) for run in self.runs])
+        """The last finite values in a column: mean and sample deviation over the runs."""
+        return mean_and_std([run.final(column) for run in self.runs])
 
     def interval(self, column: str) -> tuple[float, float, float, int]:
-        """The last value in a column: mean, 95 % t interval of the mean (NaN below two), n runs."""
-        known = [value for run in self.runs if math.isfinite(value := last(run.series(column)))]
+        """Of the runs whose last value is finite: mean, 95 % t interval (NaN below two), number."""
+        known = [value for run in self.runs if math.isfinite(value := run.final(column))]
         mean, std = mean_and_std(known)
         half = t_half_width(std, len(known))
         return mean, mean - half, mean + half, len(known)
@@ -156,9 +153,16 @@ def usual_metric(members: Iterable[Experiment | Group]) -> str:
 
 
 def final_text(group: Group, column: str) -> str:
-    """The last value in a column, with half of its 95 % t interval if there are several runs."""
-    mean, low, _, _ = group.interval(column)
-    return spread_text(column, mean, mean - low)
+    """The last value in a column, with half of its 95 % t interval if there are several runs.
+
+    Says of how many, if that of a run is not finite or missing.
+    """
+    mean, low, _, known = group.interval(column)
+    if not known:
+        ends = (run.final(column) for run in group.runs if run.has(column))
+        return metric_text(column, max(ends, default=math.nan))
+    text, runs = spread_text(column, mean, mean - low), len(group.runs)
+    return f"{text}, {known} of {runs} seeds" if known < runs else text
 
 
 def singles(runs: Sequence[Run]) -> list[Group]:
@@ -234,22 +238,14 @@ def terms_of(group: Group) -> dict[str, str]:
 def identity(run: Run) -> frozenset[tuple[str, str]]:
     """A key that runs share if they differ only in the seed.
 
-    It is the configuration without seeds and output paths. Without a configuration it is the name
-    without the seed, and the settings in environment.json.
+    It is the configuration without seeds, and without where and how the run was made. Without a
+    configuration it is the name without the seed, and the settings in environment.json.
     """
     if run.config is None:
         keys = ("algorithm", "dataset", "clients", "rounds")
         stated = ((key, str(run.environment.get(key))) for key in keys)
         return frozenset((("name", _stem(run.name)), *stated))
-    names = {run.name, run.folder.absolute().name}
-    return frozenset(
-        (key, text)
-        for key, text in run.settings.items()
-        if not (
-            any(map(SEED.match, key.split(".")))
-            or (PLACE.match(key) and names & {*re.split(r"[/\\'\"\s]+", text)})
-        )
-    )
+    return of_experiment(run.settings, {run.name, run.folder.absolute().name})
 
 
 def common_parent(runs: Sequence[Run]) -> Path:
@@ -279,11 +275,12 @@ def tidy(groups: Sequence[Group]) -> DataFrame:
     import pandas as pd
 
     rows = [
-        (run.name, group.label, run.algorithm, run.data, run.seed, run.finished, column, value)
+        (*about, column, run.final(column))
         for group in groups
         for run in (*group.runs, *group.left_out)
-        for column, value in run.rounds.ffill().iloc[-1].dropna().items()
-        if "/" in str(column) and column not in run.client_group_columns
+        for about in [(run.name, group.label, run.algorithm, run.data, run.seed, run.finished)]
+        for column in map(str, run.rounds)
+        if "/" in column and column not in run.client_group_columns and run.has(column)
     ]
     names = ["run", "label", "method", "data", "seed", "finished", "metric", "value"]
     return pd.DataFrame(rows, columns=pd.Index(names))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightfed.results.groups import Group
-from lightfed.results.outcome import last, t_half_width
+from lightfed.results.outcome import t_half_width
 from lightfed.results.run import Run
 from lightfed.results.tables import readable
 from lightfed.results.units import direction, is_share, metric_text
@@ -155,7 +155,7 @@ def _final(group: Group, column: str) -> dict[int, float]:
         for run in group.runs
         if (seed := run.seed) is not None
         and run.finished
-        and math.isfinite(value := last(run.series(column)))
+        and math.isfinite(value := run.final(column))
     }
 
 

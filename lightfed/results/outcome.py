@@ -30,7 +30,7 @@ TOTALS = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")  # over 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The final values of a run: the last ones measured; NaN if there are none.
+    """The final values of a run: the last ones measured, inf if not finite; NaN without any.
 
     Attributes:
         run: the run.
@@ -92,7 +92,7 @@ def outcome_of(run: Run, *, primary: str | None = None) -> Outcome:
     totals: dict[str, Any] = {name: float(run.series(name).sum(min_count=1)) for name in TOTALS}
     loss = run.series("train_loss").dropna()
     own = run.evaluation.get(metric)
-    std, worst10 = (last(run.series(f"personal/{metric}{end}")) for end in ("_std", "_worst10"))
+    std, worst10 = (run.final(f"personal/{metric}{end}") for end in ("_std", "_worst10"))
     if own is not None:
         std = float(own.std(ddof=0)) if math.isnan(std) else std
         worst10 = worst_tenth(own, metric) if math.isnan(worst10) else worst10
@@ -100,18 +100,18 @@ def outcome_of(run: Run, *, primary: str | None = None) -> Outcome:
         run=run,
         primary=primary,
         metric=metric,
-        overall=last(run.series(f"global/{metric}")),
-        personal=last(run.series(f"personal/{metric}")),
+        overall=run.final(f"global/{metric}"),
+        personal=run.final(f"personal/{metric}"),
         personal_std=std,
         worst10=worst10,
         of_clients={
-            kind: (last(mean), last(run.series(f"{kind}/{metric}_std")))
+            kind: (run.final(mean), run.final(f"{mean}_std"))
             for kind in OF_CLIENTS
-            if (mean := run.series(f"{kind}/{metric}")).notna().any()
+            if run.has(mean := f"{kind}/{metric}")
         },
         best=best,
         best_round=best_round,
-        train_loss=last(loss),
+        train_loss=float(loss.iloc[-1]) if len(loss) else NAN,
         train_loss_round=int(loss.index.max()) if len(loss) else 0,
         **totals,
         stored_bytes=float(run.evaluation.get("stored_bytes", loss[:0]).mean()),
@@ -128,7 +128,7 @@ def best_of(scores: Mapping[Item, float], metric: str) -> Item:
 
 def primary_metric(run: Run) -> str:
     """The run's main column: accuracy, else the first metric, else the training loss."""
-    measured = map(str, run.rounds.dropna(axis=1, how="all"))
+    measured = filter(run.has, map(str, run.rounds))
     own = [n for n in measured if _is_mean(n, run) and "loss" not in n.lower()]
     return min(own, key=_rank, default="train_loss")
 
@@ -151,12 +151,6 @@ def client_metric(run: Run, metric: str) -> str | None:
     if run.evaluation.empty or metric in run.client_metrics:
         return metric
     return min(run.client_metrics, key=lower_is_better, default=None)
-
-
-def last(values: Series) -> float:
-    """The last measured value."""
-    known = values.dropna()
-    return float(known.iloc[-1]) if len(known) else NAN
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
@@ -224,7 +218,7 @@ def client_groups(run: Run, metric: str) -> DataFrame:
     import pandas as pd
 
     if run.evaluation.empty:
-        means = {name: last(run.series(f"personal/{metric}/{name}")) for name in run.client_groups}
+        means = {name: run.final(f"personal/{metric}/{name}") for name in run.client_groups}
         logged = pd.DataFrame({"mean": pd.Series(means, dtype=float)}).dropna()
         return logged.reindex(columns=[*GROUP_COLUMNS])
     own = client_metric(run, metric)

@@ -9,7 +9,7 @@ belongs to counts only if there is no earlier one.
 from __future__ import annotations
 
 import json
-import re
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from lightfed.results.columns import of_client_groups
-from lightfed.results.csvfile import damaged, read_csv
+from lightfed.results.columns import natural_order, of_client_groups
+from lightfed.results.csvfile import damaged, finite, read_csv
 from lightfed.results.settings import read_settings
 from lightfed.utils.errors import UserError
 
@@ -66,8 +66,8 @@ class Run:
 
     Attributes:
         folder: its path.
-        rounds: a row a finished round, which is the index; the columns of metrics.csv, NaN where
-            they were not measured.
+        rounds: metrics.csv by round; NaN where it was not measured, or is not finite.
+        diverged: the columns of `rounds` whose last measured value is not finite.
         clients: a row a client and evaluation: `round`, `client`, `cohort`, metrics and costs.
             Bytes and FLOPs count from the start. Empty without clients.csv.
         evaluation: the last complete evaluation, by client; empty without any.
@@ -82,6 +82,7 @@ class Run:
 
     folder: Path
     rounds: DataFrame = field(repr=False)
+    diverged: frozenset[str] = field(repr=False)
     clients: DataFrame = field(repr=False)
     evaluation: DataFrame = field(repr=False)
     timings: DataFrame = field(repr=False)
@@ -172,6 +173,14 @@ class Run:
         """A column of `rounds`; all NaN if there is no such column."""
         return self.rounds.reindex(columns=[name])[name]
 
+    def final(self, name: str) -> float:
+        """The last value in a column of `rounds`: inf if it is not finite, NaN without any."""
+        return math.inf if name in self.diverged else float(self.series(name).ffill().iloc[-1])
+
+    def has(self, name: str) -> bool:
+        """Whether a column of `rounds` was measured, perhaps never as a finite value."""
+        return not math.isnan(self.final(name))
+
 
 def read(folder: Path | str) -> Run:
     """Read a run folder.
@@ -192,12 +201,6 @@ def read(folder: Path | str) -> Run:
         raise damaged(Path(str(error.filename)), str(error.strerror)) from error
 
 
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """A sort key that puts client10 after client9."""
-    parts = re.split(r"(\d+)", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
-
-
 def whole_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -207,12 +210,14 @@ def _read(folder: Path) -> Run:
     clients, evaluation = _clients(folder / "clients.csv")
     path = folder / "config.yaml"
     config = path.read_text("utf-8", "replace") if path.is_file() else None
+    rounds = _rounds(folder / "metrics.csv")
     return Run(
         folder=folder,
-        rounds=_rounds(folder / "metrics.csv"),
+        rounds=finite(rounds),
+        diverged=frozenset(rounds.columns[np.isinf(rounds.ffill().iloc[-1])]),
         clients=clients,
         evaluation=evaluation,
-        timings=_by_round(folder / "timings.csv"),
+        timings=finite(_by_round(folder / "timings.csv")),
         partition=_arrays(folder / "partition.npz", _partition),
         gates=_arrays(folder / "gate.npz", _gates),
         environment=environment,
@@ -226,7 +231,7 @@ def _rounds(path: Path) -> DataFrame:
     if table.empty:
         fix = "wait for the first round to end"
         raise UserError("report", f"{path} holds no finished round yet", fix)
-    return table.replace([np.inf, -np.inf], np.nan)
+    return table
 
 
 def _by_round(path: Path) -> DataFrame:
@@ -248,14 +253,14 @@ def _clients(path: Path) -> tuple[DataFrame, DataFrame]:
     if path.is_file():
         table, cut = read_csv(path, keys=CLIENT_KEYS, text=["cohort"])
     table = table.drop_duplicates(["round", "client"], keep="last")
-    table = table.replace([np.inf, -np.inf], np.nan)
+    table = finite(table)
     at = table["round"].unique()
     last = table[table["round"] == at[-2 if cut and len(at) > 1 else -1]] if len(at) else table
     return table, last.set_index("client").sort_index()
 
 
 def _arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:
-    """`read` applied to the arrays of an npz file; None if there is no file."""
+    """`read` applied to the arrays of an npz file; None without it."""
     if not path.is_file():
         return None
     try:

@@ -13,12 +13,21 @@ from lightfed.results.csvfile import damaged
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
-# settings that define an experiment, as opposed to where and how it was run
+# settings that define an experiment, as opposed to what is measured of it
 OPTION = re.compile(
     r"trainer\.(max_epochs|gradient_clip_(val|algorithm)|precision)$"
-    r"|model\.(?!(export|evaluate)\b|(seed|store|accumulate|exchange_buffer|eval_clients)$)"
-    r"|data\.(?!dataset\.init_args\.(root|download)$|(eval_batch_size|channels_last)$)"
+    r"|model\.(?!evaluate\b|(seed|accumulate|eval_clients)$)"
+    r"|data\.(?!(eval_batch_size|channels_last)$)"
 )
+# where and how a run was made, which its results do not tell
+HOW = re.compile(
+    r"ckpt_path$|trainer\.(default_root_dir|accelerator|devices|num_nodes|strategy|logger|profiler"
+    r"|enable_\w+|checkpoint_\w+|num_threads|ranks_per_device|detect_anomaly)\b"
+    r"|model\.(export|store|store_folder|exchange_buffer|capture)\b"
+    r"|data\.(resident|dataset\.init_args\.(root|download))$"
+)
+SEED = re.compile(r"[^.]*seed", re.IGNORECASE)
+PLACE = re.compile(r"(?:^|.*\.)(?:name|version|[^.]*(?:dir|path|folder)|output)$")
 NAMELESS = ("data", "levels")  # options in labels whose values explain themselves
 _NAMED = 5  # options that a note names
 NOTHING_ELSE = re.compile(r"(?!)")
@@ -42,8 +51,21 @@ def options(
             value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
         )
         for key, value in settings.items()
-        if OPTION.match(key) and not but.match(key)
+        if OPTION.match(key) and not (HOW.match(key) or but.match(key))
     }
+
+
+def of_experiment(settings: Mapping[str, str], names: set[str]) -> frozenset[tuple[str, str]]:
+    """What runs share that differ only in their seed; `names` are those of the run."""
+    return frozenset(
+        (key, text)
+        for key, text in settings.items()
+        if not (
+            HOW.match(key)
+            or any(map(SEED.match, key.split(".")))
+            or (PLACE.match(key) and names & {*re.split(r"[/\\'\"\s]+", text)})
+        )
+    )
 
 
 def read_settings(config: str, path: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightfed.results.columns import OF_CLIENTS
-from lightfed.results.outcome import Outcome, last
+from lightfed.results.outcome import Outcome
 from lightfed.results.run import Run, whole_number
 from lightfed.results.units import (
     NOTHING,
@@ -99,6 +99,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
     metric, name = outcome.metric, readable(outcome.metric)
     spread = "mean over clients" if math.isnan(outcome.personal_std) else "mean +- std over clients"
     best = f"best {metric_text(metric, outcome.best)} in round {outcome.best_round}"
+    best *= outcome.best_round > 0
     old_loss = outcome.train_loss_round != outcome.run.last_round
     per_client = _each(flops_text(outcome.per_client(outcome.flops)))
     in_all = f"{seconds_text(outcome.seconds)} in all"
@@ -123,7 +124,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
         ("between servers", bytes_text(outcome.server_bytes), "in addition to what clients send"),
         ("compute", flops_text(outcome.flops), per_client),
         ("stored / client", _stored(outcome.stored_bytes), "mean over clients"),
-        ("virtual time", seconds_text(last(outcome.run.series("virtual_time"))), "of the devices"),
+        ("virtual time", seconds_text(outcome.run.final("virtual_time")), "of the devices"),
         ("time per round", seconds_text(outcome.seconds_per_round), in_all),
     )
     return [Figure(*figure) for figure in figures if figure[1] != NOTHING]

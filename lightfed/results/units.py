@@ -27,14 +27,14 @@ def direction(metric: str) -> int:
 
 
 def metric_text(metric: str, value: float) -> str:
-    if math.isnan(value):
-        return NOTHING
+    if not math.isfinite(value):
+        return NOTHING if math.isnan(value) else "not finite"
     return f"{100 * value:.2f} %" if is_share(metric) else f"{value:.4g}"
 
 
 def spread_text(metric: str, mean: float, std: float) -> str:
     """The mean, with its deviation if known."""
-    if math.isnan(mean) or math.isnan(std):
+    if not (math.isfinite(mean) and math.isfinite(std)):
         return metric_text(metric, mean)
     if is_share(metric):
         return f"{100 * mean:.2f} +- {100 * std:.2f} %"

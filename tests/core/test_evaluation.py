@@ -1,5 +1,6 @@
 """The figures of an evaluation against sums made by hand."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,14 @@ def test_a_metric_object_sees_the_whole_global_test_set(eval_batch_size: int) ->
 def test_the_worst_clients_of_an_error_have_the_largest(name: str, worst: float) -> None:
     reports = [Report(k, 1, metrics={name: value}) for k, value in enumerate([2.0, 1.0, 3.0])]
     assert client_metrics(reports, "personal", lower_is_better)[f"personal/{name}_worst10"] == worst
+
+
+@pytest.mark.parametrize("name", ["auroc", "rmse"])
+def test_a_client_whose_metric_is_nan_is_not_left_out_of_the_worst(name: str) -> None:
+    reports = [Report(k, 1, metrics={name: value}) for k, value in enumerate([2.0, math.nan, 3.0])]
+    assert math.isnan(
+        client_metrics(reports, "personal", lower_is_better)[f"personal/{name}_worst10"]
+    )
 
 
 class Unsaid(FedAvg):

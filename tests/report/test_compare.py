@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from lightfed.report import compare
-from lightfed.report.comparison import common_metric, finished
+from lightfed.report.comparison import common_metric
 from lightfed.report.comparison_figures import comparison_figures
 from lightfed.report.final_figures import comparison_table
 from lightfed.results.groups import Group, grouped, singles
@@ -108,6 +109,35 @@ def test_unfinished_runs_are_named_and_left_out(
     assert note in capsys.readouterr().out
 
 
+def test_a_run_is_left_out_for_what_it_is(tmp_path: Path) -> None:
+    ended, half = _write(tmp_path, "x", 1), _write(tmp_path, "x", 2, rounds=9)
+    notes = ReadPage(compare([ended, half])).texts["p"]
+    assert "ot finished, left out: x-seed2 (2 of 9 rounds)" in notes
+    assert "of a seed that counts already" not in notes
+    again = _write(tmp_path / "again", "x", 1).rename(tmp_path / "again" / "x-2")
+    assert (
+        "f a seed that counts already, left out: x-2."
+        in ReadPage(compare([again, ended])).texts["p"]
+    )
+
+
+def test_a_seed_whose_last_value_is_not_finite_is_not_in_the_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    courses = {("x", 1): (4, 3), ("x", 2): (4, "nan"), ("y", 1): (9, 8), ("y", 2): (9, 7)}
+    courses |= {("z", 1): ("inf", "nan"), ("z", 2): ("nan", "inf")}
+    runs = [_write(tmp_path, *k, metrics={"global/perplexity": v}) for k, v in courses.items()]
+    rows = ReadPage(compare(runs)).table("run")
+    assert rows["x"]["global perplexity"] == "3, 1 of 2 seeds"
+    assert rows["y"]["global perplexity"].startswith("7.5 ")
+    assert rows["z"]["global perplexity"] == "not finite"
+    assert "x +5 over y, the next best, 1 seed (1, not 0), x lacks seed 2" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    metrics = pd.Series({run.name: read(run).final("global/perplexity") for run in runs[:2]})
+    assert metrics.tolist() == [3.0, np.inf]
+
+
 def test_without_two_finished_runs_all_are_compared(tmp_path: Path) -> None:
     runs = [_write(tmp_path, name, 1, rounds=9) for name in "xy"]
     page = ReadPage(compare(runs))
@@ -182,7 +212,6 @@ def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path) -> None:
     runs = [read(_write(tmp_path, "x", seed, rounds=9, stated=ended)) for seed in (1, 2)]
     (row,) = grouped(runs)
     assert (row.label, row.left_out) == ("x", ())
-    assert finished(runs) == (runs, [])
 
 
 @pytest.mark.parametrize(
@@ -222,6 +251,20 @@ def test_the_place_of_a_run_is_no_setting_but_a_like_word_elsewhere_is(tmp_path:
     data = "data:\n  name: {}\n"
     more = [_write(tmp_path, "y", s, config=data.format(f"Set{s}")) for s in (1, 2)]
     assert len(grouped([read(folder) for folder in more])) == 2
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "ckpt_path: last",
+        "trainer: {devices: 2, num_threads: 4, default_root_dir: scratch, logger: false}",
+        "model: {export: [server, clients], store: disk}",
+        "data: {resident: host, dataset: {init_args: {root: scratch}}}",
+    ],
+)
+def test_where_and_how_a_seed_was_run_is_no_setting(place: str, tmp_path: Path) -> None:
+    runs = [_write(tmp_path, "x", s, config=config) for s, config in ((1, place), (2, "{}"))]
+    assert [len(row.runs) for row in grouped([read(folder) for folder in runs])] == [2]
 
 
 def test_without_a_configuration_the_name_without_its_seed_decides(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightfed.results.columns import natural_order
 from lightfed.results.outcome import base_names, outcome_of
-from lightfed.results.run import natural_order, read
+from lightfed.results.run import read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, append, write_run
 

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lightfed.results.columns import natural_order
 from lightfed.results.groups import grouped, usual_metric
 from lightfed.results.outcome import best_of, when_reached
-from lightfed.results.run import Run, natural_order
+from lightfed.results.run import Run
 from lightfed.results.settings import difference, gathered, usual
 from lightfed.studies.flexifed.trials import ALONE, BASELINE, PLACES, Trial, trial_of
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from pandas import DataFrame
 
+from lightfed.results.columns import natural_order
 from lightfed.results.groups import Experiment, Group
-from lightfed.results.run import natural_order, whole_number
+from lightfed.results.run import whole_number
 from lightfed.results.settings import options
 
 ALONE, BASELINE = "Standalone", "Clustered-FL"
