@@ -66,11 +66,11 @@ def time_left_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def virtual_text(mean: float, std: float) -> str:
-    """Virtual seconds, never converted to minutes or hours, with their deviation if known."""
+def virtual_text(mean: float, half: float) -> str:
+    """Virtual seconds, never converted to minutes or hours, with half their interval if known."""
     if math.isnan(mean):
         return NOTHING
-    return f"{mean:.4g} s" if math.isnan(std) else f"{mean:.0f} +- {std:.0f} s"
+    return f"{mean:.4g} s" if math.isnan(half) else f"{mean:.4g} +- {half:.2g} s"
 
 
 def count_text(value: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from lightfed.report import compare
 from lightfed.report.final_figures import comparison_table
@@ -14,6 +15,7 @@ from lightfed.results.groups import Group, grouped, singles
 from lightfed.results.outcome import outcome_of
 from lightfed.results.run import Run, read
 from lightfed.results.tables import key_figures
+from lightfed.results.units import virtual_text
 from lightfed.studies.fedbcd.clouds import (
     Clouds,
     clouds,
@@ -259,7 +261,9 @@ def test_time_to_a_target_is_a_mean_over_seeds_that_all_got_there(tmp_path: Path
         _run(tmp_path, "FedBCD", (0.6, 0.7), (14, 30), seed=1),
     )
     row = Group("x", runs)
-    assert time_to(row, "global/accuracy", 0.5) == (17, pytest.approx(np.std([20, 14], ddof=1)))
+    half = stats.t.interval(0.95, 1, scale=stats.sem([20, 14]))[1]  # as in the columns beside it
+    assert time_to(row, "global/accuracy", 0.5) == (17, pytest.approx(half))
+    assert virtual_text(0.017, 0.0031) == "0.017 +- 0.0031 s"
     assert math.isnan(time_to(row, "global/accuracy", 0.65)[0])
 
 
@@ -293,7 +297,7 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
         "virtual time to 50.00 % global accuracy",
         "its resolution",
     )
-    assert [row[-2:] for row in rows_of(table)] == [("17 +- 4 s", "1 round"), ("-", "-")]
+    assert [row[-2:] for row in rows_of(table)] == [("17 +- 38 s", "1 round"), ("-", "-")]
     table = comparison_table(singles(runs), "global/accuracy", target=0.6)
     assert table.columns[-2] == "virtual time to 60.00 % global accuracy"
     assert [row[-2] for row in rows_of(table)] == ["-", "30 s", "-"]
@@ -301,7 +305,7 @@ def test_the_table_tells_the_time_of_those_that_have_one(tmp_path: Path) -> None
     table = comparison_table(singles(runs), "global/accuracy", target=0.6)
     assert [row[-2:] for row in rows_of(table)] == [("-", "-"), ("30 s", "3 rounds"), ("-", "-")]
     table = comparison_table([Group("both", tuple(runs[:2]))], "global/accuracy", target=0.5)
-    assert rows_of(table)[0][-2:] == ("25 +- 7 s", "1 to 3 rounds")
+    assert rows_of(table)[0][-2:] == ("25 +- 64 s", "1 to 3 rounds")
     untimed = comparison_table(singles(runs[2:]), "global/accuracy")
     assert not any("virtual" in header for header in untimed.columns)
 

@@ -19,7 +19,7 @@ from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series
 from lightfed.drawing.tidy import Along, common_axis, course_table, file_name, stacked
 from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, studied
-from lightfed.results.outcome import mean_and_std, reached_by_all, when_reached
+from lightfed.results.outcome import mean_and_std, reached_by_all, t_half_width, when_reached
 from lightfed.results.run import Run
 from lightfed.results.tables import readable
 from lightfed.results.units import unit_of
@@ -196,9 +196,12 @@ def common_target(rows: Sequence[Group], column: str) -> float:
 
 
 def time_to(row: Group, column: str, target: float) -> tuple[float, float]:
-    """Virtual seconds until all seeds reached a target: mean and deviation, or NaN."""
+    """Virtual seconds until all seeds reached a target: mean, half its 95 % t interval; or NaN."""
     times = [when_reached(target, r.series(column), r.series(TIME), column) for r in row.runs]
-    return mean_and_std(times) if all(map(math.isfinite, times)) else (math.nan, math.nan)
+    if not all(map(math.isfinite, times)):
+        return math.nan, math.nan
+    mean, std = mean_and_std(times)
+    return mean, t_half_width(std, len(times))
 
 
 def _cloud(group: Group) -> Cloud | None:
