@@ -123,6 +123,11 @@ def test_a_step_that_may_not_be_captured_runs_eagerly(monkeypatch: pytest.Monkey
     found = turns(some)
     assert captured(some).failure
     assert torch.equal(found[0], eager[0])
+    monkeypatch.undo()
+    torch.rand(2, device="cuda")  # its generator is not left within a capture
+    others = made("momentum", sizes=UNIFORM)
+    after(others)
+    assert replays(captured(others))
 
 
 def that_must_not_wait(genuine: Callable[..., Any]) -> Callable[..., Any]:

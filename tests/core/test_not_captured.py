@@ -2,9 +2,11 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.packed.steps.captured import WARM_UP
-from lightfed.local.packed.steps.recorder import Body
+from lightfed.local.packed.steps.recorder import Body, CudaRecorder
 from lightfed.utils.errors import UserError
 from tests.core.packs import CLIENTS, after, fleet, mlp, most
 from tests.core.tape import Tape
@@ -43,6 +45,57 @@ class Broken(Tape):
         if self._after_all:
             super().record(body)
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+
+@pytest.mark.parametrize("invalid", [False, True], ids=["Python", "CUDA"])
+def test_a_capture_that_fails_leaves_nothing_behind(
+    invalid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch goes on recording to the pool of a capture that CUDA has ended."""
+    recording: list[int] = []
+    pools = iter(range(9))
+
+    @contextmanager
+    def graph(made: object, *, pool: int, **_: Any) -> Iterator[None]:
+        assert pool not in recording, "already recording to mempool_id"
+        recording.append(pool)
+        try:
+            yield
+        except ValueError:
+            if invalid:
+                raise RuntimeError("capture invalidated") from None
+            recording.remove(pool)
+            raise
+        recording.remove(pool)
+
+    def end(device: int, pool: int) -> None:
+        if pool not in recording:
+            raise RuntimeError("not currently recording to mempool_id")
+        recording.remove(pool)
+
+    released: list[int] = []
+    stream = SimpleNamespace(device=torch.device("cuda", 1))
+    for name, fake in {
+        "graph": graph, "graph_pool_handle": lambda: next(pools), "Stream": lambda _: stream,
+        "CUDAGraph": lambda: SimpleNamespace(replay=len), "current_stream": lambda _: stream,
+        "stream": lambda _: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: ended.append([*recording]))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_releasePool", lambda _, pool: released.append(pool), raising=False
+    )
+    ended: list[list[int]] = []
+    recorder = CudaRecorder(torch.device("cuda"))
+    recorder.record(lambda: None)
+    with pytest.raises(RuntimeError if invalid else ValueError):
+        recorder.record(lambda: (_ for _ in ()).throw(ValueError("item()")))
+    assert recording == []
+    assert released == ([0] if invalid else [])
+    assert ended == [[2]]  # a capture that ends, in a pool of its own: the generator draws again
+    recorder.record(lambda: ended.append([*recording]))
+    assert ended[1] == [1]  # the pool of the failed one is not used again
 
 
 @pytest.mark.parametrize("after_all", [False, True])

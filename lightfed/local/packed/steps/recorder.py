@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache, partial
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -44,7 +45,8 @@ class CudaRecorder(Recorder):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._first: torch.cuda.CUDAGraph | None = None  # its memory is that of all
+        self._pool = torch.cuda.graph_pool_handle()
+        self._kept: dict[Any, torch.cuda.CUDAGraph] = {}  # by pool, which lasts as long
 
     @override
     @contextmanager
@@ -60,7 +62,15 @@ class CudaRecorder(Recorder):
     @override
     def record(self, body: Body) -> Body:
         graph = torch.cuda.CUDAGraph()
-        pool = None if self._first is None else self._first.pool()
+        try:
+            self._capture(graph, self._pool, body)
+        except Exception:
+            self._recover(graph)
+            raise
+        self._kept.setdefault(self._pool, graph)
+        return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, pool: Any, body: Callable[[], object]) -> None:
         # A graph whose end raises leaves its stream the current one. Other threads, such as that of
         # checkpoints, may allocate meanwhile.
         with (
@@ -70,8 +80,20 @@ class CudaRecorder(Recorder):
             ),
         ):
             body()
-        self._first = self._first or graph
-        return graph.replay
+
+    def _recover(self, failed: torch.cuda.CUDAGraph) -> None:
+        """Undo what a capture leaves that did not end: torch does not.
+
+        Its memory pool is still recorded to, so that no graph can share it, and the generator of
+        the device raises at every draw until another capture has ended.
+        """
+        with suppress(RuntimeError):  # it has ended: what raised was Python
+            torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
+            torch._C._cuda_releasePool(self._stream.device.index, self._pool)
+        self._kept[self._pool] = failed  # the allocator of pinned memory goes on asking it
+        self._pool = torch.cuda.graph_pool_handle()
+        nothing = partial(torch.zeros, 1, device=self._device)
+        self._capture(torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), nothing)
 
 
 @cache
