@@ -141,6 +141,10 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if device is not None:
         result = device == DEVICE
         kwargs = {**kwargs, "device": torch.device("cpu")}
+    if name == "copy_":
+        result = isinstance(args[0], There)
+    ahead = kwargs.get("non_blocking") or (name == "copy_" and True in args[2:])
+    assert result or not (there and ahead), f"{name}: the host goes on before the values are there"
     if there and (reads_host(func, args) or (name == "_to_copy" and not result)):
         _note(name)
     generator = kwargs.get("generator")

@@ -111,13 +111,13 @@ class Coverage:
         if source in self.copies:
             size = self.copies[source]
             part = out if size == out.shape[-1] else out[..., :size]
-            part.copy_(row if size == len(row) else row[:size], non_blocking=True)
+            part.copy_(row if size == len(row) else row[:size])  # the host reads its rows next
             return out
         here = out.to(row.device)
         rows = here.numel() // max(1, here.shape[-1])
         slice_take_(row, [here], self.table, [self.levels[source]] * rows)
         if here is not out:
-            out.copy_(here, non_blocking=True)
+            out.copy_(here)
         return out
 
     def merge_(

@@ -117,8 +117,10 @@ class Row:
         return Row(*copies)
 
     def copy_(self, source: "Row") -> "Row":
-        self.floats.copy_(source.floats, non_blocking=True)
-        self.integers.copy_(source.integers, non_blocking=True)
+        """Copy values; those that come to the host have arrived, for it reads them next."""
+        ahead = not self.floats.is_cpu
+        self.floats.copy_(source.floats, non_blocking=ahead)
+        self.integers.copy_(source.integers, non_blocking=ahead)
         return self
 
 

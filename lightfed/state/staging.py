@@ -50,6 +50,3 @@ class Staging:
     def put_back(self, client: int) -> None:
         """Copy the trained row back to the host and free its buffer."""
         self._store.row(client).copy_(self._held.pop(client))
-        if self._stream is not None:
-            # The host reads the row next (merge, checkpoint): it must have arrived.
-            torch.cuda.current_stream(self._store.device).synchronize()

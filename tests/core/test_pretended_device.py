@@ -160,6 +160,8 @@ def test_what_is_on_the_wrong_side_is_found(monkeypatch: pytest.MonkeyPatch) -> 
             x + torch.ones(3)
         with pytest.raises(AssertionError, match="generator"):
             x.bernoulli_(0.5, generator=torch.Generator())
+        with pytest.raises(AssertionError, match="before the values"):
+            torch.ones(3).copy_(x, non_blocking=True)
         with pytest.raises(TypeError):
             x.numpy()
         assert (x + 1).sum().item() == 6
