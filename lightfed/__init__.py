@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from lightfed._moved import forward
+from lightfed.utils import __version__
 from lightfed.utils.process import end_scripts_in_one_line
-
-__version__ = "0.2.0"
 
 _NAMES = {
     "api.algorithm": "Algorithm",

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from lightfed import __version__
 from lightfed.distributed.starting import check_variables, watch_launcher
+from lightfed.utils import __version__
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.process import (
     end_process,

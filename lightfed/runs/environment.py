@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from lightfed import __version__
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Hooks, Moment
+from lightfed.utils import __version__
 
 _PACKAGES = "torch torchvision torchaudio lightning torchmetrics triton numpy"
 
