@@ -246,7 +246,8 @@ def global_draws(tree: ast.Module) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("source", trees())
+# utils/rng.py names the draws of a user's code from default generators.
+@pytest.mark.parametrize("source", sorted(trees().keys() - {"lightfed.utils.rng"}))
 def test_nothing_draws_from_global_random_state(source: str) -> None:
     assert not global_draws(trees()[source])
     assert "random" not in {module for module, _ in imports(trees()[source])}

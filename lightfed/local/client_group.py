@@ -21,7 +21,7 @@ from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
-from lightfed.utils.rng import derive_seed
+from lightfed.utils.rng import derive_seed, seeded
 
 
 @dataclass
@@ -81,8 +81,7 @@ class ClientGroup:
         Raises:
             UserError: the model's constructor refuses its arguments.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(seed, "init", client=position))
+        with seeded(derive_seed(seed, "init", client=position), torch.device("cpu")):
             key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
         for name, tensor in module.state_dict(keep_vars=True).items():
@@ -197,8 +196,7 @@ class GroupState:
         prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> None:
         module = group.build(data, position=position, seed=seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(seed, "prepare"))
+        with seeded(derive_seed(seed, "prepare"), torch.device("cpu")):
             prepare(module, data)
         self.group, self.name = group, name
         self.layout = ModelLayout.of(module)

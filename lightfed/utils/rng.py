@@ -5,7 +5,9 @@ depend neither on the rank that trains it nor on earlier draws.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -40,11 +42,27 @@ def numpy_generator(
 def seed_default_generators(seed: int, device: torch.device) -> None:
     """Seed the generators used by dropout; torch.manual_seed costs a hundred times as much.
 
-    The CPU's too: modules may draw on it to get the same draws on every device.
+    The CPU's too: modules may draw on it to get the same draws on every device. A user's module
+    may also draw from numpy's and Python's, as code for mixup does.
     """
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from default generators that are seeded; afterwards they are as before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            seed_default_generators(seed, device)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 class Streams(Protocol):

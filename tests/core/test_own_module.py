@@ -1,10 +1,12 @@
 """What a user's LightningModule may do: a session does as it would be done outside."""
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import lightning.pytorch as L
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,6 +160,31 @@ def test_a_module_needs_no_forward() -> None:
     # One step of 1/2 against the sample itself.
     weight = fleet.groups[0].layout.floats.views(before - fleet.row(0).floats)["net.weight"]
     assert weight.flatten().tolist() == pytest.approx([0.5, -1.0, 0.25], rel=1e-5)
+
+
+class Mixes(Two):
+    """Draws its first values, and the share of every batch, as code of others does."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda model: SGD(model.parameters(), lr=0.1))
+        self.head.weight.data.copy_(torch.from_numpy(np.random.randn(3, 3)))
+        self.base.weight.data.mul_(random.random())
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return np.random.beta(0.4, 0.4) * super().training_step(batch, batch_idx) * random.random()
+
+
+def test_what_a_module_draws_from_numpy_and_python_is_named_too() -> None:
+    rows = []
+    for before in (1, 2):
+        np.random.seed(before)
+        random.seed(before)
+        fleet = fleet_of([ClientGroup(1, Mixes)], Standalone(), one_sample(), steps=STEPS)
+        start = fleet.row(0).floats.clone()
+        run_round(fleet, 0)
+        rows.append(torch.cat([start, fleet.row(0).floats]))
+    assert torch.equal(*rows)
 
 
 def test_hooks_that_a_session_does_not_call_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,14 +1,22 @@
 """Named randomness: every part of a name makes another stream, the same in every process."""
 
 import hashlib
+import random
 import subprocess
 import sys
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
-from lightfed.utils.rng import derive_seed, numpy_generator, torch_generator
+from lightfed.utils.rng import (
+    derive_seed,
+    numpy_generator,
+    seed_default_generators,
+    seeded,
+    torch_generator,
+)
 
 NAMES = list(product((0, 1), ("order", "augment", "session"), (-1, 0, 1, 11), (-1, 0, 1, 11)))
 
@@ -45,6 +53,22 @@ def test_drawing_from_one_stream_leaves_the_others_and_the_global_ones_alone() -
         torch.rand(3, generator=other), torch.rand(3, generator=torch_generator(0, "order", 2))
     )
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_seeded_draws_leave_the_global_ones_alone() -> None:
+    def draws() -> tuple[float, ...]:
+        return torch.rand(()).item(), np.random.rand(), random.random()
+
+    def rest(*seeds: int) -> tuple[float, ...]:
+        seed_default_generators(3, torch.device("cpu"))
+        for seed in seeds:
+            with seeded(seed, torch.device("cpu")):
+                inside.append(draws())
+        return draws()
+
+    inside: list[tuple[float, ...]] = []
+    assert rest() == rest(8, 9, 8)
+    assert inside[0] == inside[2] != inside[1]
 
 
 @pytest.mark.parametrize("name", [(0, "order", 3, 7), (2**40, "init", -1, 0), (-5, "x", 0, 0)])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from lightfed.utils.rng import seed_default_generators
+from lightfed.utils.rng import seed_default_generators, seeded
 
 Function = Callable[[Any], Any]
 
@@ -77,7 +77,7 @@ def transformed(x: Tensor, transform: Function | None, seeds: Tensor | None) -> 
 
 def _one_by_one(x: Tensor, step: Function, seeds: Tensor | None) -> Tensor:
     samples = []
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    with seeded(0, x.device):
         for sample, seed in zip(x, [0] * len(x) if seeds is None else seeds.tolist(), strict=True):
             seed_default_generators(seed, x.device)
             samples.append(step(sample))
