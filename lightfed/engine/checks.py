@@ -57,7 +57,7 @@ def row_folder(store: str, folder: str | None) -> Path | None:
     """The folder of the file of clients' rows; None without, which refuses a given one."""
     found, fix = f"{folder}, and store is {store}", "set model.store: disk, or leave it out"
     require(folder is None or store == "disk", "model.store_folder", found, fix)
-    return Path(folder or gettempdir()) if store == "disk" else None
+    return Path(folder or gettempdir()).expanduser() if store == "disk" else None
 
 
 def check_numbers(

@@ -90,7 +90,7 @@ def newest_file(path: str | Path) -> Path | None:
 
 def main_file(path: str | Path) -> Path:
     """The main file of a checkpoint; a UserError if it does not exist."""
-    main = Path(path)
+    main = Path(path).expanduser()
     if not isfile(main):
         other = newest_file(main) or "the path of a .ckpt file, or `last`"
         raise UserError("ckpt_path", f"no file {main}", f"give {other}")

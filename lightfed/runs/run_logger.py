@@ -42,7 +42,7 @@ class RunLogger(Logger):
         self._named = name is not None
         base = "run" if name is None else name
         check_name("trainer.logger.init_args.name", base)
-        self.place = RunFolder(Path(save_dir), base, job=job_of(os.environ))
+        self.place = RunFolder(Path(save_dir).expanduser(), base, job=job_of(os.environ))
         self._rounds: dict[int, Row] = {}
         self._ended = 0  # rounds whose rows are on disk
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightfed.distributed.collectives import Ranks
+from lightfed.engine.checks import row_folder
+from lightfed.runs.checkpoint import main_file
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import UserError
 from tests.small import CPU
@@ -44,6 +46,14 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     names = [logger_of(tmp_path).name for _ in range(3)]
     assert names == ["run", "run-2", "run-3"]
     assert sorted(p.name for p in tmp_path.iterdir()) == names
+
+
+def test_a_folder_of_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert logger_of(Path("~/runs")).folder == tmp_path / "runs" / "run"
+    assert row_folder("disk", "~/rows") == tmp_path / "rows"
+    path = checkpoint_in(tmp_path / "runs" / "run")
+    assert main_file("~/runs/run/checkpoints/last.ckpt") == path
 
 
 def test_a_logger_claims_one_folder(tmp_path: Path) -> None:
