@@ -6,7 +6,8 @@ https://arxiv.org/abs/1905.10497. Algorithm 2, q-FedAvg:
     d_k = L (w - w_k),   D_k = F_k(w)^q d_k,   h_k = q F_k(w)^(q-1) |d_k|^2 + L F_k(w)^q
     w <- w - sum_k D_k / sum_k h_k
 
-Clients are drawn uniformly, as in its code. BatchNorm statistics are means with weights F_k^q.
+Clients are drawn uniformly, as in the released code. BatchNorm statistics are means with weights
+F_k^q.
 """
 
 from lightning.pytorch import LightningModule
@@ -34,7 +35,8 @@ class QFFL(Algorithm):
         clients, w, q, L = fed.participants(t), self.model.parameters_row, self.q, self.lipschitz
         before = w.clone()
         fed.send(self.model, clients)
-        losses = fed.collect({k: fed.loss(k, t) for k in fed.mine(clients)})  # F_k(w)
+        found = fed.collect({k: fed.loss(k, t) for k in fed.mine(clients)})
+        losses = {k: found[k] + 1e-10 for k in clients}  # F_k(w), above 0 as in that code
         fed.train(clients, t)
         mine = {k: fed.row(k).floats[: len(w)].to(w) - before for k in fed.mine(clients)}
         moved = fed.collect({k: float(v.double().square().sum()) for k, v in mine.items()})
