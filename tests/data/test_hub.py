@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from scipy.io import wavfile
 
 from lightfed.data import FederatedDataModule, Hub, Natural
 from lightfed.data.datasets.dataset import Transform, moments
+from lightfed.data.datasets.tables import hold_out
 from lightfed.utils.errors import UserError
 from tests.data import tables, tiny
 
@@ -302,6 +304,20 @@ def test_a_test_split_has_no_training_samples(train: str, test: str, tmp_path: P
     assert "samples of the training split" in refused("test", path, train=train, test=test)
     data = Hub(str(path), train="train[:75%]", test="train[30:]", label="kind", group="who")
     assert (len(data.load("train")), len(data.load("test"))) == (30, 10)
+
+
+def test_a_class_of_one_sample_does_not_change_the_share_of_others() -> None:
+    kinds = [f"kind {i // 10}" for i in range(50)]
+    for more in (["alone"], [f"alone {i}" for i in range(40)]):
+        table = datasets.Dataset.from_dict({"number": range(50 + len(more)), "kind": kinds + more})
+        train, test = hold_out(table, 0.2, "kind")
+        assert sorted(train["number"][:] + test["number"][:]) == table["number"][:]
+        assert train["number"][:] == sorted(train["number"])
+        counts = Counter(test["kind"])
+        assert [counts[f"kind {i}"] for i in range(5)] == [2] * 5
+        assert not {*more} & {*counts}
+    table = datasets.Dataset.from_dict({"kind": list("abcde")})
+    assert [len(part) for part in hold_out(table, 0.2, "kind")] == [4, 1]
 
 
 def test_a_column_that_numbers_the_rows_is_no_sample(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ class Hub(Dataset):
                 written by `save_to_disk`.
             name: of the configuration, for a data set of the hub with several.
             train: the training split, as `datasets` reads it, such as `train[:80%]`.
-            test: the test split, or a share of the training split such as 0.2, drawn once and, if
-                possible, with the same share of every class.
+            test: the test split, or a share of the training split such as 0.2, drawn once, the same
+                share of every class up to rounding.
             image: the column of images.
             text: the column of texts, classified by their characters.
             audio: the column of recordings: PCM wave; other formats need FFmpeg and the extra

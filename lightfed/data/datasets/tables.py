@@ -6,11 +6,16 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import product
+from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lightfed.data.datasets.dataset import KEY
+from lightfed.utils.counts import largest_remainder
 from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.rng import numpy_generator
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 _FORMATS = {
@@ -159,14 +164,22 @@ def _recordings(folder: Path, split: str) -> Table:
 def hold_out(table: Table, share: float, label: str) -> tuple[Table, Table]:
     """A table without a share of its samples, and these; always the same ones.
 
-    The share is that of every class, unless a class has a single sample.
+    The share is that of every class, up to rounding. A class of one sample is trained on, unless
+    all are.
     """
     from sklearn.model_selection import train_test_split
 
-    index, labels = range(len(table)), table[label][:]
+    index, labels = np.arange(len(table)), table[label][:]
     try:
-        parts = train_test_split(index, test_size=share, random_state=0, stratify=labels)
-    except (TypeError, ValueError):
-        parts = train_test_split(index, test_size=share, random_state=0)
-    train, test = (table.select(sorted(part)) for part in parts)
-    return train, test
+        train, test = train_test_split(index, test_size=share, random_state=0, stratify=labels)
+    except (TypeError, ValueError):  # what is no label, a class of one sample, or many classes
+        classes = np.unique(np.array(labels, dtype=str), return_inverse=True)[1]
+        sizes = np.bincount(classes)
+        wanted = largest_remainder(sizes, ceil(share * len(table)))
+        held = np.minimum(wanted, sizes - (sizes.max() > 1))
+        order = numpy_generator(0, "hold-out of a table").permutation(index)
+        order = order[np.argsort(classes[order], kind="stable")]
+        place = index - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of a sample in its class
+        tested = place < np.repeat(held, sizes)
+        train, test = order[~tested], order[tested]
+    return table.select(np.sort(train)), table.select(np.sort(test))
