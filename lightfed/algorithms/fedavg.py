@@ -19,7 +19,6 @@ from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import Tested
 from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
-from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 
 
@@ -87,13 +86,6 @@ class FedAvg(Algorithm):
             layout=state.layout,
             rows=partial(fed.block_with, self.model, buffers=False),
         )
-
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        if self.statistics == "local":
-            fed.load_parameters(self.model, client)
-            return fed.state(client).layout, fed.row(client)
-        return self.model.layout, self.model.row
 
 
 def drop_statistics(module: L.LightningModule) -> None:

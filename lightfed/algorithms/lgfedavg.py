@@ -151,11 +151,6 @@ class LGFedAvg(Algorithm):
         rows = partial(fed.block_with, self.model, tensors=self._global)
         return Together(state.module, layout=state.layout, rows=rows)
 
-    @override
-    def client_row(self, fed: Fleet, client: int) -> tuple[ModelLayout, Row]:
-        fed.load(self.model, client, tensors=self._global)
-        return fed.state(client).layout, fed.row(client)
-
 
 def _text(shapes: Sequence[Sequence[int]]) -> str:
     return ", ".join(str(list(shape)) for shape in shapes)

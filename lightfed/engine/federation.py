@@ -29,7 +29,7 @@ from lightfed.local.packed.steps.packing import Capture
 from lightfed.local.rank_sessions import Waves
 from lightfed.local.session_setup import OptimizerFactory, ScheduleFactory
 from lightfed.runs import federation_state
-from lightfed.runs.export import Exported, export, export_masks
+from lightfed.runs.export import Exported, check, export, export_masks
 from lightfed.utils.atomic_io import checked
 from lightfed.utils.errors import UserError
 from lightfed.utils.memory import trim_heap
@@ -200,6 +200,7 @@ class Federation(Recorded, L.LightningModule):
     @override
     def on_train_start(self) -> None:
         trim_heap()
+        check(self.fleet, self._export)
         self._report.begin(self.federated_trainer, self.fleet, self.evaluation)
 
     def run_round(self, t: int, waves: Waves, *, validates: bool) -> None:

@@ -18,6 +18,7 @@ from lightfed.local.packed.evaluation import Together
 from lightfed.models.build import DataSpec
 from lightfed.state.client_state import Kept
 from lightfed.state.rows import ModelLayout, Row
+from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import Recorded
 
 # When a client is tested: after the last aggregation or after its last session.
@@ -223,12 +224,19 @@ class Hooks(Recorded, nn.Module, ABC):
         return s.group.bind(s.row)
 
     def client_row(self, fed: Any, client: int) -> tuple[ModelLayout, Row]:
-        """The weights that a client would deploy, for export: by default the row that it keeps.
+        """The weights that a client would deploy, for export: by default those that are tested.
 
         A stateful client must be on this rank.
+
+        Raises:
+            UserError: `evaluated` gives it no module of a client group.
         """
-        assert self.stateful, "the algorithm of stateless clients has to override this"
-        return fed.state(client).layout, fed.row(client)
+        module = self.evaluated(fed, client)
+        live = next((state.live for state in fed.groups if state.module is module), None)
+        if live is None or live.row is None:
+            found = f"{type(self).__name__} gives client {client} no model to export or fine-tune"
+            raise UserError("model.algorithm", found, "return one from its `evaluated`")
+        return live.layout, live.row
 
     def reset_client(self, fed: Any, client: int) -> None:
         """Reset a stateful client of this rank, whose row is not finite, to its initial values."""

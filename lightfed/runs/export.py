@@ -32,6 +32,12 @@ def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -
     return {name.removeprefix(prefix): x.detach().cpu().clone() for name, x in named.items()}
 
 
+def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
+    """Reject an export that would only fail after the last round."""
+    if "clients" in kinds and not fleet.algorithm.stateful:
+        fleet.algorithm.client_row(fleet, 0)
+
+
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
     """Write each rank's share of `server.safetensors` (one a model), `client<k>.safetensors`."""
     if "server" in kinds and fleet.ranks.rank == 0:

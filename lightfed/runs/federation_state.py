@@ -24,6 +24,8 @@ _TESTS = "lightfed_round_tests"  # of the last round
 _TRAINER = """
 precision limit_train_batches limit_val_batches gradient_clip_val gradient_clip_algorithm
 """
+# Keys of the model and the data that no result depends on.
+_HOW = {"export", "store", "store_folder", "exchange_buffer", "resident"}
 
 
 def config_digest(options: Mapping[str, Any]) -> str:
@@ -42,7 +44,11 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 
 def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
     trainer = {key: options["trainer"].get(key) for key in _TRAINER.split()}
-    return {"model": options["model"], "data": _placeless(options["data"]), "trainer": trainer}
+    model, data = (
+        {key: value for key, value in options[part].items() if key not in _HOW}
+        for part in ("model", "data")
+    )
+    return {"model": model, "data": _placeless(data), "trainer": trainer}
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

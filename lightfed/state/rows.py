@@ -139,7 +139,7 @@ class LiveModule:
         self._tensors = [floats[entry.name] for entry in layout.floats]
         self._integers = [(floats[entry.name], entry) for entry in layout.integers]
         self._split = [(e.offset, e.numel, e.shape) for e in layout.floats]
-        self._row: Row | None = None
+        self.row: Row | None = None
         self._homes = self._buffer_homes()
         self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self.trainable = [p for p in module.parameters() if p.requires_grad]
@@ -188,25 +188,25 @@ class LiveModule:
             tensor.data = view
         for tensor, entry in self._integers:
             tensor.copy_(self.layout.integers.view(row.integers, entry))
-        self._row = row
+        self.row = row
         return self.module
 
     def is_bound_to(self, row: Row) -> bool:
         """Whether the module was last bound to this row."""
-        return self._row is row
+        return self.row is row
 
     @property
     def is_bound(self) -> bool:
-        return self._row is not None
+        return self.row is not None
 
     def unbind(self) -> None:
         """Write integer and replaced buffers back; other float state is in the row already."""
-        assert self._row is not None, "unbind without bind"
+        assert self.row is not None, "unbind without bind"
         for buffers, name, tensor in self._homes:
             placed = buffers[name]
             if placed is not None and placed is not tensor:  # the module has assigned a new one
                 tensor.copy_(placed)
                 buffers[name] = tensor
         for tensor, entry in self._integers:
-            self.layout.integers.view(self._row.integers, entry).copy_(tensor)
-        self._row = None
+            self.layout.integers.view(self.row.integers, entry).copy_(tensor)
+        self.row = None

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed import Algorithm, Fleet
 from lightfed.algorithms.dispfl import DisPFL
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
@@ -21,7 +23,7 @@ from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.networks.cnn import Conv
 from lightfed.testing.digest import fit
-from lightfed.utils.errors import DiskError
+from lightfed.utils.errors import DiskError, UserError
 from tests.conformance.cases import CASES, CLIENTS, Case
 from tests.small import SGD_HALF, random_data
 from tests.small import fit as small_fit
@@ -64,7 +66,7 @@ def test_stateful_clients_are_exported_as_they_are(tmp_path: Path) -> None:
     assert any(not torch.equal(files[0][first], other[first]) for other in files[1:])
 
 
-class Own(L.LightningModule):
+class OwnModule(L.LightningModule):
     """Has a layer beside `net`, of the same names, and weights that are tied."""
 
     def __init__(self) -> None:
@@ -81,12 +83,12 @@ class Own(L.LightningModule):
 @pytest.mark.parametrize("algorithm", [FedAvg, Standalone])
 def test_a_module_of_ones_own_loads_all_of_its_weights(algorithm: Any, tmp_path: Path) -> None:
     made = Federation(
-        algorithm(), [ClientGroup(2, Own)], optimizer=SGD_HALF, export=["server", "clients"],
+        algorithm(), [ClientGroup(2, OwnModule)], optimizer=SGD_HALF, export=["server", "clients"],
         evaluate=[],
     )  # fmt: skip
     small_fit(made, random_data([4, 4]), tmp_path)
     for file in (tmp_path / "run" / "models").iterdir():
-        own, weights = Own(), load_file(file)
+        own, weights = OwnModule(), load_file(file)
         own.load_state_dict(weights)
         assert torch.equal(own.other.weight, own.net.weight)
         row = made.fleet.algorithm.client_row(made.fleet, "1" in file.stem)[1].floats
@@ -105,10 +107,50 @@ def test_a_full_disk_at_the_end_is_one_line(
         def on_train_end(self, *_: Any) -> None:
             monkeypatch.setattr(os, "fsync", full)
 
-    made = Federation(FedAvg(), [ClientGroup(2, Own)], optimizer=SGD_HALF, evaluate=[])
+    made = Federation(FedAvg(), [ClientGroup(2, OwnModule)], optimizer=SGD_HALF, evaluate=[])
     with pytest.raises(DiskError, match="cannot be written"):
         small_fit(made, random_data([4, 4]), tmp_path, callbacks=[Fills()])
     assert not list((tmp_path / "run" / "models").iterdir())
+
+
+class Own(Algorithm):
+    """As a user writes one: stateless, and it only says what is tested."""
+
+    shown = True
+
+    @override
+    def setup(self, fed: Fleet) -> None:
+        self.model = fed.new_model()
+
+    @override
+    def round(self, fed: Fleet, t: int) -> None:
+        clients = fed.participants(t)
+        fed.send(self.model, clients)
+        fed.train(clients, t)
+        fed.merge(clients, into=self.model)
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        return fed.bind_model(self.model) if self.shown else None
+
+
+class Untested(Own):
+    shown = False
+
+
+def test_a_client_of_an_own_algorithm_exports_what_is_tested(tmp_path: Path) -> None:
+    folder = exported(replace(CASES["fedavg"], algorithm=Own), tmp_path)
+    server, client = (load_file(folder / f"{name}.safetensors") for name in ("server", "client6"))
+    assert client.keys() == server.keys()
+    assert all(torch.equal(client[name], server[name]) for name in server)
+
+
+def test_an_export_of_clients_without_a_model_is_refused_before_the_first_round(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UserError, match="Untested gives client 0 no model to export"):
+        exported(replace(CASES["fedavg"], algorithm=Untested), tmp_path)
+    assert not (tmp_path / "run" / "metrics.csv").exists()
 
 
 def test_masks_are_exported_with_the_weights_that_they_cover(tmp_path: Path) -> None:
