@@ -186,7 +186,7 @@ UNKNOWN_KEYS = [
          words=["--trainer.accumulate_grad_batches=2"]),
     Case("model.algorithm.init_args.msk", "mask", words=["--model.algorithm.msk", "true"]),
     Case("model.clients.2.count", "2 items", words=["--model.clients.2.count", "3"]),
-    Case("model.clients.model.init_args.hiden", "did you mean hidden?",
+    Case("model.clients.1.model.init_args.hiden", "did you mean hidden?",
          words=["--model.clients.1.model.hiden", "[4]"]),
     edit(MODEL, "MLP", "MLP is torchvision.ops.MLP or lightfed.MLP; give the whole name"),
     edit("model.algorithm", of_class("FML"), "required: shared; name a Module by class_path",
@@ -194,7 +194,7 @@ UNKNOWN_KEYS = [
     Case("model.export", "'clients']], as [one,other]", words=["--model.export", "server,clients"]),
     edit("model.algorithm", f"{HERE}.Unfinished", f"{HERE}.Unfinished lacks setup"),
     edit("model.algorithm", f"{HERE}.Keeps", "keeps control, but is not stateful"),
-    Case("model.clients", "three; give int", words=["--model.clients.1.count=three"]),
+    Case("model.clients.1.count", "three; give int", words=["--model.clients.1.count=three"]),
     edit("trainer.callbacks", [of_class("Timer"), of_class("EarlyStopping", monitr="x")],
           "did you mean monitor?", named="trainer.callbacks.1.init_args.monitr"),
 ]  # fmt: skip

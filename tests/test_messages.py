@@ -107,6 +107,22 @@ def test_the_item_at_fault_is_found_in_the_configuration(tmp_path: Path) -> None
     for words in (["--config", str(file)], [f"--config={file}"], ["-c", str(file)]):
         assert parser_error(message, ["fit", *words], SECTIONS).key == "model.clients.1.level"
     assert parser_error(message, ["fit"], SECTIONS).key == "model.clients.level"
+    changed = "--model.clients=" + '[{"count": 1, "level": "z", "model": "Conv"}]'
+    words = ["fit", "--config", str(file), changed]
+    assert parser_error(message, words, SECTIONS).key == "model.clients.0.level"
+
+
+def test_the_help_of_a_client_group_names_no_module_of_torch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--model.clients.help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Number of clients in the group. (required, type: int)" in said
+    assert "lightfed.MLP, lightfed.PreActResNet, lightfed.Torchvision," in said
+    assert "or any other by its path)" in said
+    assert "torch.nn" not in said
+    assert "lightfed.FedAvg" not in said
 
 
 def test_what_is_not_understood_is_one_line_with_a_key() -> None:

@@ -6,8 +6,10 @@ LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
 import logging
 import os
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from inspect import signature
+from io import StringIO
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
 from typing import Any, cast
@@ -109,7 +111,11 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
         words = with_configurations(with_items(words))
         if words[:1] == ["plan"]:
             words = [word.replace("--world-size", "--world_size", 1) for word in words]
-        _command_line(words if from_python or words != arguments else None)
+        given = words if from_python or words != arguments else None
+        if any(word.partition("=")[0].endswith(".help") for word in words):
+            _print_brief(given)
+        else:
+            _command_line(given)
     except UserError:
         raise
     except (MisconfigurationException, MemoryError, RuntimeError, ValueError) as error:
@@ -119,6 +125,18 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
         if refused is None:
             raise  # an error of the program
         raise refused from error
+
+
+def _print_brief(arguments: list[str] | None) -> None:
+    """Print the help that a command line asks for."""
+    from lightfed.cli.usage import brief
+
+    said = StringIO()
+    try:
+        with redirect_stdout(said):
+            _command_line(arguments)
+    finally:
+        print(brief(said.getvalue()), end="")
 
 
 def _command_line(arguments: list[str] | None) -> None:

@@ -201,13 +201,21 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
 
 
 def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:
-    """Which item of a list in the last configuration file is at fault, such as ".1"; or ""."""
+    """Which item of a list is at fault, such as ".1"; or "".
+
+    The list is that of the command line, which has it whole, else of the last configuration file.
+    """
     files = re.findall(r"(?:--config|-c)[\0=]([^\0]+)", "\0".join(argv))
+    given = [word.partition("=")[2] for word in argv if word.startswith(f"--{key}=")]
     section, _, name = key.partition(".")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--items", type=wanted)
     with suppress(OSError, IndexError, TypeError, KeyError):  # no file, or not in it
-        items = yaml.safe_load(Path(files[-1]).read_text("utf-8"))[section][name]
+        items = (
+            yaml.safe_load(given[-1])
+            if given
+            else yaml.safe_load(Path(files[-1]).read_text("utf-8"))[section][name]
+        )
         for position, item in enumerate(items if isinstance(items, list) else []):
             try:
                 parser.parse_object({"items": [item]})

@@ -26,26 +26,24 @@ from lightfed.utils.rng import derive_seed, seeded
 
 @dataclass
 class ClientGroup:
-    """The clients that share one architecture."""
+    """The clients that share one architecture.
+
+    Attributes:
+        count: Number of clients in the group.
+        model: Network, or LightningModule, of these clients. `num_classes`, `input_shape` and
+            `rate` are passed if its constructor accepts them.
+        rate: Width of the model relative to the full one, in (0, 1]; passed to the model's
+            constructor as `rate`. 1 if neither rate nor level is set.
+        level: a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the group's name in reports.
+        name: Name in metrics and reports; by default the level, or the model's class with a width
+            below 1 appended.
+    """
 
     count: int
-    """Number of clients in the group."""
     model: Callable[[], nn.Module]
-    """Network, or LightningModule, of these clients.
-
-    `num_classes`, `input_shape` and `rate` are passed if its constructor
-    accepts them."""
     rate: float | None = None
-    """Width of the model relative to the full one, in (0, 1].
-
-    Passed to the model's constructor as `rate`. 1 if neither rate nor level is set.
-    """
     level: Literal["a", "b", "c", "d", "e"] | None = None
-    """a to e for the rates 1, 1/2, 1/4, 1/8, 1/16; also the group's name in reports."""
     name: str | None = None
-    """Name in metrics and reports.
-
-    By default the level; or the model's class, with a width below 1 appended."""
 
     @property
     def width(self) -> float:

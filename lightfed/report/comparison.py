@@ -134,7 +134,7 @@ def compare(
         protocols=protocols(ended),
         contests=contests(ended),
         target=target,
-        notes=[*_unsaid(rows), *notes, *_provisos(files, runs_of(rows))],
+        notes=[*_unsaid(rows), *notes, *provisos(files, runs_of(rows))],
     )
     _check_target(found)
     finals, shared = without_shared_columns(
@@ -163,7 +163,7 @@ def _unsaid(rows: Sequence[Group]) -> list[str]:
     return [f"{who} also differ in {names}" for who, names in found.items() if names]
 
 
-def _provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
+def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
     """Notes that name the runs that no row counts, and those that count with a reservation."""
     said: dict[str, list[str]] = {}
     for run in runs:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lightfed as lf
-from lightfed.report.comparison import finished
+from lightfed.report.comparison import provisos
 from lightfed.results.run import read
 from lightfed.results.tables import headline
 from lightfed.runs.run_logger import RunLogger
@@ -57,9 +57,8 @@ def test_last_is_of_the_same_arguments_in_a_script_too(
     assert changes == [{"round": 1, "model.optimizer.init_args.lr": [0.1, 0.3]}]
     mixed = {name: headline(read(Path("runs", name))) for name in ("mine", "mine-2")}
     assert [name for name, line in mixed.items() if "other settings" in line] == ["mine"]
-    assert finished([read(Path("runs", name)) for name in mixed])[1] == [
-        "other settings in some rounds: mine"
-    ]
+    runs = [read(Path("runs", name)) for name in mixed]
+    assert provisos(runs, runs) == ["other settings in some rounds: mine"]
 
 
 def test_a_name_is_a_plain_folder_name(tmp_path: Path) -> None:
