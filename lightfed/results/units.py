@@ -8,7 +8,10 @@ import re
 
 NOTHING = "-"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-FALLING = ("loss", "perplexity", "error", "mse", "mae", "mape", "nll", "brier")
+FALLING = re.compile(
+    r"loss|perplexity|error|mse|mae|mape|nll|brier"
+    r"|(?<![a-z])(ppl|err|ece|wer|cer|eer|bpc|kl)(?![a-z])"  # and `val/ppl`, `top1_err`
+)
 ACCURACY = re.compile(r"accuracy|(?<![a-z])acc(?![a-z])")  # and `val/acc`, `top1_acc`
 
 
@@ -18,7 +21,7 @@ def is_share(metric: str) -> bool:
 
 
 def lower_is_better(metric: str) -> bool:
-    return any(word in metric.lower() for word in FALLING)
+    return FALLING.search(metric.lower()) is not None
 
 
 def direction(metric: str) -> int:

@@ -242,7 +242,13 @@ def test_a_metric_object_sees_the_whole_global_test_set(eval_batch_size: int) ->
     assert figures["global/f1"] == pytest.approx(float(whole), rel=1e-6)
 
 
-@pytest.mark.parametrize(("name", "worst"), [("accuracy", 1.0), ("rmse", 3.0), ("val/nll", 3.0)])
+@pytest.mark.parametrize(
+    ("name", "worst"),
+    [
+        *(("accuracy", 1.0), ("rmse", 3.0), ("val/nll", 3.0), ("val/ppl", 3.0), ("top1_err", 3.0)),
+        *(("overridden", 1.0), ("kled", 1.0)),
+    ],
+)
 def test_the_worst_clients_of_an_error_have_the_largest(name: str, worst: float) -> None:
     reports = [Report(k, 1, metrics={name: value}) for k, value in enumerate([2.0, 1.0, 3.0])]
     assert client_metrics(reports, "personal", lower_is_better)[f"personal/{name}_worst10"] == worst
