@@ -8,14 +8,18 @@ import pytest
 from tests.benchmarks import gpu_hour as gpu
 from tests.benchmarks.gpu_hour import Part, main
 
-SLEEPER = (
-    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-)
+SLEEPER = """
+import subprocess, sys
+try:
+    subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])
+finally:
+    print('found so far')
+"""
 LAST = "import sys; open(r'OUT/result', 'w').write(sys.argv[-1])"
 PARTS = (
     Part("good", ("-c", "import sys; print('on', sys.argv[1])", "DEVICE"), 0.2),
     Part("slow", ("-c", SLEEPER), 0.01),
-    Part("bad", ("-c", "raise SystemExit(3)"), 0.2),
+    Part("bad", ("-c", "raise SystemExit('what was wrong')"), 0.2),
     Part("card", ("-c", "raise SystemExit(0)"), 0.2, needs_card=True),
     Part(
         "last",
@@ -37,14 +41,20 @@ def states(out: Path) -> dict[str, str]:
     return {line.split()[0]: line.split(" s  ")[1] for line in lines}
 
 
-def test_a_part_that_fails_or_takes_too_long_keeps_the_others_results(tmp_path: Path) -> None:
+def test_a_part_that_fails_or_takes_too_long_keeps_the_others_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--out", str(tmp_path), "--minutes", "1", "--parts", "good,slow,bad,card"]) == 1
     found = states(tmp_path)
-    assert (found["good"], found["bad"]) == ("done", "exit status 3")
+    assert (found["good"], found["bad"]) == ("done", "exit status 1")
     assert found["card"].startswith("not run")
     assert found["slow"].startswith("cut off")
     assert (tmp_path / "good.log").read_text().splitlines()[-1] == "on cpu"
     assert not (tmp_path / "card.log").exists()
+    printed = capsys.readouterr().out
+    assert "found so far" in printed
+    assert "\nwhat was wrong\n" in printed
+    assert "on cpu" not in printed
 
 
 def test_its_own_files_are_in_the_folder_and_all_well_is_status_0(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
     python tests/benchmarks/gpu_hour.py --out results [--minutes 25] [--parts tests,..] [--quick]
 
 Run it in the root of a checkout. Each part is a process with a time limit, a log and a folder of
-its own, so a run that is cut off keeps what it has. Without a CUDA device, parts that need one are
-named as not run, and the others run on the CPU. `--quick` shows in two minutes that they run.
+its own, so a run that is cut off keeps what it has. The end of a log is printed too if its part
+does not end well. Without a CUDA device, parts that need one are named as not run, and the others
+run on the CPU. `--quick` shows in two minutes that they run.
 """
 
 import argparse
@@ -14,12 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 DONE, NOT_RUN = "done", "not run: no CUDA device"
+_GRACE = 15  # seconds for a part that is cut off to say what it has found
+_SHOWN = 4_000  # characters of the log of a part that did not end well
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Part:
 
 
 _BENCHMARKS = "tests/benchmarks"
-_PYTEST = ("-m", "pytest", "-n", "0", "-m", "gpu", "-rf", "tests")
+# In processes that share the card: most of the time the host compiles kernels.
+_PYTEST = ("-m", "pytest", "-n", "4", "-m", "gpu", "-rf", "--tb", "short", "tests")
 _KERNELS = ("-m", "lightfed_kernels.bench", "--device", "cuda", "--save", "OUT")
 _ROUNDS = (
     *(f"{_BENCHMARKS}/rounds.py", "--device", "DEVICE", "--passes", "5"),
@@ -119,11 +124,14 @@ def run(part: Part, out: Path, *, device: str, seconds: float, quick: bool) -> O
         try:
             status = process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE)
             return Outcome(part, f"cut off after {seconds:.0f} s", time.monotonic() - start)
         finally:
-            if process.poll() is None:  # also if this process is interrupted
+            with suppress(ProcessLookupError):  # also if this process is interrupted
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
     state = DONE if status == 0 else f"exit status {status}"
     return Outcome(part, state, time.monotonic() - start)
 
@@ -162,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         left -= outcomes[-1].seconds
         lines.append(outcomes[-1].line())
         print(lines[-1], flush=True)
+        if found.state not in (DONE, NOT_RUN):
+            print((out / f"{part.name}.log").read_text(errors="replace")[-_SHOWN:], flush=True)
         (out / "summary.txt").write_text("\n".join(lines) + "\n")
     return 0 if all(outcome.state in (DONE, NOT_RUN) for outcome in outcomes) else 1
 

@@ -146,8 +146,7 @@ def test_no_jobs_and_no_members(device: torch.device) -> None:
 def test_columns_beyond_2_to_the_31(device: torch.device) -> None:
     """4 GiB of address space, of which a few pages are touched."""
     size = 2**31 + 64
-    row, other = torch.empty(size, dtype=torch.bfloat16), torch.empty(size, dtype=torch.bfloat16)
-    rows = [row.to(device), other.to(device)]
+    rows = [torch.empty(size, dtype=torch.bfloat16, device=device) for _ in range(2)]
     rows[0][-64:], rows[1][-64:] = 1.0, 3.0
     grouped_mean_(rows, Groups.build([([0, 1], size - 64, size)], [size] * 2, device=device))
     assert bool((rows[0][-64:] == 2).all() and (rows[1][-64:] == 2).all())
