@@ -40,21 +40,7 @@ def replays(steps: CapturedSteps) -> int:
 
 
 @pytest.mark.parametrize("sizes", [SIZES, UNIFORM], ids=["ragged", "uniform"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "momentum",
-        "adam",
-        "clipped",
-        "fedprox",
-        "dispfl",
-        "gn",
-        "bn",
-        "static bn",
-        "resnet",
-        "dropout",
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_captured_steps_have_the_bits_of_eager_ones(name: str, sizes: list[int]) -> None:
     some = made(name, sizes=sizes)
     found = turns(some)
@@ -62,6 +48,13 @@ def test_captured_steps_have_the_bits_of_eager_ones(name: str, sizes: list[int])
     eager = turns(made(name, sizes=sizes, capture="off"))
     assert torch.equal(found[0], eager[0])
     assert found[1] == eager[1]
+
+
+@pytest.mark.parametrize("name", ["momentum", "dropout", "gn", "bn", "vmap"])
+def test_a_client_has_the_same_bits_in_a_pack_of_any_size(name: str) -> None:
+    """A library of the card may choose how it multiplies by the number of products."""
+    found = [after(made(name, side_by_side=size))[0] for size in (2, 3, CLIENTS)]
+    assert [torch.equal(rows, found[0]) for rows in found] == [True] * 3
 
 
 @pytest.mark.parametrize(
