@@ -37,6 +37,7 @@ def together(folder: Path, *deeds: str, nodes: str = "aaaaaaaa") -> list[End]:
         subprocess.Popen(
             [
                 sys.executable,
+                "-Wignore::DeprecationWarning",  # of Python 3.12, for a fork beside threads
                 "-m",
                 "tests.comm.peer",
                 str(folder),
