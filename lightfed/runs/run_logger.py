@@ -45,6 +45,7 @@ class RunLogger(Logger):
         self.place = RunFolder(Path(save_dir).expanduser(), base, job=job_of(os.environ))
         self._rounds: dict[int, Row] = {}
         self._ended = 0  # rounds whose rows are on disk
+        self._waiting: dict[str, Any] = {}  # logged without a step
 
     def name_run(self, *words: str) -> None:
         """Name a run that was given no name: `<algorithm>-<dataset>-s<seed>`."""
@@ -144,19 +145,28 @@ class RunLogger(Logger):
     @override
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Write the whole configuration to config.yaml."""
-        text = yaml.safe_dump(params, sort_keys=False)
-        write_atomically(self.folder / CONFIG, lambda file: file.write(text.encode()))
+        """Write the whole configuration to config.yaml, and what a user logs to hparams.yaml."""
+        given = dict(params if isinstance(params, Mapping) else vars(params))
+        text = yaml.safe_dump(given, sort_keys=False)
+        name = CONFIG if {"trainer", "model", "data"} <= given.keys() else "hparams.yaml"
+        write_atomically(self.folder / name, lambda file: file.write(text.encode()))
 
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Merge into the row of round `step` + 1; an evaluation without a run writes none."""
+        """Merge into the row of round `step` + 1; an evaluation without a run writes none.
+
+        Without a step it is the row of the round that ends next, or of the last one.
+        """
         if not self.claimed:
             return
-        number = (step or 0) + 1
+        plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in metrics.items()}
+        if step is None:
+            self._waiting |= plain
+            return
+        number = step + 1
         row = self._rounds.setdefault(number, {"round": number})
-        new = {k: v for k, v in metrics.items() if k != "epoch" and row.get(k) != v}
+        new = {k: v for k, v in plain.items() if k != "epoch" and row.get(k) != v}
         row.update(new)
         self._metrics.add_columns(row)
         if new and number <= self._ended:  # a callback's metric, after the round was written
@@ -168,6 +178,14 @@ class RunLogger(Logger):
         """Remove the folder of a run that failed (but was not suspended) in its first round."""
         if status == "failed" and not self._ended:
             self.place.give_up()
+        if status == "success" and self._ended:
+            self._place(self._ended)
+
+    def _place(self, number: int) -> None:
+        """Put what was logged without a step into a round's row."""
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            self.log_metrics(waiting, number - 1)
 
     @rank_zero_only
     def finish(self, rounds: int, limits: Mapping[str, Any]) -> None:
@@ -212,6 +230,7 @@ class RunLogger(Logger):
         Raises TakenOver, which ends the other ranks, if the run continues in another process.
         """
         run_lock.check(self.folder)
+        self._place(number)
         if number in self._rounds:
             self._metrics.append([self._rounds[number]], lambda: self._rows_until(number - 1))
             self._ended = number

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
 
 from lightfed.distributed.collectives import Ranks
 from lightfed.engine.checks import row_folder
@@ -85,6 +87,24 @@ def test_a_row_holds_what_was_logged_in_its_round(tmp_path: Path) -> None:
     ]
     environment = json.loads((logger.folder / "environment.json").read_text())
     assert environment == {"name": "run", "seed": 3}
+
+
+def test_what_a_user_logs_as_with_other_loggers_is_kept(tmp_path: Path) -> None:
+    """Without a step; as a tensor, which would be cut off; parameters beside the configuration."""
+    logger, config = logger_of(tmp_path), {"trainer": {}, "model": {"seed": 3}, "data": {}}
+    logger.log_hyperparams(config)
+    logger.log_hyperparams({"seed": 4})
+    for number in (1, 2):
+        logger.log_metrics({"share": torch.tensor(number / 3, dtype=torch.float64)})
+        log_round(logger, number, loss=2.0)
+    logger.log_metrics({"last": 7.0})
+    logger.finalize("success")
+    assert rows_of(logger.folder / "metrics.csv") == [
+        {"round": "1", "loss": "2.0", "share": str(1 / 3), "last": ""},
+        {"round": "2", "loss": "2.0", "share": str(2 / 3), "last": "7.0"},
+    ]
+    assert yaml.safe_load((logger.folder / "config.yaml").read_text()) == config
+    assert (logger.folder / "hparams.yaml").read_text() == "seed: 4\n"
 
 
 def test_a_new_column_is_given_to_the_rows_before_it(tmp_path: Path) -> None:
