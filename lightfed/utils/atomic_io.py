@@ -110,24 +110,6 @@ def check_like(found: Any, example: Any, name: str) -> None:
         raise ValueError(f"{name} is {shorten(repr(found), 60)}")
 
 
-def check_numbers(found: Any, example: Any, name: str) -> None:
-    """Compare a value from a file with an example: its numbers, mappings and lists.
-
-    Only what both have: other keys and lengths are those of another class or version. A number of
-    the example may also be a tensor. A ValueError names the part of `name` that differs.
-    """
-    kind = next((k for k in (Mapping, list, bool, int | float) if isinstance(example, k)), object)
-    fits = isinstance(found, kind) or (kind == int | float and isinstance(found, Tensor))
-    if not fits or (kind == int | float and isinstance(found, bool)):
-        raise ValueError(f"{name} is {shorten(repr(found), 60)}")
-    if kind is Mapping:
-        for key in example.keys() & found.keys():
-            check_numbers(found[key], example[key], f"{name}.{key}")
-    if kind is list:
-        for one, other in zip(found, example, strict=False):
-            check_numbers(one, other, name)
-
-
 def _unreadable(path: object, why: object) -> UserError:
     short = re.split(r"\n|\. ", str(why))[0]
     return UserError("ckpt_path", f"{path} cannot be read ({short})", "give another checkpoint")

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.runs.checkpoint import load
 from lightfed.utils.errors import UserError
-from tests.core.spy import Spy, data, federation, state_of
+from tests.core.spy import Spy, data, federation, lr_schedule, state_of
 from tests.small import fit
 
 ROUNDS = 5
@@ -222,6 +224,25 @@ def test_a_checkpoint_of_another_federation_is_refused(
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     with pytest.raises(UserError, match=f"another federation: its {named} is"):
         fit(federation(**change), data(), tmp_path, rounds=2, ckpt_path=path)
+
+
+@pytest.mark.parametrize("schedule", [None, lr_schedule])
+def test_a_run_that_goes_on_with_another_rate_trains_with_it(schedule: Any, tmp_path: Path) -> None:
+    """Also with another schedule, as if it had always been that."""
+
+    def rates(t: int) -> float:
+        return (1.0 if t < 2 else 0.125) * (0.5**t if schedule else 1.0)
+
+    def run(folder: Path, rate: float, rounds: int, schedule: Any, **settings: Any) -> Any:
+        model = federation(optimizer=partial(SGD, lr=rate), lr_schedule=schedule)
+        fit(model, data(), folder, rounds=rounds, **settings)
+        return state_of(model)
+
+    expected = run(tmp_path / "whole", 0.25, 4, partial(LambdaLR, lr_lambda=rates))
+    run(tmp_path, 0.25, 2, schedule)
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    found = run(tmp_path, 0.03125, 4, schedule, ckpt_path=path)
+    assert found == expected
 
 
 def test_the_server_of_a_checkpoint_is_what_validate_tests(tmp_path: Path) -> None:
