@@ -33,8 +33,8 @@ from lightfed.results.groups import Group, common_parent, grouped, runs_of, sing
 from lightfed.results.outcome import primary_metric
 from lightfed.results.run import Run, read
 from lightfed.results.settings import gathered, unsaid
-from lightfed.results.tables import rounds_text, without_shared_columns
-from lightfed.results.units import is_share
+from lightfed.results.tables import failures_text, rounds_text, without_shared_columns
+from lightfed.results.units import NOTHING, is_share
 from lightfed.studies.fedbcd.clouds import timed
 from lightfed.studies.figures import study_figures
 from lightfed.studies.flexifed.strategies import Study, studies
@@ -173,6 +173,8 @@ def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
             said.setdefault(what, []).append(f"{name} ({rounds_text(run)} rounds)")
         elif out:
             said.setdefault("of a seed that counts already, left out", []).append(name)
+        if not out and (failed := failures_text(run)) != NOTHING:
+            said.setdefault("sessions left out", []).append(f"{name} ({failed})")
         if not out and run.environment.get("reconfigured"):
             said.setdefault("other settings in some rounds", []).append(name)
     return [f"{what}: {', '.join(names)}" for what, names in said.items()]

@@ -107,6 +107,7 @@ def key_figures(outcome: Outcome) -> list[Figure]:
     own_best = {outcome.primary.partition("/")[0]: best}
     figures = (
         ("rounds", rounds_text(outcome.run), ""),
+        ("sessions left out", failures_text(outcome.run), "failed, or their updates not finite"),
         (f"global {name}", metric_text(metric, outcome.overall), own_best.get("global", "")),
         (f"personal {name}", personal, own_best.get("personal", spread)),
         (f"worst 10 % {name}", metric_text(metric, outcome.worst10), "mean of that tenth"),
@@ -134,6 +135,12 @@ def rounds_text(run: Run) -> str:
     """`60`, or `38 of 60` for an unfinished run."""
     of = "" if run.finished else f" of {run.planned or 'any number of'}"
     return f"{run.last_round}{of}"
+
+
+def failures_text(run: Run) -> str:
+    """`3 of 60`: sessions that are in no merge; a dash without any."""
+    out, all_ = (run.series(name).sum() for name in ("excluded", "participants"))
+    return f"{count_text(out)} of {count_text(all_)}" if out else NOTHING
 
 
 def client_group_table(outcome: Outcome) -> DataFrame:

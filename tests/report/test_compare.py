@@ -121,6 +121,12 @@ def test_a_run_is_left_out_for_what_it_is(tmp_path: Path) -> None:
     )
 
 
+def test_sessions_that_no_merge_counts_are_told(three: list[Path], tmp_path: Path) -> None:
+    failed = {"global/accuracy": (0.1, 0.2), "participants": (5, 5), "excluded": (0, 2)}
+    page = ReadPage(compare([*three, _write(tmp_path, "z", 1, metrics=failed)]))
+    assert "essions left out: z-seed1 (2 of 10)." in page.texts["p"]
+
+
 def test_a_seed_whose_last_value_is_not_finite_is_not_in_the_mean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def page(known: Path) -> ReadPage:
 def test_the_cards_hold_the_final_figures(page: ReadPage) -> None:
     assert page.cards == {
         "rounds": ("3", ""),
+        "sessions left out": ("1 of 12", "failed, or their updates not finite"),
         "global accuracy": ("75.00 %", "best 75.00 % in round 3"),
         "personal accuracy": ("65.00 \u00b1 25.00 %", "mean \u00b1 std over clients"),
         "worst 10 % accuracy": ("30.00 %", "mean of that tenth"),
