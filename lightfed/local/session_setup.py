@@ -186,7 +186,8 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
         found = f"a {type(configured).__name__} from configure_optimizers"
         raise UserError(key, found, "return an optimizer, and with it a scheduler") from error
     found = f"{len(optimizers)} optimizers from configure_optimizers"
-    require(len(optimizers) == 1, key, found, "return exactly one")
+    fix = "return one; parts with rates of their own are its parameter groups"
+    require(len(optimizers) == 1, key, found, fix)
     _check_steps(optimizers[0], key)
     for group in optimizers[0].param_groups:
         for name, value in _not_finite(group).items():

@@ -145,6 +145,22 @@ def test_a_client_of_an_own_algorithm_exports_what_is_tested(tmp_path: Path) -> 
     assert all(torch.equal(client[name], server[name]) for name in server)
 
 
+class OwnHeads(Own):
+    """A client is tested with the server's model in place of the row that it keeps."""
+
+    stateful = True
+
+    @override
+    def evaluated(self, fed: Fleet, client: int | None) -> L.LightningModule | None:
+        return None if client is None else fed.bind_with(self.model, client)
+
+
+def test_a_stateful_client_exports_what_is_tested_not_what_it_keeps(tmp_path: Path) -> None:
+    folder = exported(replace(CASES["fedavg"], algorithm=OwnHeads), tmp_path)
+    files = [load_file(folder / f"{n}.safetensors") for n in ("server", "client0", "client6")]
+    assert all(torch.equal(files[0][name], one[name]) for one in files for name in files[0])
+
+
 def test_an_export_of_clients_without_a_model_is_refused_before_the_first_round(
     tmp_path: Path,
 ) -> None:
