@@ -17,7 +17,7 @@ finally:
 """
 LAST = "import sys; open(r'OUT/result', 'w').write(sys.argv[-1])"
 PARTS = (
-    Part("good", ("-c", "import sys; print('on', sys.argv[1])", "DEVICE"), 0.2),
+    Part("good", ("-c", "import sys; print('on', sys.argv[1], sys.path[1])", "DEVICE"), 0.2),
     Part("slow", ("-c", SLEEPER), 0.01),
     Part("bad", ("-c", "raise SystemExit('what was wrong')"), 0.2),
     Part("card", ("-c", "raise SystemExit(0)"), 0.2, needs_card=True),
@@ -49,7 +49,7 @@ def test_a_part_that_fails_or_takes_too_long_keeps_the_others_results(
     assert (found["good"], found["bad"]) == ("done", "exit status 1")
     assert found["card"].startswith("not run")
     assert found["slow"].startswith("cut off")
-    assert (tmp_path / "good.log").read_text().splitlines()[-1] == "on cpu"
+    assert (tmp_path / "good.log").read_text().splitlines()[-1] == f"on cpu {Path.cwd()}"
     assert not (tmp_path / "card.log").exists()
     printed = capsys.readouterr().out
     assert "found so far" in printed

@@ -2,10 +2,10 @@
 
     python tests/benchmarks/gpu_hour.py --out results [--minutes 25] [--parts tests,..] [--quick]
 
-Run it in the root of a checkout. Each part is a process with a time limit, a log and a folder of
-its own, so a run that is cut off keeps what it has. The end of a log is printed too if its part
-does not end well. Without a CUDA device, parts that need one are named as not run, and the others
-run on the CPU. `--quick` shows in two minutes that they run.
+Run it in the root of a checkout, installed or not. Each part is a process with a time limit, a log
+and a folder of its own, so a run that is cut off keeps what it has. The end of a log is printed too
+if its part does not end well. Without a CUDA device, parts that need one are named as not run, and
+the others run on the CPU. `--quick` shows in two minutes that they run.
 """
 
 import argparse
@@ -111,6 +111,7 @@ def run(part: Part, out: Path, *, device: str, seconds: float, quick: bool) -> O
     given = {"DEVICE": device, "ACCELERATOR": "gpu" if device == "cuda" else "cpu"}
     wanted = [*part.words, *(part.quick if quick else ())]
     words = [given.get(word, word.replace("OUT", str(folder))) for word in wanted]
+    places = [str(Path.cwd()), str(Path.cwd() / "kernels"), os.environ.get("PYTHONPATH", "")]
     start = time.monotonic()
     with (out / f"{part.name}.log").open("w") as log:
         log.write(" ".join(["python", *words]) + "\n")
@@ -119,6 +120,7 @@ def run(part: Part, out: Path, *, device: str, seconds: float, quick: bool) -> O
             [sys.executable, *words],
             stdout=log,
             stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))},
             start_new_session=True,  # so that its ranks end with it
         )
         try:
