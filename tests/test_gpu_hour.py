@@ -8,6 +8,7 @@ import pytest
 from tests.benchmarks import gpu_hour as gpu
 from tests.benchmarks.gpu_hour import Part, main
 
+_THIS = "tests/test_gpu_hour.py"
 SLEEPER = """
 import subprocess, sys
 try:
@@ -28,6 +29,13 @@ PARTS = (
         quick=("quick",),
     ),
 )
+
+
+def test_all_tests_for_a_card_are_named() -> None:
+    files = [*Path("tests").rglob("test_*.py")]
+    marked = {str(f) for f in files if "mark.gpu" in f.read_text() and str(f) != _THIS}
+    assert {file for file in marked if not file.startswith(gpu.TESTS)} == set()
+    assert all(any(file.startswith(name) for file in marked) for name in gpu.TESTS)
 
 
 @pytest.fixture(autouse=True)
