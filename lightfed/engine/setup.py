@@ -28,6 +28,8 @@ from lightfed.utils.errors import UserError, require
 
 log = logging.getLogger(__name__)
 
+_COMPARED = 16  # samples of all ranks
+
 
 def attach_sessions(
     fleet: Fleet,
@@ -85,8 +87,15 @@ def check_built(kinds: Collection[str], fleet: Fleet, data: FederatedDataModule)
     if "global" in kinds and data.pool == "union":
         found = "global, but data.pool: union deals the test samples to clients"
         raise UserError("model.evaluate", found, "set it to [personal]")
-    alike = len({*fleet.ranks.gather([data.partition_.digest])}) == 1
-    require(alike, "data.partition", "not the same on all ranks", "draw from its `rng` alone")
+    first, _ = data.train_batch(0, _COMPARED)
+    samples = (data.partition_.meta["labels_digest"], first.cpu().numpy().tobytes())
+    every = fleet.ranks.gather([(samples, data.partition_.digest)])
+    for position, key, fix in (
+        (0, "data.dataset", "draw its samples by a generator with a seed"),
+        (1, "data.partition", "draw from its `rng` alone"),
+    ):
+        alike = len({theirs[position] for theirs in every}) == 1
+        require(alike, key, "not the same on all ranks", fix)
     _check_single_samples(fleet, data)
     if data.skipped_samples and fleet.ranks.rank == 0:
         log.warning(

@@ -1,7 +1,7 @@
 """Named randomness: every draw comes from a generator seeded by (seed, purpose, round, client).
 
-lightfed never reads global random state. So checkpoints hold no random state, and a client's draws
-depend neither on the rank that trains it nor on earlier draws.
+lightfed never reads global random state, and sets it only for a user's code. So checkpoints hold no
+random state, and a client's draws depend neither on the rank that trains it nor on earlier draws.
 """
 
 import hashlib
@@ -63,6 +63,24 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Global random state that is the same in every process, for a user's code that draws from it.
+
+    That of torch on the CPU, of numpy and of Python; afterwards it is as before.
+    """
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 class Streams(Protocol):

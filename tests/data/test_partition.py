@@ -387,8 +387,15 @@ def test_parts_without_samples_are_refused_whatever_their_type(parts: Any) -> No
         draw(Own(*parts), clients=2)
 
 
-def test_ranks_that_draw_different_splits_are_refused() -> None:
-    fleet: Any = SimpleNamespace(ranks=SimpleNamespace(gather=lambda own: [*own, "other"]))
-    data: Any = SimpleNamespace(pool="train", partition_=SimpleNamespace(digest="own"))
-    with pytest.raises(UserError, match=r"^data\.partition: not the same on all ranks"):
+@pytest.mark.parametrize("key", ["dataset", "partition"])
+def test_ranks_with_other_samples_or_another_partition_are_refused(key: str) -> None:
+    def gather(own: list[Any]) -> list[Any]:
+        ((samples, digest),) = own
+        return [*own, (("other", b""), digest) if key == "dataset" else (samples, "other")]
+
+    fleet: Any = SimpleNamespace(ranks=SimpleNamespace(gather=gather))
+    partition = SimpleNamespace(digest="own", meta={"labels_digest": "own"})
+    batch = torch.zeros(2, 1), torch.zeros(2)
+    data: Any = SimpleNamespace(pool="train", partition_=partition, train_batch=lambda *_: batch)
+    with pytest.raises(UserError, match=rf"^data\.{key}: not the same on all ranks"):
         check_built((), fleet, data)

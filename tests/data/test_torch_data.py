@@ -15,6 +15,7 @@ from torch.utils.data import (
     Subset,
     SubsetRandomSampler,
     TensorDataset,
+    random_split,
 )
 from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import v2
@@ -151,6 +152,29 @@ def test_a_data_module_gives_its_data_sets() -> None:
     data = FromTorch(Given(DataLoader(pairs(4, seed=1))))
     assert (len(data.load("train")), len(data.load("test"))) == (8, 4)
     assert len(prepared(data).test) == 4
+
+
+class Drawn(Given):
+    """Its splits and its samples are drawn from torch's and numpy's global random state."""
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            noise = torch.from_numpy(np.random.rand(20)).float()
+            self.train, test = random_split([(x, i % 2) for i, x in enumerate(noise)], [15, 5])
+            self.test = DataLoader(test)
+
+
+def test_what_is_drawn_from_global_random_state_is_the_same_in_every_process() -> None:
+    state = torch.get_rng_state()
+    loaded = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        data = FromTorch(Drawn(None))
+        loaded.append(torch.cat((data.load("train").x, data.load("test").x)))
+        assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seed).get_state())
+    assert torch.equal(*loaded)
+    torch.set_rng_state(state)
 
 
 def refused(key: str, *given: Any, **named: Any) -> str:

@@ -16,6 +16,7 @@ from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transfo
 from lightfed.data.datasets.transforms import Functions, normalises, transformed
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import is_overridden
+from lightfed.utils.rng import repeatable
 
 _READ_TWICE = 32  # samples, to find random transforms
 _WHOLE = (torch_data.SequentialSampler, torch_data.RandomSampler)
@@ -26,6 +27,7 @@ _HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
 class FromTorch(Dataset):
     """The samples of a training and a test set of torch, read once.
 
+    What they draw from global random state meanwhile, as `random_split` does, is always the same.
     A sample is an image of PIL, an array or a tensor of one shape, with a whole number as its
     class. Without transforms, images (uint8) are standardised, and other samples stay as they are.
     """
@@ -113,6 +115,7 @@ class FromTorch(Dataset):
         return self._samples[split]
 
     @cached_property
+    @repeatable()
     def _sources(self) -> dict[str, Any]:
         if not isinstance(self._train, LightningDataModule):
             return {"train": self._train, "test": self._test}
@@ -167,6 +170,7 @@ def _class_names(source: Any) -> list[str] | None:
     return None if names is None else [*map(str, names)]
 
 
+@repeatable()
 def _read(source: Any, split: str) -> Samples:
     """All samples of a data set."""
     key = f"{KEY}.{split}"
