@@ -90,6 +90,7 @@ def test_moments_are_those_of_the_channels() -> None:
     assert moments(torch.full((3, 1), 2.0)) == ((2.0,), (1.0,))
     small = torch.tensor([[1.0], [3.0]], dtype=torch.float64) * 1e-9
     assert moments(small) == ((2e-9,), (1e-9,))
+    assert moments(torch.tensor([[1.0], [torch.nan], [torch.inf]]))[1] == (1.0,)
 
 
 def test_a_folder_of_images_is_decoded_once(tmp_path: Path, cache: Path) -> None:

@@ -90,7 +90,7 @@ def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         sums += torch.stack((values.sum(axes), values.square().sum(axes)))
     mean, square = sums / (x.numel() / x.shape[1])
     std = (square - mean.square()).clamp_(min=0).sqrt()
-    std = torch.where(std <= 1e-6 * mean.abs(), 1.0, std)
+    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # also of what is not finite
     places = [max(6, 2 - floor(log10(s))) for s in std.tolist()]
     values = (mean.tolist(), std.tolist())
     means, stds = (tuple(map(round, some, places)) for some in values)
