@@ -12,6 +12,7 @@ from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.drawing.tidy import score_row, stacked
 from lightfed.report.run_figures import scaled_axis
 from lightfed.results.columns import OF_CLIENTS, base_name
+from lightfed.results.csvfile import finite
 from lightfed.results.groups import Group, courses
 from lightfed.results.outcome import client_metric, outcome_of
 from lightfed.results.tables import readable, sentence
@@ -113,7 +114,7 @@ def _costs(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
 def _clients(groups: Sequence[Group], column: str, by: Series) -> Figure | None:
     metric = base_name(column)
     parts = [
-        run.evaluation[[metric]].assign(label=group.label)
+        finite(run.evaluation[[metric]]).assign(label=group.label)
         for group in groups
         for run in group.runs
         if client_metric(run, metric) == metric and metric in run.evaluation

@@ -10,6 +10,7 @@ import pandas as pd
 from lightfed.drawing import marks
 from lightfed.drawing.charts import Axis, Chart, Figure, Series, metric_axis
 from lightfed.results.columns import OF_CLIENTS, base_name
+from lightfed.results.csvfile import finite
 from lightfed.results.outcome import base_names, client_metric, primary_metric, traffic, worst_tenth
 from lightfed.results.run import Run
 from lightfed.results.tables import readable, sentence
@@ -66,7 +67,7 @@ def course(run: Run) -> Figure | None:
 def clients(run: Run) -> Figure | None:
     """How the clients fare, by group, data, model and cost; None without their evaluation."""
     metric = client_metric(run, base_name(primary_metric(run)))
-    table = run.evaluation
+    table = finite(run.evaluation)
     if metric is None or metric not in table or not table[metric].notna().any():
         return None
     by = Series.of("cohort", run.client_groups, "client group")
@@ -87,8 +88,9 @@ def clients(run: Run) -> Figure | None:
         *([_against_rounds(groups, metric, by, title)] if len(columns) > 1 else []),
         *(_scatter(beside, name, metric, by) for name in BESIDE),
     ]
-    worst = metric_text(metric, worst_tenth(table[metric], metric))
-    mean = metric_text(metric, float(table[metric].mean()))
+    scores = run.evaluation[metric]
+    worst = metric_text(metric, worst_tenth(scores, metric))
+    mean = metric_text(metric, float(scores.mean()))
     caption = (
         f"After round {int(table['round'].iloc[0])}: mean {mean}, worst tenth {worst}, "
         f"{table[metric].count():,} clients{run.note}. Boxes: quartiles; lines: 5 % to 95 %; bars: "
@@ -207,7 +209,7 @@ def scaled_axis(
 
 def _beside(run: Run) -> pd.DataFrame:
     """The clients with what they hold and spend, a sample of them if they are many."""
-    table = run.evaluation
+    table = finite(run.evaluation)
     table = table.iloc[marks.evenly_spaced(len(table), most=DOTS)]
     stated = run.environment.get("parameters")
     size = table["cohort"].map(stated) if isinstance(stated, dict) else np.nan

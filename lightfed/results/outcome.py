@@ -201,8 +201,10 @@ def traffic(run: Run) -> Series:
 
 
 def worst_tenth(values: Series, metric: str) -> float:
-    """The mean of the worst tenth (rounded up) of the known values."""
+    """The mean of the worst tenth (rounded up) of the known values; inf if one is not finite."""
     known = values.dropna()
+    if np.isinf(known).any():
+        return math.inf
     worst = known.nsmallest if direction(metric) > 0 else known.nlargest
     return float(worst(math.ceil(len(known) / 10)).mean())
 

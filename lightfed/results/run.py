@@ -70,7 +70,7 @@ class Run:
         diverged: the columns of `rounds` whose last measured value is not finite.
         clients: a row a client and evaluation: `round`, `client`, `cohort`, metrics and costs.
             Bytes and FLOPs count from the start. Empty without clients.csv.
-        evaluation: the last complete evaluation, by client; empty without any.
+        evaluation: the last complete one, by client, inf where not finite; empty without any.
         timings: seconds of a finished round, which is the index, by its part; means over the ranks.
             `moved` is the number of rows that moved. Empty without timings.csv.
         partition: None without partition.npz.
@@ -253,10 +253,9 @@ def _clients(path: Path) -> tuple[DataFrame, DataFrame]:
     if path.is_file():
         table, cut = read_csv(path, keys=CLIENT_KEYS, text=["cohort"])
     table = table.drop_duplicates(["round", "client"], keep="last")
-    table = finite(table)
     at = table["round"].unique()
     last = table[table["round"] == at[-2 if cut and len(at) > 1 else -1]] if len(at) else table
-    return table, last.set_index("client").sort_index()
+    return finite(table), last.set_index("client").sort_index()
 
 
 def _arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:

@@ -52,6 +52,14 @@ def test_the_figures_of_each_client_group(tmp_path: Path) -> None:
     assert (second.Index, second.mean, second.worst10) == ("b", pytest.approx(0.4), 0.3)
 
 
+def test_a_client_that_diverged_counts_in_its_group(tmp_path: Path) -> None:
+    rows = [(*row[:4], "nan" if row[:2] == (3, 1) else row[4], *row[5:]) for row in EVALUATIONS]
+    outcome = outcome_of(read(write_run(tmp_path / "run", evaluations=rows)))
+    first, second = client_group_table(outcome).to_dict("records")
+    assert (first["accuracy"], first["worst 10 %"], first["std"]) == (*["not finite"] * 2, "-")
+    assert second["accuracy"] == "40.00 %"
+
+
 def test_the_spread_over_clients_is_computed_where_the_run_did_not_log_it(tmp_path: Path) -> None:
     metrics = {"personal/accuracy": METRICS["personal/accuracy"]}
     outcome = outcome_of(read(write_run(tmp_path / "run", metrics=metrics)))

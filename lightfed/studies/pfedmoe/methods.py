@@ -196,5 +196,5 @@ def _cost(run: Run, column: str, target: float) -> list[float]:
 def _evaluated(method: Method, metric: str) -> pd.Series[float]:
     """The last evaluation by `seed` and `client`."""
     runs = [run for run in method.group.runs if metric in run.client_metrics]
-    known = {run.seed: run.evaluation[metric] for run in runs}
+    known = {run.seed: run.evaluation[metric].replace(np.inf, np.nan) for run in runs}
     return pd.concat(known or {0: pd.Series(dtype=float)}, names=["seed", "client"])
