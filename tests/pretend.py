@@ -24,6 +24,8 @@ _BOTH = ("_to_copy", "copy_", "index", "index_put_", "_index_put_impl_", "_unsaf
 # Numbers and sizes that the host needs of a tensor.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim")
 _INDEXED = ("index", "index_put_", "_index_put_impl_")
+# Of floats a card adds these up in any order, and refuses them where `deterministic` is true.
+_IN_ANY_ORDER = ("cumsum", "cumsum_", "put_", "histc")
 
 
 class There(Tensor):
@@ -147,6 +149,8 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     assert result or not (there and ahead), f"{name}: the host goes on before the values are there"
     if there and (reads_host(func, args) or (name == "_to_copy" and not result)):
         _note(name)
+    unordered = there and name in _IN_ANY_ORDER and args[0].is_floating_point()
+    assert not unordered, f"{name}: of floats, in an order that a card chooses"
     generator = kwargs.get("generator")
     assert not (result and generator is not None), f"{name}: a CPU's generator on the device"
     inner = tree_map_only(There, lambda x: x.here, (tuple(args), {**kwargs, "pin_memory": None}))

@@ -162,6 +162,8 @@ def test_what_is_on_the_wrong_side_is_found(monkeypatch: pytest.MonkeyPatch) -> 
             x.bernoulli_(0.5, generator=torch.Generator())
         with pytest.raises(AssertionError, match="before the values"):
             torch.ones(3).copy_(x, non_blocking=True)
+        with pytest.raises(AssertionError, match="order"):
+            x.cumsum(0)
         with pytest.raises(TypeError):
             x.numpy()
         assert (x + 1).sum().item() == 6

@@ -68,7 +68,8 @@ def kept_rank(values: Tensor, energy: float) -> int:
 
     `values` are (..., r) singular values, descending; those of all matrices are summed.
     """
-    sums = values.double().square().reshape(-1, values.shape[-1]).sum(0).cumsum(0)
+    squares = values.double().square().reshape(-1, values.shape[-1]).sum(0)
+    sums = squares.cpu().cumsum(0)  # a card may add up in any order
     short = int((sums <= energy * sums[-1]).sum())
     return min(short + 1, len(sums))
 
