@@ -38,8 +38,8 @@ class Kept(UserDict[int, Tensor]):
 
     @override
     def __setitem__(self, client: int, value: Tensor) -> None:
-        """Keep a tensor; do not change it afterwards."""
-        self.data[client] = value.detach().to(self._place)
+        """Keep a copy of a tensor: a view of the client's row would train on."""
+        self.data[client] = value.detach().to(self._place, copy=True)
 
     def bytes(self, client: int) -> int:
         """Bytes that the client stores."""

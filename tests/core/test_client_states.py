@@ -61,6 +61,16 @@ def everything(fed: Fleet) -> dict[int, list[Tensor]]:
     return {k: [v.clone() for v in state.values()] for k, state in states.items()}
 
 
+def test_what_is_kept_does_not_train_on() -> None:
+    """As MOON keeps a client's last model: the row is trained further in the next round."""
+    fed = fleet(Ranks(CPU))
+    row = fed.row(1).floats
+    fed.kept["own"][1] = row[:4]
+    before = row[:4].clone()
+    row.add_(1.0)
+    assert torch.equal(fed.kept["own"][1], before)
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("world", [1, 3])
 def test_two_ranks_write_what_others_read(name: str, world: int, tmp_path: Path) -> None:
