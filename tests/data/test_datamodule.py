@@ -279,8 +279,8 @@ def test_only_training_batches_are_augmented(preset: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("given", "last"), [("auto", True), (True, True), (False, False)])
 def test_images_for_a_cpu_are_in_channels_last(given: Any, last: bool) -> None:
-    images = TensorDataset(torch.randn(8, 3, 6, 6), torch.arange(8) % 2)
-    data = prepared(dataset=FromTorch(images, images), clients=2, channels_last=given)
+    pairs = (TensorDataset(torch.randn(8, 3, 6, 6), torch.arange(8) % 2) for _ in range(2))
+    data = prepared(dataset=FromTorch(*pairs), clients=2, channels_last=given)
     x, _ = data.train_batch(0, 4)
     assert x.is_contiguous(memory_format=torch.channels_last) == last
     if given == "auto":

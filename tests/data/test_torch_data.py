@@ -80,8 +80,8 @@ def test_a_fixed_transform_is_that_of_every_sample() -> None:
 
 def test_a_transform_may_change_its_input() -> None:
     inplace = v2.Normalize([1.0], [2.0], inplace=True)
-    images = TensorDataset(torch.ones(4, 1, 2, 2), torch.arange(4) % 2)
-    data = prepared(FromTorch(images, images, train_transform=inplace, test_transform=inplace))
+    both = (TensorDataset(torch.ones(4, 1, 2, 2), torch.arange(4) % 2) for _ in range(2))
+    data = prepared(FromTorch(*both, train_transform=inplace, test_transform=inplace))
     for _ in range(3):
         assert not data.global_test_batch(0)[0].any()
         assert not next(data.test_batches(0))[0].any()
@@ -199,23 +199,23 @@ def test_what_is_no_data_set_is_refused() -> None:
 
 
 def test_transforms_that_do_not_fit_are_refused() -> None:
-    images = FakeData(6, **IMAGES)
+    images, others = FakeData(6, **IMAGES), FakeData(6, **IMAGES, random_offset=9)
     inside = FakeData(6, **IMAGES, transform=v2.Compose([v2.RandomCrop(4)]))
     assert "read again" in refused("train", inside, images)
     assert "read again" in refused("test", images, Subset(inside, range(3)))
     both = {"train_transform": RANDOM, "test_transform": v2.Resize(5)}
-    assert "(3, 6, 6)" in refused("train_transform", images, images, **both)
+    assert "(3, 6, 6)" in refused("train_transform", images, others, **both)
     wrong = v2.Normalize([0.5] * 4, [1.0] * 4)
-    refused("test_transform", images, images, train_transform=wrong, test_transform=wrong)
-    refused("test_transform", images, images, train_transform=FIXED)
-    refused("train_transform", images, images, test_transform=v2.Normalize([0.5], [2]))
+    refused("test_transform", images, others, train_transform=wrong, test_transform=wrong)
+    refused("test_transform", images, others, train_transform=FIXED)
+    refused("train_transform", images, others, test_transform=v2.Normalize([0.5], [2]))
 
 
 def test_samples_are_trained_on_with_their_own_transform() -> None:
-    ones = TensorDataset(torch.ones(8, 3), torch.arange(8) % 2)
+    ones = [TensorDataset(torch.ones(8, 3), torch.arange(8) % 2) for _ in range(2)]
     others = {"train_transform": lambda x: x * 2, "test_transform": torch.neg}
     for given, level in ((others, 2.0), ({"test_transform": torch.neg}, 1.0)):
-        data = prepared(FromTorch(ones, ones, **given))
+        data = prepared(FromTorch(*ones, **given))
         plan = data.train_plan(0, order=torch.Generator(), augment=torch.Generator())
         assert data.augments
         assert all((x == level).all() for x, _ in data.batches(plan))
@@ -229,7 +229,7 @@ def test_images_have_colours_on_the_first_axis_or_none() -> None:
 
     assert "(3, 8, 6)" in refused("train", images(8, 6, 3), images(8, 6, 3))
     grey = images(8, 6)
-    x, _ = prepared(FromTorch(grey, grey)).global_test_batch(0)
+    x, _ = prepared(FromTorch(grey, images(8, 6))).global_test_batch(0)
     levels = grey.tensors[0].double()
     expected = (levels - levels.mean()) / levels.std(correction=0)
     torch.testing.assert_close(x.double(), expected, rtol=0, atol=1e-5)
@@ -247,6 +247,14 @@ def test_what_a_loader_does_with_a_data_set_is_not_lost() -> None:
     FromTorch(Given(DataLoader(good, shuffle=True))).load("test")
 
 
+def test_no_test_sample_is_a_training_sample() -> None:
+    good = pairs(8)
+    assert "8 of its samples" in refused("test", good, good)
+    part = Subset(good, range(2, 8))
+    assert "2 of its samples" in refused("test", Subset(good, [0, 4, 5]), Subset(part, [2, 3]))
+    prepared(FromTorch(Subset(good, [0, 1]), Subset(part, [0, 3])))
+
+
 def test_both_splits_number_their_classes_alike(tmp_path: Path) -> None:
     for folder in ("train/ant", "train/bee", "test/bee"):
         (tmp_path / folder).mkdir(parents=True)
@@ -254,4 +262,4 @@ def test_both_splits_number_their_classes_alike(tmp_path: Path) -> None:
     train, test = ImageFolder(tmp_path / "train"), ImageFolder(tmp_path / "test")
     assert "class bee has the number of ant" in refused("test", train, test)
     assert "bee" in refused("test", train, Subset(test, [0]))
-    assert FromTorch(Subset(train, [1]), train).classes == ("0", "1")
+    assert FromTorch(Subset(train, [1]), Subset(train, [0])).classes == ("0", "1")

@@ -137,14 +137,8 @@ class FromTorch(Dataset):
 
     @cached_property
     def _samples(self) -> dict[str, Samples]:
-        first, second = map(_class_names, self._sources.values())
-        if first is not None and second is not None:
-            pairs = zip_longest(first, second, fillvalue="none")
-            ours, theirs = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-            found = f"class {theirs} has the number of {ours} in the training set"
-            fix = "number the classes of both in the same way"
-            require(ours == theirs, f"{KEY}.test", found, fix)
         train, test = (_read(source, split) for split, source in self._sources.items())
+        _check_apart(self._sources["train"], self._sources["test"])
         if self._owners is not None:
             _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
             train = Samples(train.x, train.y, torch.from_numpy(groups))
@@ -162,12 +156,35 @@ def _ignored(loader: Any) -> str | None:
     return None if collate is None or collate in _COLLATES else "collate_fn"
 
 
+def _check_apart(train: Any, test: Any) -> None:
+    """Reject a test set that shares samples with the training set, or numbers classes otherwise."""
+    first, second = _class_names(train), _class_names(test)
+    if first is not None and second is not None:
+        pairs = zip_longest(first, second, fillvalue="none")
+        ours, theirs = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+        found = f"class {theirs} has the number of {ours} in the training set"
+        fix = "number the classes of both in the same way"
+        require(ours == theirs, f"{KEY}.test", found, fix)
+    (whole, places), (other, tested) = _places(train), _places(test)
+    shared = len({*places} & {*tested}) if whole is other else 0
+    found, fix = f"{shared} of its samples are also in the training set", "leave them out"
+    require(not shared, f"{KEY}.test", found, fix)
+
+
 def _class_names(source: Any) -> list[str] | None:
     """As a data set numbers them, or the one that it is a part of; None if that is not known."""
     while not hasattr(source, "classes") and hasattr(source, "dataset"):
         source = source.dataset
     names = getattr(source, "classes", None)
     return None if names is None else [*map(str, names)]
+
+
+def _places(source: Any) -> tuple[Any, Sequence[int]]:
+    """The whole data set of what may be a part of one, and the numbers of the samples in it."""
+    if not isinstance(source, torch_data.Subset):
+        return source, range(len(source))
+    whole, places = _places(source.dataset)
+    return whole, [places[i] for i in source.indices]
 
 
 @repeatable()
