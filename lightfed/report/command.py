@@ -93,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         "--target",
         type=float,
         metavar="ACCURACY",
-        help="in 0..1; measures how soon FlexiFed's strategies reach it (default: what "
-        "Clustered-FL reached in the end), and clouds and methods compared with pFedMoE (default: "
-        "what all of them reached)",
+        help="in 0..1; adds the rounds, bytes and FLOPs until all seeds reached it, and is that of "
+        "FlexiFed's strategies (default: what Clustered-FL reached in the end), and of clouds and "
+        "methods compared with pFedMoE (default: what all of them reached)",
     )
     for flag, kinds, what in (
         ("--format", FORMATS, "also write each figure as a file"),

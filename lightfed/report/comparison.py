@@ -35,7 +35,6 @@ from lightfed.results.run import Run, read
 from lightfed.results.settings import gathered, unsaid
 from lightfed.results.tables import failures_text, rounds_text, without_shared_columns
 from lightfed.results.units import NOTHING, is_share
-from lightfed.studies.fedbcd.clouds import timed
 from lightfed.studies.figures import study_figures
 from lightfed.studies.flexifed.strategies import Study, studies
 from lightfed.studies.flexifed.strategy_table import StrategyTable, print_strategies
@@ -108,7 +107,7 @@ def compare(
         output: the folder to write to, created if needed; by default `comparison` in the deepest
             that holds all runs.
         group: whether runs that differ only in the seed share a row.
-        target: value of the metric to reach, see `study_figures`.
+        target: value of the metric to reach, for the table of final figures and `study_figures`.
         formats: of files for each figure, such as `svg`.
         tables: formats of files for each table, such as `csv`.
         notes: for the page and the terminal.
@@ -118,7 +117,7 @@ def compare(
 
     Raises:
         UserError: there are fewer than two runs, a folder is not a run, the target is not a
-            possible value or applies to none of the runs, or the output cannot be written.
+            possible value, or the output cannot be written.
     """
     every = [run if isinstance(run, Run) else read(run) for run in runs]
     files = list({run.folder.resolve(): run for run in every}.values())
@@ -206,19 +205,15 @@ def clients_of(groups: Sequence[Group]) -> DataFrame:
 
 
 def _check_target(found: Comparison) -> None:
-    target, key = found.target, "--target"
+    target = found.target
     if target is None:
         return
     metrics = [study.topic.metric for study in found.studies]
-    metrics += [protocol.metric for protocol in found.protocols]
-    metrics += [found.column] if any(map(timed, found.runs)) else []
-    if not metrics:
-        fix = "drop it: it applies to these, to clouds and to methods compared with pFedMoE"
-        raise UserError(key, "no run of a strategy of FlexiFed", fix)
+    metrics += [found.column, *(protocol.metric for protocol in found.protocols)]
     shares = all(map(is_share, metrics))
     if not math.isfinite(target) or (shares and not 0 < target <= 1):
         fix = "give an accuracy in 0..1, such as 0.8" if shares else "give a finite number"
-        raise UserError(key, f"{target:g}", fix)
+        raise UserError("--target", f"{target:g}", fix)
 
 
 def _write(

@@ -9,7 +9,7 @@ from lightfed.results import units
 from lightfed.results.columns import OF_CLIENTS, base_name
 from lightfed.results.groups import Group, final_text
 from lightfed.results.intervals import goal_text, resolution_text, seeds_text
-from lightfed.results.outcome import mean_and_std, outcome_of
+from lightfed.results.outcome import costs_to, mean_and_std, outcome_of
 from lightfed.results.tables import readable, rounds_text, text_table, without_empty_columns
 from lightfed.studies.fedbcd.clouds import common_target, time_to
 from lightfed.studies.flexifed.stages import AGGREGATED, TRAINED, stage_columns
@@ -22,19 +22,21 @@ def comparison_table(
 ) -> DataFrame:
     """One row of final values per run or group, without empty columns.
 
-    `target` is the value of the metric up to which virtual time is counted; by default what all
-    runs with virtual time reached.
+    `target` is the value of the metric up to which rounds, bytes, FLOPs and virtual time are
+    counted; by default virtual time alone, up to what all runs that have it reached.
     """
     goal = common_target(rows, column) if target is None else target
     metric = base_name(column)
     staged = any(len(stage_columns(row, metric)) == len(STAGES) for row in rows)
-    cells = [_row(row, column, goal, staged=staged) for row in rows]
+    cells = [_row(row, column, goal, _until(row, column, target), staged=staged) for row in rows]
     table = without_empty_columns(text_table(cells))
     named = all(row.label.startswith(row.algorithm) for row in rows)
     return table.drop(columns="algorithm", errors="ignore") if named else table
 
 
-def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str]:
+def _row(
+    row: Group, column: str, goal: float, until: dict[str, str], *, staged: bool
+) -> dict[str, str]:
     outcomes = [outcome_of(run, primary=column) for run in row.runs]
     metric = base_name(column)
     name = readable(metric)
@@ -48,6 +50,7 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
     stages = stage_columns(row, metric) if staged else {}
     kinds = {} if staged else {kind: text for kind, (text, _) in OF_CLIENTS.items()}
     time = time_to(row, column, goal)
+    reached = math.isfinite(time[0]) or {*until.values()} - {units.NOTHING}
     clients = [run.num_clients or math.nan for run in row.runs]
     return {
         "run": row.label,
@@ -71,10 +74,21 @@ def _row(row: Group, column: str, goal: float, *, staged: bool) -> dict[str, str
             lambda x: units.bytes_text(x) if x else units.NOTHING, "stored_bytes"
         ),
         "time / round": mean(units.seconds_text, "seconds_per_round"),
+        **until,
         f"virtual time to {goal_text(column, goal)}": units.virtual_text(*time),
-        "its resolution": (
-            resolution_text(row.runs, column) if math.isfinite(time[0]) else units.NOTHING
-        ),
+        "its resolution": resolution_text(row.runs, column) if reached else units.NOTHING,
+    }
+
+
+def _until(row: Group, column: str, target: float | None) -> dict[str, str]:
+    """What a target cost, if one is asked for: means over the seeds, if all reached it."""
+    if target is None:
+        return {}
+    rounds, sent, flops = costs_to(target, row.runs, column)
+    return {
+        f"rounds to {goal_text(column, target)}": units.metric_text("", rounds),
+        "sent until then": units.bytes_text(sent),
+        "compute until then": units.flops_text(flops),
     }
 
 

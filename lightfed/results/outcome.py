@@ -200,6 +200,19 @@ def traffic(run: Run) -> Series:
     return both.sum(axis=1).cumsum().where(both.notna().any(axis=1))
 
 
+def costs_to(target: float, runs: Iterable[Run], column: str) -> list[float]:
+    """Rounds, bytes and FLOPs of all clients until a column first reached a target.
+
+    Means over the runs; NaN unless all reached it.
+    """
+    found = []
+    for run in runs:
+        flops = run.series("flops").fillna(0.0).cumsum()
+        spent = (run.rounds.index.to_series(), traffic(run), flops)
+        found.append([when_reached(target, run.series(column), at, column) for at in spent])
+    return [float(mean) for mean in np.mean(found, axis=0)]
+
+
 def worst_tenth(values: Series, metric: str) -> float:
     """The mean of the worst tenth (rounded up) of the known values; inf if one is not finite."""
     known = values.dropna()

@@ -71,7 +71,7 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["p", "--group"], "--group: nothing to compare with one run; "),
         (["p", "--output", "there"], "--output: nothing to compare with one run; "),
         (["p", "--target", "0.8"], "--target: nothing to compare with one run; "),
-        (["p", "q", "--target", "0.8"], "--target: no run of a strategy of FlexiFed; drop it"),
+        (["p", "q", "--target", "80"], "--target: 80; give an accuracy in 0..1, such as 0.8"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(

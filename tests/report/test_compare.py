@@ -121,6 +121,19 @@ def test_a_run_is_left_out_for_what_it_is(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_target_cost_is_a_mean_over_seeds_that_all_reached_it(tmp_path: Path) -> None:
+    courses = {("x", 1): (0.5, 0.8, 0.9), ("x", 2): (0.5, 0.6, 0.8), ("y", 1): (0.9, 0.1, 0.1)}
+    courses |= {("y", 2): (0.1, 0.7, 0.7)}
+    spent = {"bytes_up": (100, 100, 100), "bytes_down": (0, 100, 100), "flops": (1e3, 1e3, 1e3)}
+    runs = [
+        _write(tmp_path, *k, metrics={"global/accuracy": v} | spent) for k, v in courses.items()
+    ]
+    rows = ReadPage(compare(runs, target=0.8)).table("run")
+    names = ("rounds to 80.00 % global accuracy", "sent until then", "compute until then")
+    assert [rows["x"][name] for name in names] == ["2.5", "400 B", "2.50 kFLOPs"]
+    assert [rows["y"][name] for name in names] == ["-", "-", "-"]
+
+
 def test_sessions_that_no_merge_counts_are_told(three: list[Path], tmp_path: Path) -> None:
     failed = {"global/accuracy": (0.1, 0.2), "participants": (5, 5), "excluded": (0, 2)}
     page = ReadPage(compare([*three, _write(tmp_path, "z", 1, metrics=failed)]))

@@ -168,12 +168,6 @@ def test_a_target_that_is_no_accuracy_is_refused(runs: list[Run], target: float)
         compare([run.folder for run in runs], target=target)
 
 
-def test_a_target_for_other_runs_is_refused(tmp_path: Path) -> None:
-    others = [strategy_run(tmp_path, "FedAvg", (0.5, 0.6), seed=seed) for seed in (0, 1)]
-    with pytest.raises(UserError, match=r"^--target: no run of a strategy of FlexiFed; drop it"):
-        compare([run.folder for run in others], target=0.5)
-
-
 def test_a_target_of_another_metric_is_any_number(tmp_path: Path) -> None:
     courses = {"ClusteredFL": (9.0, 5.0), "MaxCommon": (6.0, 3.0)}
     runs = [strategy_run(tmp_path, n, c, metric="perplexity") for n, c in courses.items()]

@@ -19,7 +19,7 @@ import pandas as pd
 
 from lightfed.results.groups import Experiment, Group, Study, grouped, runs_of, usual_metric
 from lightfed.results.intervals import Paired, paired
-from lightfed.results.outcome import best_of, reached_by_all, traffic, when_reached
+from lightfed.results.outcome import best_of, costs_to, reached_by_all
 from lightfed.results.run import Run
 from lightfed.results.settings import gathered, options, variants
 from lightfed.results.units import direction
@@ -79,8 +79,7 @@ class Method(Experiment):
 
     def cost(self, metric: str, target: float) -> Cost:
         """The costs until the metric, mean over the clients, reached a target."""
-        found = np.array([_cost(run, f"personal/{metric}", target) for run in self.group.runs])
-        return Cost(*found.mean(axis=0).tolist())  # NaN if a seed did not reach it
+        return Cost(*costs_to(target, self.group.runs, f"personal/{metric}"))
 
 
 class Protocol(Study[Method]):
@@ -185,12 +184,6 @@ def _is_part(method: Method) -> bool:
         settings.get(f"model.algorithm.init_args.{key}", whole) != whole
         for key, whole in PARTS.items()
     )
-
-
-def _cost(run: Run, column: str, target: float) -> list[float]:
-    """Rounds, bytes and FLOPs."""
-    spent = (run.rounds.index.to_series(), traffic(run), run.series("flops").fillna(0.0).cumsum())
-    return [when_reached(target, run.series(column), at, column) for at in spent]
 
 
 def _evaluated(method: Method, metric: str) -> pd.Series[float]:
