@@ -50,10 +50,14 @@ def test_captured_steps_have_the_bits_of_eager_ones(name: str, sizes: list[int])
     assert found[1] == eager[1]
 
 
-@pytest.mark.parametrize("name", ["momentum", "dropout", "gn", "bn", "vmap"])
+@pytest.mark.parametrize(
+    "name", ["momentum", "dropout", "gn", "bn", "vmap", "masked language model"]
+)
 def test_a_client_has_the_same_bits_in_a_pack_of_any_size(name: str) -> None:
     """A library of the card may choose how it multiplies by the number of products."""
-    found = [after(made(name, side_by_side=size))[0] for size in (2, 3, CLIENTS)]
+    fleets = [made(name, side_by_side=size) for size in (3, 4, CLIENTS)]
+    assert [[*some.training.side_by_side.values()] for some in fleets] == [[3], [4], [CLIENTS]]
+    found = [after(some)[0] for some in fleets]
     assert [torch.equal(rows, found[0]) for rows in found] == [True] * 3
 
 

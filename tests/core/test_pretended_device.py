@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lightfed_kernels import stream_keys
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from lightfed.algorithms.shared import slice_tests
 from lightfed.engine.evaluation import Evaluation
 from lightfed.local.packed import graph, rules
+from lightfed.local.packed.operators import PackedFunctions
 from lightfed.local.packed.steps import packing, tensors
 from lightfed.local.packed.steps.recorder import Body, Recorder
 from lightfed.local.packed.tracing import traced_network
-from lightfed.utils.rng import DeviceStreams
+from lightfed.utils.rng import DeviceStreams, streams
 from tests.core.packs import CASES, CLIENTS, after, fleet
 from tests.pretend import DEVICE, There, pretended_device
 from tests.tiers import by_default
@@ -151,6 +154,32 @@ def test_steps_that_are_captured_have_all_they_need_there(
     rows, _ = after(fleet(name, CLIENTS, [12] * CLIENTS))
     assert isinstance(found, There)
     torch.testing.assert_close(found.here, rows, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_in_packs_has_gradients_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fast kernel would keep nothing for them: below a vmap a tensor needs none."""
+    fast: list[bool] = []
+
+    def attend(x: Tensor) -> Tensor:
+        assert not x.requires_grad
+        return F.scaled_dot_product_attention(x, x, x)
+
+    class Spy(TorchDispatchMode):
+        @override
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            fast.append(torch.backends.cuda.mem_efficient_sdp_enabled())
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(2, 2, 3, 4, requires_grad=True)
+    expected = torch.vmap(attend)(x)
+    with pretended_device(monkeypatch), PackedFunctions(lambda: streams((), DEVICE)):
+        there = x.detach().to(DEVICE).requires_grad_()
+        with Spy():
+            found = torch.vmap(attend)(there)
+    assert set(fast) == {False}
+    torch.testing.assert_close(found.here, expected)  # type: ignore[attr-defined]
 
 
 def test_what_is_on_the_wrong_side_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
@@ -259,6 +260,10 @@ class PackedFunctions(TorchFunctionMode):
             return _linear(*args, **given)
         if func is torch.rand_like:
             return _Uniform.apply(args[0], self._draws)
+        if func is F.scaled_dot_product_attention and args[0].device.type != "cpu":
+            # Below a vmap torch sees no gradients, and a card's own kernel keeps nothing for them.
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **given)
         if func is F.group_norm:  # clients may lie apart, at aligned addresses
             args = (args[0].clone(memory_format=torch.contiguous_format), *args[1:])
         inexact = _BY_NAME.get(getattr(func, "__name__", "").lstrip("_"))
