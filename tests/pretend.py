@@ -149,6 +149,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     assert result or not (there and ahead), f"{name}: the host goes on before the values are there"
     if there and (reads_host(func, args) or (name == "_to_copy" and not result)):
         _note(name)
+    assert not (there and name == "im2col"), f"{name}: a card takes a launch for each image"
     unordered = there and name in _IN_ANY_ORDER and args[0].is_floating_point()
     assert not unordered, f"{name}: of floats, in an order that a card chooses"
     generator = kwargs.get("generator")

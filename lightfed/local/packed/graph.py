@@ -23,6 +23,7 @@ from lightfed.local.packed.operators import (
     linear_of_columns,
 )
 from lightfed.local.packed.tracing import Unknown, traced_network
+from lightfed.models.image_format import columns_of
 from lightfed.models.networks.one_pixel import OnePixelConv2d
 from lightfed.utils.rng import Draws
 
@@ -159,18 +160,16 @@ def _conv(layer: nn.Conv2d, x: Stack, mine: _Mine) -> Stack:
     """
     weight, bias = mine("weight"), mine("bias")
     assert weight is not None
-    clients, batch = x.unfold().shape[:2]
-    images, padding = x.unfold().flatten(0, 1), _pair(layer.padding)  # (K * B, C, H, W)
+    images, padding = x.unfold(), _pair(layer.padding)  # (K, B, C, H, W)
     sizes = [
         (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
         for size, pad, dilation, kernel, stride in zip(
-            images.shape[2:], padding, layer.dilation, layer.kernel_size, layer.stride, strict=True
+            images.shape[3:], padding, layer.dilation, layer.kernel_size, layer.stride, strict=True
         )
     ]
-    patches = F.unfold(images, layer.kernel_size, layer.dilation, padding, layer.stride)
-    columns = patches.unflatten(0, (clients, batch)).transpose(1, 2).flatten(2)
+    columns = columns_of(images, layer.kernel_size, layer.dilation, padding, layer.stride)
     out = linear_of_columns(weight.flatten(2), columns, bias)  # (K, O, B * H * W)
-    return Stack(out.unflatten(2, (batch, *sizes)), folded=True)
+    return Stack(out.unflatten(2, (images.shape[1], *sizes)), folded=True)
 
 
 def _one_pixel(layer: OnePixelConv2d, x: Stack, mine: _Mine) -> Stack:
