@@ -14,8 +14,10 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.packed.session import PackedSession
 from lightfed.local.packed.steps.captured import CapturedSteps
 from lightfed.local.session import LocalSession
+from lightfed.models.networks.cnn import SimpleCNN
 from tests.core.packs import CLIENTS, SIZES, after, fleet
 from tests.core.test_captured import CARRIED, MOMENTUM, PULLED, UNIFORM, few_classes, turns
+from tests.small import data_of
 
 pytestmark = pytest.mark.gpu
 made = partial(fleet, side_by_side=CLIENTS, device=torch.device("cuda"))
@@ -50,12 +52,23 @@ def test_captured_steps_have_the_bits_of_eager_ones(name: str, sizes: list[int])
     assert found[1] == eager[1]
 
 
+def pictures(sizes: list[int]) -> Any:
+    """Of CIFAR-10's size, in batches of 32."""
+    x = torch.randn(64 * len(sizes), 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    parts = [range(64 * k, 64 * k + 64) for k in range(len(sizes))]
+    return data_of(x, torch.arange(len(x)) % 10, parts, classes=10, batch_size=32)
+
+
 @pytest.mark.parametrize(
-    "name", ["momentum", "dropout", "gn", "bn", "vmap", "masked language model"]
+    "name", ["momentum", "dropout", "gn", "bn", "vmap", "masked language model", "of true size"]
 )
 def test_a_client_has_the_same_bits_in_a_pack_of_any_size(name: str) -> None:
     """A library of the card may choose how it multiplies by the number of products."""
-    fleets = [made(name, side_by_side=size) for size in (3, 4, CLIENTS)]
+    settings: dict[str, Any] = {}
+    if name == "of true size":
+        network = partial(SimpleCNN, channels=(32, 64), hidden=128)
+        name, settings = "bn", {"model": network, "data": pictures}
+    fleets = [made(name, side_by_side=size, **settings) for size in (3, 4, CLIENTS)]
     assert [[*some.training.side_by_side.values()] for some in fleets] == [[3], [4], [CLIENTS]]
     found = [after(some)[0] for some in fleets]
     assert [torch.equal(rows, found[0]) for rows in found] == [True] * 3
