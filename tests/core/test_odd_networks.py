@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam
 from typing_extensions import override
 
 from lightfed.algorithms.standalone import Standalone
-from tests.core.packs import CLIENTS, Residual, Smooth, after, fleet, images, most
+from tests.core.packs import CLIENTS, Residual, Smooth, after, fleet, images, most, windows
 from tests.core.test_packed_evaluation import evaluate
 
 
@@ -86,6 +86,48 @@ class Called(Odd):
         return super().__call__(2 * x)
 
 
+class Inherits(Called):
+    """Gets its call from another class."""
+
+
+class Patched(Odd):
+    """A layer has a forward of its own, as adapters put one there."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        own = self.inner.forward
+        self.inner.forward = lambda x: 3 * own(x)  # type: ignore[method-assign]
+
+
+class Taught(Smooth):
+    """A teacher follows the network, by steps that write into its parameters."""
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__(num_classes, input_shape)
+        self.teacher = Residual(num_classes, input_shape).requires_grad_(False)
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        with torch.no_grad():
+            for old, new in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+                old.mul_(0.9).add_(new, alpha=0.1)
+        x, _ = batch
+        return super().training_step(batch, batch_idx) + F.mse_loss(self.net(x), self.teacher(x))
+
+
+class Words(nn.Module):
+    """Does not train the embedding of a word that pads."""
+
+    def __init__(self, num_classes: int = 11, input_shape: tuple[int, ...] = (6,)) -> None:
+        super().__init__()
+        self.words = nn.Embedding(num_classes, 8, padding_idx=-2, max_norm=0.5)
+        self.out = nn.Linear(8, num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words(x))
+
+
 class Heated(Odd):
     """Has a parameter without dimensions."""
 
@@ -138,11 +180,16 @@ class Twice(Smooth):
         return loss
 
 
-ODD = (DropsInPlace, BendsInPlace, AddsInPlace, FlatInPlace, Prepared, Called, Heated, Named)
+TESTED = (
+    DropsInPlace, BendsInPlace, AddsInPlace, FlatInPlace, Prepared, Called, Inherits, Patched,
+    Heated, Named,
+)  # fmt: skip
+ODD = (*TESTED, Taught, Words)
 
 
 def settings(model: type[nn.Module]) -> dict[str, Any]:
-    return {"model": model} | ({"data": images} if issubclass(model, FlatInPlace) else {})
+    data = {FlatInPlace: images, Same: images, Words: windows}
+    return {"model": model} | ({"data": data[model]} if model in data else {})
 
 
 @pytest.mark.parametrize("model", ODD)
@@ -168,7 +215,7 @@ def test_a_layer_of_several_names_keeps_its_parameters_after_a_pack() -> None:
     assert pack == pytest.approx(alone, rel=1e-5)
 
 
-@pytest.mark.parametrize("model", [*ODD, Same])
+@pytest.mark.parametrize("model", [*TESTED, Same])
 def test_clients_tested_at_once_have_the_metrics_of_one_at_a_time(model: type[nn.Module]) -> None:
     made = fleet("mlp", "off", algorithm=Standalone, **settings(model))
     after(made, 1)

@@ -92,6 +92,7 @@ class PackedForward:
 
     Attributes:
         buffers: types of the buffers that lie in a row, by name.
+        by_graph: the network runs by its graph, which writes into buffers alone.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class PackedForward:
         self._trainable = [e.name for e in layout.floats if e.name in trainable]
         self._trained = self._trainable  # in this phase
         self._graph = graph_of(module)
+        self.by_graph = self._graph is not None
         self._module = module
         self._network: Any = getattr(module, "net", module)
         self._network_hooks = [*self._network._forward_hooks.values()] if self._graph else []
@@ -246,8 +248,10 @@ def graph_of(module: L.LightningModule, *, training: bool = True) -> NetworkGrap
     before, after = net._forward_pre_hooks.values(), net._forward_hooks.values()
     if hooked - {net} or not all(getattr(hook, "stacked", False) for hook in after):
         return None
-    if any(hook is not channels_first for hook in before) or "__call__" in vars(type(net)):
-        return None  # the graph is that of `forward`
+    own = any("forward" in vars(part) for part in module.modules())
+    own |= type(net).__call__ is not nn.Module.__call__
+    if own or any(hook is not channels_first for hook in before):
+        return None  # the graph is that of the classes' `forward`
     if training:
         module.train()
     try:

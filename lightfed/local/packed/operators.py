@@ -258,6 +258,8 @@ class PackedFunctions(TorchFunctionMode):
             return self._drop(*args, **given)
         if func is F.linear:
             return _linear(*args, **given)
+        if func is F.embedding:
+            return self._embed(*args, **given)
         if func is torch.rand_like:
             return _Uniform.apply(args[0], self._draws)
         if func is F.scaled_dot_product_attention and args[0].device.type != "cpu":
@@ -272,6 +274,17 @@ class PackedFunctions(TorchFunctionMode):
         if len(args) > 1 and any(isinstance(arg, Tensor) for arg in args[1:]):
             return func(*args, **given)
         return self._inexact(func, *args, **given)
+
+    @staticmethod
+    def _embed(
+        input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **given: Any
+    ) -> Tensor:
+        """An embedding; that of padding is not trained, which vmap knows of one client only."""
+        out = F.embedding(input, weight, None, *args, **given)
+        if padding_idx is None:
+            return out
+        padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
+        return torch.where(padding, out.detach(), out)
 
     def _inexact(
         self,

@@ -220,7 +220,7 @@ class CapturedSteps:
             real=None if kind.places is None else active,
         )
         if kind.places is not None:
-            pack.keep_buffers(views, kind.places[:active])
+            pack.keep(views, kind.places[:active])
         losses = found.values.to(pack.losses.dtype).unsqueeze(1)
         pack.losses[:active].index_copy_(1, home.step, losses)
         self._stepper.step(found.gradients, active)

@@ -95,6 +95,8 @@ class PackTensors:
         }
         self.views |= {name: copied for name, (_, copied) in self._buffers.items()}
         self.views |= buffers
+        # A step of a user's may write into parameters too: clip weights, or move a teacher.
+        self._written = [*self._buffers, *buffers] if forward.by_graph else [*self.views]
         self.losses = rows.floats.new_zeros(len(rows.floats), steps)
         self.logged: dict[str, Tensor] = {}
 
@@ -133,7 +135,7 @@ class PackTensors:
             padded = self.padded(places)
             taken = self.take(sent(torch.tensor(padded), self.losses.device))
             found = self._losses(taken, padded, step, real=len(places))
-            self.keep_buffers(taken, index)
+            self.keep(taken, index)
             self._note(index, found, step, size)
             whole = _scattered(whole, found.gradients, index, active)
         return whole
@@ -167,9 +169,9 @@ class PackTensors:
         kept = {*self._buffers, *self.buffers}  # statistics have to be contiguous
         return {name: part if name in kept else aligned(part) for name, part in taken.items()}
 
-    def keep_buffers(self, taken: Views, index: Tensor) -> None:
-        """Copy the buffers of some clients back after their step, without the padding's."""
-        for name in [*self._buffers, *self.buffers]:
+    def keep(self, taken: Views, index: Tensor) -> None:
+        """Copy back what the step of some clients has written, without the padding's."""
+        for name in self._written:
             self.views[name].index_copy_(0, index, taken[name][: len(index)])
 
     def _note(self, places: Tensor | slice, found: Losses, step: int, size: int) -> None:
