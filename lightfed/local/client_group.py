@@ -79,7 +79,7 @@ class ClientGroup:
         Raises:
             UserError: the model's constructor refuses its arguments.
         """
-        with seeded(derive_seed(seed, "init", client=position), torch.device("cpu")):
+        with seeded(derive_seed(seed, "init", client=position)):
             key = f"model.clients.{position}.model"
             module = build_network(self.model, data, rate=self.width, key=key)
         for name, tensor in module.state_dict(keep_vars=True).items():
@@ -194,7 +194,7 @@ class GroupState:
         prepare: Callable[[L.LightningModule, DataSpec], None],
     ) -> None:
         module = group.build(data, position=position, seed=seed)
-        with seeded(derive_seed(seed, "prepare"), torch.device("cpu")):
+        with seeded(derive_seed(seed, "prepare")):
             prepare(module, data)
         self.group, self.name = group, name
         self.layout = ModelLayout.of(module)

@@ -10,9 +10,9 @@ from torch import Tensor
 from lightfed.distributed import liveness as watch
 from lightfed.local.hooks import SessionFleet
 from lightfed.local.optimizer import Stepper
-from lightfed.local.packed.report import PackedReport
 from lightfed.local.packed.runner import PackRunner
 from lightfed.local.packed.steps.packing import Packing
+from lightfed.local.packed.steps.report import PackedReport
 from lightfed.local.session import Autocast, Known, LocalSession, PendingReport, Report, Runtime
 from lightfed.local.sessions.around import AroundSessions
 from lightfed.local.sessions.finished import Finished, Suspended, finished

@@ -5,6 +5,7 @@ random state, and a client's draws depend neither on the rank that trains it nor
 """
 
 import hashlib
+import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,8 +54,12 @@ def seed_default_generators(seed: int, device: torch.device) -> None:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from default generators that are seeded; afterwards they are as before."""
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Global random state that depends on the seed alone; afterwards it is as before.
+
+    It is that of Python, numpy, torch on the CPU, and of a device.
+    """
+    device = device or torch.device("cpu")
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
@@ -65,22 +70,13 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-@contextmanager
-def repeatable() -> Iterator[None]:
-    """Global random state that is the same in every process, for a user's code that draws from it.
-
-    That of torch on the CPU, of numpy and of Python; afterwards it is as before.
-    """
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+def global_states(device: torch.device) -> list[bytes]:
+    """The states of the generators that code draws from if it names none."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    torchs = [generator.get_state().numpy().tobytes() for generator in generators]
+    return [*torchs, pickle.dumps((random.getstate(), np.random.get_state()))]
 
 
 class Streams(Protocol):

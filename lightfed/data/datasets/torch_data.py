@@ -16,7 +16,7 @@ from lightfed.data.datasets.dataset import KEY, Dataset, Samples, Split, Transfo
 from lightfed.data.datasets.transforms import Functions, normalises, transformed
 from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import is_overridden
-from lightfed.utils.rng import repeatable
+from lightfed.utils.rng import seeded
 
 _READ_TWICE = 32  # samples, to find random transforms
 _WHOLE = (torch_data.SequentialSampler, torch_data.RandomSampler)
@@ -115,7 +115,7 @@ class FromTorch(Dataset):
         return self._samples[split]
 
     @cached_property
-    @repeatable()
+    @seeded(0)
     def _sources(self) -> dict[str, Any]:
         if not isinstance(self._train, LightningDataModule):
             return {"train": self._train, "test": self._test}
@@ -187,7 +187,7 @@ def _places(source: Any) -> tuple[Any, Sequence[int]]:
     return whole, [places[i] for i in source.indices]
 
 
-@repeatable()
+@seeded(0)
 def _read(source: Any, split: str) -> Samples:
     """All samples of a data set."""
     key = f"{KEY}.{split}"

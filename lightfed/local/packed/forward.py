@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from lightfed.local.client_module import ClientModule
 from lightfed.local.logbook import check_mean
+from lightfed.local.packed.functions import PackedFunctions
 from lightfed.local.packed.graph import NetworkGraph, cross_entropy
-from lightfed.local.packed.operators import PackedFunctions
 from lightfed.local.packed.tracing import Unknown
 from lightfed.local.session import Autocast
 from lightfed.local.steppers.sgd import run_backward
@@ -49,7 +49,9 @@ class _TrainingStep(nn.Module):
         finally:
             self.module.log, self.module.log_dict = own  # type: ignore[method-assign]
         loss: Any = output["loss"] if isinstance(output, dict) else output
-        return loss, logged
+        if loss is None:
+            raise NotImplementedError("a training_step that skips batches")
+        return loss.reshape(()), logged
 
 
 def _note(logged: dict[str, Tensor], name: str, value: Any, *_: Any, **options: Any) -> None:
@@ -61,7 +63,7 @@ def _note(logged: dict[str, Tensor], name: str, value: Any, *_: Any, **options: 
         raise NotImplementedError(f"self.log of a {type(value).__name__}")
     if name in logged:
         raise NotImplementedError(f"self.log of {name} twice in a step")
-    logged[name] = torch.as_tensor(value).detach()
+    logged[name] = torch.as_tensor(value).detach().reshape(())
 
 
 def _note_all(
@@ -168,6 +170,12 @@ class PackedForward:
             tuple(None if grad is None else grad[:real] for grad in found),
         )
 
+    def one(self, batch: Sequence[Tensor], index: int) -> Tensor:
+        """The loss of one batch of the client that the module is bound to."""
+        with self._context():
+            loss, _ = self._step(tuple(batch), index)
+        return loss
+
     def _by_vmap(
         self, views: Views, batch: Sequence[Tensor], index: int, shared: Views, draws: Draws
     ) -> tuple[Tensor, Views]:
@@ -185,8 +193,6 @@ class PackedForward:
             before = {**mine, **same}
             after = dict(before)  # gets what the module puts in the place of a buffer
             loss, logged = functional_call(self._step, after, (tuple(x), index), tie_weights=False)
-            if loss is None:
-                raise NotImplementedError("a training_step that skips batches")
             return loss, logged, {n: value for n, value in after.items() if value is not before[n]}
 
         with PackedFunctions(draws):

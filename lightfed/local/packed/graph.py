@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightfed.local.packed.functions import inexact
 from lightfed.local.packed.operators import (
-    INEXACT,
     cross_entropies,
     dropout,
     each_in_whole_vectors,
@@ -248,7 +248,7 @@ def _apply(function: Callable[..., Tensor]) -> Callable[..., Stack]:
     def applied(x: Stack, *others: Any, **options: Any) -> Stack:
         if not isinstance(x, Stack):
             raise Unknown("a number comes before an activation")
-        if function in INEXACT:
+        if inexact(function):
             return x.map(lambda own: each_in_whole_vectors(partial(function, **options), own))
         return x.map(lambda *tensors: function(*tensors, **options), *others)
 

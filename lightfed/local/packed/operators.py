@@ -1,15 +1,12 @@
 """Operators of K clients at once that give each client the bits of a session of its own."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from lightfed.utils.rng import Draws
 
@@ -83,42 +80,19 @@ def linear_of_columns(weight: Tensor, columns: Tensor, bias: Tensor | None) -> T
     return out
 
 
+def products(left: Tensor, right: Tensor) -> Tensor:
+    """(N, A, B) x (N, B, C) -> (N, A, C), each with the bits that it has alone."""
+    left, right, _ = _cast(left, right, None)
+    out: Tensor = _Product.apply(aligned(left), aligned(right), None)
+    return out
+
+
 def _cast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The operands of a product in the type of autocast."""
     if not torch.is_autocast_enabled(x.device.type):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-class _Linear(torch.autograd.Function):
-    """`linear` below a vmap over clients."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError("only below a vmap over clients")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing: the derivative is that of `linear`."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, int]:
-        stacked = [
-            None
-            if part is None
-            else part.expand(info.batch_size, *part.shape)
-            if dim is None
-            else part.movedim(dim, 0)
-            for part, dim in zip((x, weight, bias), in_dims, strict=True)
-        ]
-        assert stacked[0] is not None
-        assert stacked[1] is not None
-        single = stacked[0].dim() == 2  # no batch
-        out = linear(stacked[0].unsqueeze(1) if single else stacked[0], stacked[1], stacked[2])
-        return out.squeeze(1) if single else out, 0
 
 
 def dropout(x: Tensor, p: float, draws: Draws) -> Tensor:
@@ -132,61 +106,9 @@ def dropout(x: Tensor, p: float, draws: Draws) -> Tensor:
     return x * draws().bernoulli_(noise, 1 - p).div_(1 - p)
 
 
-class _Dropout(torch.autograd.Function):
-    """`dropout` below a vmap over clients."""
-
-    @staticmethod
-    def forward(x: Tensor, p: float, draws: Draws) -> Tensor:
-        raise NotImplementedError("only below a vmap over clients")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing: the derivative is that of `dropout`."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, p: float, draws: Draws) -> tuple[Tensor, int]:
-        dim = in_dims[0]
-        stacked = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-        return dropout(stacked, p, draws), 0
-
-
-class _Uniform(torch.autograd.Function):
-    """Uniform numbers like a tensor of integers or floats, below a vmap over clients."""
-
-    @staticmethod
-    def forward(x: Tensor, draws: Draws) -> Tensor:
-        raise NotImplementedError("only below a vmap over clients")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing: it has no derivative."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, draws: Draws) -> tuple[Tensor, int]:
-        stacked = x if in_dims[0] is None else x.movedim(in_dims[0], 0)[0]
-        shape = info.batch_size, *stacked.shape
-        return draws().uniform_(torch.empty(shape, device=x.device)), 0
-
-
-# Functions with other bits for the last elements of a tensor on a CPU: what does not fill two
-# vectors is left to another implementation. Arithmetic and roots are exact in both.
-INEXACT = (
-    torch.exp, torch.exp2, torch.expm1, torch.log, torch.log1p, torch.log2, torch.log10,
-    torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.tan, torch.atan, torch.erf, torch.pow,
-    F.sigmoid, F.tanh, F.gelu, F.silu, F.mish, F.elu, F.selu, F.celu, F.softplus, F.logsigmoid,
-)  # fmt: skip
-_BY_NAME = {function.__name__.lstrip("_"): function for function in INEXACT}
-_VECTORS = 32  # elements of two vectors, of any CPU
+VECTORS = 32  # elements of two vectors, of any CPU
 _SERIAL = 1 << 15  # torch splits larger tensors over threads
 _SAMPLE = 1024  # rows on which two ways to compute a loss are compared
-
-
-def in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """An element-wise function of one client's tensor, with bits that depend on that alone."""
-    if x.device.type != "cpu":
-        return function(x)
-    padded = F.pad(x.flatten(), (0, -x.numel() % _VECTORS))
-    return function(padded)[: x.numel()].view(x.shape)
 
 
 def each_in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -194,7 +116,7 @@ def each_in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Te
     if x.device.type != "cpu":
         return function(x)
     flat = x.flatten(1)
-    padded = F.pad(flat, (0, -flat.shape[1] % _VECTORS))
+    padded = F.pad(flat, (0, -flat.shape[1] % VECTORS))
     parts = padded.split(max(1, _SERIAL // padded.shape[1]))
     found = torch.cat([function(part) for part in parts]) if len(parts) > 1 else function(padded)
     return found[:, : flat.shape[1]].view(x.shape)
@@ -213,7 +135,7 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _by_columns(logits: Tensor, labels: Tensor) -> Tensor:
-    columns = F.pad(logits.t(), (0, -len(logits) % _VECTORS))
+    columns = F.pad(logits.t(), (0, -len(logits) % VECTORS))
     found = F.log_softmax(columns, 0)[:, : len(logits)]
     return F.nll_loss(found.t(), labels, reduction="none")
 
@@ -228,79 +150,3 @@ def _columns_agree(classes: int) -> bool:
         found = [way(x, y) for way in (partial(F.cross_entropy, reduction="none"), _by_columns)]
         grads = [torch.autograd.grad(losses.sum(), x)[0] for losses in found]
     return torch.equal(*found) and torch.equal(*grads)
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    out: Tensor = _Linear.apply(input, weight, bias)
-    return out
-
-
-class PackedFunctions(TorchFunctionMode):
-    """Functions below a vmap over clients, with the bits of any number of clients.
-
-    `F.dropout` and `torch.rand_like` draw from each client's stream.
-    """
-
-    def __init__(self, draws: Draws) -> None:
-        super().__init__()
-        self._draws = draws
-
-    @override
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given = dict(kwargs or {})
-        if func is F.dropout:
-            return self._drop(*args, **given)
-        if func is F.linear:
-            return _linear(*args, **given)
-        if func is F.embedding:
-            return self._embed(*args, **given)
-        if func is torch.rand_like:
-            return _Uniform.apply(args[0], self._draws)
-        if func is F.scaled_dot_product_attention and args[0].device.type != "cpu":
-            # Below a vmap torch sees no gradients, and a card's own kernel keeps nothing for them.
-            with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **given)
-        if func is F.group_norm:  # clients may lie apart, at aligned addresses
-            args = (args[0].clone(memory_format=torch.contiguous_format), *args[1:])
-        inexact = _BY_NAME.get(getattr(func, "__name__", "").lstrip("_"))
-        if inexact is None or func.__name__.endswith("_") or not isinstance(args[0], Tensor):
-            return func(*args, **given)
-        if len(args) > 1 and any(isinstance(arg, Tensor) for arg in args[1:]):
-            return func(*args, **given)
-        return self._inexact(func, *args, **given)
-
-    @staticmethod
-    def _embed(
-        input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **given: Any
-    ) -> Tensor:
-        """An embedding; that of padding is not trained, which vmap knows of one client only."""
-        out = F.embedding(input, weight, None, *args, **given)
-        if padding_idx is None:
-            return out
-        padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
-        return torch.where(padding, out.detach(), out)
-
-    def _inexact(
-        self,
-        func: Callable[..., Tensor],
-        x: Tensor,
-        *args: Any,
-        inplace: bool = False,
-        **given: Any,
-    ) -> Tensor:
-        found = in_whole_vectors(lambda part: func(part, *args, **given), x)
-        return x.copy_(found) if inplace else found
-
-    def _drop(
-        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        if not training or p == 0:
-            return input
-        out: Tensor = _Dropout.apply(input, p, self._draws)
-        return input.copy_(out) if inplace else out

@@ -7,8 +7,8 @@ import torch
 from lightfed.local.client_group import GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.packed.forward import OWN, Views
-from lightfed.local.packed.report import PackedReport
 from lightfed.local.packed.session import PackedSession
+from lightfed.local.packed.steps.report import PackedReport
 from lightfed.local.packed.steps.tensors import Members
 from lightfed.local.session import Known, PendingReport, Work
 from lightfed.local.sessions.around import AroundSessions

@@ -18,15 +18,15 @@ from lightfed.local.hooks import SESSION_HOOKS, Hooks, Tested
 from lightfed.local.local_work import LocalWork
 from lightfed.local.optimizer import Stepper
 from lightfed.local.packed.evaluation import Together
-from lightfed.local.packed.forward import OWN, Losses, PackedForward, graph_of
+from lightfed.local.packed.forward import graph_of
 from lightfed.local.packed.graph import NetworkGraph
 from lightfed.local.packed.steps.packing import Capture, Packing, on_device
 from lightfed.local.packed.steps.steppers import packed_stepper
-from lightfed.local.session import Autocast, Runtime
+from lightfed.local.packed.steps.trial import tried
+from lightfed.local.session import Runtime
 from lightfed.models.build import DataSpec, blank
 from lightfed.state.costs import activation_bytes
-from lightfed.state.rows import Row
-from lightfed.utils.errors import UserError, reason
+from lightfed.utils.errors import UserError
 from lightfed.utils.rng import streams
 
 SideBySide = Literal["auto", "off"] | bool | int
@@ -146,9 +146,9 @@ class Packed:
         if not why and self.side_by_side == "auto":
             why = _unprofitable(state, data.batch_size, share * state.group.count)
         starts = type(algorithm).session_start is not Hooks.session_start
-        tried = why or _tried(state, data, runtime.forward_context, starts=starts)
-        if isinstance(tried, str):
-            return Packing(reason=tried)
+        step = why or tried(state, data, runtime.forward_context, starts=starts)
+        if isinstance(step, str):
+            return Packing(reason=step)
         pulls = type(algorithm).proximal is not Hooks.proximal
         packed = packed_stepper(stepper, state.live.trainable, pulls=pulls)
         if isinstance(packed, str):
@@ -156,7 +156,7 @@ class Packed:
         floor = FLOOR if graph_of(state.module) is None else _PAIR
         pull = _received_pull(algorithm)
         packing = Packing(floor=floor, stepper=packed)
-        packing = on_device(packing, state, stepper, tried, pull=pull, capture=self.capture)
+        packing = on_device(packing, state, stepper, step, pull=pull, capture=self.capture)
         most = self.side_by_side
         if most == "auto":
             anchors = int(pulls and packing.fused is not None)
@@ -242,42 +242,6 @@ def _busy(state: GroupState, batch_size: int) -> bool:
     """Whether the batches of one client keep a CPU busy."""
     limit = _BUSY_CONVOLUTIONS if _has(state.module, (_ConvNd,)) else _BUSY
     return state.store.device.type == "cpu" and state.flops * batch_size > limit
-
-
-def _tried(
-    state: GroupState, data: DataSpec, context: Autocast | None, *, starts: bool
-) -> Losses | str:
-    """A training step of two clients, or why it raises; `starts` may give each own buffers."""
-    module, count = state.module, 2
-    trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    forward = PackedForward(module, state.layout, trained, context=context)
-    mode = module.training
-    block = Row(
-        state.initial.floats.to(state.store.device).repeat(count, 1),
-        state.initial.integers.to(state.store.device).repeat(count, 1),
-    )
-    x = _zeros(state, data)
-    y = x if data.task == "masked_lm" else torch.zeros(2, dtype=torch.int64, device=x.device)
-    batch = [part.expand(count, *part.shape).clone() for part in (x, y)]
-    others = {n: b.clone() for n, b in module.named_buffers() if n not in forward.buffers}
-    small = {n: b for n, b in others.items() if starts and b.numel() <= OWN}
-    views = forward.views(block.floats, block.integers)
-    views |= {name: torch.stack([buffer] * count) for name, buffer in small.items()}
-    try:
-        module.train()
-        return forward.losses(
-            {name: value.clone() for name, value in views.items()},
-            batch,
-            0,
-            shared={name: b for name, b in others.items() if name not in small},
-            draws=lambda: streams(range(count), x.device),
-        )
-    except UserError:
-        raise
-    except Exception as error:  # whatever a user's step does that vmap cannot follow
-        return reason(error)[:200]
-    finally:
-        module.train(mode)
 
 
 @torch.no_grad()

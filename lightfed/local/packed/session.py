@@ -12,13 +12,14 @@ from lightfed_kernels import apply_mask_
 
 from lightfed.local.logbook import reset_metrics
 from lightfed.local.packed.forward import PackedForward, Views
-from lightfed.local.packed.report import PackResult
 from lightfed.local.packed.steps.captured import CapturedSteps
 from lightfed.local.packed.steps.packing import Packing, draws
+from lightfed.local.packed.steps.report import PackResult
 from lightfed.local.packed.steps.steppers import PackedStepper
 from lightfed.local.packed.steps.tensors import Members, PackTensors
 from lightfed.local.session import Autocast
 from lightfed.state.rows import LiveModule, Row
+from lightfed.utils.rng import global_states
 from lightfed.utils.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class PackedSession:
                 steps=sizes.shape[1], floor=self._floor,
             )  # fmt: skip
         values = self._forward.trainable(pack.views)
+        hooked = any(hook is not None for hook in members.hooks)
+        states = global_states(rows.floats.device) if hooked else []
         stepper.reset(pack.rows.floats, values, members, span=self._span, lr=lr)
         try:
             for step, active in enumerate((sizes > 0).sum(0).tolist()):
@@ -79,6 +82,8 @@ class PackedSession:
         finally:
             self._forward.train_only(None)
             stepper.finish()
+        if hooked and global_states(rows.floats.device) != states:
+            raise NotImplementedError("local_gradient draws from a generator of all clients")
         pack.put_buffers_back()
         losses = pack.losses
         if recorded is not None:

@@ -14,7 +14,7 @@ from lightfed.local.hooks import SESSION_HOOKS, Hooks, Moment, SessionContext, S
 from lightfed.local.local_work import SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
-from lightfed.local.packed.report import PackedReport
+from lightfed.local.packed.steps.report import PackedReport
 from lightfed.local.session import Known, LocalSession, PendingReport, Report, Runtime, Work
 from lightfed.models.build import blank
 from lightfed.state.costs import MaskedFlops

@@ -47,7 +47,7 @@ class OptimizerStepper(Stepper):
     def plain_optimizer(self) -> Optimizer | None:
         """The optimiser, if nothing but its steps changes the parameters of one group."""
         plain = not self._schedulers and self._make_scaler is None and len(self._groups) == 1
-        return self._optimizer if plain else None
+        return self._optimizer if plain and not _hooked(self._optimizer) else None
 
     @override
     def reset(
@@ -139,6 +139,7 @@ def make_stepper(
         and (trainable is None or [id(p) for p in trainable] == [id(p) for p in group["params"]])
         and not any(group.get(k) for k in ("maximize", "differentiable", "fused"))
         and not isinstance(group["lr"], Tensor)
+        and not _hooked(optimizer)
     )
     found = f"{type(optimizer).__name__}, but a part has its own learning rate"
     fix = "use torch.optim.SGD, in 32 or bf16-mixed"
@@ -157,3 +158,8 @@ def make_stepper(
     if plain:
         return SGDStepper(group["params"], group, clipping, factors)
     return OptimizerStepper(optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler)
+
+
+def _hooked(optimizer: Optimizer) -> bool:
+    """Whether its steps call hooks."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)

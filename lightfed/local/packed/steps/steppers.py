@@ -94,7 +94,7 @@ def packed_stepper(
         return "its optimiser has a stepper of its own"
     optimizer = stepper.plain_optimizer
     if optimizer is None:
-        return "its optimiser has a scheduler, a loss scaler or several parameter groups"
+        return "its optimiser has a scheduler, a loss scaler, hooks or several parameter groups"
     if [id(p) for p in optimizer.param_groups[0]["params"]] != [id(p) for p in trainable]:
         return "its optimiser has a part of the parameters"
     if optimizer.param_groups[0].get("fused"):
