@@ -95,9 +95,9 @@ class Hooks(Recorded, nn.Module, ABC):
         holds: short description of the client's own model, for the run's page; by default it is the
             model that the client keeps, unless `evaluated` names another.
         side_by_side: sessions may run in packs. `session_start`, `proximal`, `local_gradient` and
-            `session_end` then use the row, not the parameters of the module, and keep nothing of
-            a client in Python attributes. They may be called again after a failure. A class that
-            overrides one of them has to declare it.
+            `session_end` then use the row, not the parameters of the module, keep nothing of a
+            client in Python attributes, and draw from generators that they name. They may be called
+            again after a failure. A class that overrides one of them has to declare it.
     """
 
     stateful: bool = False

@@ -70,13 +70,17 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def global_states(device: torch.device) -> list[bytes]:
-    """The states of the generators that code draws from if it names none."""
+def torch_states(device: torch.device) -> list[bytes]:
+    """The states of the generators that `seed_default_generators` seeds."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
-    torchs = [generator.get_state().numpy().tobytes() for generator in generators]
-    return [*torchs, pickle.dumps((random.getstate(), np.random.get_state()))]
+    return [generator.get_state().numpy().tobytes() for generator in generators]
+
+
+def python_states() -> bytes:
+    """The states of the generators of Python and numpy, which nothing seeds for a client."""
+    return pickle.dumps((random.getstate(), np.random.get_state()))
 
 
 class Streams(Protocol):

@@ -19,7 +19,7 @@ from lightfed.local.packed.steps.steppers import PackedStepper
 from lightfed.local.packed.steps.tensors import Members, PackTensors
 from lightfed.local.session import Autocast
 from lightfed.state.rows import LiveModule, Row
-from lightfed.utils.rng import global_states
+from lightfed.utils.rng import torch_states
 from lightfed.utils.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class PackedSession:
             )  # fmt: skip
         values = self._forward.trainable(pack.views)
         hooked = any(hook is not None for hook in members.hooks)
-        states = global_states(rows.floats.device) if hooked else []
+        states = torch_states(rows.floats.device) if hooked else []
         stepper.reset(pack.rows.floats, values, members, span=self._span, lr=lr)
         try:
             for step, active in enumerate((sizes > 0).sum(0).tolist()):
@@ -82,7 +82,7 @@ class PackedSession:
         finally:
             self._forward.train_only(None)
             stepper.finish()
-        if hooked and global_states(rows.floats.device) != states:
+        if hooked and torch_states(rows.floats.device) != states:
             raise NotImplementedError("local_gradient draws from a generator of all clients")
         pack.put_buffers_back()
         losses = pack.losses

@@ -10,7 +10,6 @@ from torch.fx.graph import inplace_methods
 from typing_extensions import override
 
 from lightfed.models.networks.one_pixel import OnePixelConv2d
-from lightfed.utils.rng import global_states
 
 
 class Unknown(Exception):
@@ -64,7 +63,7 @@ def traced_network(net: nn.Module) -> fx.GraphModule:
 
     Raises Unknown if it draws, decides on what its inputs are, or changes the precision.
     """
-    before, own = global_states(torch.device("cpu")), torch.default_generator.get_state()
+    before = torch.default_generator.get_state()
     device = next((p.device.type for p in net.parameters()), "cpu")
     try:
         with torch.enable_grad(), torch.autocast(device, torch.bfloat16):
@@ -72,8 +71,8 @@ def traced_network(net: nn.Module) -> fx.GraphModule:
     except Exception as error:  # whatever a user's forward does with a symbol
         raise Unknown(f"{type(net).__name__} cannot be traced: {error}") from error
     finally:
-        drawn = global_states(torch.device("cpu")) != before
-        torch.default_generator.set_state(own)
+        drawn = not torch.equal(torch.default_generator.get_state(), before)
+        torch.default_generator.set_state(before)
     if drawn:
         raise Unknown(f"{type(net).__name__} draws in its forward")
     return traced

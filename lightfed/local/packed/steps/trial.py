@@ -18,7 +18,7 @@ from lightfed.local.session import Autocast
 from lightfed.models.build import DataSpec, blank
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError, reason
-from lightfed.utils.rng import global_states, seed_default_generators, streams, torch_generator
+from lightfed.utils.rng import python_states, seed_default_generators, streams, torch_generator
 
 _CLIENTS, _SAMPLES = 5, 5
 _FEWER = [1, 4, 2]  # clients of another pack, most of them in other places
@@ -35,17 +35,17 @@ def tried(
     """
     module, device = state.module, state.store.device
     mode, others = module.training, _outside(state)
-    states = global_states(device)
     try:
         module.train()
         kept = _kept(module)
-        trial = _Trial(state, data, context, others if starts else {})
+        trial, states = _Trial(state, data, context, others if starts else {}), python_states()
         found = trial.together(range(_CLIENTS))
         if _kept(module) != kept:
             return "its step keeps numbers or tensors in attributes that are no buffers"
-        if global_states(device) != states:
+        why = trial.differs(found)
+        if python_states() != states and trial.draws():  # another thread may have drawn before
             return "its step draws from a generator of all clients"
-        return trial.differs(found) or found
+        return why or found
     except UserError:
         raise
     except Exception as error:  # whatever a user's step does that vmap cannot follow
@@ -108,6 +108,12 @@ class _Trial:
             if not _close(its, self._alone(place), limit):
                 return "its losses or gradients are not those of a client alone"
         return ""
+
+    def draws(self) -> bool:
+        """Whether a client's step draws from a generator of Python's or numpy's."""
+        before = python_states()
+        self._alone(0)
+        return python_states() != before
 
     def _alone(self, place: int) -> list[Tensor | None]:
         """The loss and gradients of a client, as in a session of its own."""
