@@ -135,7 +135,7 @@ def _batches(data: DataSpec) -> tuple[Tensor, Tensor]:
         x.random_(0, data.num_classes, generator=generator)
         return x, x
     x.uniform_(0, 2, generator=generator)
-    return x, torch.arange(_CLIENTS * _SAMPLES).view(_CLIENTS, _SAMPLES) % data.num_classes
+    return x, torch.arange(_CLIENTS * _SAMPLES).view(_CLIENTS, _SAMPLES) % max(1, data.num_classes)
 
 
 def _close(found: Sequence[Tensor | None], alone: Sequence[Tensor | None], limit: float) -> bool:
