@@ -140,6 +140,40 @@ def test_hooks_of_an_optimiser_are_called(model: type[nn.Module]) -> None:
     assert float(rows.abs().max()) == pytest.approx(0.1)
 
 
+class Warms(Clamps):
+    """Sets the rate in every step: 0 after the first."""
+
+    first = 0.0
+
+    @override
+    def configure_optimizers(self) -> Optimizer:
+        self.own = self.made(self.parameters())
+        return self.own
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self.own.param_groups[0]["lr"] = 0.0 if batch_idx else self.first
+        return super().training_step(batch, batch_idx)
+
+
+class WarmsAdam(Warms):
+    made = partial(Adam, lr=0.1)
+
+
+class StartsAdam(WarmsAdam):
+    first = 0.1
+
+
+@pytest.mark.parametrize("model", [Warms, WarmsAdam, StartsAdam])
+def test_a_step_sets_the_rate_of_its_optimiser(model: type[Warms]) -> None:
+    made = fleet("mlp", CLIENTS, model=model)
+    assert most(made) == [CLIENTS]
+    rows, alone = (after(one)[0] for one in (made, fleet("mlp", "off", model=model)))
+    torch.testing.assert_close(rows, alone)
+    still = made.groups[0].initial.floats.expand_as(rows)
+    assert torch.equal(rows, still) == (model.first == 0)
+
+
 class Noisy(FedAvg):
     """Adds noise from the generator that a session of one client has seeded."""
 

@@ -48,6 +48,7 @@ class SGDStepper(Stepper):
         self._trained: Sequence[int] = range(len(params))  # positions of the inputs
         self.factors = factors  # of every parameter's learning rate
         self.lr: float = group["lr"]
+        self._group, self._own_lr = group, self.lr  # a step of a user's may change the rate
         self.momentum: float = group["momentum"]
         self.dampening: float = group["dampening"]
         self.weight_decay: float = group["weight_decay"]
@@ -69,8 +70,7 @@ class SGDStepper(Stepper):
         self._buffers = [None] * len(values)
         if proximal is not None and proximal.momentum is not None:
             self._buffers = [*aligned(values, row, proximal.momentum.clone())]
-        if lr is not None:
-            self.lr = lr
+        self._group["lr"] = self.lr = self._own_lr if lr is None else lr
         # Without momentum and decay, a step of torch is one pass already.
         self._fuses = bool(self.momentum or self.weight_decay) and self._can_fuse(values)
 
@@ -104,7 +104,7 @@ class SGDStepper(Stepper):
         self, values: Params, grads: Params, used: Sequence[int], hook: GradientHook | None
     ) -> None:
         """One step from gradients, which may be overwritten, of the parameters `used`."""
-        grads = self._adjusted(grads, used, hook)
+        grads, self.lr = self._adjusted(grads, used, hook), self._group["lr"]
         if self._fuses:
             values, grads, used = self._fused(values, grads, used)
             if not used:

@@ -236,12 +236,14 @@ class StackedOptimizer(_Stacked):
         self._options = {k: v for k, v in group.items() if k in known and k != "params"}
         self._class = type(optimizer)
         self._optimizer = optimizer
+        self._settings = group  # a step of a user's may change them
         self._params: list[nn.Parameter] = []
 
     @override
     def _start(self, lr: float | None) -> None:
         self._params = [nn.Parameter(value, requires_grad=True) for value in self._values]
         options = self._options if lr is None else self._options | {"lr": lr}
+        self._settings.update(options)
         self._optimizer = self._class(self._params, **options)
 
     @override
@@ -257,6 +259,7 @@ class StackedOptimizer(_Stacked):
     def _update(self, values: Params, grads: Params, used: list[int]) -> None:
         for i, grad in zip(used, grads, strict=True):
             self._params[i].grad = grad
+        self._optimizer.param_groups[0].update({k: self._settings[k] for k in self._options})
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
