@@ -210,7 +210,8 @@ def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:
     section, _, name = key.partition(".")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--items", type=wanted)
-    with suppress(OSError, IndexError, TypeError, KeyError):  # no file, or not in it
+    # No file, or not in it, or a list of lists without end.
+    with suppress(OSError, IndexError, TypeError, KeyError, RecursionError):
         items = (
             yaml.safe_load(given[-1])
             if given

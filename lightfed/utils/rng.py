@@ -79,7 +79,7 @@ def torch_states(device: torch.device) -> list[bytes]:
 
 
 def python_states() -> bytes:
-    """The states of the generators of Python and numpy, which nothing seeds for a client."""
+    """The states of the generators of Python and numpy, which no pack seeds for its clients."""
     return pickle.dumps((random.getstate(), np.random.get_state()))
 
 

@@ -251,8 +251,6 @@ class FusedASPG(FusedStepper):
                     mapping = points[place] - iterates[place]
                     proximal.gap = mapping.norm() / self._session_lr
             rows.copy_(self._moments[0][: len(rows)])
-            if self._masked:
-                apply_mask_(rows.view(-1), self._words[: len(rows)].view(-1))
         self._members, self._rows = None, torch.empty(0, 0)
 
 

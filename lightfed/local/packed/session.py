@@ -92,6 +92,9 @@ class PackedSession:
             if recorded.failure:
                 recorded.release()
                 self._say(recorded.failure)
+        for place, mask in enumerate(members.masks):
+            if mask is not None:  # ASPG has put its iterates into the rows
+                apply_mask_(rows.floats[place], mask)
         stopwatch.stop()
         norms = torch.linalg.vector_norm(rows.floats, dim=1)
         return PackResult(members.clients, sizes, losses, pack.logged, norms, stopwatch)

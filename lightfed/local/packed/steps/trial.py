@@ -18,7 +18,7 @@ from lightfed.local.session import Autocast
 from lightfed.models.build import DataSpec, blank
 from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError, reason
-from lightfed.utils.rng import python_states, seed_default_generators, streams, torch_generator
+from lightfed.utils.rng import python_states, seeded, streams, torch_generator
 
 _CLIENTS, _SAMPLES = 5, 5
 _FEWER = [1, 4, 2]  # clients of another pack, most of them in other places
@@ -38,14 +38,13 @@ def tried(
     try:
         module.train()
         kept = _kept(module)
-        trial, states = _Trial(state, data, context, others if starts else {}), python_states()
+        trial = _Trial(state, data, context, others if starts else {})
         found = trial.together(range(_CLIENTS))
         if _kept(module) != kept:
             return "its step keeps numbers or tensors in attributes that are no buffers"
-        why = trial.differs(found)
-        if python_states() != states and trial.draws():  # another thread may have drawn before
+        if trial.draws() and trial.draws():  # another thread may draw meanwhile, once
             return "its step draws from a generator of all clients"
-        return why or found
+        return trial.differs(found) or found
     except UserError:
         raise
     except Exception as error:  # whatever a user's step does that vmap cannot follow
@@ -111,17 +110,20 @@ class _Trial:
 
     def draws(self) -> bool:
         """Whether a client's step draws from a generator of Python's or numpy's."""
-        before = python_states()
-        self._alone(0)
-        return python_states() != before
+        with seeded(0, self._rows.floats.device):
+            before = python_states()
+            self._step(0)
+            return python_states() != before
 
     def _alone(self, place: int) -> list[Tensor | None]:
         """The loss and gradients of a client, as in a session of its own."""
-        state, device = self._state, self._rows.floats.device
+        with seeded(place, self._rows.floats.device):
+            return self._step(place)
+
+    def _step(self, place: int) -> list[Tensor | None]:
+        state = self._state
         state.live.bind(Row(self._rows.floats[place].clone(), self._rows.integers[place].clone()))
-        with torch.random.fork_rng(devices=[]):
-            seed_default_generators(place, device)
-            loss = self._forward.one([part[place].clone() for part in self._batch], 0)
+        loss = self._forward.one([part[place].clone() for part in self._batch], 0)
         grads = torch.autograd.grad(loss.reshape(()), state.live.trainable, allow_unused=True)
         state.live.unbind()
         return [loss.detach(), *grads]
