@@ -27,6 +27,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.models.networks.mlp import MLP
+from lightfed.testing.case import CLIENTS, digits
 from lightfed.topology.topology import Adjacency, Full, Ring, Star, TimeVarying
 from lightfed.utils.errors import UserError
 from tests.conformance.cases import NormNet
@@ -164,7 +165,8 @@ def test_weights_outside_the_mask_are_zero_after_any_optimiser(
     side_by_side: Any, optimizer: Any
 ) -> None:
     algorithm = DisPFL(Ring(), density=0.4, rounds=4)
-    fed = fleet(algorithm, optimizer=optimizer, side_by_side=side_by_side)
+    groups = [ClientGroup(CLIENTS, mlp)]
+    fed = fleet_of(groups, algorithm, digits(), optimizer=optimizer, side_by_side=side_by_side)
     run_round(fed, 0)
     for client, row in enumerate(rows(fed)):
         mask = unpack_mask(algorithm.masks[client])
