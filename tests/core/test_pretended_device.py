@@ -16,7 +16,7 @@ from typing_extensions import override
 from lightfed.algorithms.shared import slice_tests
 from lightfed.engine.evaluation import Evaluation
 from lightfed.local.packed import graph, rules
-from lightfed.local.packed.operators import PackedFunctions
+from lightfed.local.packed.functions import PackedFunctions
 from lightfed.local.packed.steps import packing, tensors
 from lightfed.local.packed.steps.recorder import Body, Recorder
 from lightfed.local.packed.tracing import traced_network
@@ -162,7 +162,7 @@ def test_attention_in_packs_has_gradients_on_a_card(monkeypatch: pytest.MonkeyPa
 
     def attend(x: Tensor) -> Tensor:
         assert not x.requires_grad
-        return F.scaled_dot_product_attention(x, x, x)
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.0)
 
     class Spy(TorchDispatchMode):
         @override
