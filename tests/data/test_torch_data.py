@@ -209,6 +209,7 @@ def test_transforms_that_do_not_fit_are_refused() -> None:
     refused("test_transform", images, others, train_transform=wrong, test_transform=wrong)
     refused("test_transform", images, others, train_transform=FIXED)
     refused("train_transform", images, others, test_transform=v2.Normalize([0.5], [2]))
+    FromTorch(images, FakeData(6, **IMAGES, transform=FIXED), train_transform=FIXED)
 
 
 def test_samples_are_trained_on_with_their_own_transform() -> None:
@@ -263,3 +264,5 @@ def test_both_splits_number_their_classes_alike(tmp_path: Path) -> None:
     assert "class bee has the number of ant" in refused("test", train, test)
     assert "bee" in refused("test", train, Subset(test, [0]))
     assert FromTorch(Subset(train, [1]), Subset(train, [0])).classes == ("0", "1")
+    (tmp_path / "test/bee").rename(tmp_path / "test/ant")
+    prepared(FromTorch(train, ImageFolder(tmp_path / "test")))  # its last class has no sample

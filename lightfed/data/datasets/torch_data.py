@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -60,12 +59,13 @@ class FromTorch(Dataset):
         require((test is None) == given, f"{KEY}.test", found, fix)
         self._train, self._test = train, test
         self._functions = Functions(train_transform, test_transform)
-        for key, own, other in (
-            ("train", train_transform, test_transform),
-            ("test", test_transform, train_transform),
+        for key, own, other, source in (
+            ("train", train_transform, test_transform, train),
+            ("test", test_transform, train_transform, test),
         ):
             found = "missing, and the other one normalises"
-            fits = own is not None or not normalises(other)
+            done = own is not None or normalises(getattr(source, "transform", None))
+            fits = done or not normalises(other)
             require(fits, f"{KEY}.{key}_transform", found, "normalise the samples of both splits")
         self._names, self._owners = classes, groups
 
@@ -160,7 +160,7 @@ def _check_apart(train: Any, test: Any) -> None:
     """Reject a test set that shares samples with the training set, or numbers classes otherwise."""
     first, second = _class_names(train), _class_names(test)
     if first is not None and second is not None:
-        pairs = zip_longest(first, second, fillvalue="none")
+        pairs = zip(first, second, strict=False)  # the last ones may have no test sample
         ours, theirs = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
         found = f"class {theirs} has the number of {ours} in the training set"
         fix = "number the classes of both in the same way"
