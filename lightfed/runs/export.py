@@ -34,8 +34,10 @@ def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -
 
 def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
     """Reject an export that would only fail after the last round."""
-    if "clients" in kinds and not fleet.algorithm.stateful:
-        fleet.algorithm.client_row(fleet, 0)
+    if "clients" in kinds:
+        here = fleet.mine(range(fleet.clients)) if fleet.algorithm.stateful else [0]
+        for client in here[:1]:
+            fleet.algorithm.client_row(fleet, client)
 
 
 def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:

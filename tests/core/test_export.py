@@ -161,11 +161,16 @@ def test_a_stateful_client_exports_what_is_tested_not_what_it_keeps(tmp_path: Pa
     assert all(torch.equal(files[0][name], one[name]) for one in files for name in files[0])
 
 
+class UntestedHeads(Untested):
+    stateful = True
+
+
+@pytest.mark.parametrize("algorithm", [Untested, UntestedHeads])
 def test_an_export_of_clients_without_a_model_is_refused_before_the_first_round(
-    tmp_path: Path,
+    algorithm: type[Algorithm], tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="Untested gives client 0 no model to export"):
-        exported(replace(CASES["fedavg"], algorithm=Untested), tmp_path)
+    with pytest.raises(UserError, match="gives client 0 no model to export"):
+        exported(replace(CASES["fedavg"], algorithm=algorithm), tmp_path)
     assert not (tmp_path / "run" / "metrics.csv").exists()
 
 
