@@ -87,10 +87,18 @@ class RunTrainer(Recorded, L.Trainer):
         return next((c for c in self.callbacks if isinstance(c, LastCheckpoint)), None)
 
     @property
-    def stops_by(self) -> str:
-        """What may stop the run: limits and callbacks. A stopped run that keeps them has ended."""
-        others = (c for c in self.callbacks if not isinstance(c, Checkpoint))
-        return f"{self._limits} {sorted(c.state_key for c in others if c.state_dict())}"
+    def stoppers(self) -> list[str]:
+        """What may have stopped the run: its limits and callbacks, those with a state if any."""
+        others = [c for c in self.callbacks if not isinstance(c, Checkpoint)]
+        plain = ("lightning.", "lightfed.")
+        own = [c for c in others if not type(c).__module__.startswith(plain)]
+        kept = [c for c in others if c.state_dict()]
+        return [str(self._limits), *(c.state_key for c in kept or own)]
+
+    def has_ended(self, stoppers: Sequence[str]) -> bool:
+        """Whether a run keeps what may have stopped it; False if nothing has."""
+        ours = {str(self._limits), *(c.state_key for c in self.callbacks)}
+        return bool(stoppers) and ours.issuperset(stoppers)
 
     def learning_rate(self, t: int) -> float | None:
         """The learning rate of round t, for its hooks too; None without an optimizer.
