@@ -265,4 +265,7 @@ def test_both_splits_number_their_classes_alike(tmp_path: Path) -> None:
     assert "bee" in refused("test", train, Subset(test, [0]))
     assert FromTorch(Subset(train, [1]), Subset(train, [0])).classes == ("0", "1")
     (tmp_path / "test/bee").rename(tmp_path / "test/ant")
-    prepared(FromTorch(train, ImageFolder(tmp_path / "test")))  # its last class has no sample
+    test = ImageFolder(tmp_path / "test")
+    prepared(FromTorch(train, test))  # the last class has no test sample
+    train.classes = 2
+    FromTorch(train, test, classes=("a", "b")).load("test")

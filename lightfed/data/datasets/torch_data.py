@@ -175,8 +175,8 @@ def _class_names(source: Any) -> list[str] | None:
     """As a data set numbers them, or the one that it is a part of; None if that is not known."""
     while not hasattr(source, "classes") and hasattr(source, "dataset"):
         source = source.dataset
-    names = getattr(source, "classes", None)
-    return None if names is None else [*map(str, names)]
+    names = getattr(source, "classes", None)  # of some it is their number
+    return None if names is None or isinstance(names, int) else [*map(str, names)]
 
 
 def _places(source: Any) -> tuple[Any, Sequence[int]]:
