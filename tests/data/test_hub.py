@@ -291,7 +291,11 @@ def test_the_first_bad_sample_is_named(tmp_path: Path) -> None:
     assert "test: sample 0 has 'y'" in refused("label", path, **both)
     Image.new("L", (8, 8)).save(root / "train" / "cat" / "0.png")
     (root / "test" / "cat" / "2.png").unlink()
-    assert "sample 1 cannot be used: it has colours" in refused("image", root)
+    assert Hub(str(root)).load("train").x.shape[1] == 3
+    for grey in (root / "train").rglob("*.png"):
+        Image.new("L", (8, 8)).save(grey)
+    with pytest.raises(UserError, match="test: sample 0 cannot be used: it has colours"):
+        Hub(str(root)).load("test")
     Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "train" / "cat" / "0.png")
     assert "more than 8 bits" in refused("image", root)
 
