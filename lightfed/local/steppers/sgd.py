@@ -48,7 +48,7 @@ class SGDStepper(Stepper):
         self._trained: Sequence[int] = range(len(params))  # positions of the inputs
         self.factors = factors  # of every parameter's learning rate
         self.lr: float = group["lr"]
-        self._group, self._own_lr = group, self.lr  # a step of a user's may change the rate
+        self._group, self._own_lr = group, self.lr  # a user's step may change the rate
         self.momentum: float = group["momentum"]
         self.dampening: float = group["dampening"]
         self.weight_decay: float = group["weight_decay"]

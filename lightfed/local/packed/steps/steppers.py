@@ -236,7 +236,7 @@ class StackedOptimizer(_Stacked):
         self._options = {k: v for k, v in group.items() if k in known and k != "params"}
         self._class = type(optimizer)
         self._optimizer = optimizer
-        self._settings = group  # a step of a user's may change them
+        self._settings = group  # a user's step may change them
         self._params: list[nn.Parameter] = []
 
     @override

@@ -95,7 +95,7 @@ class PackTensors:
         }
         self.views |= {name: copied for name, (_, copied) in self._buffers.items()}
         self.views |= buffers
-        # A step of a user's may write into parameters too: clip weights, or move a teacher.
+        # A user's step may write into parameters too, as a mean teacher does.
         self._written = [*self._buffers, *buffers] if forward.by_graph else [*self.views]
         self.losses = rows.floats.new_zeros(len(rows.floats), steps)
         self.logged: dict[str, Tensor] = {}
@@ -170,7 +170,7 @@ class PackTensors:
         return {name: part if name in kept else aligned(part) for name, part in taken.items()}
 
     def keep(self, taken: Views, index: Tensor) -> None:
-        """Copy back what the step of some clients has written, without the padding's."""
+        """Copy back what the step of some clients has written, but not those that pad the pack."""
         for name in self._written:
             self.views[name].index_copy_(0, index, taken[name][: len(index)])
 

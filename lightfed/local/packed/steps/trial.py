@@ -42,7 +42,7 @@ def tried(
         found = trial.together(range(_CLIENTS))
         if _kept(module) != kept:
             return "its step keeps numbers or tensors in attributes that are no buffers"
-        if trial.draws() and trial.draws():  # another thread may draw meanwhile, once
+        if trial.draws() and trial.draws():  # twice: another thread may draw meanwhile
             return "its step draws from a generator of all clients"
         return trial.differs(found) or found
     except UserError:
@@ -130,7 +130,7 @@ class _Trial:
 
 
 def _batches(data: DataSpec) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of every client; whole parts of inputs are indices of few words."""
+    """Inputs and labels of every client; the whole part of an input is 0 or 1, a known word."""
     generator = torch_generator(0, "trial")
     x = blank(data, samples=_CLIENTS * _SAMPLES).unflatten(0, (_CLIENTS, _SAMPLES))
     if data.task == "masked_lm":
@@ -141,7 +141,7 @@ def _batches(data: DataSpec) -> tuple[Tensor, Tensor]:
 
 
 def _close(found: Sequence[Tensor | None], alone: Sequence[Tensor | None], limit: float) -> bool:
-    """Whether a loss and gradients are the same, up to rounding; those not finite say nothing."""
+    """Whether a loss and gradients are the same, up to rounding; NaN and inf prove nothing."""
     if [x is None for x in found] != [x is None for x in alone]:
         return False
     (ours, *mine), (loss, *theirs) = (
