@@ -22,7 +22,8 @@ from lightfed.state.rows import LiveModule, ModelLayout
 OPTIMIZERS: dict[str, Any] = {
     "sgd": partial(SGD, lr=0.1),
     "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "adam": Adam,
+    # A larger eps: else Adam turns the sign of a gradient that only rounding has into a step.
+    "adam": partial(Adam, eps=1e-2),
     "aspg": partial(ASPG, lr=0.1),
 }
 Batch = tuple[Tensor, Tensor]
