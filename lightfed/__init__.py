@@ -6,7 +6,6 @@ The public names, such as `lightfed.Algorithm` and `lightfed.HeteroFL`, are impo
 from importlib import import_module
 from typing import Any
 
-from lightfed._moved import forward
 from lightfed.utils import __version__
 from lightfed.utils.process import end_scripts_in_one_line
 
@@ -81,5 +80,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-forward()
 end_scripts_in_one_line()

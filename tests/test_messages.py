@@ -95,7 +95,7 @@ def test_a_mistake_within_a_choice_and_within_a_factory(wrap: Callable[[Any], An
 
 
 def test_the_item_at_fault_is_found_in_the_configuration(tmp_path: Path) -> None:
-    file = tmp_path / "cohorts.yaml"
+    file = tmp_path / "clients.yaml"
     file.write_text(
         "model:\n  clients:\n  - {count: 1, model: Conv}\n  - {count: 1, level: z, model: Conv}\n"
     )

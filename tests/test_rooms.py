@@ -4,12 +4,9 @@ import ast
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pytest
-
-from lightfed._moved import MOVED
 
 ROOT = Path(__file__).parents[1]
 # A room imports only from itself and from rooms before it; files beside the rooms from all.
@@ -166,19 +163,6 @@ def test_pages_read_files_of_runs_and_nothing_of_the_engine() -> None:
         if source.split(".")[1:2] and source.split(".")[1] in PAGES:
             others = {t for t in graph()[source] if t.split(".")[1] not in known}
             assert not others, f"{source} imports {others}"
-
-
-def test_old_names_lead_to_modules_that_exist() -> None:
-    assert set(MOVED.values()) <= set(graph())
-    assert not set(MOVED) & set(graph())
-
-
-def test_an_old_name_is_the_new_module_with_a_warning() -> None:
-    from lightfed.state import rows
-
-    sys.modules.pop("lightfed.core.store", None)
-    with pytest.warns(DeprecationWarning, match=r"lightfed\.state\.rows"):
-        assert import_module("lightfed.core.store") is rows
 
 
 def test_algorithms_import_their_declared_parents_alone() -> None:

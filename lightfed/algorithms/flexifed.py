@@ -33,7 +33,7 @@ from lightfed.state.rows import LiveModule
 
 log = logging.getLogger(__name__)
 
-Initial = Literal["own", "cohort"]
+Initial = Literal["own", "group"]
 
 
 class FlexiFed(Algorithm):

@@ -3,7 +3,6 @@
 LightningCLI over a FederatedTrainer, with errors of one line and exit status 2.
 """
 
-import logging
 import os
 import sys
 from contextlib import redirect_stdout
@@ -197,7 +196,6 @@ def _command_line(arguments: list[str] | None) -> None:
             if self.subcommand == "plan":  # of a run on any cluster, planned on any machine
                 here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
                 options.trainer.update(Namespace(here))
-            _rename_cohorts(options.model)
             _check_values(options, sections)
             if options.trainer.name is None and options.config:
                 options.trainer.name = Path(str(options.config[-1])).stem
@@ -250,17 +248,6 @@ def _check_values(options: Any, sections: dict[str, type]) -> None:
         for name, parameter in signature(owner).parameters.items():
             empty = options[section].get(name) is None and parameter.default is not None
             require(not empty, f"{section}.{name}", "no value", "give one, or leave the key out")
-
-
-def _rename_cohorts(model: Any) -> None:
-    """Move the value of a configuration of version 0.1 to the current key."""
-    former = model.pop("cohorts")
-    if former is None:
-        return
-    if model.clients is not None:
-        raise UserError("model.cohorts", "given in addition to model.clients", "keep clients")
-    logging.getLogger(__name__).warning("model.cohorts is now called model.clients")
-    model.clients = former
 
 
 def _stopped() -> int:

@@ -5,7 +5,6 @@ names the key.
 """
 
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import gettempdir
@@ -28,15 +27,8 @@ Clips = Literal["norm", "value", "network"]
 _THREADS = 16  # of torch, by processor: thousands crash it
 
 
-def client_groups(
-    clients: list[ClientGroup] | None, cohorts: list[ClientGroup] | None
-) -> list[ClientGroup]:
-    """The client groups, also under their former name, each checked."""
-    if cohorts is not None:
-        if clients is not None:
-            raise UserError("model.cohorts", "given in addition to model.clients", "keep clients")
-        warnings.warn("cohorts is now called clients", DeprecationWarning, stacklevel=3)
-    groups = cohorts if clients is None else clients
+def client_groups(groups: list[ClientGroup] | None) -> list[ClientGroup]:
+    """The client groups, each checked."""
     if not groups:
         found = "no group" if groups is None else "an empty list"
         raise UserError("model.clients", found, "describe at least one: count, model")

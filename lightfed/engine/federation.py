@@ -75,7 +75,6 @@ class Federation(Recorded, L.LightningModule):
         max_failed_clients: int | None = None,
         export: Sequence[Exported] = ("server",),
         seed: int = 0,
-        cohorts: list[ClientGroup] | None = None,
     ) -> None:
         """Configure the federation.
 
@@ -121,13 +120,12 @@ class Federation(Recorded, L.LightningModule):
             export: Which weights to write to the run folder as safetensors at the end: of the
                 server, of every client.
             seed: Seed of all draws.
-            cohorts: Former name of clients, until version 0.3.
         """
         super().__init__()
         checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients)
         checks.check_schedule(optimizer, lr_schedule)
         self.algorithm, self.seed = checks.algorithm(algorithm), seed
-        self.groups = checks.client_groups(clients, cohorts)
+        self.groups = checks.client_groups(clients)
         self.num_clients = sum(group.count for group in self.groups)
         self.optimizer, self._lr_schedule = optimizer, lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)

@@ -139,7 +139,7 @@ def _client_rows(
         {
             "round": rounds,
             "client": client,
-            "cohort": groups[fleet.home_group(client)],
+            "group": groups[fleet.home_group(client)],
             "samples": row["samples"],
             **{name: row.get(name, "") for name in names},
             "bytes_up": up,

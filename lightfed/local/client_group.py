@@ -1,6 +1,5 @@
 """Client groups: the clients of one architecture, as configured and as held on a rank."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,10 +257,3 @@ class GroupState:
                     f"{name}.{part}" for part, _ in module.named_parameters(recurse=False)
                 )
         return found
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Cohort":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Cohort is now called ClientGroup", DeprecationWarning, stacklevel=2)
-    return ClientGroup

@@ -70,17 +70,17 @@ def clients(run: Run) -> Figure | None:
     table = finite(run.evaluation)
     if metric is None or metric not in table or not table[metric].notna().any():
         return None
-    by = Series.of("cohort", run.client_groups, "client group")
+    by = Series.of("group", run.client_groups, "client group")
     axis = metric_axis(metric, metric, table[metric])
     spread = marks.spread(
         table,
         axis,
-        Axis("cohort", "client group", names=run.client_groups),
+        Axis("group", "client group", names=run.client_groups),
         by,
         title=f"{sentence(metric)} of each client",
     )
     columns = {f"personal/{metric}/{name}": name for name in run.client_groups}
-    groups = _lines(run, columns, metric).rename(columns={"series": "cohort"})
+    groups = _lines(run, columns, metric).rename(columns={"series": "group"})
     title = f"{sentence(metric)} by client group"
     beside = _beside(run)
     charts = [
@@ -212,7 +212,7 @@ def _beside(run: Run) -> pd.DataFrame:
     table = finite(run.evaluation)
     table = table.iloc[marks.evenly_spaced(len(table), most=DOTS)]
     stated = run.environment.get("parameters")
-    size = table["cohort"].map(stated) if isinstance(stated, dict) else np.nan
+    size = table["group"].map(stated) if isinstance(stated, dict) else np.nan
     sent = table.reindex(columns=["bytes_up", "bytes_down"]).sum(axis=1, min_count=1)
     table = table.assign(parameters=pd.to_numeric(size, errors="coerce"), bytes=sent)
     if run.partition is None:

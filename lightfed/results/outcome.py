@@ -238,7 +238,7 @@ def client_groups(run: Run, metric: str) -> DataFrame:
         return logged.reindex(columns=[*GROUP_COLUMNS])
     own = client_metric(run, metric)
     columns = [*dict.fromkeys(name for name in (own, f"local/{own}", *COSTS) if name)]
-    groups = run.evaluation.reindex(columns=["cohort", *columns]).groupby("cohort")
+    groups = run.evaluation.reindex(columns=["group", *columns]).groupby("group")
     found = groups[columns].mean().rename(columns={own: "mean", f"local/{own}": "local"})
     scores = groups[own] if own else None
     found.insert(0, "clients", groups.size())

@@ -36,7 +36,7 @@ T = TypeVar("T")
 # what numpy raises for a truncated file or one of another format
 UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
 FORMAT = 1  # of run folders
-CLIENT_KEYS = ("round", "client", "cohort")
+CLIENT_KEYS = ("round", "client", "group")
 CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
 
 
@@ -68,7 +68,7 @@ class Run:
         folder: its path.
         rounds: metrics.csv by round; NaN where it was not measured, or is not finite.
         diverged: the columns of `rounds` whose last measured value is not finite.
-        clients: a row a client and evaluation: `round`, `client`, `cohort`, metrics and costs.
+        clients: a row a client and evaluation: `round`, `client`, `group`, metrics and costs.
             Bytes and FLOPs count from the start. Empty without clients.csv.
         evaluation: the last complete one, by client, inf where not finite; empty without any.
         timings: seconds of a finished round, which is the index, by its part; means over the ranks.
@@ -107,8 +107,8 @@ class Run:
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
         """As the run recorded them, in natural order; the position gives the colour."""
-        stated = self.environment.get("cohorts")
-        found = {*self.evaluation["cohort"]} | (set(stated) if isinstance(stated, dict) else set())
+        stated = self.environment.get("groups")
+        found = {*self.evaluation["group"]} | (set(stated) if isinstance(stated, dict) else set())
         return tuple(sorted(found, key=natural_order))
 
     @cached_property
@@ -251,7 +251,7 @@ def _clients(path: Path) -> tuple[DataFrame, DataFrame]:
 
     table, cut = pd.DataFrame(columns=pd.Index(CLIENT_KEYS)), False
     if path.is_file():
-        table, cut = read_csv(path, keys=CLIENT_KEYS, text=["cohort"])
+        table, cut = read_csv(path, keys=CLIENT_KEYS, text=["group"])
     table = table.drop_duplicates(["round", "client"], keep="last")
     at = table["round"].unique()
     last = table[table["round"] == at[-2 if cut and len(at) > 1 else -1]] if len(at) else table

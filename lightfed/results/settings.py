@@ -33,8 +33,6 @@ _NAMED = 5  # options that a note names
 NOTHING_ELSE = re.compile(r"(?!)")
 UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
-_FORMER = re.compile(r"^model\.cohorts\b")  # the key's name in version 0.1
-
 
 def options(
     settings: Mapping[str, str],
@@ -78,7 +76,7 @@ def read_settings(config: str, path: Path) -> dict[str, str]:
         content = yaml.load(config, Loader=loader)
     except yaml.YAMLError as error:
         raise damaged(path, " ".join(str(error).split())) from error
-    return {_FORMER.sub("model.clients", key): text for key, text in _flat(content) if text}
+    return {key: text for key, text in _flat(content) if text}
 
 
 def _flat(value: object, *path: str) -> Iterator[tuple[str, str]]:

@@ -130,7 +130,7 @@ def _load(path: str | Path, *, share: int, shares: int) -> dict[str, Any]:
     checkpoint = _read_main(main)
     shards = checkpoint[SHARDS]
     with checked(main):
-        written = shards.get("format", 1)  # version 0.1 does not name its own
+        written = shards.get("format")
     if written != FORMAT:
         found = f"{main} has format {written}; this version of lightfed reads format {FORMAT}"
         fix = "resume with the version that wrote it, which environment.json names"

@@ -37,7 +37,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "synthetic": data.dataset.synthetic,
             "skipped_samples": data.skipped_samples,
             "clients": fleet.clients,
-            "cohorts": {s.name: s.group.count for s in fleet.groups},
+            "groups": {s.name: s.group.count for s in fleet.groups},
             "parameters": {s.name: s.layout.parameter_numel for s in fleet.groups},
             "rounds": trainer.max_epochs,
             "seed": fleet.seed,

@@ -155,7 +155,7 @@ def test_a_shared_classifier_adds_and_takes_nobody_away(words: list[str]) -> Non
 
 def test_a_round_by_hand() -> None:
     """Max-Common: means of the trained values over exactly those clients; counts by the largest."""
-    alone, together = flexi_fleet(Standalone()), flexi_fleet(MaxCommon(initial="cohort"))
+    alone, together = flexi_fleet(Standalone()), flexi_fleet(MaxCommon(initial="group"))
     metrics = [run_round(fleet, 0) for fleet in (alone, together)]
     assert metrics[0]["train_loss"] == metrics[1]["train_loss"]
     trained = [tensors_of(alone, k) for k in range(5)]
@@ -232,7 +232,7 @@ def test_equal_architectures_are_fedavg(
     """From a common start, with the same weights; two groups of the same network are one."""
     rows = []
     weights: Any = "samples" if strategy is by_samples else "uniform"
-    for algorithm in (FedAvg(weights), strategy(initial="cohort")):
+    for algorithm in (FedAvg(weights), strategy(initial="group")):
         federation = Federation(
             algorithm, [ClientGroup(3, partial(Stack, 5, 6))], optimizer=slow, local_epochs=2,
             accumulate=accumulate,
@@ -257,7 +257,7 @@ def test_groups_of_one_architecture_are_one(strategy: Callable[..., FlexiFed]) -
 
 
 def test_no_common_layers_is_standalone() -> None:
-    fleets = [flexi_fleet(a) for a in (Standalone(), MaxCommon(0, initial="cohort"))]
+    fleets = [flexi_fleet(a) for a in (Standalone(), MaxCommon(0, initial="group"))]
     for t in range(2):
         metrics = [run_round(fleet, t) for fleet in fleets]
     assert metrics[1]["bytes_up"] == metrics[1]["bytes_down"] == 0
@@ -292,12 +292,12 @@ def test_every_client_starts_from_its_own_values() -> None:
 
 
 def test_or_from_those_of_its_group() -> None:
-    fleet = flexi_fleet(MaxCommon(initial="cohort"))
+    fleet = flexi_fleet(MaxCommon(initial="group"))
     for client in range(5):
         assert torch.equal(fleet.row(client).floats, fleet.state(client).initial.floats)
 
 
-@pytest.mark.parametrize("initial", ["own", "cohort"])
+@pytest.mark.parametrize("initial", ["own", "group"])
 def test_a_client_that_diverges_starts_again_and_spoils_no_mean(initial: Any) -> None:
     fleet = flexi_fleet(MaxCommon(initial=initial))
     start = tensors_of(fleet, 4)

@@ -147,16 +147,6 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(
     assert (value_of(path), tags_of(path)) == (2.0, 2)
 
 
-def test_a_checkpoint_without_a_format_has_the_first(tmp_path: Path) -> None:
-    """Version 0.1 does not name it."""
-    path = tmp_path / "last.ckpt"
-    write(path, 1.0)
-    content = torch.load(path)
-    del content[checkpoint.SHARDS]["format"]
-    torch.save(content, path)
-    refused(path, "has format 1; this version of lightfed reads format 3")
-
-
 def test_checkpoints_with_code_in_them_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "code.ckpt"
     torch.save({checkpoint.SHARDS: {"tags": ["x"], "ranks": 0}, "x": Path("/")}, path)

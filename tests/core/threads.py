@@ -1,4 +1,4 @@
-"""Ranks as threads: the collectives of lightfed.comm, with lists and a barrier for a network."""
+"""Ranks as threads: collectives as in `distributed`, with lists and a barrier for a network."""
 
 import threading
 from collections.abc import Callable

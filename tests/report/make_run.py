@@ -31,7 +31,7 @@ METRICS = {
     "seconds": (2.0, 1.0, 1.5),
     "lr-SGD": (0.125, 0.125, 0.125),
 }
-CLIENTS = "round,client,cohort,samples,accuracy,loss,bytes_up,bytes_down,flops"
+CLIENTS = "round,client,group,samples,accuracy,loss,bytes_up,bytes_down,flops"
 EVALUATIONS = (
     (1, 0, "a", 30, 0.7, 1.0, 250, 500, 1e9),
     (1, 1, "a", 20, 0.5, 1.0, 250, 500, 1e9),
@@ -48,7 +48,7 @@ ENVIRONMENT = {
     "algorithm": "HeteroFL",
     "dataset": "Digits",
     "clients": 4,
-    "cohorts": {"a": 2, "b": 2},
+    "groups": {"a": 2, "b": 2},
     "rounds": 3,
     "seed": 7,
     "ranks": 2,

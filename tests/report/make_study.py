@@ -102,7 +102,7 @@ def strategy_run(
         "algorithm": strategy,
         "dataset": data,
         "clients": sum(each),
-        "cohorts": client_groups,
+        "groups": client_groups,
         "parameters": dict.fromkeys(client_groups, 1000),
         "seed": seed,
         "synthetic": False,

@@ -86,7 +86,7 @@ def method_run(
         environment=stated,
         config=yaml.safe_dump(config, sort_keys=False),
         evaluations=rows or None,
-        client_columns=f"round,client,cohort,samples,{metric}",
+        client_columns=f"round,client,group,samples,{metric}",
         counts=None,
     )
     return read(root / stem)

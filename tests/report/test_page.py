@@ -56,7 +56,7 @@ def test_what_clients_hold_is_not_the_global_model_on_their_data(tmp_path: Path)
     ]
     folder = write_run(
         tmp_path / "run", metrics=metrics, environment=ENVIRONMENT | said, evaluations=evaluations,
-        client_columns="round,client,cohort,samples,accuracy,loss,local/accuracy,bytes_up,"
+        client_columns="round,client,group,samples,accuracy,loss,local/accuracy,bytes_up,"
         "bytes_down,flops",
     )  # fmt: skip
     page = ReadPage(build(folder))
@@ -237,7 +237,7 @@ def test_a_page_of_100_000_clients_is_small(tmp_path: Path) -> None:
     environment = {
         **ENVIRONMENT,
         "clients": clients,
-        "cohorts": dict.fromkeys("abcde", clients // 5),
+        "groups": dict.fromkeys("abcde", clients // 5),
     }
     counts = rng.poisson(rng.gamma(0.5, 8, (clients, 10)))
     folder = write_run(
@@ -247,7 +247,7 @@ def test_a_page_of_100_000_clients_is_small(tmp_path: Path) -> None:
     groups = np.repeat(list("abcde"), clients // 5)
     drawn = {name: rng.random(clients) for name in ("accuracy", "loss")}
     costs = {name: rng.integers(1, 10**9, clients) for name in ("bytes_up", "bytes_down", "flops")}
-    owned = {"client": range(clients), "cohort": groups, "samples": counts.sum(1)}
+    owned = {"client": range(clients), "group": groups, "samples": counts.sum(1)}
     pd.DataFrame({"round": rounds, **owned, **drawn, **costs}).to_csv(
         folder / "clients.csv", index=False
     )

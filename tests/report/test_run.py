@@ -80,7 +80,7 @@ def test_only_the_metrics_have_to_be_there(tmp_path: Path) -> None:
 def test_a_quoted_client_group_name_may_hold_a_comma_and_a_slash(tmp_path: Path) -> None:
     metrics = {"personal/accuracy": (0.5,), "personal/accuracy/wide, 1/2": (0.5,)}
     rows = [(1, 0, "wide, 1/2", 3, 0.5, 1.0, 1, 1, 1)]
-    stated = ENVIRONMENT | {"cohorts": {"wide, 1/2": 1, "narrow": 3}}
+    stated = ENVIRONMENT | {"groups": {"wide, 1/2": 1, "narrow": 3}}
     run = read(write_run(tmp_path / "run", metrics=metrics, evaluations=rows, environment=stated))
     assert run.client_groups == ("narrow", "wide, 1/2")
     assert base_names(run) == ["accuracy"]
@@ -100,7 +100,7 @@ def test_client_groups_are_those_that_the_run_recorded_and_no_part_of_a_name(
     assert base_names(run) == ["val/acc", "val/loss"]
     assert outcome_of(run).client_groups["mean"].to_dict() == {"a": 0.75, "b": 0.25}
     alone = {k: v for k, v in metrics.items() if not k.endswith(("/a", "/b"))}
-    stated = ENVIRONMENT | {"cohorts": {"acc": 4}}  # the name of the only one
+    stated = ENVIRONMENT | {"groups": {"acc": 4}}  # the name of the only one
     run = read(write_run(tmp_path / "alone", metrics=alone, environment=stated, evaluations=None))
     assert (run.client_groups, base_names(run)) == (("acc",), ["val/acc", "val/loss"])
     assert outcome_of(run).client_groups.empty

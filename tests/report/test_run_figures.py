@@ -96,7 +96,7 @@ def test_clients_are_shown_against_data_model_and_costs(run: Run) -> None:
 
 def test_ten_thousand_clients_fit_on_a_page(run: Run) -> None:
     n, classes = 10_000, 100
-    table = pd.DataFrame({"client": range(n), "round": 3, "cohort": ["a", "b"] * (n // 2)})
+    table = pd.DataFrame({"client": range(n), "round": 3, "group": ["a", "b"] * (n // 2)})
     table = table.assign(accuracy=np.linspace(0, 1, n), bytes_up=np.arange(n))
     counts = pd.DataFrame(np.arange(n * classes).reshape(n, classes) % 7)
     parts = {"evaluation": table.set_index("client"), "clients": table}

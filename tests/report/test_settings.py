@@ -49,7 +49,7 @@ CONFIG = """\
 # lightning
 trainer: {max_epochs: 030}
 model:
-  cohorts:
+  clients:
   - level: 'a'
     rate: null
   - count: 1e-3
@@ -59,7 +59,7 @@ model:
 """
 
 
-def test_settings_are_the_texts_of_the_file_and_former_keys_the_present_ones() -> None:
+def test_settings_are_the_texts_of_the_file() -> None:
     assert read_settings(CONFIG, Path("config.yaml")) == {
         "trainer.max_epochs": "030",
         "model.clients.0.level": "a",

@@ -184,7 +184,7 @@ def test_where_a_run_was_made_is_no_setting(tmp_path: Path) -> None:
     assert twice.settings[1].baseline is not None  # the options are the same
 
 
-@pytest.mark.parametrize("start", ["own", "cohort"])
+@pytest.mark.parametrize("start", ["own", "group"])
 def test_standalone_shares_the_setting_whatever_start_the_others_have(
     tmp_path: Path, start: str
 ) -> None:
@@ -232,7 +232,7 @@ def test_versions_stand_in_natural_order_whatever_the_client_groups(tmp_path: Pa
 def test_client_groups_are_the_versions_where_no_setting_tells_them_apart(
     tmp_path: Path, setting: str, versions: tuple[int, ...]
 ) -> None:
-    stated = {"cohorts": {"big": 2, "a small one": 2}}
+    stated = {"groups": {"big": 2, "a small one": 2}}
     run = strategy_run(
         tmp_path, "MaxCommon", FLAT, versions=versions, setting=setting, stated=stated
     )
@@ -259,7 +259,7 @@ def test_a_single_client_group_has_the_mean_for_its_own(tmp_path: Path) -> None:
 def test_what_is_no_study(tmp_path: Path) -> None:
     alone = strategy_run(tmp_path, "Standalone", FLAT)
     fedavg = strategy_run(tmp_path, "FedAvg", FLAT)
-    silent = strategy_run(tmp_path, "MaxCommon", FLAT, name="silent", stated={"cohorts": None})
+    silent = strategy_run(tmp_path, "MaxCommon", FLAT, name="silent", stated={"groups": None})
     other = strategy_run(tmp_path, "MaxCommon", FLAT, name="no config", config=None)
     assert studies([alone, fedavg, silent, other]) == []
     third = strategy_run(tmp_path, "ClusteredFL", FLAT, data="CINIC10")

@@ -69,7 +69,7 @@ def trial_of(group: Group) -> Trial | None:
     """The trial of a group; None for other algorithms or if its client groups are unknown."""
     run = group.runs[0]
     strategy = STRATEGIES.get(run.algorithm)
-    stated = run.environment.get("cohorts")
+    stated = run.environment.get("groups")
     counts = {n: whole_number(c) for n, c in stated.items()} if isinstance(stated, dict) else {}
     if strategy is None or not counts or not all(counts.values()):
         return None

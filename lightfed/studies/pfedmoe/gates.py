@@ -34,7 +34,7 @@ def gate_rows(run: Run) -> pd.DataFrame:
     weights = pd.DataFrame(run.gates.personal, columns=pd.Index(_classes(run)))
     weights = weights.dropna(how="all")
     means = weights.mean(axis=1)
-    kinds = run.evaluation["cohort"].reindex(weights.index, fill_value=ALL)
+    kinds = run.evaluation["group"].reindex(weights.index, fill_value=ALL)
     names = weights.index.astype(str).to_series(index=weights.index)
     if len(weights) > MOST_ROWS:
         rank = means.groupby(kinds).rank(method="first", ascending=False) - 1
