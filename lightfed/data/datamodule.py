@@ -13,6 +13,7 @@ from lightfed.data.batches import LastBatch
 from lightfed.data.checks import loaded
 from lightfed.data.client_batches import ClientBatches
 from lightfed.data.datasets.dataset import Dataset, Task
+from lightfed.data.datasets.torch_data import FromTorch
 from lightfed.data.partition import draw
 from lightfed.data.resident import Place, resident
 from lightfed.utils.errors import UserError, require
@@ -49,7 +50,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         """Describe the data of a run; nothing is loaded yet.
 
         Args:
-            dataset: the source of the samples.
+            dataset: the source of the samples; of a LightningDataModule, as by `FromTorch`.
             partition: how the training samples are dealt to clients.
             batch_size: samples of a training batch.
             eval_batch_size: samples of a batch in validation and test.
@@ -77,7 +78,8 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         found = f"union, whose test samples personal_test: {personal_test} tests on"
         fits = pool != "union" or personal_test == "split"
         require(fits, "data.pool", found, "set data.personal_test: split")
-        self.dataset, self.partition = dataset, partition
+        self.dataset = dataset if isinstance(dataset, Dataset) else FromTorch(dataset)
+        self.partition = partition
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.personal_test, self.train_fraction = personal_test, train_fraction
         self.channels_last, self.chunks = channels_last, chunks

@@ -262,12 +262,19 @@ class RunTrainer(Recorded, L.Trainer):
             place = self.run_logger.place
             if place.config is None:
                 owners: dict[str, Any] = {"trainer": self, "model": federation, "data": data}
-                place.script = config_digest({name: arguments(one) for name, one in owners.items()})
+                described = {n: arguments(one, n, place.lost) for n, one in owners.items()}
+                place.script = config_digest(described)
             method = type(federation.algorithm).__name__
             self.run_logger.name_run(method, data.dataset.name, f"s{federation.seed}")
 
-    def _check_first(self, federation: Any) -> None:
-        """Reject a Federation that has run, but for more rounds in the same Trainer."""
+    def _check_first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Reject arguments of `fit`: other data, or a Federation that has run elsewhere."""
+        federation = args[0] if args else kwargs.get("model")
+        given = (*args[1:2], *(x for name, x in kwargs.items() if name != "model"))
+        data = next((x for x in given if x is not None), None)
+        found = "missing" if data is None else f"a {type(data).__name__}"
+        fix = "give FederatedDataModule(data, partition), with FromTorch(train, test) for data sets"
+        require(isinstance(data, FederatedDataModule), "data", found, fix)
         known = federation is self.lightning_module and not self.strategy.forks
         found = "a Federation that has run, and would be trained further"
         require(known or not hasattr(federation, "fleet"), "model", found, "make a new one")

@@ -60,6 +60,10 @@ def attach_sessions(
     used = optimizer is None or any(takes_lr for _, takes_lr in steppers)
     found, fix = "given, but the modules of all clients configure their own", "leave it out"
     require(used, "model.optimizer", found, fix)
+    watched = any(isinstance(c, stock.LearningRateMonitor) for c in trainer.callbacks)
+    found = "LearningRateMonitor, and a round has no learning rate without model.optimizer"
+    fix = "give model.optimizer, or remove it and log the rate in training_step"
+    require(optimizer is not None or not watched, "trainer.callbacks", found, fix)
     packings = packed.packings(fleet, steppers, data, runtime)
     fleet.training.attach(runtime, steppers, packings)
     if data.gives_channels_last(fleet.device):

@@ -218,7 +218,7 @@ class FederatedTrainer(RunTrainer):
             UserError: a setting or file of the user cannot be used.
         """
         self._check_launch(args, kwargs)
-        self._check_first(args[0] if args else kwargs.get("model"))
+        self._check_first(args, kwargs)
         if self.strategy.forks:
             self._fit_on_forks(args, kwargs, ckpt_path)
             return

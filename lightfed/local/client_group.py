@@ -20,11 +20,12 @@ from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, require
 from lightfed.utils.lightning_private import is_overridden
+from lightfed.utils.recorded import Named
 from lightfed.utils.rng import derive_seed, seeded
 
 
 @dataclass
-class ClientGroup:
+class ClientGroup(Named):
     """The clients that share one architecture.
 
     Attributes:

@@ -20,12 +20,26 @@ from typing import Any
 from lightfed.distributed.collectives import Ranks
 from lightfed.utils.atomic_io import check, check_like, checked, read
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.lightning_private import may_make_modules
 
 SHARDS = "lightfed_shards"  # key in the main file: tags of the shards, number of each, the format
 FORMAT = 3  # of the content; a version of lightfed that other versions cannot read counts up
 CLIENTS = "lightfed_clients"  # key in a dumped checkpoint: this rank's rows
 _PREVIOUS = ".previous"
 log = logging.getLogger(__name__)
+
+
+def load_server_safetensors_instead(module: type, arguments: Any) -> Any:
+    """What Lightning's `load_from_checkpoint` calls to make the user's module: a UserError."""
+    found = f"a checkpoint of a federation, not of a {module.__name__}"
+    fix = "load models/server.safetensors of its run folder by load_state_dict (docs/python.md)"
+    raise UserError("load_from_checkpoint", found, fix)
+
+
+MAKER = {"_instantiator": f"{__name__}.{load_server_safetensors_instead.__name__}"}
+"""`hyper_parameters` of a main file: the function that makes its module."""
+
+may_make_modules(MAKER["_instantiator"])
 
 
 class OtherFormat(UserError):

@@ -12,47 +12,82 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from lightfed.utils.errors import UserError
 
-class Recorded:
+
+class Named:
+    """Refuses named arguments that its constructor does not have, in one line."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        known = signature(cls).parameters
+        unknown = [name for name in kwargs if name not in known]
+        if unknown and all(one.kind != one.VAR_KEYWORD for one in known.values()):
+            fix = shorten(f"give one of {', '.join(known)}", 200, placeholder=" ...")
+            for other in filter(isclass, (*args, *kwargs.values())):
+                makes = vars(other).get("__init__")
+                if isfunction(makes) and unknown[0] in signature(makes).parameters:
+                    name = other.__name__
+                    fix = f"give it to {name}: functools.partial({name}, {unknown[0]}=...)"
+            raise UserError(cls.__name__, f"it has no argument {unknown[0]}", fix)
+        return super().__new__(cls)
+
+
+class Recorded(Named):
     """Records the arguments of its constructor, positional and named ones."""
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__new__(cls)
+        made = super().__new__(cls, *args, **kwargs)
         object.__setattr__(made, "given", (args, kwargs))  # frozen, or not yet a module
         return made
 
 
-def described(value: Any) -> Any:
-    """A value as in a configuration file: objects by class_path, dataclasses by their fields."""
+def described(value: Any, key: str = "", lost: list[str] | None = None) -> Any:
+    """A value as in a configuration file: objects by class_path, dataclasses by their fields.
+
+    `lost` gets `key` and the reason where no configuration file can hold the value.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): described(inner) for key, inner in value.items()}
+        return {str(name): described(x, f"{key}.{name}", lost) for name, x in value.items()}
     if isinstance(value, list | tuple | set | frozenset | range):
-        return [described(inner) for inner in value]
+        return [described(x, f"{key}.{place}", lost) for place, x in enumerate(value)]
     if isinstance(value, partial):
-        return described(value.func) | {"init_args": described(value.keywords)}
+        inner = described(value.keywords, f"{key}.init_args", lost)
+        return described(value.func, key, lost) | {"init_args": inner}
     if isclass(value) or isfunction(value):
-        return {"class_path": _path(value)}
+        path = _path(value)
+        if lost is not None and ("<" in path or value.__module__ == "__main__"):
+            lost.append(f"{key}: {path} is defined in a script or a function")
+        return {"class_path": path}
     if isinstance(value, Recorded):
-        return {"class_path": _path(type(value)), "init_args": arguments(value)}
+        kind = described(type(value), key, lost)
+        return kind | {"init_args": arguments(value, f"{key}.init_args", lost)}
     if is_dataclass(value):
-        return {field.name: described(getattr(value, field.name)) for field in fields(value)}
+        return {
+            field.name: described(getattr(value, field.name), f"{key}.{field.name}", lost)
+            for field in fields(value)
+        }
+    if lost is not None and not isinstance(value, Path):
+        lost.append(f"{key}: the arguments of {type(value).__name__} are not known")
     if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
         return {"class_path": _path(type(value))}
     # without addresses, which no other run has
     return shorten(re.sub(" at 0x[0-9a-f]+", "", str(value)), 80)
 
 
-def arguments(made: Recorded) -> dict[str, Any]:
-    """The arguments of an object by name, with all defaults, as in a configuration file."""
+def arguments(made: Recorded, key: str = "", lost: list[str] | None = None) -> dict[str, Any]:
+    """The arguments of an object by name, with all defaults, as in a configuration file.
+
+    `key` and `lost` as of `described`.
+    """
     args, kwargs = made.given
     positional = zip(signature(type(made)).parameters, args, strict=False)
     kind: Any = type(made)
     given = _defaults(kind) | dict(positional) | kwargs
-    return {key: described(value) for key, value in given.items()}
+    return {name: described(value, f"{key}.{name}", lost) for name, value in given.items()}
 
 
 @cache

@@ -55,7 +55,7 @@ class FromTorch(Dataset):
         """
         given = isinstance(train, LightningDataModule)
         found = "given with a data module" if given else "missing"
-        fix = "leave it out" if given else "give the test set"
+        fix = "leave it out" if given else "give the test set: FromTorch(train, test)"
         require((test is None) == given, f"{KEY}.test", found, fix)
         self._train, self._test = train, test
         self._functions = Functions(train_transform, test_transform)

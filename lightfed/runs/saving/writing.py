@@ -22,6 +22,7 @@ from lightfed.runs import run_lock
 from lightfed.runs.checkpoint import (
     CLIENTS,
     FORMAT,
+    MAKER,
     SHARDS,
     newest_file,
     previous_of,
@@ -92,6 +93,7 @@ class Writing:
             _together(lambda: _write(rows, shard), main, tag, ranks)
         tags = [tag] if chain is None else [*chain.tags, tag]
         world = 0 if rows is None else ranks.world
+        self._content["hyper_parameters"] = MAKER
         self._content[SHARDS] = {"tags": tags, "ranks": world, "format": FORMAT}
 
         def commit() -> None:
