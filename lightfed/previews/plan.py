@@ -27,6 +27,12 @@ def balance(fleet: DryFleet) -> float:
     return float(sum(call.loads.max() for call in fleet.calls) / least) if least else 1.0
 
 
+def speedup(fleet: DryFleet) -> float:
+    """Time of one rank that trains all sessions over that of the busiest ranks."""
+    busiest = sum(call.loads.max() for call in fleet.calls)
+    return float(sum(call.loads.sum() for call in fleet.calls) / busiest) if busiest else 1.0
+
+
 def row_bytes(fleet: DryFleet) -> np.ndarray:
     """(groups,) bytes of a client's row, with padding."""
     layouts = [state.layout for state in fleet.groups]
@@ -91,6 +97,7 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
         _groups(fleet),
         *packs_text(fleet.training.side_by_side),
         _ranks(fleet, np.stack([sessions, loads, rank_rows(fleet)])),
+        f"speed    {speedup(fleet):.2f} times that of one rank: all loads over the largest",
         f"balance  {balance(fleet):.3f}: the busiest rank over the minimum possible, which\n"
         "         is the mean of the ranks, or the longest session",
         f"bytes    a round: {traffic}{_WHY.get(bound, '')}",
@@ -103,11 +110,12 @@ def plan_text(fleet: DryFleet, parts: dict[str, int], *, rounds: int, chunks: in
 
 
 def _groups(fleet: DryFleet) -> str:
-    lines = [("group", "clients", "parameters", "FLOPs a sample", "a row")]
+    lines = [("group", "width", "clients", "parameters", "FLOPs a sample", "a row")]
     for state, row in zip(fleet.groups, row_bytes(fleet).tolist(), strict=True):
         count, parameters = f"{state.group.count:,}", f"{state.layout.parameter_numel:,}"
         flops = _scaled(state.flops) if state.flops else "not known"
-        lines.append((state.name, count, parameters, flops, _scaled(row, "B")))
+        width = f"{state.rate:.4g}"
+        lines.append((state.name, width, count, parameters, flops, _scaled(row, "B")))
     return aligned(lines)
 
 

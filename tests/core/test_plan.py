@@ -19,7 +19,15 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork
 from lightfed.models.networks.mlp import MLP
 from lightfed.previews.dry_run import DryFleet, PlannedRanks
-from lightfed.previews.plan import balance, memory, plan_text, rank_rows, row_bytes, state_slots
+from lightfed.previews.plan import (
+    balance,
+    memory,
+    plan_text,
+    rank_rows,
+    row_bytes,
+    speedup,
+    state_slots,
+)
 from lightfed.state.costs import Ledger
 from lightfed.topology.topology import Ring
 from tests.conformance.cases import CASES, Case
@@ -121,6 +129,7 @@ def test_everybody_takes_part() -> None:
     assert call.loads.tolist() == [540, 564]
     assert call.counts.sum(0).tolist() == [1, 3]
     assert balance(fleet) == pytest.approx(564 / 552)
+    assert speedup(fleet) == pytest.approx((540 + 564) / 564)
     assert fleet.sums["bytes_down"] == fleet.sums["bytes_up"] == 0
 
 
@@ -135,6 +144,7 @@ def test_the_bound_is_the_longest_session_where_that_is_more_than_the_mean() -> 
     fleet = planned(Standalone(), world=4)
     assert sorted(fleet.calls[0].loads.tolist()) == [96, 144, 324, 540]
     assert balance(fleet) == 1
+    assert speedup(fleet) == pytest.approx((96 + 144 + 324 + 540) / 540)
 
 
 def test_memory_of_clients_that_keep_rows() -> None:
@@ -218,16 +228,17 @@ def test_the_text_has_a_line_for_every_group_and_one_of_a_few_ranks() -> None:
     lines = plan_text(fleet, {"rows": 1500, "nothing": 0}, rounds=1).splitlines()
     assert lines[0] == "Standalone, 4 clients on 2 ranks: the first round, 4 sessions in each"
     # FLOPs: two for each of 4 x 9 and 9 x 2 weights.
-    assert lines[3].split() == ["MLP", "2", "65", "108", "640", "B"]
+    assert lines[3].split() == ["MLP", "1", "2", "65", "108", "640", "B"]
     assert [line.split() for line in lines[7:9]] == [
         ["0", "1", "540", "640", "B"],
         ["1", "3", "564", "1.664", "kB"],
     ]
-    assert lines[10].startswith("balance  1.022: ")
-    assert lines[13] == "bytes    a round: down 0 B, up 0 B"
-    assert lines[15].endswith(": 1.5 kB")
-    assert lines[16].split() == ["1.5", "kB", "rows"]
-    assert len(lines) == 18
+    assert lines[10].startswith("speed    1.96 times that of one rank: ")
+    assert lines[12].startswith("balance  1.022: ")
+    assert lines[15] == "bytes    a round: down 0 B, up 0 B"
+    assert lines[17].endswith(": 1.5 kB")
+    assert lines[18].split() == ["1.5", "kB", "rows"]
+    assert len(lines) == 20
 
 
 def test_a_round_trains_on_one_chunk() -> None:
