@@ -176,6 +176,10 @@ def test_the_readmes_commands_run(
     """In order, in one folder, as a newcomer would; with one rank and one batch a client."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    using = (ROOT / "docs/using.md").read_text()
+    example = re.findall(r"```(?:yaml|sh)\n(.*?)```", using, re.DOTALL)[0]
+    assert using.index(example) < 100  # the page begins with it
+    (tmp_path / "mine.yaml").write_text(example)
     commands = readme_commands()
     assert len(commands) >= 6
     for command in commands:

@@ -118,6 +118,16 @@ def test_every_page_with_commands_has_a_test() -> None:
     assert all((ROOT / "tests" / test).is_file() for test in RUN_BY.values())
 
 
+def test_the_readme_shows_pictures_and_leads_to_the_page_of_data() -> None:
+    readme = (ROOT / "README.md").read_text()
+    pictures = [ROOT / name for name in re.findall(r"!\[[^]]+\]\((.+?)\)", readme)]
+    assert len(pictures) == 2
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures)
+    assert all(path.stat().st_size < 60_000 for path in pictures)
+    assert "(docs/data.md)" in readme
+    assert "(data.md)" in (ROOT / "docs/tutorial.md").read_text()
+
+
 def test_the_files_of_the_cluster_s_commands_exist() -> None:
     (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/howto/cluster.md").read_text(), re.S)
     named = re.findall(r"(?:slurm|configs)/[\w/-]+\.\w+", block)

@@ -5,9 +5,11 @@ import re
 import shlex
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 # One list of every algorithm.
@@ -242,6 +244,16 @@ def test_scripts_say_where_to_submit_from(repository: Path) -> None:
         done = run(repository, name)
         assert done.returncode == 2
         assert "submit from the root of the repository" in done.stderr
+
+
+def test_the_first_example_trains_on_the_gpu_that_it_reserves() -> None:
+    assert "#SBATCH --gpus-per-node=1\n" in (ROOT / "slurm" / "train.sbatch").read_text()
+    lines = (ROOT / "slurm" / "README.md").read_text().splitlines()
+    first = shlex.split(next(line for line in lines if line.startswith("sbatch ")), comments=True)
+    config = yaml.safe_load((ROOT / first[first.index("--config") + 1]).read_text())
+    given = dict(pairwise(first))
+    used = given.get("--trainer.accelerator", config["trainer"].get("accelerator", "auto"))
+    assert used in ("gpu", "auto")
 
 
 def test_jobs_can_be_put_back_and_their_logs_have_a_folder() -> None:
