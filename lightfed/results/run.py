@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 # what numpy raises for a truncated file or one of another format
 UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
-FORMAT = 1  # of run folders
 CLIENT_KEYS = ("round", "client", "group")
 CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
 
@@ -293,7 +292,4 @@ def _environment(path: Path) -> dict[str, Any]:
         raise damaged(path, str(error)) from error
     if not isinstance(environment, dict):
         raise damaged(path, f"a {type(environment).__name__} instead of a mapping")
-    if (found := whole_number(environment.get("format")) or FORMAT) > FORMAT:
-        fix = f"read it with that version: this one reads format {FORMAT}"
-        raise UserError("report", f"{path.parent} has format {found} of a newer version", fix)
     return environment

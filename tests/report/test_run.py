@@ -146,10 +146,6 @@ def _long_rows(folder: Path) -> None:
     (folder / "metrics.csv").write_text("round,train_loss\n1,0.5,3\n2,0.5,4\n")
 
 
-def _newer_format(folder: Path) -> None:
-    (folder / "environment.json").write_text('{"format": 2}')
-
-
 def _no_yaml(folder: Path) -> None:
     (folder / "config.yaml").write_text("model: {a: 1")
 
@@ -196,7 +192,6 @@ def _list_for_meta(folder: Path) -> None:
         (_short_row, "line 2 has fewer fields than the first line"),
         (_long_row, "line 5 has more fields than the first line"),
         (_long_rows, "line 2 has more fields than the first line"),
-        (_newer_format, "has format 2 of a newer version"),
         (_no_yaml, "config.yaml cannot be read"),
         (_bytes_that_are_no_text, "clients.csv cannot be read: line 2"),
         (_broken_environment, "environment.json cannot be read"),
