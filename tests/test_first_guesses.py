@@ -17,6 +17,7 @@ from typing_extensions import override
 import lightfed as lf
 from lightfed.cli import command_line
 from lightfed.utils.errors import UserError
+from lightfed.utils.recorded import described
 from tests.small import quiet
 
 
@@ -165,3 +166,22 @@ def test_the_configuration_of_a_script_runs_again(tmp_path: Path) -> None:
     command_line.main(["fit", "--config", str(config), "--trainer.name", "again"])
     tables = [(tmp_path / name / "clients.csv").read_text() for name in ("script", "again")]
     assert tables[0] == tables[1] != ""
+
+
+class Script(Net):
+    __module__ = "__main__"
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (Net, True), (partial(Net, lr=0.5), True), (lf.Dirichlet(0.5), True), ({"a": (1,)}, True),
+        (Path("data"), True), (partial(Net, 0.5), False), (samples, False), (Script, False),
+        (type("Local", (), {"__qualname__": "f.<locals>.Local"}), False), ([torch.ones(2)], False),
+        (partial(Net, lr=Data()), False),
+    ],
+)  # fmt: skip
+def test_what_a_configuration_cannot_hold(value: object, kept: bool) -> None:
+    lost: list[str] = []
+    described(value, "key", lost)
+    assert not lost if kept else lost[0].startswith("key")

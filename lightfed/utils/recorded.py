@@ -56,10 +56,14 @@ def described(value: Any, key: str = "", lost: list[str] | None = None) -> Any:
         return [described(x, f"{key}.{place}", lost) for place, x in enumerate(value)]
     if isinstance(value, partial):
         inner = described(value.keywords, f"{key}.init_args", lost)
+        if lost is not None and value.args:
+            lost.append(f"{key}: partial has arguments without a name")
         return described(value.func, key, lost) | {"init_args": inner}
     if isclass(value) or isfunction(value):
         path = _path(value)
-        if lost is not None and ("<" in path or value.__module__ == "__main__"):
+        if lost is not None and isfunction(value):
+            lost.append(f"{key}: {path} is a function")
+        elif lost is not None and ("<" in path or value.__module__ == "__main__"):
             lost.append(f"{key}: {path} is defined in a script or a function")
         return {"class_path": path}
     if isinstance(value, Recorded):
