@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightfed.api.fleet import Fleet
+from lightfed.local.client_module import NetworkClient
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.atomic_io import write_atomically
@@ -17,7 +18,7 @@ Exported = Literal["server", "clients"]
 
 
 def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -> dict[str, Tensor]:
-    """A row as a state dict: of `net` alone if the module has nothing else, as `ClientModule`.
+    """A row as a state dict of the module, or of the user's network in a `NetworkClient`.
 
     Tensors to which `module` gives several names have all of them.
     """
@@ -28,7 +29,8 @@ def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -
     for names in tied.values():
         held = next((named[name] for name in names if name in named), None)
         named |= {} if held is None else dict.fromkeys(names, held)
-    prefix = "net." if all(name.startswith("net.") for name in named) else ""
+    bare = isinstance(module, NetworkClient) and all(name.startswith("net.") for name in named)
+    prefix = "net." if bare else ""
     return {name.removeprefix(prefix): x.detach().cpu().clone() for name, x in named.items()}
 
 

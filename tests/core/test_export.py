@@ -80,6 +80,30 @@ class OwnModule(L.LightningModule):
         return nn.functional.cross_entropy(hidden, batch[1])
 
 
+class OnlyNet(L.LightningModule):
+    """Has all its weights in an attribute of the name that lightfed's own clients use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+
+    @override
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_the_weights_of_a_module_keep_its_names(tmp_path: Path) -> None:
+    made = Federation(
+        FedAvg(), [ClientGroup(2, OnlyNet)], optimizer=SGD_HALF, export=["server", "clients"],
+        evaluate=[],
+    )  # fmt: skip
+    small_fit(made, random_data([4, 4]), tmp_path)
+    files = sorted((tmp_path / "run" / "models").iterdir())
+    assert len(files) == 3
+    for file in files:
+        OnlyNet().load_state_dict(load_file(file))
+
+
 @pytest.mark.parametrize("algorithm", [FedAvg, Standalone])
 def test_a_module_of_ones_own_loads_all_of_its_weights(algorithm: Any, tmp_path: Path) -> None:
     made = Federation(
