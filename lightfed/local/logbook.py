@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lightfed.utils.errors import require
+from lightfed.utils.keys import COLUMNS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +32,7 @@ class LogBook:
     ) -> None:
         """Lightning's `self.log`; arguments about steps, bars and ranks are ignored."""
         if isinstance(value, Metric):
+            check_name(name)
             self._metrics[name] = value
             return
         check_mean(name, options)
@@ -60,8 +62,15 @@ class LogBook:
         self._sums, self._counts, self._metrics = {}, {}, {}
 
 
+def check_name(name: str) -> None:
+    """Reject a metric that would overwrite a column of a run's tables."""
+    found = f"self.log({name!r}), a column of lightfed's own tables"
+    require(name not in COLUMNS, "model.clients", found, "log it under another name")
+
+
 def check_mean(name: str, options: Mapping[str, Any]) -> None:
-    """Reject a `reduce_fx` of `self.log` that is no mean: only means over samples are taken."""
+    """Reject what would not be a metric of its own, or is no mean over samples."""
+    check_name(name)
     reduction = options.get("reduce_fx", "mean")
     found = f"self.log({name!r}, reduce_fx={getattr(reduction, '__name__', reduction)})"
     fix = "log a metric object of torchmetrics, such as SumMetric or MaxMetric"

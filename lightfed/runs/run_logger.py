@@ -21,7 +21,7 @@ from lightfed.runs import run_lock
 from lightfed.runs.run_folder import CONFIG, RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import DiskError
+from lightfed.utils.errors import DiskError, require
 from lightfed.utils.stopwatch import Part
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -159,10 +159,13 @@ class RunLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Merge into the row of round `step` + 1; an evaluation without a run writes none.
 
-        Without a step it is the row of the round that ends next, or of the last one.
+        Without a step it is the row of the round that ends next, or of the last one. A UserError if
+        a metric has the name of the column that numbers the rows.
         """
         if not self.claimed:
             return
+        fix = "log it under another name"
+        require("round" not in metrics, "trainer.logger", "a metric of the name round", fix)
         plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in metrics.items()}
         if step is None:
             self._waiting |= plain

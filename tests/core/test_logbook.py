@@ -1,5 +1,6 @@
 """What a session and an evaluation report of what a client's module logs."""
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
@@ -11,10 +12,14 @@ from torchmetrics.classification import BinaryAccuracy
 from torchmetrics.wrappers import Running
 from typing_extensions import override
 
+from lightfed.algorithms.fedavg import FedAvg
+from lightfed.engine.federation import Federation
+from lightfed.local.client_group import ClientGroup
 from lightfed.local.logbook import LogBook, on_this_rank
 from lightfed.local.session import LocalSession, Runtime
 from lightfed.utils.errors import UserError
 from tests.core.test_session import session_of, work_of
+from tests.small import SGD_HALF, fit, random_data
 
 Batch = tuple[Tensor, Tensor]
 
@@ -40,6 +45,31 @@ def test_other_reductions_than_means_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=r"model\.clients: self\.log\('(largest|right)', red"):
             log()
+
+
+@pytest.mark.parametrize("name", ["round", "client", "cohort", "seconds", "flops"])
+@pytest.mark.parametrize("value", [1.0, MeanMetric()])
+def test_a_name_of_a_column_is_refused_at_the_first_log(name: str, value: Any) -> None:
+    for log in (LogBook().log, lambda name, value: LogBook().log_dict({name: value})):
+        with pytest.raises(UserError, match=rf"model\.clients: self\.log\('{name}'\), a column"):
+            log(name, value)
+
+
+@pytest.mark.parametrize("step", ["training_step", "validation_step"])
+def test_such_a_name_ends_a_run_in_its_first_session_or_test(step: str, tmp_path: Path) -> None:
+    class Numbered(Counting):
+        @override
+        def validation_step(self, batch: Batch, batch_idx: int) -> None:
+            self.log("score", 1.0)
+
+    def logs(module: Numbered, batch: Batch, batch_idx: int) -> Tensor:
+        module.log("round", 7.0)
+        return module.w.sum()
+
+    setattr(Numbered, step, logs)
+    made = Federation(FedAvg(), [ClientGroup(3, Numbered)], optimizer=SGD_HALF)
+    with pytest.raises(UserError, match=r"model\.clients: self\.log\('round'\)"):
+        fit(made, random_data([4, 4, 4]), tmp_path)
 
 
 def test_a_logged_metric_object_is_computed_and_reset() -> None:

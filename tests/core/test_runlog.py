@@ -89,6 +89,15 @@ def test_a_row_holds_what_was_logged_in_its_round(tmp_path: Path) -> None:
     assert environment == {"name": "run", "seed": 3}
 
 
+def test_a_metric_cannot_replace_the_number_of_the_round(tmp_path: Path) -> None:
+    logger = logger_of(tmp_path)
+    logger.start({}, finished_rounds=0)
+    with pytest.raises(UserError, match=r"trainer\.logger: a metric of the name round"):
+        logger.log_metrics({"round": 7.0}, 0)
+    log_round(logger, 1, loss=2.0)
+    assert rows_of(logger.folder / "metrics.csv") == [{"round": "1", "loss": "2.0"}]
+
+
 def test_what_a_user_logs_as_with_other_loggers_is_kept(tmp_path: Path) -> None:
     """Without a step; as a tensor, which would be cut off; parameters beside the configuration."""
     logger, config = logger_of(tmp_path), {"trainer": {}, "model": {"seed": 3}, "data": {}}
