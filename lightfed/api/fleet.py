@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from lightfed_kernels import FIXED_LIMIT
 from torch import Tensor
@@ -240,6 +241,11 @@ class Fleet(Messenger):
             states = client_states.by_client(shard)
             for client in self.mine(list(states)):
                 client_states.restore(self, client, states[client])
+
+    def group_costs(self) -> Tensor:
+        """(groups, 3) bytes up, bytes down and FLOPs of each group's clients since the start."""
+        ends = np.cumsum([0] + [state.group.count for state in self.groups])
+        return torch.from_numpy(np.add.reduceat(self.ledger.totals, ends[:-1]))
 
     def open_round(self) -> None:
         """Forget the participants of the last round. This frees the rows of stateless clients."""

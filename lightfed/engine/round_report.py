@@ -98,7 +98,8 @@ class RoundReport:
         rounds = trainer.global_step
         if trainer.run_logger is not None:
             trainer.run_logger.log_clients(_client_rows(fleet, reports, rounds=rounds))
-            trainer.run_logger.log_arrays(rounds, arrays)
+            costs = {"costs": {"sums": fleet.group_costs()}}
+            trainer.run_logger.log_arrays(rounds, {**arrays, **costs})
         if rounds == trainer.current_epoch:  # the round's other metrics are written
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=rounds - 1)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from lightfed.results.columns import KINDS, OF_CLIENTS, base_name, is_metric, is_spread, kind_of
-from lightfed.results.run import CLIENT_COSTS, Run
+from lightfed.results.run import Run
 from lightfed.results.units import direction, is_share, lower_is_better
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ Spread = TypeVar("Spread", float, "Series")
 Item = TypeVar("Item")
 NAN = math.nan
 LEVEL = 0.95  # of intervals
-COSTS = tuple(name for name in CLIENT_COSTS if name != "samples")
-GROUP_COLUMNS = ("clients", "mean", "std", "worst10", "local", *COSTS)
+SPENT = ("bytes_up", "bytes_down", "flops")
+COSTS = (*SPENT, "stored_bytes")
+GROUP_COLUMNS = ("clients", "tested", "mean", "std", "worst10", "local", *COSTS)
 TOTALS = ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds")  # over all rounds
 
 
@@ -225,10 +226,11 @@ def worst_tenth(values: Series, metric: str) -> float:
 def client_groups(run: Run, metric: str) -> DataFrame:
     """A row a client group at the last personalised evaluation; what is unknown is NaN.
 
-    Columns: `clients` (how many were evaluated), `mean` and `std` (population) over the clients,
-    each with its own model, `worst10` (mean over the worst tenth), `local` (mean of the global
-    model on the clients' samples), and means over the clients of what they sent and computed since
-    the start and of what they keep. Without clients.csv, only the means that the run logged.
+    Columns: `clients` of the group, how many were `tested`, `mean` and `std` (population) over
+    these, each with its own model, `worst10` (mean over the worst tenth), `local` (mean of the
+    global model on the clients' samples) and the mean of what they keep; of what all clients of the
+    group have sent and computed since the start, the mean over these. Without clients.csv, only the
+    means that the run logged.
     """
     import pandas as pd
 
@@ -237,13 +239,19 @@ def client_groups(run: Run, metric: str) -> DataFrame:
         logged = pd.DataFrame({"mean": pd.Series(means, dtype=float)}).dropna()
         return logged.reindex(columns=[*GROUP_COLUMNS])
     own = client_metric(run, metric)
-    columns = [*dict.fromkeys(name for name in (own, f"local/{own}", *COSTS) if name)]
+    columns = [*dict.fromkeys(name for name in (own, f"local/{own}", "stored_bytes") if name)]
     groups = run.evaluation.reindex(columns=["group", *columns]).groupby("group")
     found = groups[columns].mean().rename(columns={own: "mean", f"local/{own}": "local"})
     scores = groups[own] if own else None
-    found.insert(0, "clients", groups.size())
+    found["tested"] = groups.size()
     found["std"] = scores.std(ddof=0) if scores else NAN
     found["worst10"] = scores.apply(lambda x: worst_tenth(x, own or "")) if scores else NAN
+    sizes = pd.Series(run.group_sizes, dtype=float)
+    found["clients"] = sizes.reindex(found.index).fillna(found["tested"])
+    costs = run.costs
+    if costs is not None and costs.round == run.last_round and len(costs.sums) == len(sizes):
+        sums = pd.DataFrame(costs.sums, index=sizes.index, columns=[*SPENT])
+        found = found.join(sums.div(sizes, axis=0))
     order = [name for name in run.client_groups if name in found.index]
     return found.reindex(index=order, columns=[*GROUP_COLUMNS])
 

@@ -1,7 +1,7 @@
 """A run folder as tables.
 
-Its files are metrics.csv, clients.csv, timings.csv, partition.npz, gate.npz, environment.json and
-config.yaml. Only metrics.csv must exist. Masks of sparse clients are read by `studies.dispfl`. The
+Its files are metrics.csv, clients.csv, timings.csv, partition.npz, gate.npz, costs.npz,
+environment.json and config.yaml. Only metrics.csv must exist. Masks of sparse clients are read by `studies.dispfl`. The
 run may still be writing: a last line without a line end is ignored, and the evaluation that it
 belongs to counts only if there is no earlier one.
 """
@@ -59,6 +59,17 @@ class Gates:
     personal: Floats
 
 
+@dataclass(frozen=True)
+class Costs:
+    """What all clients of each group have sent and computed in the first `round` rounds.
+
+    `sums` is (groups, 3): bytes up, bytes down and FLOPs, in the order of the configuration.
+    """
+
+    round: int
+    sums: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run folder.
@@ -74,6 +85,7 @@ class Run:
             `moved` is the number of rows that moved. Empty without timings.csv.
         partition: None without partition.npz.
         gates: None without gate.npz.
+        costs: at the last evaluation; None without costs.npz.
         environment: empty without environment.json.
         config: the text of config.yaml; None without it.
         settings: of config.yaml by their dotted keys, all values text.
@@ -87,6 +99,7 @@ class Run:
     timings: DataFrame = field(repr=False)
     partition: Partition | None = field(repr=False)
     gates: Gates | None = field(repr=False)
+    costs: Costs | None = field(repr=False)
     environment: dict[str, Any] = field(repr=False)
     config: str | None = field(repr=False)
     settings: dict[str, str] = field(repr=False)
@@ -103,11 +116,16 @@ class Run:
     def seed(self) -> int | None:
         return whole_number(self.environment.get("seed"))
 
+    @property
+    def group_sizes(self) -> dict[str, int]:
+        """Clients of each group, in the order of the configuration; empty if not recorded."""
+        stated = self.environment.get("cohorts")
+        return stated if isinstance(stated, dict) else {}
+
     @cached_property
     def client_groups(self) -> tuple[str, ...]:
         """As the run recorded them, in natural order; the position gives the colour."""
-        stated = self.environment.get("groups")
-        found = {*self.evaluation["group"]} | (set(stated) if isinstance(stated, dict) else set())
+        found = {*self.evaluation["group"], *self.group_sizes}
         return tuple(sorted(found, key=natural_order))
 
     @cached_property
@@ -219,6 +237,7 @@ def _read(folder: Path) -> Run:
         timings=finite(_by_round(folder / "timings.csv")),
         partition=_arrays(folder / "partition.npz", _partition),
         gates=_arrays(folder / "gate.npz", _gates),
+        costs=_arrays(folder / "costs.npz", _costs),
         environment=environment,
         config=config,
         settings=read_settings(config or "", path),
@@ -283,6 +302,10 @@ def _gates(file: Mapping[str, np.ndarray]) -> Gates:
     personal = file["personal"].astype(np.float64)
     _clients, _classes = personal.shape
     return Gates(int(file["round"]), personal)
+
+
+def _costs(file: Mapping[str, np.ndarray]) -> Costs:
+    return Costs(int(file["round"]), file["sums"].astype(np.float64))
 
 
 def _environment(path: Path) -> dict[str, Any]:

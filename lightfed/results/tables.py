@@ -146,13 +146,14 @@ def failures_text(run: Run) -> str:
 def client_group_table(outcome: Outcome) -> DataFrame:
     """One row per client group: metrics of its clients' models and, if different, the global model.
 
-    Bytes and FLOPs are means over its clients, counted from the start of the run.
+    Metrics, and bytes kept, are of the clients that were tested. Bytes sent and FLOPs are means
+    over all clients of the group, counted from the start of the run, as those of `key_figures`.
     """
     metric = outcome.client_metric or ""
     rows = [
         {
             "group": str(name),
-            "clients": count_text(own["clients"]),
+            "clients": _tested_of(own["tested"], own["clients"]),
             readable(metric) or "metric": metric_text(metric, own["mean"]),
             "std": metric_text(metric, own["std"]),
             "worst 10 %": metric_text(metric, own["worst10"]),
@@ -202,6 +203,12 @@ def _cell(column: str, value: float) -> str:
 
 def _cost(label: str, outcome: Outcome, value: float) -> tuple[str, str, str]:
     return label, bytes_text(value), _each(bytes_text(outcome.per_client(value)))
+
+
+def _tested_of(tested: float, clients: float) -> str:
+    """`10`, or `5 of 10 tested`."""
+    every = count_text(clients)
+    return every if tested == clients else f"{count_text(tested)} of {every} tested"
 
 
 def _stored(value: float) -> str:

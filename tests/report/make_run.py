@@ -42,6 +42,7 @@ EVALUATIONS = (
     (3, 2, "b", 10, 0.5, 1.1, 500, 1000, 2e9),
     (3, 3, "b", 5, 0.3, 1.3, 500, 1000, 2e9),
 )
+COSTS = ((2000, 4000, 8e9), (1000, 2000, 4e9))  # of each group: bytes up, down, FLOPs
 COUNTS = np.array([[20, 10, 0], [0, 5, 15], [10, 0, 0], [0, 0, 5]])
 ENVIRONMENT = {
     "name": "known",
@@ -65,6 +66,7 @@ def write_run(
     environment: Mapping[str, Any] | None = ENVIRONMENT,
     config: str | None = CONFIG,
     evaluations: Sequence[Sequence[Any]] | None = EVALUATIONS,
+    costs: Sequence[Sequence[float]] | None = COSTS,
     counts: np.ndarray | None = COUNTS,
     classes: Sequence[str] = ("zero", "one", "two"),
     client_columns: str = CLIENTS,
@@ -80,6 +82,8 @@ def write_run(
             rows = csv.writer(file)
             rows.writerow(client_columns.split(","))
             rows.writerows(evaluations)
+    if evaluations is not None and costs is not None:
+        np.savez(folder / "costs.npz", round=np.array(evaluations[-1][0]), sums=np.array(costs))
     if environment is not None:
         (folder / "environment.json").write_text(json.dumps(dict(environment)))
     if config is not None:

@@ -52,6 +52,23 @@ def test_the_figures_of_each_client_group(tmp_path: Path) -> None:
     assert (second.Index, second.mean, second.worst10) == ("b", pytest.approx(0.4), 0.3)
 
 
+def test_a_group_of_which_some_are_tested_says_so_and_has_the_costs_of_all(tmp_path: Path) -> None:
+    """`a` has 2 clients, of which one is tested, the one that has sent most."""
+    rows = [row for row in EVALUATIONS if row[1] != 1]
+    rows[-3] = (3, 0, "a", 30, 1.0, 0.5, 1600, 2000, 4e9)
+    run = read(write_run(tmp_path / "run", evaluations=rows))
+    first, second = client_group_table(outcome_of(run)).to_dict("records")
+    assert (first["clients"], second["clients"]) == ("1 of 2 tested", "2")
+    assert (first["up / client"], second["up / client"]) == ("1.00 kB", "500 B")
+    each = [outcome_of(run).per_client(3 * 1000), *outcome_of(run).client_groups["bytes_up"]]
+    assert each[0] == sum(each[1:]) / 2  # groups of one size: their mean is that of the summary
+
+
+def test_costs_of_groups_that_a_later_round_has_added_to_are_not_shown(tmp_path: Path) -> None:
+    run = read(write_run(tmp_path / "run", evaluations=EVALUATIONS[:4]))
+    assert "up / client" not in client_group_table(outcome_of(run))
+
+
 def test_a_client_that_diverged_counts_in_its_group(tmp_path: Path) -> None:
     rows = [(*row[:4], "nan" if row[:2] == (3, 1) else row[4], *row[5:]) for row in EVALUATIONS]
     outcome = outcome_of(read(write_run(tmp_path / "run", evaluations=rows)))
