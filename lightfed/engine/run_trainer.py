@@ -18,7 +18,7 @@ from lightfed.distributed.starting import fork_ranks
 from lightfed.engine.checks import Clips
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.session_setup import step_schedule
-from lightfed.results.run import Run, read
+from lightfed.results.run import Known, Run, read
 from lightfed.runs.checkpoint import main_file, newest_file
 from lightfed.runs.federation_state import config_digest
 from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
@@ -47,6 +47,7 @@ class RunTrainer(Recorded, L.Trainer):
     in_round: bool = False
     only_loads: bool = False
     _config: dict[str, Any] | None = None
+    _tables: Known
     _limits: dict[str, Any]
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
@@ -75,11 +76,14 @@ class RunTrainer(Recorded, L.Trainer):
 
     @property
     def results(self) -> Run:
-        """The run's tables: `rounds`, and `clients` with a row a client and evaluation."""
+        """The run's tables: `rounds`, and `clients` with a row a client and evaluation.
+
+        Files that have not changed since the last access are not read again.
+        """
         logger = self.run_logger
         if logger is None or not logger.claimed:
             raise UserError("trainer.logger", "no run folder to read", "call fit with logger=True")
-        return read(logger.folder)
+        return read(logger.folder, self._tables)
 
     @property
     def last_checkpoint(self) -> LastCheckpoint | None:

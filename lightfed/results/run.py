@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 T = TypeVar("T")
+Known = dict[Path, tuple[tuple[int, ...], Any]]  # what has been read of which state of a file
 
 # what numpy raises for a truncated file or one of another format
 UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
@@ -199,8 +200,13 @@ class Run:
         return not math.isnan(self.final(name))
 
 
-def read(folder: Path | str) -> Run:
+def read(folder: Path | str, known: Known | None = None) -> Run:
     """Read a run folder.
+
+    Args:
+        folder: its path.
+        known: what earlier calls have read, to which this one adds: only files that have changed
+            since then are read again.
 
     Raises:
         UserError: the folder does not exist, has no metrics.csv or no finished round, a file is
@@ -213,7 +219,7 @@ def read(folder: Path | str) -> Run:
         fix = "name the folder of a run, such as runs/NAME"
         raise UserError("report", f"{folder} holds no metrics.csv", fix)
     try:
-        return _read(folder)
+        return _read(folder, {} if known is None else known)
     except OSError as error:
         raise damaged(Path(str(error.filename)), str(error.strerror)) from error
 
@@ -222,34 +228,49 @@ def whole_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _read(folder: Path) -> Run:
-    environment = _environment(folder / "environment.json")
-    clients, evaluation = _clients(folder / "clients.csv")
-    path = folder / "config.yaml"
-    config = path.read_text("utf-8", "replace") if path.is_file() else None
-    rounds = _rounds(folder / "metrics.csv")
+def _read(folder: Path, known: Known) -> Run:
+    def once(name: str, reader: Callable[[Path], T]) -> T:
+        path = folder / name
+        found = path.stat() if path.is_file() else None
+        state = () if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
+        if path not in known or known[path][0] != state:
+            known[path] = (state, reader(path))
+        value: T = known[path][1]
+        return value
+
+    environment = once("environment.json", _environment)
+    clients, evaluation = once("clients.csv", _clients)
+    config, settings = once("config.yaml", _config)
+    rounds, diverged = once("metrics.csv", _rounds)
     return Run(
         folder=folder,
-        rounds=finite(rounds),
-        diverged=frozenset(rounds.columns[np.isinf(rounds.ffill().iloc[-1])]),
-        clients=clients,
+        rounds=rounds.copy(),  # a caller may change its own
+        diverged=diverged,
+        clients=clients.copy(),
         evaluation=evaluation,
-        timings=finite(_by_round(folder / "timings.csv")),
-        partition=_arrays(folder / "partition.npz", _partition),
-        gates=_arrays(folder / "gate.npz", _gates),
-        costs=_arrays(folder / "costs.npz", _costs),
+        timings=once("timings.csv", lambda path: finite(_by_round(path))),
+        partition=once("partition.npz", lambda path: _arrays(path, _partition)),
+        gates=once("gate.npz", lambda path: _arrays(path, _gates)),
+        costs=once("costs.npz", lambda path: _arrays(path, _costs)),
         environment=environment,
         config=config,
-        settings=read_settings(config or "", path),
+        settings=settings,
     )
 
 
-def _rounds(path: Path) -> DataFrame:
+def _config(path: Path) -> tuple[str | None, dict[str, str]]:
+    """The text, and the settings in it."""
+    text = path.read_text("utf-8", "replace") if path.is_file() else None
+    return text, read_settings(text or "", path)
+
+
+def _rounds(path: Path) -> tuple[DataFrame, frozenset[str]]:
+    """The finite values, and the columns whose last one is not."""
     table = _by_round(path)
     if table.empty:
         fix = "wait for the first round to end"
         raise UserError("report", f"{path} holds no finished round yet", fix)
-    return table
+    return finite(table), frozenset(table.columns[np.isinf(table.ffill().iloc[-1])])
 
 
 def _by_round(path: Path) -> DataFrame:

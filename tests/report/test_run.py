@@ -3,13 +3,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lightfed.results import run as run_module
 from lightfed.results.columns import natural_order
 from lightfed.results.outcome import base_names, outcome_of
-from lightfed.results.run import read
+from lightfed.results.csvfile import read_csv
+from lightfed.results.run import Known, read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, append, write_run
 
@@ -152,6 +155,29 @@ def _no_yaml(folder: Path) -> None:
 
 def _bytes_that_are_no_text(folder: Path) -> None:
     (folder / "clients.csv").write_bytes(CLIENTS.encode() + b"\n\xff\xfe\n")
+
+
+def test_a_file_is_read_again_only_after_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def noted(path: Path, **options: Any) -> Any:
+        parsed.append(path.name)
+        return read_csv(path, **options)
+
+    monkeypatch.setattr(run_module, "read_csv", noted)
+    known: Known = {}
+    folder = write_run(tmp_path / "run")
+    for _ in range(3):  # what a user does to a table stays his own
+        read(folder, known).rounds.pop("train_loss")
+    assert sorted(parsed) == ["clients.csv", "metrics.csv"]
+    assert "train_loss" in read(folder, known).rounds
+    last = (folder / "metrics.csv").read_text().splitlines()[-1]
+    append(folder / "metrics.csv", f"4{last[1:]}\n")
+    assert (read(folder, known).last_round, parsed[2:]) == (4, ["metrics.csv"])
+    (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"seed": 8}))
+    assert (read(folder, known).seed, len(parsed)) == (8, 3)
 
 
 def _broken_environment(folder: Path) -> None:
