@@ -43,7 +43,7 @@ ROOMS = (
     "testing",
     "",
 )
-CATALOGUES = {"algorithms", "models.networks", "data.datasets"}
+CATALOGUES = {"utils", "algorithms", "models.networks", "data.datasets"}  # files apart
 PAGES = ("results", "drawing", "studies", "report")  # they read files of runs
 PARENTS = {
     ("fedprox", "fedavg"),

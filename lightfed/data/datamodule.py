@@ -14,6 +14,7 @@ from lightfed.data.checks import loaded
 from lightfed.data.client_batches import ClientBatches
 from lightfed.data.datasets.dataset import Dataset, Task
 from lightfed.data.datasets.torch_data import FromTorch
+from lightfed.data.digests import Contents
 from lightfed.data.partition import draw
 from lightfed.data.resident import Place, resident
 from lightfed.utils.errors import UserError, require
@@ -30,7 +31,12 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
     demand, so that 100,000 clients need little memory. Every rank holds both splits.
 
     Its batches, those of `ClientBatches`, are there after `prepare`.
+
+    Attributes:
+        contents: digests of what was loaded.
     """
+
+    contents: Contents
 
     def __init__(
         self,
@@ -165,6 +171,7 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         if self._prepared == (clients, seed, device):
             return
         train, test = loaded(self.dataset)
+        contents = Contents.of(train, test)
         if self.pool == "union":
             train = train.and_then(test)
         partition = draw.draw_partition(
@@ -180,6 +187,8 @@ class FederatedDataModule(Recorded, ClientBatches, LightningDataModule):
         if folder is not None and (path := folder / "partition.npz").is_file():
             stored = draw.Partition.load(path)
             partition = stored if stored.meta == partition.meta else partition
+        classes = len(self.dataset.classes)
+        self.contents = contents.dealt(self.partition, train, clients=clients, classes=classes)
         trim_heap()  # of schemes that make an array for each client
         last = self.gives_channels_last(device)
         how: dict[str, Any] = {"device": device, "place": self.resident, "last": last}

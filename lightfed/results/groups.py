@@ -238,13 +238,14 @@ def terms_of(group: Group) -> dict[str, str]:
 def identity(run: Run) -> frozenset[tuple[str, str]]:
     """A key that runs share if they differ only in the seed.
 
-    It is the configuration without seeds, and without where and how the run was made. Without a
-    configuration it is the name without the seed, and the settings in environment.json.
+    It is the configuration without seeds, and without where and how the run was made, with the
+    digests of its data. Without a configuration it is the name without the seed, and the settings
+    in environment.json.
     """
     if run.config is None:
         keys = ("algorithm", "dataset", "clients", "rounds")
         stated = ((key, str(run.environment.get(key))) for key in keys)
-        return frozenset((("name", _stem(run.name)), *stated))
+        return frozenset((("name", _stem(run.name)), *stated, *run.settings.items()))
     return of_experiment(run.settings, {run.name, run.folder.absolute().name})
 
 

@@ -89,7 +89,8 @@ class Run:
         costs: at the last evaluation; None without costs.npz.
         environment: empty without environment.json.
         config: the text of config.yaml; None without it.
-        settings: of config.yaml by their dotted keys, all values text.
+        settings: of config.yaml by their dotted keys, all values text; and the digests of the data
+            and the partition as `data.dataset.digest` and `data.partition.digest`.
     """
 
     folder: Path
@@ -254,7 +255,7 @@ def _read(folder: Path, known: Known) -> Run:
         costs=once("costs.npz", lambda path: _arrays(path, _costs)),
         environment=environment,
         config=config,
-        settings=settings,
+        settings=settings | _digests(environment),
     )
 
 
@@ -295,6 +296,12 @@ def _clients(path: Path) -> tuple[DataFrame, DataFrame]:
     at = table["round"].unique()
     last = table[table["round"] == at[-2 if cut and len(at) > 1 else -1]] if len(at) else table
     return finite(table), last.set_index("client").sort_index()
+
+
+def _digests(environment: Mapping[str, Any]) -> dict[str, str]:
+    stated = environment.get("digests")
+    parts = stated if isinstance(stated, dict) else {}
+    return {f"data.{name}.digest": str(text) for name, text in parts.items()}
 
 
 def _arrays(path: Path, read: Callable[[Mapping[str, np.ndarray]], T]) -> T | None:

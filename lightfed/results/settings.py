@@ -144,7 +144,8 @@ def told_apart(options: Sequence[Mapping[str, str]]) -> list[str]:
 
 def unsaid(options: Sequence[Mapping[str, str]], labels: Sequence[str]) -> str:
     """The options in which experiments of one method differ besides those in their labels."""
-    names = dict.fromkeys(name for one in options for name in one if name not in NAMELESS)
+    every = dict.fromkeys(name for one in options for name in one)
+    names = [name for name in every if name not in NAMELESS and not name.endswith("digest")]
     differ = [name for name in names if len({one.get(name) for one in options}) > 1]
     silent = [name for name in differ if not any(f"{name} " in label for label in labels)]
     short = list(dict.fromkeys(" ".join(re.sub(r"\b\d+\b", "", name).split()) for name in silent))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from lightfed.api.fleet import Fleet
+from lightfed.data.digests import digests
 from lightfed.local.hooks import Hooks, Moment
 from lightfed.utils import __version__
 
@@ -36,6 +37,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Evaluated) -> dict[st
             "dataset": data.dataset.name,
             "synthetic": data.dataset.synthetic,
             "skipped_samples": data.skipped_samples,
+            "digests": digests(trainer.config["data"], data.contents),
             "clients": fleet.clients,
             "groups": {s.name: s.group.count for s in fleet.groups},
             "parameters": {s.name: s.layout.parameter_numel for s in fleet.groups},

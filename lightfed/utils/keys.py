@@ -1,6 +1,33 @@
-"""The keys of a run: the columns of its tables."""
+"""The keys of a run: those of its configuration, and the columns of its tables."""
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+Role = Literal["result", "seed", "extent", "how"]
+
+_HOW_DATA = {"root", "download"}  # where a data set lies; jobs copy it to local disks
+
+
+def role(key: str) -> Role:
+    """What depends on a key of a configuration, given dotted from its section.
+
+    `result`: what a round computes. `seed`: likewise, as one of many equal draws: runs that differ
+    in it alone are one experiment. `how`: neither.
+    """
+    parts = key.split(".")
+    if parts[0] == "data" and parts[-1] in _HOW_DATA:
+        return "how"
+    return "seed" if any("seed" in part.lower() for part in parts) else "result"
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings and lists, by their dotted keys."""
+    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    if not isinstance(parts, Mapping):
+        yield path, value
+        return
+    for key, part in parts.items():
+        yield from flat(part, f"{path}.{key}".lstrip("."))
 
 
 class Column(NamedTuple):

@@ -1,0 +1,120 @@
+"""Which runs are seeds of one experiment, by the digests of what they trained on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset as TorchDataset
+from typing_extensions import override
+
+import lightfed as lf
+from lightfed.data.datasets.dataset import Dataset, Samples, Split
+from lightfed.data.digests import digests
+from lightfed.data.partition.partitioner import Partitioner
+from lightfed.results.groups import grouped
+from lightfed.results.run import read
+from lightfed.utils.recorded import arguments
+from tests.small import CPU, SGD_HALF, fit
+
+
+class Noisy(TorchDataset[tuple[Tensor, int]]):
+    """A user's data set of torch, whose arguments no configuration shows."""
+
+    def __init__(self, noise: float, samples: int = 12) -> None:
+        self.noise, self.samples = noise, samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @override
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        if number >= self.samples:
+            raise IndexError
+        return torch.full((3,), number * self.noise), number % 2
+
+
+def noisy(noise: float, samples: int = 12) -> lf.FromTorch:
+    return lf.FromTorch(Noisy(noise, samples), Noisy(noise))
+
+
+class Drawn(Dataset):
+    """Draws its samples by a seed of its own."""
+
+    classes = ("a", "b")
+    input_shape = (3,)
+    transform = None
+
+    def __init__(self, seed: int, *, root: str = "here", scale: float = 1.0) -> None:
+        self.seed, self.scale = seed, scale
+
+    @override
+    def load(self, split: Split) -> Samples:
+        draws = torch.Generator().manual_seed(self.seed)
+        x = self.scale * torch.randn(12, 3, generator=draws)
+        return Samples(x, torch.arange(12) % 2)
+
+
+class Halves(Partitioner):
+    """Deals the samples in the order of an object without a text of its own."""
+
+    @dataclass(repr=False)
+    class Order:
+        step: int
+        __str__ = __repr__ = object.__repr__
+
+    def __init__(self, step: int) -> None:
+        self.order = Halves.Order(step)
+        self.given = ((self.order,), {})
+
+    @override
+    def split(self, labels: np.ndarray, *, rng: np.random.Generator, **_: Any) -> list[np.ndarray]:
+        every = (np.arange(len(labels)) * self.order.step + rng.integers(9)) % len(labels)
+        return [np.sort(part) for part in np.split(every, 2)]
+
+
+def of(dataset: Dataset, partition: Partitioner | None = None, *, seed: int = 0) -> dict[str, str]:
+    data = lf.FederatedDataModule(dataset, partition or lf.Iid())
+    data.prepare(clients=2, seed=seed, device=CPU, folder=None)
+    return digests(arguments(data), data.contents)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        (noisy(0.5), noisy(0.5), set()),
+        (noisy(0.5), noisy(0.25), {"dataset"}),
+        (noisy(0.5), noisy(0.5, 14), {"dataset"}),
+        (Drawn(0), Drawn(1), set()),
+        (Drawn(0), Drawn(0, root="there"), set()),
+        (Drawn(0), Drawn(1, scale=2.0), {"dataset"}),
+        (Halves(5), Halves(5), set()),
+        (Halves(5), Halves(7), {"partition"}),
+        (lf.Dirichlet(0.5), lf.Dirichlet(0.5), set()),
+        (lf.Dirichlet(0.5), lf.Dirichlet(0.1), {"partition"}),
+    ],
+)
+def test_what_makes_data_other_data(one: Any, other: Any, differ: set[str]) -> None:
+    """Another seed of the run, which deals other samples to the clients, does not."""
+    given = [(x,) if isinstance(x, Dataset) else (noisy(0.5), x) for x in (one, other)]
+    first, second = (of(*args, seed=seed) for seed, args in enumerate(given))
+    assert {name for name in first if first[name] != second[name]} == differ
+
+
+class Net(lf.ClientModule):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 2), num_classes=2)
+
+
+def test_a_report_pools_seeds_of_equal_data_alone(tmp_path: Path) -> None:
+    for number, (seed, noise) in enumerate([(0, 0.5), (1, 0.5), (2, 0.25), (3, 0.25)]):
+        made = lf.Federation(
+            lf.FedAvg(), [lf.ClientGroup(2, Net)], optimizer=SGD_HALF, seed=seed, export=[]
+        )
+        fit(made, lf.FederatedDataModule(noisy(noise), lf.Iid()), tmp_path / str(number))
+    rows = grouped([read(tmp_path / str(number) / "run") for number in range(4)])
+    assert [[run.seed for run in row.runs] for row in rows] == [[0, 1], [2, 3]]
+    assert all("dataset digest" in row.label for row in rows)
