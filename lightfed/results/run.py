@@ -1,9 +1,9 @@
 """A run folder as tables.
 
 Its files are metrics.csv, clients.csv, timings.csv, partition.npz, gate.npz, costs.npz,
-environment.json and config.yaml. Only metrics.csv must exist. Masks of sparse clients are read by `studies.dispfl`. The
-run may still be writing: a last line without a line end is ignored, and the evaluation that it
-belongs to counts only if there is no earlier one.
+environment.json and config.yaml. Only metrics.csv must exist. Masks of sparse clients are read by
+`studies.dispfl`. The run may still be writing: a last line without a line end is ignored, and the
+evaluation that it belongs to counts only if there is no earlier one.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import pytest
 
 from lightfed.results import run as run_module
 from lightfed.results.columns import natural_order
-from lightfed.results.outcome import base_names, outcome_of
 from lightfed.results.csvfile import read_csv
+from lightfed.results.outcome import base_names, outcome_of
 from lightfed.results.run import Known, read
 from lightfed.utils.errors import UserError
 from tests.report.make_run import CLIENTS, ENVIRONMENT, EVALUATIONS, append, write_run
