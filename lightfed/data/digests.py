@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightfed.data.datasets.dataset import Samples
 from lightfed.data.partition.partitioner import Partitioner
-from lightfed.utils.keys import flat, role
+from lightfed.utils.keys import flat, key_of
 from lightfed.utils.rng import numpy_generator
 
 _ENDS = 64  # samples at each end of a split that are part of a digest
@@ -60,8 +60,8 @@ def digests(config: Mapping[str, Any], contents: Contents) -> dict[str, str]:
         ("partition", contents.parts, ""),
     ):
         values = dict(flat(config[name], f"data.{name}"))
-        stated = {key: value for key, value in values.items() if role(key) == "result"}
-        seeded = any(role(key) == "seed" for key in values)
+        stated = {key: value for key, value in values.items() if key_of(key).role == "result"}
+        seeded = any(key_of(key).role == "seed" for key in values)
         text = json.dumps(stated, sort_keys=True, default=str)
         found[name] = _digest(text.encode(), (form if seeded else whole).encode())
     return found

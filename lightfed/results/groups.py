@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 SEED_SUFFIX = re.compile(r"[-_.]?(?:seed|s)[-_.=]?\d+$", re.IGNORECASE)
 STATED = re.compile(r"(model\.algorithm|data\.dataset)(\.class_path)?$")  # in environment.json
-UNSPOKEN = re.compile(
-    r"^(trainer|model\.algorithm|model\.optimizer|model|data)\.|\b(init_args|class_path)\b"
-)
 RUNNING = " (not finished)"
 
 
@@ -232,7 +229,7 @@ def terms_of(group: Group) -> dict[str, str]:
     known = {key: str(text) for key, text in stated.items() if text is not None}
     levels = level_counts(run.settings)
     mixture = {"levels": combination(levels)} if levels else {}
-    return known | mixture | options(run.settings, but=STATED, unspoken=UNSPOKEN)
+    return known | mixture | options(run.settings, but=STATED)
 
 
 def identity(run: Run) -> frozenset[tuple[str, str]]:

@@ -121,7 +121,7 @@ class Run:
     @property
     def group_sizes(self) -> dict[str, int]:
         """Clients of each group, in the order of the configuration; empty if not recorded."""
-        stated = self.environment.get("cohorts")
+        stated = self.environment.get("groups")
         return stated if isinstance(stated, dict) else {}
 
     @cached_property

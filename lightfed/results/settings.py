@@ -2,54 +2,43 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.results.csvfile import damaged
+from lightfed.utils.keys import column_of, flat, key_of
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
-# settings that define an experiment, as opposed to what is measured of it
-OPTION = re.compile(
-    r"trainer\.(max_epochs|gradient_clip_(val|algorithm)|precision)$"
-    r"|model\.(?!evaluate\b|(seed|accumulate|eval_clients)$)"
-    r"|data\.(?!(eval_batch_size|channels_last)$)"
-)
-# where and how a run was made, which its results do not tell
-HOW = re.compile(
-    r"ckpt_path$|trainer\.(default_root_dir|accelerator|devices|num_nodes|strategy|logger|profiler"
-    r"|enable_\w+|checkpoint_\w+|num_threads|ranks_per_device|detect_anomaly)\b"
-    r"|model\.(export|store|store_folder|exchange_buffer|capture)\b"
-    r"|data\.(resident|dataset\.init_args\.(root|download))$"
-)
-SEED = re.compile(r"[^.]*seed", re.IGNORECASE)
 PLACE = re.compile(r"(?:^|.*\.)(?:name|version|[^.]*(?:dir|path|folder)|output)$")
 NAMELESS = ("data", "levels")  # options in labels whose values explain themselves
+EXPERIMENT = ("result", "extent")  # roles of keys in which experiments differ
 _NAMED = 5  # options that a note names
 NOTHING_ELSE = re.compile(r"(?!)")
-UNSPOKEN = re.compile(r"^(trainer|model|data)\.|\b(init_args|class_path)\b")
 
 
 def options(
     settings: Mapping[str, str],
     *,
     but: re.Pattern[str] = NOTHING_ELSE,
-    unspoken: re.Pattern[str] = UNSPOKEN,
+    unspoken: re.Pattern[str] = NOTHING_ELSE,
 ) -> dict[str, str]:
-    """The settings that define an experiment, by short names; classes without their module.
+    """The settings that define an experiment, by their names in reports; classes by their own.
 
-    `but` matches keys to leave out, `unspoken` parts of a key to drop from its short name.
+    `but` matches keys to leave out, `unspoken` the beginning of a key to drop from its name.
     """
     return {
-        " ".join(unspoken.sub("", key).replace(".", " ").split()): (
+        column_of(unspoken.sub("", key)): (
             value.rsplit(".", 1)[-1] if key.endswith("class_path") else value
         )
         for key, value in settings.items()
-        if OPTION.match(key) and not (HOW.match(key) or but.match(key))
+        if not but.match(key)
+        for known in [key_of(key)]
+        if known.role in EXPERIMENT and known.column is not None
     }
 
 
@@ -59,8 +48,7 @@ def of_experiment(settings: Mapping[str, str], names: set[str]) -> frozenset[tup
         (key, text)
         for key, text in settings.items()
         if not (
-            HOW.match(key)
-            or any(map(SEED.match, key.split(".")))
+            key_of(key).role not in EXPERIMENT
             or (PLACE.match(key) and names & {*re.split(r"[/\\'\"\s]+", text)})
         )
     )
@@ -76,17 +64,7 @@ def read_settings(config: str, path: Path) -> dict[str, str]:
         content = yaml.load(config, Loader=loader)
     except yaml.YAMLError as error:
         raise damaged(path, " ".join(str(error).split())) from error
-    return {key: text for key, text in _flat(content) if text}
-
-
-def _flat(value: object, *path: str) -> Iterator[tuple[str, str]]:
-    """Dotted keys and texts; the key of a list item is its position."""
-    if isinstance(value, dict | list) and value:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for step, inner in items:
-            yield from _flat(inner, *path, str(step))
-    elif path:
-        yield ".".join(path), str(value)
+    return {key: str(value) for key, value in flat(content) if key and value != ""}
 
 
 def gathered(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

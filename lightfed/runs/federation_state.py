@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,58 +14,22 @@ from lightfed.local.session import Report
 from lightfed.runs.checkpoint import CLIENTS
 from lightfed.utils.atomic_io import check_like
 from lightfed.utils.errors import require
+from lightfed.utils.keys import relevant
 
 _FRUITLESS = "lightfed_fruitless_rounds"
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _TESTS = "lightfed_round_tests"  # of the last round
-# The trainer's keys that results depend on. A run may be extended, or resumed with another number
-# of ranks or other callbacks.
-_TRAINER = """
-precision limit_train_batches limit_val_batches gradient_clip_val gradient_clip_algorithm
-"""
-# Keys of the model and the data that no result depends on.
-_HOW = {"export", "store", "store_folder", "exchange_buffer", "resident"}
-
-
 def config_digest(options: Mapping[str, Any]) -> str:
     """Digest of a sub-command's options, as parsed: 16 hexadecimal digits."""
-    text = json.dumps(_relevant(options), sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return _digest(relevant(options, "result", "seed"))
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The keys on which results depend that differ in two configurations: [before, now] each."""
-    one, other = (dict(_flat(_relevant(options))) for options in (before, now))
-    keys = sorted(one.keys() | other.keys())
-    pairs = {key: [one.get(key), other.get(key)] for key in keys}
+    one, other = (relevant(options, "result", "seed") for options in (before, now))
+    pairs = {key: [one.get(key), other.get(key)] for key in sorted(one.keys() | other.keys())}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
-    trainer = {key: options["trainer"].get(key) for key in _TRAINER.split()}
-    model, data = (
-        {key: value for key, value in options[part].items() if key not in _HOW}
-        for part in ("model", "data")
-    )
-    return {"model": model, "data": _placeless(data), "trainer": trainer}
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings and lists, by their dotted keys."""
-    parts = dict(enumerate(value)) if isinstance(value, list) else value
-    if not isinstance(parts, Mapping):
-        yield path, value
-        return
-    for key, part in parts.items():
-        yield from _flat(part, f"{path}.{key}".lstrip("."))
-
-
-def _placeless(data: Any) -> Any:
-    """The data section without the folder of a data set: jobs copy it to local disks."""
-    if isinstance(data, Mapping):
-        return {key: _placeless(value) for key, value in data.items() if key != "root"}
-    return data
 
 
 def fingerprint(fleet: Fleet, partition: str, server: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,4 +86,5 @@ def load(fleet: Fleet, checkpoint: Mapping[str, Any]) -> None:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,29 +1,154 @@
 """The keys of a run: those of its configuration, and the columns of its tables."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from functools import cache
+from typing import Any, Literal, NamedTuple, cast
 
+# What depends on a key. `result`: what a round computes. `seed`: likewise, but runs that differ in
+# it alone are one experiment. `extent`: how long a run is and what of it is measured; it may change
+# when a run resumes, but makes another experiment. `how`: nothing.
 Role = Literal["result", "seed", "extent", "how"]
 
-_HOW_DATA = {"root", "download"}  # where a data set lies; jobs copy it to local disks
 
+class Key(NamedTuple):
+    """A key of a configuration, with all below it.
 
-def role(key: str) -> Role:
-    """What depends on a key of a configuration, given dotted from its section.
-
-    `result`: what a round computes. `seed`: likewise, as one of many equal draws: runs that differ
-    in it alone are one experiment. `how`: neither.
+    Attributes:
+        role: what depends on it.
+        column: its name in reports, before those of keys below it; None if reports do not name it.
+        unit: of the value.
     """
-    parts = key.split(".")
-    if parts[0] == "data" and parts[-1] in _HOW_DATA:
-        return "how"
-    return "seed" if any("seed" in part.lower() for part in parts) else "result"
+
+    role: Role
+    column: str | None = None
+    unit: str = ""
+
+
+# key, role, column (- for none, = for the names of the keys below it alone) and unit
+_KEYS = """
+ckpt_path                       how
+trainer.name                    how
+trainer.max_epochs              extent  max_epochs                  rounds
+trainer.min_epochs              extent  -                           rounds
+trainer.max_steps               extent  -                           server_updates
+trainer.max_time                extent  -                           wall_clock
+trainer.accelerator             how
+trainer.devices                 how
+trainer.num_nodes               how
+trainer.precision               result  precision
+trainer.strategy                how
+trainer.logger                  how
+trainer.callbacks               extent
+trainer.fast_dev_run            how
+trainer.limit_train_batches     result
+trainer.limit_val_batches       result
+trainer.limit_test_batches      how
+trainer.check_val_every_n_epoch extent  -                           rounds
+trainer.enable_checkpointing    how
+trainer.checkpoint_every        how     -                           rounds
+trainer.checkpoint_minutes      how     -                           min
+trainer.enable_progress_bar     how
+trainer.enable_model_summary    how
+trainer.gradient_clip_val       result  gradient_clip_val
+trainer.gradient_clip_algorithm result  gradient_clip_algorithm
+trainer.deterministic           how
+trainer.benchmark               how
+trainer.profiler                how
+trainer.detect_anomaly          how
+trainer.plugins                 how
+trainer.default_root_dir        how
+trainer.num_threads             how
+trainer.ranks_per_device        how
+trainer.enable_page             how
+model.algorithm                 result  =
+model.clients                   result  clients
+model.optimizer                 result  =
+model.lr_schedule               result  lr_schedule
+model.fraction                  result  fraction
+model.clients_per_round         result  clients_per_round
+model.local_epochs              result  local_epochs
+model.local_steps               result  local_steps
+model.evaluate                  result
+model.evaluate_at               result  evaluate_at
+model.eval_clients              result  -                           clients
+model.accumulate                result
+model.store                     how
+model.store_folder              how
+model.exchange_buffer           how     -                           MiB
+model.side_by_side              result  side_by_side                clients
+model.pack_memory               result  pack_memory                 MiB
+model.capture                   how
+model.max_failed_clients        result  max_failed_clients          sessions
+model.export                    how
+model.seed                      seed
+data.dataset                    result  dataset
+data.partition                  result  partition
+data.batch_size                 result  batch_size                  samples
+data.eval_batch_size            result  -                           samples
+data.personal_test              result  personal_test
+data.train_fraction             result  train_fraction
+data.channels_last              result
+data.last_batch                 result  last_batch
+data.chunks                     result  chunks
+data.pool                       result  pool
+data.resident                   how
+"""
+_PLACES = {"root", "download"}  # where samples lie: jobs copy them to local disks
+_UNSPOKEN = {"", "init_args", "class_path"}  # parts of a key that its name leaves out
+
+
+def _key(key: str, role: str, column: str = "-", unit: str = "") -> tuple[str, Key]:
+    named = None if column == "-" else column.removeprefix("=")
+    return key, Key(cast(Role, role), named, unit.replace("_", " "))
+
+
+KEYS = dict(_key(*line.split()) for line in _KEYS.strip().splitlines())
+
+
+@cache
+def key_of(key: str) -> Key:
+    """What is known of a dotted key, by itself or one above it; one of no table is a result.
+
+    Below a result, a part with `seed` in its name is a seed. Below `data`, `root` and `download`
+    depend on the machine.
+    """
+    section, *parts = key.split(".")
+    known = KEYS.get(_listed(key), Key("result", "" if section in ("model", "data") else None))
+    if known.role == "result" and any("seed" in part.lower() for part in (section, *parts)):
+        return known._replace(role="seed")
+    if section == "data" and _PLACES.intersection(parts):
+        return known._replace(role="how")
+    return known
+
+
+def column_of(key: str) -> str:
+    """The name of a key in reports, such as `lr` or `clients 0 rate`."""
+    listed = _listed(key)
+    above = KEYS[listed].column if listed else None
+    words = [w for w in key.removeprefix(listed).split(".") if w not in _UNSPOKEN]
+    if not listed and words[0] in ("model", "data"):
+        words = words[1:]
+    return " ".join(filter(None, (above, *words))) or listed.rpartition(".")[2]
+
+
+def _listed(key: str) -> str:
+    """The key of the table that it is or is below; empty without any."""
+    while key and key not in KEYS:
+        key = key.rpartition(".")[0]
+    return key
+
+
+def relevant(config: Mapping[str, Any], *roles: Role) -> dict[str, Any]:
+    """The values in the sections of a configuration whose keys have one of these roles."""
+    sections = {name: config[name] for name in ("trainer", "model", "data")}
+    values = {key: value for key, value in flat(sections) if value is not None}
+    return {key: value for key, value in values.items() if key_of(key).role in roles}
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings and lists, by their dotted keys."""
+    """The values of nested mappings and lists, by their dotted keys; an empty one is a value."""
     parts = dict(enumerate(value)) if isinstance(value, list) else value
-    if not isinstance(parts, Mapping):
+    if not isinstance(parts, Mapping) or not parts:
         yield path, value
         return
     for key, part in parts.items():
@@ -49,7 +174,7 @@ COLUMNS = {
     "participants": Column("metrics", "", "sessions of the round"),
     "excluded": Column("metrics", "", "of these, left out: failed, or the update is not finite"),
     "client": Column("clients", "", "number of the client, from 0"),
-    "cohort": Column("clients", "", "name of its group"),
+    "group": Column("clients", "", "name of its group"),
     "samples": Column("clients", "", "test samples of the client"),
     "bytes_up": Column("metrics clients", "B", "sent by clients in training"),
     "bytes_down": Column("metrics clients", "B", "received by clients in training"),

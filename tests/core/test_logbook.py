@@ -47,7 +47,7 @@ def test_other_reductions_than_means_are_refused() -> None:
             log()
 
 
-@pytest.mark.parametrize("name", ["round", "client", "cohort", "seconds", "flops"])
+@pytest.mark.parametrize("name", ["round", "client", "group", "seconds", "flops"])
 @pytest.mark.parametrize("value", [1.0, MeanMetric()])
 def test_a_name_of_a_column_is_refused_at_the_first_log(name: str, value: Any) -> None:
     for log in (LogBook().log, lambda name, value: LogBook().log_dict({name: value})):

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Callback
@@ -48,6 +49,10 @@ def test_a_round_is_a_row_with_its_own_figures(tmp_path: Path) -> None:
     totals = model.fleet.ledger.totals
     last = [[float(row[n]) for n in ("bytes_up", "bytes_down", "flops")] for row in clients[-4:]]
     assert last == totals.tolist()
+    costs = np.load(tmp_path / "run" / "costs.npz")
+    ends = np.cumsum([state.group.count for state in model.fleet.groups])[:-1]
+    expected = [part.sum(0).tolist() for part in np.split(totals, ends)]
+    assert (int(costs["round"]), costs["sums"].tolist()) == (3, expected)
 
 
 def test_rounds_without_evaluation_have_one_row_too(tmp_path: Path) -> None:

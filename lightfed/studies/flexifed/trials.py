@@ -34,9 +34,7 @@ STATED = re.compile(
     r"model\.clients\.(?!0\.model\.init_args\.)|(model\.algorithm|data\.dataset)\.class_path$"
     r"|model\.clients\.0\.model\.init_args\.(input_shape\b|(depth|layers|variant)$)"
 )
-UNSPOKEN = re.compile(
-    r"^(trainer|model\.clients\.0\.model|model\.algorithm|model|data)\.|\b(init_args|class_path)\b"
-)
+UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from lightfed.results.mixtures import (
 from lightfed.results.run import Run, whole_number
 from lightfed.results.settings import options, variants
 
-UNSPOKEN = re.compile(r"^model\.((clients\.0\.model|algorithm)\.init_args\.)?")
+UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
 # options of the combination and its data set; all other options of the model form the variant
 NO_VARIANT = re.compile(
     r"trainer\.|data\.|model\.(clients\.(?!0\.model\.)"
