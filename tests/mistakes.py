@@ -10,9 +10,13 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from lightfed import Algorithm, Fleet
+from lightfed.data.datasets.dataset import Dataset
+from lightfed.data.partition.partitioner import Partitioner
+from tests import own_code
 
 BASE = """
 trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
@@ -311,7 +315,7 @@ FEDERATIONS = [
          "blocks.2: 3 channels do not form 4 whole groups", named=MODEL),
     Case("model.clients.0.model", "samples of shape (1, 8, 8) (Given input size: (4x1x1)",
          hidden(4, 4, 4, 4, 4)),
-    Case("model.clients.0.model", "samples of shape (1, 8, 8)", hidden(0)),
+    Case("model.clients.0.model", "has the shape (0, 1, 3, 3); give sizes above 0", hidden(0)),
     Case("model.clients.0.model", "(2, 64); it must be (2, 10)",
          one_group(of_class("torch.nn.Flatten"))),
     Case("model.clients.0.model.init_args.name", "no model 'resnet181'",
@@ -464,6 +468,90 @@ METHODS = [
            hold_out=0.9999),
     method("LGFedAvg", "model.clients", "are [10, 4], [10], those of group b [10, 2], [10]",
            global_layers=1),
+]  # fmt: skip
+
+
+PLACE = f"({own_code.__file__}:"
+
+
+def own(path: str, fragment: str = "", /, **arguments: Any) -> Case:
+    """Code of a user's own, and where its line says that it has failed."""
+    name = of_class(f"tests.own_code.{path}", **arguments)
+    bases = {
+        "data.dataset": Dataset, "model.algorithm": Algorithm, "trainer.callbacks": L.Callback,
+        "model.lr_schedule": LRScheduler, "data.partition": Partitioner,
+    }
+    made = getattr(own_code, path)
+    key = next((key for key, base in bases.items() if issubclass(made, base)), "model.clients")
+    fragment = fragment or PLACE
+    if key == "model.clients":
+        return Case(key, fragment, one_group(name))
+    edits = {key: [name] if key == "trainer.callbacks" else name}
+    return Case(key, fragment, one_group(SMALL) | edits)
+
+
+OWN = [
+    own("Raises", f"the disk is on fire {PLACE}"),
+    own("Missing", f"'nowhere.pt' {PLACE}"),
+    own("Unmade"),
+    own("Returns", "load returns a NoneType", what="None"),
+    own("Returns", "load returns a tuple", what="(x, y)"),
+    own("Returns", "hold a list, not tensors", what="Samples(x.tolist(), y)"),
+    own("Returns", "hold a list, not tensors", what="Samples(x, y, y.tolist())"),
+    own("Returns", "1436 samples, but 1437 labels", what="Samples(x[1:], y)"),
+    own("Returns", "sample 0 has the shape (8, 8)", what="Samples(x[:, 0], y)"),
+    own("Unnamed", "no attribute 'classes'"),
+    own("Normalised", "3 means and 3 deviations, not 1", mean=[0.5] * 3, std=[0.5] * 3),
+    own("Normalised", "the deviations (0.0,)", mean=[0.5], std=[0.0]),
+    own("Transforms", f"KeyError: 'no transform' {PLACE}"),
+    own("Deals"),
+    own("ValidationRaises", f"ValueError: cannot validate {PLACE}"),
+    own("LogsText", f"'loss' is 'low' {PLACE}"),
+    own("LogsVector", "takes a number or a metric, and 'logits' is "),
+    own("TrainsOthers", "2 parameters that are not those of TrainsOthers"),
+    own("Rounds"),
+    *(own("Calls", hook=hook) for hook in ("setup", "on_fit_start", "on_train_epoch_start",
+      "on_train_batch_end", "on_validation_end", "on_train_epoch_end", "on_save_checkpoint")),
+    Case("model.max_failed_clients", "takes a number or a metric",
+         one_group(of_class("tests.own_code.TrainingLogsVector"))),
+    Case("model.lr_schedule", f"KeyError: 'rate' {PLACE}",
+         {"model.lr_schedule": of_class("tests.own_code.Falls"), "trainer.max_epochs": 3}),
+]  # fmt: skip
+
+LET_THROUGH = [
+    Case("-x", "no such key", words=["-x"]),
+    edit("model.algorithm", {"class_path": "FedAvg", "dict_kwargs": {"mu": 1}},
+         "FedAvg takes no others", named="model.algorithm.dict_kwargs"),
+    *(edit("trainer.callbacks", value, "", named="trainer.callbacks")
+      for value in ("x", 3, [3], [{}], [None])),
+    edit("trainer.name", "x" * 300, "File name too long", named="trainer.default_root_dir"),
+    *(edit(key, value, "") for key in ("model.algorithm", "data.dataset", "model.lr_schedule",
+      "model.optimizer", MODEL, "data.partition") for value in (3, [], {})),
+    edit("model.lr_schedule", of_class("CosineAnnealingLR"), "T_max",
+         named="model.lr_schedule"),
+    *(Case("model.lr_schedule", "round 2: integer modulo by zero",
+           {"model.lr_schedule": of_class("StepLR", step_size=0), "trainer.max_epochs": rounds})
+      for rounds in (1, 3)),
+    edit("model.eval_clients", 7, "7 of 3 clients"),
+    edit("data.chunks", 10**30, "at most 18 digits"),
+    edit("model.clients.0.count", 10**30, "at most 18 digits"),
+    *(Case("model.clients.0.model.init_args.hidden.0", "at most 18 digits", hidden(10**20))
+      for _ in range(1)),
+    edit("model.clients.1.model.init_args.hidden", [-1], "give sizes above 0", named=MODEL),
+    edit("model.clients.1.model.init_args.hidden", None, "no value"),
+    edit("model.optimizer.init_args.lr", None, "no value"),
+    *(edit("trainer.strategy", of_class("lightfed.engine.strategy.FederatedStrategy", timeout=t),
+           "give a finite number", named="trainer.strategy.init_args.timeout")
+      for t in (float("inf"), float("nan"))),
+    clouds("no value", servers=None),
+    edit("model.algorithm", of_class("FedProx", mu=float("inf")), "give a finite number",
+         named="model.algorithm.init_args.mu"),
+    method("PFedMoE", SHARED, "Flatten: no linear layer", shared=of_class("torch.nn.Flatten")),
+    *(method("FedKD", "model.algorithm.init_args.rounds", "give at least 1", shared=SMALL,
+             rounds=rounds) for rounds in (0, -1)),
+    edit("trainer.plugins", ["nothing"], "invalid type for plugin nothing"),
+    edit("trainer.plugins",
+         [of_class("lightning.pytorch.plugins.precision.DoublePrecision")], "DoublePrecision"),
 ]  # fmt: skip
 
 ALL = [

@@ -12,7 +12,7 @@ import torch
 from lightfed.cli.command_line import USAGE_ERROR, main
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.runs.checkpoint import SHARDS
-from tests.mistakes import ALL, BASE, PARTITION, Case, edit, hidden, of_class
+from tests.mistakes import ALL, BASE, LET_THROUGH, OWN, PARTITION, Case, edit, hidden, of_class
 from tests.tiers import first_of_each
 
 
@@ -53,6 +53,7 @@ def the_error(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     lines = printed.err.splitlines()
     assert len(lines) == 1, printed.err
     assert lines[0].startswith("lightfed: error: ")
+    assert len(lines[0]) <= 400
     return lines[0].removeprefix("lightfed: error: ")
 
 
@@ -60,7 +61,13 @@ def named(case: Case) -> str:
     return f"{case.key} {case.fragment}".replace("::", ":")
 
 
-@pytest.mark.parametrize("case", first_of_each(ALL, lambda case: case.key, named))
+@pytest.mark.parametrize(
+    "case",
+    [
+        *first_of_each(ALL, lambda case: case.key, named),
+        *(pytest.param(case, id=named(case)) for case in (*OWN, *LET_THROUGH)),
+    ],
+)
 def test_a_mistake_is_one_line_that_names_its_key(
     case: Case, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from torch import nn
 
 import lightfed as lf
 from lightfed.results.groups import grouped

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.shared.personal_shared import PREFIX, NetworkFactory, PersonalShared
-from lightfed.api.algorithm import require_argument
+from lightfed.api.algorithm import KEY, require_argument
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec, blank
@@ -72,6 +72,8 @@ class FedKD(PersonalShared):
         super().__init__(shared, weights)
         shares = all(0 <= share <= 1 for share in energy)
         require_argument(shares, "energy", list(energy), "give two shares in [0, 1]")
+        least = rounds is None or rounds >= 1
+        require_argument(least, "rounds", rounds, "give at least 1")
         self.energy = (energy[0], energy[1])
         self.form: mutual.Form = form
         self.rounds, self.compress = rounds, compress
@@ -82,7 +84,8 @@ class FedKD(PersonalShared):
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         batch = blank(data, samples=2)
-        return mutual.FedKD(split(private, batch), split(shared, batch), form=self.form)
+        common = split(shared, batch, key=f"{KEY}.shared")
+        return mutual.FedKD(split(private, batch), common, form=self.form)
 
     @override
     def setup(self, fed: Fleet) -> None:

@@ -81,7 +81,7 @@ class PFedMoE(PersonalShared):
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:
         batch = blank(data, samples=2)
-        own, common = split(private, batch), split(shared, batch)
+        own, common = split(private, batch), split(shared, batch, key=f"{KEY}.shared")
         gate = self._gate(data)
         try:
             return MixtureClient(own.extractor, own.head, common.extractor, gate, batch=batch)

@@ -194,11 +194,11 @@ class Fleet(Messenger):
         if self.algorithm.stateful:
             for client in self.mine(verdict.not_finite):
                 client_states.reset(self, client)
-        for warning in verdict.warnings:
-            self.warn(warning)
         self.fruitless_rounds = verdict.check(
             t, allowed=self.max_failed, fruitless=self.fruitless_rounds
         )
+        for warning in verdict.warnings:
+            self.warn(warning)
         return verdict
 
     def gradient(self, client: int, t: int) -> Tensor:

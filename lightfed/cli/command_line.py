@@ -7,7 +7,6 @@ import os
 import sys
 from contextlib import redirect_stdout
 from importlib import import_module
-from inspect import signature
 from io import StringIO
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
@@ -17,7 +16,7 @@ from typing_extensions import override
 
 from lightfed.distributed.starting import check_variables, watch_launcher
 from lightfed.utils import __version__
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, of_users_code
 from lightfed.utils.process import (
     end_process,
     imports_begin,
@@ -98,8 +97,6 @@ def _main(arguments: list[str], *, from_python: bool) -> None:
 
 
 def _run(arguments: list[str], *, from_python: bool) -> None:
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
     from lightfed.cli.config_files import check_files, with_items
     from lightfed.cli.control import with_configurations
     from lightfed.cli.shipped import with_paths
@@ -117,10 +114,10 @@ def _run(arguments: list[str], *, from_python: bool) -> None:
             _command_line(given)
     except UserError:
         raise
-    except (MisconfigurationException, MemoryError, RuntimeError, ValueError) as error:
+    except Exception as error:
         from lightfed.cli.errors import run_error
 
-        refused = run_error(error)
+        refused = run_error(error) or of_users_code(error)
         if refused is None:
             raise  # an error of the program
         raise refused from error
@@ -144,6 +141,7 @@ def _command_line(arguments: list[str] | None) -> None:
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
     import lightfed.cli.catalog  # noqa: F401 - short class names in a configuration are those of imported classes
+    from lightfed.cli.values import check_arguments
     from lightfed.data.datamodule import FederatedDataModule
     from lightfed.engine.federation import Federation
     from lightfed.previews.trainer import PreviewTrainer
@@ -196,7 +194,8 @@ def _command_line(arguments: list[str] | None) -> None:
             if self.subcommand == "plan":  # of a run on any cluster, planned on any machine
                 here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32"}
                 options.trainer.update(Namespace(here))
-            _check_values(options, sections)
+            for section, owner in sections.items():
+                check_arguments(options[section], owner, section)
             if options.trainer.name is None and options.config:
                 options.trainer.name = Path(str(options.config[-1])).stem
 
@@ -240,14 +239,6 @@ def _silence() -> None:
     warnings.filterwarnings("ignore", module="jsonargparse")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
-
-
-def _check_values(options: Any, sections: dict[str, type]) -> None:
-    """Reject an empty value of a key whose default is one."""
-    for section, owner in sections.items():
-        for name, parameter in signature(owner).parameters.items():
-            empty = options[section].get(name) is None and parameter.default is not None
-            require(not empty, f"{section}.{name}", "no value", "give one, or leave the key out")
 
 
 def _stopped() -> int:

@@ -72,7 +72,7 @@ _AROUND = (
     r"(?=\n(?P=margin)- |\n *Given [^\n]*\n[^\n]*\Z)",
 )
 _KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*(.*)', re.DOTALL)
-_UNKNOWN = re.compile(r"(?:Subcommand .*? option '|unrecognized arguments: -*)([\w.-]+)")
+_UNKNOWN = re.compile(r"(?:Subcommand .*? option '|unrecognized arguments: (?:--)?)([\w.-]+)")
 # A logger or callback that raises, among the alternatives of its type that do not apply.
 _RAISED = re.compile(
     r"Does not validate.*?\.(Logger|Callback)\b.*?\nErrors:(.*)\nGiven value type", re.DOTALL
@@ -102,7 +102,7 @@ def parser_error(message: str, argv: Sequence[str], sections: Mapping[str, Any])
         return UserError(key, *ABSENT.get(key, ("no such key", hint)))
     if found := _REQUIRED.match(message):
         key = found[1].removeprefix("".join(argv[:1]) + ".")
-        return UserError(key, _plain(message), _class_hint("", keys.get(key)))
+        return UserError(key, _plain(message), class_hint("", keys.get(key)))
     if found := re.match(r"argument (?:-\w/)?(\S+): (.*)", message):
         return UserError(found[1], found[2], _HELP)
     if found := _KEY.match(message):
@@ -118,12 +118,15 @@ def run_error(error: Exception) -> UserError | None:
     if isinstance(error, MemoryError) or "can't allocate memory" in message:
         return UserError("memory", message or "exhausted", _SMALLER)
     if re.match(r"Early stopping cond|`ModelCheckpoint\(mon|Found more than one state", message):
+        message = re.sub(r"Pass in or modify your .*? following:", "There are", message)
         return UserError("trainer.callbacks", message, _HELP)
-    if not isinstance(error, MisconfigurationException):
+    twice = re.match(r"Received both `precision=", message)  # a ValueError
+    if not isinstance(error, MisconfigurationException) and not twice:
         return None
-    flag = re.search(r"\bTrainer\((\w+)|`(\w+)` parameter", message)
+    flag = re.search(r"\bTrainer\((\w+)|`(\w+)` parameter|\b(plugin)s?\b", message)
     fix = "give more" if message.startswith("You restored") else _HELP
-    return UserError(f"trainer.{flag[1] or flag[2]}" if flag else "trainer", message, fix)
+    name = flag and (flag[1] or flag[2] or "plugins")
+    return UserError(f"trainer.{name}" if flag else "trainer", message, fix)
 
 
 def class_error(error: Exception, config: Namespace) -> UserError | None:
@@ -151,13 +154,19 @@ def class_error(error: Exception, config: Namespace) -> UserError | None:
 
 def accepted(owner: Any) -> dict[str, Any]:
     """Arguments of a class or function, also those behind `**kwargs`, and their annotations."""
-    is_class, parser = isclass(owner), ArgumentParser()
-    add = parser.add_class_arguments if is_class else parser.add_function_arguments
+    parser = ArgumentParser()
+    add = parser.add_class_arguments if isclass(owner) else parser.add_function_arguments
+    hints = annotations(owner)
+    return {name: hints.get(name) for name in add(owner, fail_untyped=False)}
+
+
+def annotations(owner: Any) -> dict[str, Any]:
+    """Annotations of the arguments of a class or function, by name."""
     hints: dict[str, Any] = {}
-    for maker in [c.__init__ for c in reversed(owner.__mro__)] if is_class else [owner]:
+    for maker in [c.__init__ for c in reversed(owner.__mro__)] if isclass(owner) else [owner]:
         with suppress(NameError, TypeError):  # a name that only type checkers import
             hints |= get_type_hints(maker)
-    return {name: hints.get(name) for name in add(owner, fail_untyped=False)}
+    return hints
 
 
 def _of_value(key: str, text: str, wanted: Any) -> UserError:
@@ -165,7 +174,7 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     path = ""  # of the class whose argument is meant
     while found := next(filter(None, (re.match(a, text, re.DOTALL) for a in _AROUND)), None):
         text, path = found["rest"].strip(), found.groupdict().get("path") or path
-    owner, takes, base = None, {}, _base(wanted)
+    owner, takes, base = None, {}, base_of(wanted)
     with suppress(ImportError, AttributeError, TypeError, ValueError):
         owner = resolve_name(path)
         takes = accepted(owner)
@@ -175,11 +184,11 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
         return _of_value(f"{below}.{found[1]}", found[2], takes.get(found[1]))
     if found := re.match(r"Option '(.+?)' is not accepted", text):
         if owner is base and below != key:
-            return UserError(key, "no class_path", _class_hint("", wanted))
+            return UserError(key, "no class_path", class_hint("", wanted))
         hint = _hint(found[1], takes)
         return UserError(f"{below}.{found[1]}", f"no such argument of {path}", hint)
     if found := _REQUIRED.match(text):
-        hint = _class_hint("", takes.get(found[1]))
+        hint = class_hint("", takes.get(found[1]))
         return UserError(f"{below}.{found[1]}", _plain(text), hint)
     missing = re.match(r"No module named '(.+?)'", text)
     if missing and path and not path.startswith(missing[1]):
@@ -194,7 +203,7 @@ def _of_value(key: str, text: str, wanted: Any) -> UserError:
     named = re.search(r"(?:import path string:|class, but) ([\w.]+)", text)
     name = named[1] if named else "" if owner else path
     value = re.match(".*(?:Got|Given) value: (.*)", text, re.DOTALL)
-    hint = _class_hint(name, wanted)
+    hint = class_hint(name, wanted)
     if value and (failed := _FAILED.search(text)) and not hint.startswith("did you"):
         return UserError(key, _plain(f"{failed[0]}, from {value[1]}"), "correct the name or file")
     return UserError(key, _plain(value[1] if value else text) or "''", hint)
@@ -227,20 +236,22 @@ def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:
 
 def _plain(text: str) -> str:
     """A sentence or an annotation in one line, with the bare names of types."""
-    return shorten(re.sub(r"<class '(.*?)'>", r"\1", text), 300, placeholder=" ...")
+    known = re.sub(r"\s*Subclass types expect one of:.*", "", text, flags=re.DOTALL)
+    return " ".join(re.sub(r"<class '(.*?)'>", r"\1", known).split())
 
 
 def _hint(name: str, names: Collection[str]) -> str:
     """The name that was probably meant, or all of them if they are few."""
     if near := get_close_matches(name, names, n=1):
         return f"did you mean {near[0]}?"
-    return f"known: {', '.join(sorted({*names}))}" if 0 < len(names) <= 30 else _HELP
+    known = f"known: {', '.join(sorted({*names}))}"
+    return shorten(known, 180, placeholder=" ...") if 0 < len(names) <= 30 else _HELP
 
 
-def _class_hint(name: str, wanted: Any) -> str:
+def class_hint(name: str, wanted: Any) -> str:
     """`_hint` for the classes that a key accepts; its annotation if there are none or many."""
     names: list[str] = []
-    left: list[type] = [base] if (base := _base(wanted)) else []
+    left: list[type] = [base] if (base := base_of(wanted)) else []
     while left:
         children: list[type] = type.__subclasses__(left.pop())
         left += children
@@ -260,9 +271,9 @@ def _has_short_name(cls: type) -> bool:
     return public and package in ("lightfed", "lightning", "torch")
 
 
-def _base(wanted: Any) -> type | None:
+def base_of(wanted: Any) -> type | None:
     """The class whose subclasses a key names by `class_path`; None if it names none."""
     if isclass(wanted) and not get_args(wanted):
         plain = wanted.__module__ in ("builtins", "collections.abc", "datetime", "pathlib", "torch")
         return None if plain else wanted
-    return next(filter(None, map(_base, reversed(get_args(wanted)))), None)
+    return next(filter(None, map(base_of, reversed(get_args(wanted)))), None)

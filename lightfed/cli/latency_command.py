@@ -5,23 +5,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from lightfed.results.units import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, require
 from lightfed.utils.memory import require_memory
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `--help` has no use for it
     from lightfed.studies.fedbcd.latency import Cloud, Estimate, Latency
 
+_MOST = 10**9  # delays to simulate, half a minute
+
 
 def latency(
     delay: Delay,
-    servers: int = 10,
-    devices: int = 1,
+    servers: PositiveInt = 10,
+    devices: PositiveInt = 1,
     waits: list[int] | None = None,
     samples: int = 20_000,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
     plot: Path | None = None,
 ) -> None:
     """Durations of rounds that wait for the first B of N servers, relative to waiting for all.
@@ -40,10 +43,8 @@ def latency(
     from lightfed.simulation.clock import check_waits
     from lightfed.studies.fedbcd.latency import Cloud, latencies
 
-    asked = {"servers": (servers, 1), "devices": (devices, 1), "samples": (samples, 2)}
-    for name, (value, least) in asked.items():
-        if value < least:
-            raise UserError(f"--{name}", f"{value}", f"give at least {least}")
+    if samples < 2:
+        raise UserError("--samples", f"{samples}", "give at least 2")
     if waits is None:
         waits = sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     if not waits:
@@ -54,6 +55,9 @@ def latency(
     for name, numbers in (("servers", servers * devices), ("samples", samples * (len(waits) + 1))):
         what = f"{numbers:,} delays"
         require_memory(2 * 8 * numbers, f"--{name}", what, f"lower --{name}")  # and a copy
+    draws = servers * devices * samples
+    found = f"{draws:,} delays of {samples:,} rounds would take hours"
+    require(draws <= _MOST, "--servers", found, f"draw at most {_MOST:,}: lower it, or --samples")
     cloud = Cloud(delay, servers, devices)
     found = latencies(cloud, waits, samples=samples, seed=seed)
     _print(cloud, found)

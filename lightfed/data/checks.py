@@ -1,5 +1,7 @@
 """Samples are checked once after loading, whatever their source."""
 
+from math import inf, isfinite
+
 import torch
 
 from lightfed.data.datasets.dataset import Dataset, Samples, Transform
@@ -20,7 +22,13 @@ def loaded(dataset: Dataset) -> tuple[Samples, Samples]:
 
 
 def _mistake(samples: Samples, dataset: Dataset) -> str | None:
+    given: object = samples
+    if not isinstance(given, Samples):
+        return f"load returns a {type(given).__name__}, not Samples"
     x, y, groups = samples.x, samples.y, samples.groups
+    for part in (x, y) if groups is None else (x, y, groups):
+        if not isinstance(part, torch.Tensor):
+            return f"its Samples hold a {type(part).__name__}, not tensors"
     if not len(x) or not len(y):
         return "there are no samples"
     if len(x) != len(y):
@@ -36,6 +44,12 @@ def _mistake(samples: Samples, dataset: Dataset) -> str | None:
     expected, shape = tuple(dataset.input_shape), tuple(x.shape[1:])
     if isinstance(dataset.transform, Transform | None) and shape != expected:
         return f"sample 0 has the shape {shape}, not {expected}"
+    if isinstance(dataset.transform, Transform):
+        mean, std = dataset.transform.mean, dataset.transform.std
+        if not {len(mean), len(std)} <= {1, *shape[:1]}:
+            return f"the transform has {len(mean)} means and {len(std)} deviations, not {shape[0]}"
+        if not all(map(isfinite, mean)) or not all(0 < value < inf for value in std):
+            return f"the transform has the means {mean} and the deviations {std}"
     for start in range(0, len(x) if x.is_floating_point() else 0, _PART):
         finite = x[start : start + _PART].isfinite().flatten(1).all(1)
         if not finite.all():

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # a rank is watched before it imports torch
     from torch.distributed import TCPStore
 
 _LARGEST_PORT = 65535
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _LAUNCHER = "LIGHTFED_LAUNCHER"  # the process that launches ranks of its node
 _EVERY = 0.2  # seconds between looks
 _GRACE = 5.0  # seconds for a process to explain why a launched rank has ended
@@ -46,6 +47,9 @@ def check_variables(environ: Mapping[str, str]) -> None:
         value = environ.get(name, str(least))
         found, fix = repr(value), f"set it to a number from {least}, or unset it"
         require(value.isdecimal() and int(value) >= least, name, found, fix)
+    for name in _OF_TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else ():
+        found = "not set, but TORCHELASTIC_RUN_ID is"
+        require(name in environ, name, found, "start with torchrun, or unset TORCHELASTIC_RUN_ID")
     port = environ.get("MASTER_PORT", "1")
     require(int(port) <= _LARGEST_PORT, "MASTER_PORT", port, f"give at most {_LARGEST_PORT}")
 

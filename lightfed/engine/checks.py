@@ -53,9 +53,14 @@ def row_folder(store: str, folder: str | None) -> Path | None:
 
 
 def check_numbers(
-    eval_clients: int | None, exchange_buffer: int | None, max_failed_clients: int | None
+    eval_clients: int | None,
+    exchange_buffer: int | None,
+    max_failed_clients: int | None,
+    clients: int,
 ) -> None:
-    """Reject arguments of the Federation that are too small."""
+    """Reject arguments of the Federation that are too small, or more than its clients."""
+    found, fix = f"{eval_clients} of {clients} clients", "lower it, or leave it out for all"
+    require((eval_clients or 0) <= clients, "model.eval_clients", found, fix)
     for name, value, least, unit, more in (
         ("eval_clients", eval_clients, 1, "clients", ", or leave personal out of model.evaluate"),
         ("exchange_buffer", exchange_buffer, 1, "MiB", "; a few rows of the model make it quick"),

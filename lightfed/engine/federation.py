@@ -122,11 +122,11 @@ class Federation(Recorded, L.LightningModule):
             seed: Seed of all draws.
         """
         super().__init__()
-        checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients)
         checks.check_schedule(optimizer, lr_schedule)
         self.algorithm, self.seed = checks.algorithm(algorithm), seed
         self.groups = checks.client_groups(clients)
         self.num_clients = sum(group.count for group in self.groups)
+        checks.check_numbers(eval_clients, exchange_buffer, max_failed_clients, self.num_clients)
         self.optimizer, self._lr_schedule = optimizer, lr_schedule
         self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
         self._work.check(self.num_clients)
@@ -182,7 +182,9 @@ class Federation(Recorded, L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        return session_setup.template(self.optimizer, self._lr_schedule)
+        return session_setup.template(
+            self.optimizer, self._lr_schedule, rounds=self.federated_trainer.max_epochs or -1
+        )
 
     @override
     def on_fit_start(self) -> None:
@@ -287,6 +289,9 @@ class Federation(Recorded, L.LightningModule):
             failures.append(error)
         for failure in self.fleet.ranks.gather(failures):  # perhaps of another rank's clients
             raise failure
+        logger = self.federated_trainer.run_logger
+        if logger is not None:
+            logger.place.resumed_from()
 
 
 def federation_of(trainer: L.Trainer) -> Federation:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
+from numbers import Number
 from typing import Any, ParamSpec, TypeVar
 
 import lightning.pytorch as L
@@ -36,6 +37,9 @@ class LogBook:
             self._metrics[name] = value
             return
         check_mean(name, options)
+        single = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Number)
+        if not single:
+            raise TypeError(f"self.log takes a number or a metric, and {name!r} is {value!r:.60}")
         count = self.batch_size if batch_size is None else batch_size
         value = value.detach() if isinstance(value, Tensor) else value
         self._sums[name] = self._sums.get(name, 0.0) + value * count

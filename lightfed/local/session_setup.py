@@ -26,6 +26,8 @@ from lightfed.utils.lightning_private import (
 
 log = logging.getLogger(__name__)
 
+_REHEARSED = 1000  # rounds at most
+
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
@@ -70,7 +72,7 @@ def client_stepper(
     trains = bool(state.live.trainable)
     require(trains, key, "it has no parameters to train", "use another model")
     optimizer = make_optimizer(factory, state.live.trainable)
-    _check_steps(optimizer, "model.optimizer")
+    _check_steps(optimizer, "model.optimizer", module)
     stepper = make_stepper(
         optimizer,
         schedulers=[],
@@ -92,15 +94,33 @@ def _factors(state: GroupState, given: Mapping[str, float]) -> list[float] | Non
     ]
 
 
-def template(factory: OptimizerFactory | None, schedule: ScheduleFactory | None) -> Any:
+def template(
+    factory: OptimizerFactory | None, schedule: ScheduleFactory | None, *, rounds: int
+) -> Any:
     """The template of the clients' optimisers, as of Lightning's `configure_optimizers`.
 
-    Its learning rate is that of the round, for LearningRateMonitor.
+    Its learning rate is that of the round, for LearningRateMonitor. A UserError if the schedule
+    does not last for so many rounds (-1: no limit), before any of them is trained.
     """
     if factory is None:
         return []
-    optimizer = make_optimizer(factory, [nn.Parameter(torch.zeros(()))])
-    return optimizer if schedule is None else ([optimizer], [make_schedule(schedule, optimizer)])
+    optimizer, rehearsed = (make_optimizer(factory, [_blank()]) for _ in range(2))
+    if schedule is None:
+        return optimizer
+    rates = make_schedule(schedule, rehearsed)
+    most = min(rounds, _REHEARSED) if rounds > 0 else _REHEARSED
+    for t in range(1, most + 1):
+        rehearsed.step()
+        try:
+            step_schedule(rates)
+        except UserError as error:  # behind the last round only what cannot count at all
+            if t < most or isinstance(error.__cause__, ZeroDivisionError):
+                raise
+    return [optimizer], [make_schedule(schedule, optimizer)]
+
+
+def _blank() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(()))
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -116,8 +136,15 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
         raise UserError("model.optimizer", str(error), "correct its init_args") from error
 
 
-def _check_steps(optimizer: Optimizer, key: str) -> None:
-    """Reject optimisers that need more of a session than one dense gradient a step."""
+def _check_steps(optimizer: Optimizer, key: str, module: nn.Module) -> None:
+    """Reject optimisers of other parameters than the module's.
+
+    Also those that need more of a session than one dense gradient a step.
+    """
+    own = set(map(id, module.parameters()))
+    foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    found = f"an optimizer of {foreign} parameters that are not those of {type(module).__name__}"
+    require(not foreign, key, found, "give it the module's own parameters")
     fits = not isinstance(optimizer, LBFGS | SparseAdam)
     found = f"{type(optimizer).__name__}, which needs closures or sparse gradients"
     require(fits, key, found, "use one of dense gradients, such as Adam")
@@ -188,7 +215,7 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
     found = f"{len(optimizers)} optimizers from configure_optimizers"
     fix = "return one; parts with rates of their own are its parameter groups"
     require(len(optimizers) == 1, key, found, fix)
-    _check_steps(optimizers[0], key)
+    _check_steps(optimizers[0], key, module)
     for group in optimizers[0].param_groups:
         for name, value in _not_finite(group).items():
             found = f"{name} {value} from configure_optimizers"

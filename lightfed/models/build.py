@@ -8,10 +8,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.memory import require_memory
 
 Task = Literal["classification", "masked_lm"]
@@ -48,12 +49,17 @@ def build_network(
     taken = _accepted(factory, given, key)
     try:
         with _Fitting():
-            return factory(**taken)
+            built = factory(**taken)
     except UserError as error:
         named = f"{key}.init_args.{error.key}" if error.key else key
         raise UserError(named, error.found, error.fix) from error
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(key, str(error), "correct its init_args") from error
+        raise UserError(key, reason(error), "correct its init_args") from error
+    for name, parameter in built.named_parameters():
+        empty = not is_lazy(parameter) and 0 in parameter.shape
+        found = f"{name} has the shape {tuple(parameter.shape)}" if empty else ""
+        require(not empty, key, found, "give sizes above 0 in its init_args")
+    return built
 
 
 class _Fitting(TorchFunctionMode):

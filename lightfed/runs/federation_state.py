@@ -20,6 +20,8 @@ _FRUITLESS = "lightfed_fruitless_rounds"
 _LEDGER = "lightfed_ledger"
 _LR = "lightfed_lr"  # of the last round: sessions in an evaluation train with it
 _TESTS = "lightfed_round_tests"  # of the last round
+
+
 def config_digest(options: Mapping[str, Any]) -> str:
     """Digest of a sub-command's options, as parsed: 16 hexadecimal digits."""
     return _digest(relevant(options, "result", "seed"))

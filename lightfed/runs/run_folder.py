@@ -55,6 +55,7 @@ class RunFolder:
         self.script: str | None = None
         self.lost: list[str] = []
         self._reconfigured = False  # some rounds had another configuration
+        self._warns = False  # that this is so of the rounds up to now
         self._job = job
         self._own = False  # whether this job has started the run before
         self._created = False
@@ -181,11 +182,14 @@ class RunFolder:
             self.name = folder.name
             self.resumed = True
             recorded = read_environment(folder)
-            other = bool(recorded) and not self._is_alike(recorded)
-            self._reconfigured = other or bool(recorded.get("reconfigured"))
-            if other:
-                _warn("%s was trained with another configuration up to now", folder)
+            self._warns = bool(recorded) and not self._is_alike(recorded)
+            self._reconfigured = self._warns or bool(recorded.get("reconfigured"))
         return path
+
+    def resumed_from(self) -> None:
+        """Warn of a checkpoint, now that it is loaded, that another configuration has written."""
+        if self._warns:
+            _warn("%s was trained with another configuration up to now", self.path)
 
     def _is_alike(self, recorded: Mapping[str, Any]) -> bool:
         """Whether a run has this configuration, by its record."""

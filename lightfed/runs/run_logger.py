@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
+from lightfed.data.datasets.cache import cache_folder
 from lightfed.distributed.slurm import job_of
 from lightfed.runs import run_lock
 from lightfed.runs.run_folder import CONFIG, RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import DiskError, require
+from lightfed.utils.errors import DiskError, UserError, require
 from lightfed.utils.stopwatch import Part
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -56,10 +58,15 @@ class RunLogger(Logger):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Report a full or broken disk in one line; as a DiskError."""
+        """Report a full or broken disk in one line, as a DiskError; keep tracebacks of errors."""
         try:
             yield
-        except OSError as error:
+        except UserError:
+            raise
+        except Exception as error:
+            self._keep(error)
+            if not isinstance(error, OSError):
+                raise
             name = error.filename  # errors of an open file do not name it
             elsewhere = name is not None and not Path(name).is_relative_to(self.place.save_dir)
             if error.errno not in _DISK or elsewhere:
@@ -68,6 +75,18 @@ class RunLogger(Logger):
             found = f"{where} cannot be written ({error.strerror})"
             fix = "free space and run the same command again; the last checkpoint is complete"
             raise DiskError("trainer.default_root_dir", found, fix) from error
+
+    def _keep(self, error: Exception) -> None:
+        """Write the traceback to the run folder, or to the cache if there is none left.
+
+        A note of the error says where it is.
+        """
+        here = self.claimed and self.folder.is_dir()
+        path = (self.folder if here else cache_folder()) / "error.log"
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(format_exception(error)))
+            error.add_note(f"its traceback is in {path}")
 
     @property
     def claimed(self) -> bool:

@@ -1,4 +1,28 @@
-"""Exceptions that end a run early: user errors and signals."""
+"""Exceptions that end a run early: user errors and signals; and errors in a user's own code."""
+
+import os
+import sys
+from traceback import walk_tb
+from types import FrameType
+
+_LONGEST = 400 - len("lightfed: error: : ; ")  # characters of a key, what was found and the fix
+_LIBRARIES = sys.stdlib_module_names | {
+    "PIL", "datasets", "jsonargparse", "lightfed", "lightfed_kernels", "lightning",
+    "lightning_utilities", "numpy", "pandas", "torch", "torchmetrics", "torchvision", "yaml",
+}  # fmt: skip
+# The keys of what a user may write, by the names of base classes.
+_KEYS = {
+    "Algorithm": "model.algorithm",
+    "Callback": "trainer.callbacks",
+    "Dataset": "data.dataset",
+    "FederatedDataModule": "data.dataset",
+    "LRScheduler": "model.lr_schedule",
+    "Logger": "trainer.logger",
+    "Optimizer": "model.optimizer",
+    "Partitioner": "data.partition",
+    "Module": "model.clients",
+    "Trainer": "trainer",
+}
 
 
 class UserError(ValueError):
@@ -16,7 +40,9 @@ class UserError(ValueError):
     status = 2
 
     def __init__(self, key: str, found: str, fix: str) -> None:
-        super().__init__(f"{key}: {found}; {fix}")
+        key_, fix_ = cut(key, 120), cut(fix, 200)
+        room = max(40, _LONGEST - len(key_) - len(fix_))
+        super().__init__(f"{key_}: {cut(found, room)}; {fix_}")
         self.key, self.found, self.fix = key, found, fix
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, str, str]]:
@@ -29,9 +55,61 @@ def require(fits: bool, key: str, found: object, fix: str) -> None:
         raise UserError(key, f"{found}", fix)
 
 
+def cut(text: str, most: int) -> str:
+    """A text on one line; the middle of a longer one than `most` characters is left out."""
+    line, half = " ".join(text.split()), (most - 5) // 2
+    return line if len(line) <= most else f"{line[:half]} ... {line[-half:]}"
+
+
 def reason(error: BaseException) -> str:
-    """The type and the text of an error, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """The type and the text of an error, on one line, and where in a user's code it was raised."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    calls = _calls(error)
+    return f"{said} ({_place(*calls[-1])})" if calls else said
+
+
+def of_users_code(error: BaseException) -> UserError | None:
+    """The line about an error that a user's code has raised; None if it is not a user's.
+
+    The key is that of the innermost object with one.
+    """
+    seen: list[BaseException] = []
+    inner: BaseException | None = error
+    while inner is not None and inner not in seen:
+        seen.append(inner)
+        owners = [frame.f_locals.get("self") for frame, _ in _calls(inner)]
+        missing = getattr(inner, "obj", None)  # an object lacks an attribute that all have
+        if not owners and _is_users(type(missing).__module__):
+            owners = [missing]
+        if owners:
+            key = next(filter(None, map(_key, reversed(owners))), "model")
+            return UserError(
+                key, reason(inner), "; ".join(["correct it", *getattr(error, "__notes__", [])])
+            )
+        inner = inner.__cause__ or inner.__context__
+    return None
+
+
+def _calls(error: BaseException) -> list[tuple[FrameType, int]]:
+    """The calls from lightfed's first to the innermost in a user's code; [] if there is none."""
+    calls = list(walk_tb(error.__traceback__))
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in calls]
+    ours = [i for i, name in enumerate(names) if name.partition(".")[0] == "lightfed"]
+    users = [i for i, name in enumerate(names) if ours and i > ours[0] and _is_users(name)]
+    return calls[ours[0] : users[-1] + 1] if users else []
+
+
+def _is_users(module: str) -> bool:
+    return module.partition(".")[0] not in _LIBRARIES
+
+
+def _place(frame: FrameType, line: int) -> str:
+    path = frame.f_code.co_filename
+    return f"{path.removeprefix(os.getcwd() + os.sep)}:{line}"
+
+
+def _key(owner: object) -> str | None:
+    return next((_KEYS[c.__name__] for c in type(owner).__mro__ if c.__name__ in _KEYS), None)
 
 
 class DiskError(UserError):

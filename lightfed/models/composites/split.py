@@ -24,32 +24,32 @@ class SplitNetwork(nn.Module):
         return self.head(self.extractor(x))
 
 
-def split(net: nn.Module, batch: Tensor) -> SplitNetwork:
+def split(net: nn.Module, batch: Tensor, *, key: str = "model") -> SplitNetwork:
     """Split a network into its parts, without copying.
 
     A network may define the attributes `extractor` and `head`. Otherwise the head is the linear
     layer that gives the network's output in a forward pass in evaluation, and the extractor is the
     network with an identity in its place. The batch (B, ...) may have any values. A UserError with
-    the key "model" names the layer if no linear layer gives the logits, it is called more than
+    the key names the layer if no linear layer gives the logits, it is called more than
     once, or its inputs are not vectors.
     """
     extractor, head = getattr(net, "extractor", None), getattr(net, "head", None)
     if not isinstance(extractor, nn.Module) or not isinstance(head, nn.Module):
-        extractor, head = _cut(net, batch)
-    return SplitNetwork(extractor, head, feature_dim=feature_dim(extractor, batch))
+        extractor, head = _cut(net, batch, key)
+    return SplitNetwork(extractor, head, feature_dim=feature_dim(extractor, batch, key))
 
 
-def feature_dim(extractor: nn.Module, batch: Tensor) -> int:
+def feature_dim(extractor: nn.Module, batch: Tensor, key: str = "model") -> int:
     """Number of features of an extractor, from a forward pass in evaluation.
 
-    The batch (B, ...) may have any values. A UserError with the key "model" if its outputs are not
+    The batch (B, ...) may have any values. A UserError with the key if its outputs are not
     vectors.
     """
     features = _evaluate(extractor, batch)
     if not isinstance(features, Tensor) or features.dim() != 2:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         found = f"the extractor {type(extractor).__name__} gives {shape} for {tuple(batch.shape)}"
-        raise UserError("model", found, "it must give one vector per sample: (B, features)")
+        raise UserError(key, found, "it must give one vector per sample: (B, features)")
     return features.shape[1]
 
 
@@ -107,7 +107,7 @@ class _Calls:
         return None
 
 
-def _cut(net: nn.Module, batch: Tensor) -> tuple[nn.Module, nn.Module]:
+def _cut(net: nn.Module, batch: Tensor, key: str) -> tuple[nn.Module, nn.Module]:
     """The network without its last linear layer, and that layer."""
     calls, fix = _Calls(net, batch), "use another network, or give it extractor and head"
     name = calls.head()
@@ -115,11 +115,11 @@ def _cut(net: nn.Module, batch: Tensor) -> tuple[nn.Module, nn.Module]:
         last = list(calls.outputs)[-1:]
         which = f"its last linear layer, {last[0]}," if last else "no linear layer of it"
         verb = "does not give" if last else "gives"
-        raise UserError("model", f"{type(net).__name__}: {which} {verb} the logits", fix)
+        raise UserError(key, f"{type(net).__name__}: {which} {verb} the logits", fix)
     times, inputs = len(calls.outputs[name]), calls.inputs[name]
     if times > 1 or inputs.dim() != 2:
         why = f"called {times} times" if times > 1 else f"given {tuple(inputs.shape)}, not vectors"
-        raise UserError("model", f"{type(net).__name__}: its head {name} is {why}", fix)
+        raise UserError(key, f"{type(net).__name__}: its head {name} is {why}", fix)
     if not name:
         return nn.Identity(), net
     head = net.get_submodule(name)
