@@ -478,8 +478,11 @@ def own(path: str, fragment: str = "", /, **arguments: Any) -> Case:
     """Code of a user's own, and where its line says that it has failed."""
     name = of_class(f"tests.own_code.{path}", **arguments)
     bases = {
-        "data.dataset": Dataset, "model.algorithm": Algorithm, "trainer.callbacks": L.Callback,
-        "model.lr_schedule": LRScheduler, "data.partition": Partitioner,
+        "data.dataset": Dataset,
+        "model.algorithm": Algorithm,
+        "trainer.callbacks": L.Callback,
+        "model.lr_schedule": LRScheduler,
+        "data.partition": Partitioner,
     }
     made = getattr(own_code, path)
     key = next((key for key, base in bases.items() if issubclass(made, base)), "model.clients")

@@ -239,6 +239,8 @@ MEAN = ["--delay", "Exponential", "--delay.mean"]
         ([*MEAN, "1", "--servers", "0"], "--servers", "0; give at least 1"),
         ([*MEAN, "1", "--devices", "0"], "--devices", "0; give at least 1"),
         ([*MEAN, "1", "--samples", "1"], "--samples", "1; give at least 2"),
+        ([*MEAN, "1", "--seed", "-1"], "--seed", "-1; give at least 0"),
+        ([*MEAN, "1", "--servers", "1000000000"], "--servers", "delays"),
         ([*MEAN, "1", "--servers"], "--servers", "expected one argument"),
         ([*MEAN, "1", "--plot", "a.gif"], "--plot", "a.gif; name a file that ends in .png"),
         ([*MEAN, "1", "--waitz", "3"], "waitz", "did you mean waits?"),

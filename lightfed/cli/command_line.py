@@ -141,7 +141,7 @@ def _command_line(arguments: list[str] | None) -> None:
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
     import lightfed.cli.catalog  # noqa: F401 - short class names in a configuration are those of imported classes
-    from lightfed.cli.values import check_arguments
+    from lightfed.cli.config_files import check_arguments
     from lightfed.data.datamodule import FederatedDataModule
     from lightfed.engine.federation import Federation
     from lightfed.previews.trainer import PreviewTrainer

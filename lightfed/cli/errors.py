@@ -125,8 +125,8 @@ def run_error(error: Exception) -> UserError | None:
         return None
     flag = re.search(r"\bTrainer\((\w+)|`(\w+)` parameter|\b(plugin)s?\b", message)
     fix = "give more" if message.startswith("You restored") else _HELP
-    name = flag and (flag[1] or flag[2] or "plugins")
-    return UserError(f"trainer.{name}" if flag else "trainer", message, fix)
+    name = f"trainer.{flag[1] or flag[2] or 'plugins'}" if flag else "trainer"
+    return UserError(name, message, fix)
 
 
 def class_error(error: Exception, config: Namespace) -> UserError | None:
@@ -163,7 +163,8 @@ def accepted(owner: Any) -> dict[str, Any]:
 def annotations(owner: Any) -> dict[str, Any]:
     """Annotations of the arguments of a class or function, by name."""
     hints: dict[str, Any] = {}
-    for maker in [c.__init__ for c in reversed(owner.__mro__)] if isclass(owner) else [owner]:
+    kinds: Any = reversed(owner.__mro__) if isclass(owner) else ()
+    for maker in [kind.__init__ for kind in kinds] or [owner]:
         with suppress(NameError, TypeError):  # a name that only type checkers import
             hints |= get_type_hints(maker)
     return hints
@@ -236,8 +237,9 @@ def _position(key: str, wanted: Any, argv: Sequence[str]) -> str:
 
 def _plain(text: str) -> str:
     """A sentence or an annotation in one line, with the bare names of types."""
-    known = re.sub(r"\s*Subclass types expect one of:.*", "", text, flags=re.DOTALL)
-    return " ".join(re.sub(r"<class '(.*?)'>", r"\1", known).split())
+    for noise in (r"\s*Subclass types expect one of:.*", r"Type \S.*? callable class: "):
+        text = re.sub(noise, "", text, flags=re.DOTALL)
+    return " ".join(re.sub(r"<class '(.*?)'>", r"\1", text).split())
 
 
 def _hint(name: str, names: Collection[str]) -> str:

@@ -5,26 +5,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from lightfed.results.units import NOTHING, seconds_text
 from lightfed.simulation.delays import Delay
 from lightfed.utils.errors import UserError, require
-from lightfed.utils.memory import require_memory
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `--help` has no use for it
     from lightfed.studies.fedbcd.latency import Cloud, Estimate, Latency
 
-_MOST = 10**9  # delays to simulate, half a minute
+_MOST = 100_000_000  # delays to draw: a minute, and 3 GiB
 
 
 def latency(
     delay: Delay,
-    servers: PositiveInt = 10,
-    devices: PositiveInt = 1,
+    servers: int = 10,
+    devices: int = 1,
     waits: list[int] | None = None,
     samples: int = 20_000,
-    seed: NonNegativeInt = 0,
+    seed: int = 0,
     plot: Path | None = None,
 ) -> None:
     """Durations of rounds that wait for the first B of N servers, relative to waiting for all.
@@ -43,8 +41,9 @@ def latency(
     from lightfed.simulation.clock import check_waits
     from lightfed.studies.fedbcd.latency import Cloud, latencies
 
-    if samples < 2:
-        raise UserError("--samples", f"{samples}", "give at least 2")
+    asked = {"servers": (servers, 1), "devices": (devices, 1), "samples": (samples, 2)}
+    for name, (value, least) in {**asked, "seed": (seed, 0)}.items():
+        require(value >= least, f"--{name}", value, f"give at least {least}")
     if waits is None:
         waits = sorted({-(-servers * tenth // 10) for tenth in range(1, 11)})
     if not waits:
@@ -52,13 +51,10 @@ def latency(
     check_waits("--waits", waits, servers)
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError("--plot", f"{plot}", "name a file that ends in .png, .svg or .pdf")
-    for name, numbers in (("servers", servers * devices), ("samples", samples * (len(waits) + 1))):
-        what = f"{numbers:,} delays"
-        require_memory(2 * 8 * numbers, f"--{name}", what, f"lower --{name}")  # and a copy
-    draws = servers * devices * samples
-    found = f"{draws:,} delays of {samples:,} rounds would take hours"
-    require(draws <= _MOST, "--servers", found, f"draw at most {_MOST:,}: lower it, or --samples")
     cloud = Cloud(delay, servers, devices)
+    draws = cloud.draws(len(waits), samples)
+    fix = f"lower --servers, --devices or --samples for at most {_MOST:,}"
+    require(draws <= _MOST, "--servers", f"{draws:,} delays to draw", fix)
     found = latencies(cloud, waits, samples=samples, seed=seed)
     _print(cloud, found)
     if plot is not None:

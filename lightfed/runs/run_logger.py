@@ -1,13 +1,13 @@
 """The run folder as a Lightning logger: its tables, environment.json, and where checkpoints go."""
 
 import errno
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from traceback import format_exception
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,29 @@ from lightfed.runs import run_lock
 from lightfed.runs.run_folder import CONFIG, RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import DiskError, UserError, require
+from lightfed.utils.errors import DiskError, UserError, require, tracebacks
 from lightfed.utils.stopwatch import Part
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+class _Tracebacks(logging.Handler):
+    """Appends to error.log in the run folder; replaces that of the cache if there is none left."""
+
+    def __init__(self, logger: "RunLogger") -> None:
+        super().__init__()
+        self._logger = logger
+        self.path: Path | None = None  # last written
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        here = self._logger.claimed and self._logger.folder.is_dir()
+        path = (self._logger.folder if here else cache_folder()) / "error.log"
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a" if here else "w") as file:
+                file.write(f"{self.format(record)}\n")
+            self.path = path
 
 
 class RunLogger(Logger):
@@ -59,12 +78,16 @@ class RunLogger(Logger):
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Report a full or broken disk in one line, as a DiskError; keep tracebacks of errors."""
+        kept = _Tracebacks(self)
+        tracebacks.addHandler(kept)
         try:
             yield
         except UserError:
             raise
         except Exception as error:
-            self._keep(error)
+            tracebacks.debug("the run has failed", exc_info=error)
+            if kept.path is not None:
+                error.add_note(f"its traceback is in {kept.path}")
             if not isinstance(error, OSError):
                 raise
             name = error.filename  # errors of an open file do not name it
@@ -75,18 +98,8 @@ class RunLogger(Logger):
             found = f"{where} cannot be written ({error.strerror})"
             fix = "free space and run the same command again; the last checkpoint is complete"
             raise DiskError("trainer.default_root_dir", found, fix) from error
-
-    def _keep(self, error: Exception) -> None:
-        """Write the traceback to the run folder, or to the cache if there is none left.
-
-        A note of the error says where it is.
-        """
-        here = self.claimed and self.folder.is_dir()
-        path = (self.folder if here else cache_folder()) / "error.log"
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(format_exception(error)))
-            error.add_note(f"its traceback is in {path}")
+        finally:
+            tracebacks.removeHandler(kept)
 
     @property
     def claimed(self) -> bool:

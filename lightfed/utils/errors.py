@@ -1,11 +1,16 @@
 """Exceptions that end a run early: user errors and signals; and errors in a user's own code."""
 
+import logging
 import os
 import sys
 from traceback import walk_tb
 from types import FrameType
 
 _LONGEST = 400 - len("lightfed: error: : ; ")  # characters of a key, what was found and the fix
+# Tracebacks of errors that one line reports. A run writes them to its folder.
+tracebacks = logging.getLogger("lightfed.tracebacks")
+tracebacks.setLevel(logging.DEBUG)
+
 _LIBRARIES = sys.stdlib_module_names | {
     "PIL", "datasets", "jsonargparse", "lightfed", "lightfed_kernels", "lightning",
     "lightning_utilities", "numpy", "pandas", "torch", "torchmetrics", "torchvision", "yaml",

@@ -177,8 +177,12 @@ def test_a_run_names_who_fails_and_why(
         fit(federation, broken_data(), tmp_path, rounds=2)
     lines = [r.message for r in caplog.records if "left out" in r.message]
     said = f"client {BROKEN} is left out: ValueError: a sample it cannot take"
-    assert lines == [f"round {t}: {said}" for t in range(2)]
-    assert len([r for r in caplog.records if r.exc_info]) == 1, "one traceback a run"
+    place = [line.rpartition(" (")[0::2] for line in lines]
+    assert [line for line, _ in place] == [f"round {t}: {said}" for t in range(2)]
+    assert all(f"{Path(__file__).name}:" in where for _, where in place)
+    assert not [r for r in caplog.records if r.exc_info and r.levelno > logging.DEBUG]
+    (log,) = tmp_path.rglob("error.log")
+    assert log.read_text().count("Traceback") == 1, "one traceback a run"
 
 
 def test_a_session_before_an_evaluation_may_fail_too(

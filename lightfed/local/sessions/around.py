@@ -1,6 +1,5 @@
 """What happens around the steps of a session: its start and end, and tests of its client."""
 
-import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 
@@ -19,10 +18,8 @@ from lightfed.local.session import Known, LocalSession, PendingReport, Report, R
 from lightfed.models.build import blank
 from lightfed.state.costs import MaskedFlops
 from lightfed.state.rows import Row
-from lightfed.utils.errors import UserError, reason, require
+from lightfed.utils.errors import UserError, reason, require, tracebacks
 from lightfed.utils.rng import derive_seed, seed_default_generators
-
-log = logging.getLogger(__name__)
 
 
 class AroundSessions:
@@ -108,7 +105,7 @@ class AroundSessions:
     def abandon(self, client: int, state: GroupState, error: Exception) -> str:
         """Clean a group's module after a session that raised; return the reason in one line."""
         if not self._explained:
-            log.warning("the session of client %d failed", client, exc_info=error)
+            tracebacks.debug("the session of client %d failed", client, exc_info=error)
             self._explained = True  # later failures get one line each
         state.session.abandon()
         return reason(error)

@@ -57,6 +57,11 @@ class Cloud:
         """F^-1(p) of tau_n: the largest of m delays is below t with probability P(T <= t) ** m."""
         return self.delay.quantile(p ** (1 / self.devices))
 
+    def draws(self, waits: int, samples: int) -> int:
+        """How many delays `latencies` draws for so many numbers B."""
+        rounds = (_BATCHES + 1) * _ROUNDS
+        return self.servers * self.devices * (samples + waits * rounds)
+
     def simulated(
         self, waits: Sequence[int], *, samples: int, rng: np.random.Generator
     ) -> list[Estimate]:
