@@ -1,5 +1,6 @@
 """Whatever a user gets wrong is one line that names the key, and leaves all files as they were."""
 
+import logging
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -42,12 +43,18 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 def the_error(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line that a command prints on its way out."""
+    warned: list[logging.LogRecord] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = warned.append  # type: ignore[method-assign]
+    logging.getLogger("lightfed").addHandler(listener)
     with (
         warnings.catch_warnings(record=True) as caught,
         pytest.raises(SystemExit) as left,
     ):
         main(list(words))
+    logging.getLogger("lightfed").removeHandler(listener)
     printed = capsys.readouterr()
+    assert [record.getMessage() for record in warned] == []
     assert left.value.code == USAGE_ERROR
     assert [str(warning.message) for warning in caught] == []
     assert "Traceback" not in printed.err

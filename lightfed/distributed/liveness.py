@@ -8,7 +8,7 @@ from collections.abc import Callable
 from lightfed.distributed.connections import Group, connect
 from lightfed.distributed.peers import Peer, State
 from lightfed.distributed.watch import LIMIT, Watch
-from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.errors import Interrupted, UserError, of_users_code
 
 _current: Watch | None = None
 
@@ -70,6 +70,7 @@ def fail(error: BaseException) -> None:
     if isinstance(error, Interrupted):
         leave()
         return
+    error = of_users_code(error) or error
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     _goodbye("failed", _one_line(f"{kind}{error}"))
 
