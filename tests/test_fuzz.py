@@ -54,6 +54,10 @@ MEMORY = 4 * 2**30  # of a case: what needs more is refused as on a small machin
 LINE = re.compile(r"lightfed: error: [^:;]+: \S.*; \S.*")
 
 
+def is_good(line: str) -> bool:
+    return len(line) <= 400 and LINE.fullmatch(line) is not None
+
+
 class Long(BaseException):
     """A case still runs."""
 
@@ -143,7 +147,7 @@ def outcome(text: str) -> str:
         except SystemExit as left:
             if left.code not in (0, None):
                 lines = errors.getvalue().splitlines()
-                fits = left.code == USAGE_ERROR and len(lines) == 1 and LINE.fullmatch(lines[0])
+                fits = left.code == USAGE_ERROR and len(lines) == 1 and is_good(lines[0])
                 return "refused" if fits else f"status {left.code}: {errors.getvalue()[-500:]}"
         except BaseException as error:
             trace = "".join(traceback.format_tb(error.__traceback__)[-4:])
@@ -181,5 +185,8 @@ def test_every_value_is_accepted_or_answered(
 
 def test_the_form_of_the_line() -> None:
     error = UserError("model.clients.0.count", "0 clients", "give at least 1")
-    assert LINE.fullmatch(f"lightfed: error: {error}")
-    assert not LINE.fullmatch("lightfed: error: something happened")
+    assert is_good(f"lightfed: error: {error}")
+    assert not is_good("lightfed: error: something happened")
+    long = UserError("k" * 900, "found " * 400 + "the end", "a fix " * 200)
+    assert is_good(f"lightfed: error: {long}")
+    assert "the end; a fix" in str(long)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a rank is watched before it imports torch
     from torch.distributed import TCPStore
 
 _LARGEST_PORT = 65535
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _LAUNCHER = "LIGHTFED_LAUNCHER"  # the process that launches ranks of its node
 _EVERY = 0.2  # seconds between looks
 _GRACE = 5.0  # seconds for a process to explain why a launched rank has ended

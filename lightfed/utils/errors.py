@@ -11,10 +11,14 @@ _LONGEST = 400 - len("lightfed: error: : ; ")  # characters of a key, what was f
 tracebacks = logging.getLogger("lightfed.tracebacks")
 tracebacks.setLevel(logging.DEBUG)
 
-_LIBRARIES = sys.stdlib_module_names | {
-    "PIL", "datasets", "jsonargparse", "lightfed", "lightfed_kernels", "lightning",
-    "lightning_utilities", "numpy", "pandas", "torch", "torchmetrics", "torchvision", "yaml",
-}  # fmt: skip
+# What a user's code calls, or lightfed itself.
+_LIBRARIES = sys.stdlib_module_names | set(
+    """
+    PIL datasets fsspec huggingface_hub jinja2 jsonargparse lightfed lightfed_kernels lightning
+    lightning_utilities networkx numpy pandas pyarrow safetensors scipy sklearn torch torchmetrics
+    torchaudio torchvision triton yaml
+    """.split()
+)
 # The keys of what a user may write, by the names of base classes.
 _KEYS = {
     "Algorithm": "model.algorithm",

@@ -39,6 +39,15 @@ def test_numbers_in_range_are_accepted() -> None:
         assert refused.value.key == "MASTER_PORT"
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_a_variable_that_torchrun_would_set_is_missed(name: str) -> None:
+    given = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    check_variables(given)
+    with pytest.raises(UserError) as refused:
+        check_variables({key: value for key, value in given.items() if key != name})
+    assert refused.value.key == name
+
+
 def test_a_rank_that_is_not_configured_is_refused() -> None:
     check_rank(1, 2)
     with pytest.raises(UserError) as refused:
