@@ -185,8 +185,8 @@ def test_every_value_is_accepted_or_answered(
 
 def test_the_form_of_the_line() -> None:
     error = UserError("model.clients.0.count", "0 clients", "give at least 1")
-    assert is_good(f"lightfed: error: {error}")
+    assert is_good(f"lightfed: error: {error.line}")
     assert not is_good("lightfed: error: something happened")
     long = UserError("k" * 900, "found " * 400 + "the end", "a fix " * 200)
-    assert is_good(f"lightfed: error: {long}")
-    assert "the end; a fix" in str(long)
+    assert is_good(f"lightfed: error: {long.line}")
+    assert "the end; a fix" in long.line

@@ -12,13 +12,11 @@ tracebacks = logging.getLogger("lightfed.tracebacks")
 tracebacks.setLevel(logging.DEBUG)
 
 # What a user's code calls, or lightfed itself.
-_LIBRARIES = sys.stdlib_module_names | set(
-    """
-    PIL datasets fsspec huggingface_hub jinja2 jsonargparse lightfed lightfed_kernels lightning
-    lightning_utilities networkx numpy pandas pyarrow safetensors scipy sklearn torch torchmetrics
-    torchaudio torchvision triton yaml
-    """.split()
-)
+_LIBRARIES = """
+PIL datasets fsspec huggingface_hub jinja2 jsonargparse lightfed lightfed_kernels lightning
+lightning_utilities networkx numpy pandas pyarrow safetensors scipy sklearn torch torchmetrics
+torchaudio torchvision triton yaml
+"""
 # The keys of what a user may write, by the names of base classes.
 _KEYS = {
     "Algorithm": "model.algorithm",
@@ -49,10 +47,14 @@ class UserError(ValueError):
     status = 2
 
     def __init__(self, key: str, found: str, fix: str) -> None:
-        key_, fix_ = cut(key, 120), cut(fix, 200)
-        room = max(40, _LONGEST - len(key_) - len(fix_))
-        super().__init__(f"{key_}: {cut(found, room)}; {fix_}")
+        super().__init__(f"{key}: {found}; {fix}")
         self.key, self.found, self.fix = key, found, fix
+
+    @property
+    def line(self) -> str:
+        """All of it on a line that is not too long to read."""
+        key, fix = _cut(self.key, 120), _cut(self.fix, 200)
+        return f"{key}: {_cut(self.found, _LONGEST - len(key) - len(fix))}; {fix}"
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, str, str]]:
         return type(self), (self.key, self.found, self.fix)
@@ -64,7 +66,7 @@ def require(fits: bool, key: str, found: object, fix: str) -> None:
         raise UserError(key, f"{found}", fix)
 
 
-def cut(text: str, most: int) -> str:
+def _cut(text: str, most: int) -> str:
     """A text on one line; the middle of a longer one than `most` characters is left out."""
     line, half = " ".join(text.split()), (most - 5) // 2
     return line if len(line) <= most else f"{line[:half]} ... {line[-half:]}"
@@ -109,7 +111,8 @@ def _calls(error: BaseException) -> list[tuple[FrameType, int]]:
 
 
 def _is_users(module: str) -> bool:
-    return module.partition(".")[0] not in _LIBRARIES
+    package = module.partition(".")[0]
+    return package not in sys.stdlib_module_names and package not in _LIBRARIES.split()
 
 
 def _place(frame: FrameType, line: int) -> str:

@@ -70,7 +70,7 @@ def is_first() -> bool:
 def report(error: UserError, file: TextIO | None = None) -> None:
     """Print one line on the first rank, or on the one whose variables it is about."""
     if error.key in LEAST or is_first():
-        print(f"lightfed: error: {' '.join(str(error).split())}", file=file or sys.stderr)
+        print(f"lightfed: error: {error.line}", file=file or sys.stderr)
 
 
 def end_scripts_in_one_line() -> None:
