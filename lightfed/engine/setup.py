@@ -21,7 +21,12 @@ from lightfed.local.client_module import ClientModule, NetworkClient
 from lightfed.local.packed.rules import Packed
 from lightfed.local.session_setup import OptimizerFactory
 from lightfed.models.build import blank
-from lightfed.models.image_format import ChannelsLast, channels_first, suits_channels_last
+from lightfed.models.image_format import (
+    ChannelsLast,
+    channels_first,
+    crashing,
+    suits_channels_last,
+)
 from lightfed.runs.last_checkpoint import LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import UserError, require
@@ -78,9 +83,15 @@ def _choose_formats(fleet: Fleet, *, always: bool) -> None:
     """
     for state in fleet.groups:
         module = state.module
+        layers = crashing(module) if fleet.device.type == "cpu" else {}
+        found = f"true, but the strided 1x1 convolution {next(iter(layers), '')} has few channels"
+        fix = "set it to auto: torch crashes in such layers"
+        require(not (always and layers), "data.channels_last", found, fix)
         if not isinstance(module, NetworkClient):
-            continue  # of the user's: what its steps do with images and weights is unknown
-        if always or suits_channels_last(module.net):
+            # Of the user's: what its steps do with other images and weights is unknown.
+            for layer in layers.values():
+                layer.register_forward_pre_hook(channels_first)
+        elif always or suits_channels_last(module.net):
             state.session.channels_last = ChannelsLast(module.net)
         else:
             module.net.register_forward_pre_hook(channels_first)

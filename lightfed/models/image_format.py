@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_VECTOR = 8  # channels: a CPU normalises fewer of a pixel one by one
+_VECTOR = 8  # channels: a CPU's kernels take fewer of a pixel one by one
 _OF_IMAGES = (
     nn.Conv2d,
     nn.BatchNorm2d,
@@ -23,6 +23,7 @@ _LEAST = 2**20  # weights: a processor's cache holds fewer, and transposes them 
 def suits_channels_last(network: nn.Module) -> bool:
     """Whether no layer normalises fewer than 8 channels of an image together, or drops its pixels.
 
+    Nor may it have `crashing` layers.
     In the memory format channels_last the channels of a pixel are adjacent. Steps of networks that
     normalise so few take 1.3 to 2.2 times as long in it as in torch's own format
     (`docs/speed.md`). Dropout draws in the order of memory: in another format than that of clients
@@ -31,7 +32,23 @@ def suits_channels_last(network: nn.Module) -> bool:
     layers = list(network.modules())
     images = max((i for i, layer in enumerate(layers) if isinstance(layer, _OF_IMAGES)), default=0)
     drops = any(isinstance(layer, nn.Dropout) for layer in layers[:images])
-    return not drops and all(_together(layer) >= _VECTOR for layer in layers)
+    slow = any(_together(layer) < _VECTOR for layer in layers)
+    return not (drops or slow or crashing(network))
+
+
+def crashing(network: nn.Module) -> dict[str, nn.Module]:
+    """Convolutions, by name, that may crash a CPU's process if their images are in channels_last.
+
+    These are strided 1x1 convolutions of fewer than 8 channels: in their backward pass, oneDNN 3.11
+    of torch 2.12 writes past the end of its memory on CPUs with AVX2, but not with AVX-512.
+    """
+    return {
+        name: layer
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Conv2d)
+        and layer.in_channels < _VECTOR
+        and max(layer.kernel_size) == 1 < max(layer.stride)
+    }
 
 
 def _together(layer: nn.Module) -> int:
@@ -43,8 +60,8 @@ def _together(layer: nn.Module) -> int:
     return 1 if isinstance(layer, nn.InstanceNorm2d) else _VECTOR
 
 
-def channels_first(network: nn.Module, images: tuple[Tensor]) -> tuple[Tensor]:
-    """A forward pre-hook that gives a network its images (B, C, H, W) in torch's own format."""
+def channels_first(module: nn.Module, images: tuple[Tensor]) -> tuple[Tensor]:
+    """A forward pre-hook that gives a module its images (B, C, H, W) in torch's own format."""
     (x,) = images
     # Not x.contiguous(), which leaves images of one channel as they are.
     return (x.flatten(1).view(x.shape),)

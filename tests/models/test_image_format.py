@@ -1,11 +1,16 @@
 """Which networks get images in channels_last, and what they get instead."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as L
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -18,6 +23,7 @@ from lightfed.models.networks.cifar_resnet import ResNet18GN
 from lightfed.models.networks.cnn import Conv, SimpleCNN
 from lightfed.models.networks.mlp import MLP
 from lightfed.models.networks.vgg import VGG
+from lightfed.utils.errors import UserError
 from tests.pretend import DEVICE, pretended_device
 from tests.small import data_of, fit
 
@@ -38,9 +44,13 @@ from tests.small import data_of, fit
         (VGG(depth=11), True),
         (nn.Sequential(nn.Conv2d(3, 64, 3), nn.Dropout(), nn.Flatten(), nn.Linear(64, 2)), False),
         (nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Dropout(), nn.Linear(64, 2)), True),
+        (nn.Conv2d(7, 64, 1, stride=(1, 2)), False),
+        (nn.Conv2d(8, 64, 1, stride=2), True),
+        (nn.Conv2d(7, 64, 1), True),
+        (nn.Conv2d(7, 64, 2, stride=2), True),
     ],
 )
-def test_networks_that_normalise_few_channels_together_or_drop_pixels_do_not_suit(
+def test_networks_that_are_slow_or_crash_or_drop_pixels_do_not_suit(
     network: nn.Module, suits: bool
 ) -> None:
     assert suits_channels_last(network) == suits
@@ -77,6 +87,86 @@ def test_clients_get_the_format_that_suits_them_unless_one_is_configured(
     fit(federation, data, tmp_path)
     assert found == {last}
     assert (federation.fleet.groups[0].session.channels_last is not None) == last
+
+
+class Shortcut(nn.Module):
+    """A strided 1x1 convolution of few channels, and what it has met."""
+
+    def __init__(self, num_classes: int, input_shape: Any) -> None:
+        super().__init__()
+        self.first, self.strided = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 1, stride=2)
+        self.last = nn.Linear(8 * 7 * 7, num_classes)
+        self.formats: set[bool] = set()
+        # After the hooks of a run, which are registered later.
+        self.strided.register_forward_hook(lambda _, images, __: self._note(*images))
+
+    def _note(self, images: Tensor) -> None:
+        self.formats.add(images.is_contiguous())
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.strided(self.first(x)).flatten(1))
+
+
+class UserShortcut(L.LightningModule):
+    """A user's module, whose steps call the network and not the module."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.net = Shortcut(num_classes, None)
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    @override
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("loss", self.training_step(batch, batch_idx))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("given", ["auto", True])
+def test_a_convolution_that_may_crash_gets_torchs_own_format(
+    own: bool, given: Any, tmp_path: Path
+) -> None:
+    images = torch.randn(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    data = data_of(images, torch.arange(12) % 2, [range(6), range(6, 12)], channels_last=given)
+    model: Any = UserShortcut if own else Shortcut
+    optimizer = partial(SGD, lr=0.1)
+    federation = Federation(
+        FedAvg(), [ClientGroup(2, model)], optimizer=optimizer, side_by_side="off"
+    )
+    if given is True:
+        with pytest.raises(UserError, match=r"data\.channels_last: .*net\.strided"):
+            fit(federation, data, tmp_path)
+        return
+    fit(federation, data, tmp_path)
+    module: Any = federation.fleet.groups[0].module
+    assert module.net.formats == {True}
+
+
+_PROBE = """
+import sys, torch
+from lightfed.models.image_format import channels_first
+layer = torch.nn.Conv2d(3, 8, 1, stride=2)
+for images in [*(torch.randn(n, 3, 32, 32) for n in (2, 5, 16))] * 30:
+    x = images.contiguous(memory_format=torch.channels_last)
+    if sys.argv[1] == "first":
+        (x,) = channels_first(layer, (x,))
+    layer(x.requires_grad_()).square().mean().backward()
+"""
+
+
+@pytest.mark.matrix
+def test_torch_crashes_in_channels_last_alone() -> None:
+    def status(order: str) -> int:
+        environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+        words = [sys.executable, "-c", _PROBE, order]
+        return subprocess.run(words, env=environment, capture_output=True, check=False).returncode
+
+    assert status("first") == 0
+    if status("last") == 0:
+        pytest.skip("this torch has not the fault that `crashing` avoids")
 
 
 def test_its_values_stay() -> None:
