@@ -1,5 +1,6 @@
 """Client groups: the clients of one architecture, as configured and as held on a rank."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,12 +89,35 @@ class ClientGroup(Named):
                 found = f"{name} of {type(module).__name__} is {odd}"
                 fix = "use real tensors of known sizes, or persistent=False for a constant buffer"
                 require(not odd, key, found, fix)
+        tied = _in_a_parameter(module)
+        found = f"{tied} of {type(module).__name__} lies in the memory of another parameter"
+        fix = "share the parameter itself, as in a.weight = b.weight, or clone its data"
+        require(not tied, key, found, fix)
         if isinstance(module, L.LightningModule):
             _check_user_module(module, position)
             return module.float()
         if data.task == "masked_lm":
             return MaskedLanguageClient(module).float()
         return ClientModule(module, num_classes=data.num_classes).float()
+
+
+def _in_a_parameter(module: nn.Module) -> str:
+    """The name of a tensor in a parameter's memory, from which rows would part it; "" for none."""
+    parameters: dict[int, list[Tensor]] = {}  # by their memory
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        there = parameters.setdefault(tensor.untyped_storage().data_ptr(), [])
+        if any(_overlap(other, tensor) for other in there):
+            return name
+        if isinstance(tensor, nn.Parameter):
+            there.append(tensor)
+    return ""
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of one storage have an element in common."""
+    taken = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
+    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
 def group_names(groups: Sequence[ClientGroup]) -> list[str]:
@@ -118,6 +142,14 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
     require(trains, key, f"{name} has no training_step", fix)
     fix = "set automatic_optimization = True and return the loss from training_step"
     require(module.automatic_optimization, key, f"{name} optimises manually", fix)
+
+
+def spare(module: L.LightningModule) -> L.LightningModule:
+    """A copy for trial passes, which may leave something; the module itself if it has no copy."""
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # of whatever a user's module keeps
+        return module
 
 
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
@@ -199,7 +231,7 @@ class GroupState:
         self.group, self.name = group, name
         self.layout = ModelLayout.of(module)
         self.initial = LiveModule(module, self.layout).row_of_module()
-        self.flops = _flops(module, data, position)
+        self.flops = _flops(spare(module), data, position)
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers

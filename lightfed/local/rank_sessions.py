@@ -156,10 +156,12 @@ class Training(AroundSessions):
 
     def _session(self, client: int, mine: list[int], t: int) -> PendingReport:
         state = self._fleet.state(client)
+        state.live.restore()
         s = self.begin(client, state, self._fetch(client, mine), t)
         work = self.work(s)
         report = state.session.train(s.row, work)
         self.end(s, work, report)
+        state.live.restore()  # evaluations must not depend on whom this rank trained last
         if state.staging is not None:
             state.staging.put_back(client)
         return report

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from lightfed.local.logbook import LogBook, batch_size, numbers, on_this_rank, reset_metrics
 from lightfed.local.optimizer import Clipping, GradientHook, Proximal, Stepper
+from lightfed.local.sessions.attributes import attributes, warn_of_changed
 from lightfed.models.image_format import ChannelsLast
-from lightfed.state.rows import LiveModule, Row
+from lightfed.state.rows import LiveModule, Row, put_back
 from lightfed.utils.rng import seed_default_generators
 from lightfed.utils.stopwatch import Stopwatch
 
@@ -119,6 +120,7 @@ class LocalSession:
         self.module, self._live, self._stepper = module, live, stepper
         self._context: Autocast = runtime.forward_context or nullcontext
         self._log = LogBook()
+        self._watched = False
         module.log = self._log.log  # type: ignore[method-assign]
         module.log_dict = self._log.log_dict  # type: ignore[method-assign, assignment]
         if runtime.trainer is not None:
@@ -142,12 +144,13 @@ class LocalSession:
             module.train()
         reset_metrics(module)
         seed_default_generators(work.seed, row.floats.device)
-        layout = self._live.layout
+        left = None if self._watched else attributes(module)
+        layout, trainable = self._live.layout, self._live.trainable
         parameters = row.floats[: layout.floats.span(layout.parameters)]
         losses: list[Tensor] = []
         sizes: list[int] = []
         with self._order(work):
-            values = [p.data for p in self._live.trainable]
+            values = [p.data for p in trainable]
             stepper.reset(work.lr, values, parameters, work.proximal)
             try:
                 for index, batch in enumerate(work.batches):
@@ -156,9 +159,11 @@ class LocalSession:
                     book.batch_size = size = batch_size(batch)
                     with context():
                         loss = _loss(module.training_step(batch, index))
+                    put_back(trainable, values)
                     if loss is not None:
                         stepper.step(loss, work.hook)
                         if work.mask is not None:
+                            put_back(trainable, values)
                             apply_mask_(row.floats, work.mask)
                         losses.append(loss.detach())
                         sizes.append(size)
@@ -169,6 +174,9 @@ class LocalSession:
             if work.mask is not None:  # ASPG has put its iterate into the row
                 apply_mask_(row.floats, work.mask)
         self._live.unbind()
+        if left is not None:  # of the first session
+            self._watched = True
+            warn_of_changed(module, left)
         stopwatch.stop()
         # A dot product detects non-finite values as well as a maximum, ten times as fast.
         square = torch.dot(row.floats, row.floats)
@@ -188,6 +196,7 @@ class LocalSession:
         self.module.zero_grad()  # gradients of a partial backward pass
         if self._live.is_bound:
             self._live.unbind()
+        self._live.restore()
 
     @on_this_rank
     def gradient(self, row: Row, batch: Any) -> Tensor:

@@ -73,12 +73,17 @@ def client_stepper(
     require(trains, key, "it has no parameters to train", "use another model")
     optimizer = make_optimizer(factory, state.live.trainable)
     _check_steps(optimizer, "model.optimizer", module)
+    rate = _alone(factory).param_groups[0]["lr"]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    found, fix = "a first group of learning rate 0", "put a group with another rate first"
+    require(rate != 0 or not any(rates), "model.optimizer", found, fix)
     stepper = make_stepper(
         optimizer,
         schedulers=[],
         clipping=runtime.clipping and runtime.clipping.of(module, optimizer),
         scaler=runtime.scaler,
         factors=_factors(state, lr_factors or {}),
+        rate=rate,
     )
     return stepper, True
 
@@ -104,7 +109,7 @@ def template(
     """
     if factory is None:
         return []
-    optimizer, rehearsed = (make_optimizer(factory, [_blank()]) for _ in range(2))
+    optimizer, rehearsed = (_alone(factory) for _ in range(2))
     if schedule is None:
         return optimizer
     rates = make_schedule(schedule, rehearsed)
@@ -119,8 +124,9 @@ def template(
     return [optimizer], [make_schedule(schedule, optimizer)]
 
 
-def _blank() -> nn.Parameter:
-    return nn.Parameter(torch.zeros(()))
+def _alone(factory: OptimizerFactory) -> Optimizer:
+    """The configuration's optimiser of one parameter; its first rate is that of the round."""
+    return make_optimizer(factory, [nn.Parameter(torch.zeros(()))])
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -131,5 +131,5 @@ class ChannelsLast:
         try:
             yield
         finally:
-            for weight, row, copy in zip(self._weights, rows, self._copies, strict=True):
-                weight.data = row.copy_(copy)
+            for weight, row in zip(self._weights, rows, strict=True):
+                weight.data = row.copy_(weight.data)

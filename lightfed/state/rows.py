@@ -6,11 +6,15 @@ row. There is one live module per group and rank. A session binds it to a client
 microseconds; building a module takes a hundred milliseconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from lightfed_kernels import Layout
 from torch import Tensor, nn
+
+from lightfed.utils.errors import require
 
 
 @dataclass(frozen=True)
@@ -129,30 +133,29 @@ class LiveModule:
 
     Parameters and float buffers become views of the row. Views of recently bound rows are cached:
     a rank has few rows and they live long. `bind` copies integer buffers in and `unbind` copies
-    them out.
+    them out. A step may assign others in their place, `self.mean = ...` or `weight.data = ...`:
+    their values are copied into the row, and its views take their place again.
     """
 
     def __init__(self, module: nn.Module, layout: ModelLayout) -> None:
         self.module = module
         self.layout = layout
-        floats = dict(module.named_parameters()) | dict(module.named_buffers())
-        self._tensors = [floats[entry.name] for entry in layout.floats]
-        self._integers = [(floats[entry.name], entry) for entry in layout.integers]
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        self._tensors = [tensors[entry.name] for entry in layout.floats]
+        self._integers = [(tensors[entry.name], entry) for entry in layout.integers]
         self._split = [(e.offset, e.numel, e.shape) for e in layout.floats]
         self.row: Row | None = None
-        self._homes = self._buffer_homes()
+        kept = {entry.name: tensors.pop(entry.name) for entry in [*layout.floats, *layout.integers]}
+        self._homes = [(name, *self._home(name), tensor) for name, tensor in kept.items()]
+        self._loose = [(*self._home(name), b, b.clone()) for name, b in tensors.items()]
         self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self.trainable = [p for p in module.parameters() if p.requires_grad]
 
-    def _buffer_homes(self) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
-        """For every float buffer: the dict of buffers it is in, its name there, the tensor."""
-        modules = dict(self.module.named_modules())
-        homes = []
-        for entry, tensor in zip(self.layout.floats, self._tensors, strict=True):
-            path, _, name = entry.name.rpartition(".")
-            if name in modules[path]._buffers:
-                homes.append((modules[path]._buffers, name, tensor))
-        return homes
+    def _home(self, path: str) -> tuple[dict[str, Any], str]:
+        """The dict of its module that a parameter or buffer is in, and its name there."""
+        owner, _, name = path.rpartition(".")
+        part = self.module.get_submodule(owner)
+        return part._buffers if name in part._buffers else part._parameters, name
 
     def row_of_module(self) -> Row:
         """A copy of the module's current values as a new row."""
@@ -184,6 +187,8 @@ class LiveModule:
 
     def bind(self, row: Row) -> nn.Module:
         """Point the module at `row`: training writes into it."""
+        for _, home, name, tensor in self._homes:
+            home[name] = tensor
         for tensor, view in zip(self._tensors, self.views(row.floats), strict=True):
             tensor.data = view
         for tensor, entry in self._integers:
@@ -200,13 +205,42 @@ class LiveModule:
         return self.row is not None
 
     def unbind(self) -> None:
-        """Write integer and replaced buffers back; other float state is in the row already."""
+        """Write integers and what a step has assigned back; other state is in the row already."""
         assert self.row is not None, "unbind without bind"
-        for buffers, name, tensor in self._homes:
-            placed = buffers[name]
-            if placed is not None and placed is not tensor:  # the module has assigned a new one
-                tensor.copy_(placed)
-                buffers[name] = tensor
+        row, self.row = self.row, None
+        for path, home, name, tensor in self._homes:
+            placed = home.get(name)
+            if placed is not tensor:
+                home[name] = tensor
+                _check_alike(path, tensor, placed)
+                tensor.data.copy_(placed.detach())
+        put_back(self._tensors, self.views(row.floats))
         for tensor, entry in self._integers:
-            self.layout.integers.view(self.row.integers, entry).copy_(tensor)
-        self.row = None
+            self.layout.integers.view(row.integers, entry).copy_(tensor)
+
+    def restore(self) -> None:
+        """Give the buffers that belong to no row, `persistent=False`, their initial values."""
+        for home, name, tensor, initial in self._loose:
+            home[name] = tensor.copy_(initial)
+
+
+def put_back(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+    """Copy what a step has assigned, by `weight.data = ...`, into the views it has replaced."""
+    places = [view.data_ptr() for view in views]
+    found = [tensor.data_ptr() for tensor in tensors]
+    if found == places:
+        return
+    for tensor, view, old, new in zip(tensors, views, places, found, strict=True):
+        if new != old:
+            shares = "a step's p.data = q.data, by which two tensors share memory"
+            require(new not in places, "model.clients", shares, "assign q.data.clone()")
+            tensor.data = view.copy_(tensor.data)
+
+
+def _check_alike(path: str, tensor: Tensor, placed: Tensor | None) -> None:
+    """Reject an assigned tensor that a row has no place for."""
+    kind = "None" if placed is None else f"{placed.dtype}, {tuple(placed.shape)}"
+    fits = placed is not None and placed.shape == tensor.shape
+    fits = fits and placed.is_floating_point() == tensor.is_floating_point()
+    found = f"a step assigns {kind} to {path}, which is {tensor.dtype}, {tuple(tensor.shape)}"
+    require(fits, "model.clients", found, "keep its shape and kind, or use persistent=False")

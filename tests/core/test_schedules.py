@@ -66,6 +66,22 @@ def test_the_rounds_learning_rate_replaces_the_optimizers(build: Callable[..., O
     assert_equal(net, twin)
 
 
+def test_groups_keep_their_ratio_to_the_rounds_learning_rate() -> None:
+    def groups(net: Net, factor: float) -> list[dict[str, Any]]:
+        parts = ((net.body, 0.5), (net.head, 0.125), (net.side, 0.0))
+        return [{"params": part.parameters(), "lr": rate * factor} for part, rate in parts]
+
+    net, twin = net_of(), net_of()
+    stepper = make(Adam(groups(net, 1.0)))
+    reset(stepper, net, 0.5)
+    run_stepper(net, stepper, 3)  # an earlier session
+    net.load_state_dict(twin.state_dict())
+    reset(stepper, net, 0.125)
+    run_stepper(net, stepper, 3)
+    run_torch(twin, Adam(groups(twin, 0.25)), 3)
+    assert_equal(net, twin)
+
+
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "step": partial(StepLR, step_size=2, gamma=0.1),
     "cosine": partial(CosineAnnealingLR, T_max=6),

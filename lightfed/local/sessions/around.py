@@ -118,6 +118,7 @@ class AroundSessions:
     def finetune(self, client: int, row: Row) -> L.LightningModule:
         """The client's module, bound to a copy of a row after an unreported session."""
         fleet, state = self._fleet, self._fleet.groups[self._fleet.home_group(client)]
+        state.live.restore()
         s = self._begin(client, state, state.borrow(row), -1)
         # The same draws in every evaluation: metrics of two rounds differ only by their models.
         state.session.train(s.row, self._work(s, "finetune-"))

@@ -18,7 +18,9 @@ class OptimizerStepper(Stepper):
     """Any torch optimiser, with its schedulers and one loss scaler per session.
 
     The schedulers are stepped after every batch or epoch, according to their interval. `scaler`
-    makes a new GradScaler; one shared by all clients would depend on their placement.
+    makes a new GradScaler; one shared by all clients would depend on their placement. `rate` is the
+    configured learning rate: parameter groups of other rates keep their ratio to the round's. By
+    default it is that of the first group.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class OptimizerStepper(Stepper):
         schedulers: list[LRSchedulerConfig],
         clipping: Clipping | None,
         scaler: Callable[[], torch.amp.GradScaler] | None,
+        rate: float | None = None,
     ) -> None:
         super().__init__(clipping)
         self._optimizer = optimizer
@@ -36,6 +39,7 @@ class OptimizerStepper(Stepper):
         self._groups = [
             {k: deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups
         ]
+        self._rate = self._groups[0]["lr"] if rate is None else rate
         self._schedulers = schedulers
         self._scheduler_states = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
         self._make_scaler = scaler
@@ -59,8 +63,9 @@ class OptimizerStepper(Stepper):
         self._optimizer.state.clear()
         for group, initial in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(deepcopy(initial))
+            own = group["lr"]
             if lr is not None:
-                group["lr"] = lr
+                group["lr"] = lr if own == self._rate else own * (lr / self._rate)
         for config, state in zip(self._schedulers, self._scheduler_states, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
         self._counts = {"step": 0, "epoch": 0}
@@ -122,14 +127,19 @@ def make_stepper(
     scaler: Callable[[], torch.amp.GradScaler] | None,
     trainable: Sequence[Tensor] | None = None,
     factors: Sequence[float] | None = None,
+    rate: float | None = None,
 ) -> Stepper:
     """The cheapest stepper that does exactly what `optimizer` would.
 
     `trainable` are the live module's parameters; the optimizer's may differ, also in order.
-    `factors` are those of every parameter's learning rate, only for torch.optim.SGD.
+    `factors` are those of every parameter's learning rate, only for torch.optim.SGD. `rate` as of
+    `OptimizerStepper`.
     """
     own = getattr(optimizer, "stepper", None)
     group = optimizer.param_groups[0]
+    name, hooked = type(optimizer).__name__, _hooked(optimizer)
+    found, fix = f"{name}, with hooks of its steps or gradients", "use Tensor.register_hook"
+    require(not hooked or (own is factors is None), "model.optimizer", found, fix)
     plain = (
         type(optimizer) is SGD
         and len(optimizer.param_groups) == 1
@@ -139,15 +149,14 @@ def make_stepper(
         and (trainable is None or [id(p) for p in trainable] == [id(p) for p in group["params"]])
         and not any(group.get(k) for k in ("maximize", "differentiable", "fused"))
         and not isinstance(group["lr"], Tensor)
-        and not _hooked(optimizer)
+        and not hooked
     )
-    found = f"{type(optimizer).__name__}, but a part has its own learning rate"
+    found = f"{name}, but a part has its own learning rate"
     fix = "use torch.optim.SGD, in 32 or bf16-mixed"
     require(plain or factors is None, "model.optimizer", found, fix)
     if own is not None:
         params = [p for group in optimizer.param_groups for p in group["params"]]
         all_of_them = trainable is None or [id(p) for p in trainable] == [id(p) for p in params]
-        name = type(optimizer).__name__
         alone = not schedulers and len(optimizer.param_groups) == 1 and all_of_them
         found = f"{name} with a scheduler, groups or a part of the parameters"
         fix = "return it alone, with all of them: configure_optimizers"
@@ -157,9 +166,14 @@ def make_stepper(
         return own(clipping)
     if plain:
         return SGDStepper(group["params"], group, clipping, factors)
-    return OptimizerStepper(optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler)
+    return OptimizerStepper(
+        optimizer, schedulers=schedulers, clipping=clipping, scaler=scaler, rate=rate
+    )
 
 
 def _hooked(optimizer: Optimizer) -> bool:
-    """Whether its steps call hooks."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    """Whether its steps, or the gradients that a backward pass accumulates for it, call hooks."""
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return True
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return any(getattr(p, "_post_accumulate_grad_hooks", None) for p in params)

@@ -1,0 +1,95 @@
+"""What a module's steps keep in Python: attributes of its parts, which no row holds.
+
+A rank trains its clients in one module: a client finds there what the one before it has left.
+"""
+
+import io
+import logging
+import pickle
+from collections.abc import Mapping
+from functools import cache
+from types import FunctionType, MethodType
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric
+from typing_extensions import override
+
+from lightfed.local.client_module import NetworkClient
+
+log = logging.getLogger(__name__)
+
+_NAMES = vars(nn.Module()).keys()  # of every module: its parameters, hooks and mode
+_KEEP_NOTHING = ("lightfed", "torch", "torchvision")  # packages
+_OUTSIDE = (nn.Module, nn.Parameter, Optimizer, L.Trainer, FunctionType, MethodType, type)
+_LARGE = 2**20  # elements of a tensor
+
+
+def attributes(module: nn.Module) -> dict[str, bytes]:
+    """Numbers, tensors, containers and objects in a module's attributes, as comparable bytes.
+
+    Not those of metrics, which every session resets, nor of torch's and this package's classes.
+    What cannot be pickled is left out.
+    """
+    found = {}
+    buffers = {id(buffer) for buffer in module.buffers()}
+    for path, part in module.named_modules():
+        if not isinstance(part, Metric) and _package(part) not in _KEEP_NOTHING:
+            for name in vars(part).keys() - _NAMES:
+                try:
+                    found[f"{path}.{name}".lstrip(".")] = _pickled(vars(part)[name], buffers)
+                except Exception:  # of whatever a user keeps
+                    continue
+    return found
+
+
+def warn_of_changed(module: nn.Module, before: Mapping[str, bytes]) -> None:
+    """Warn once about the attributes that steps have changed since `before`."""
+    nothing = _pickled(None, set())
+    after = attributes(module)
+    names = sorted(name for name in after if after[name] != before.get(name, nothing))
+    if names:
+        network = module.net if isinstance(module, NetworkClient) else module
+        _warn(type(network), ", ".join(names))
+
+
+@cache
+def _warn(kind: type, names: str) -> None:
+    log.warning(
+        "%s: its steps change %s, and a client finds there what another has left; "
+        "keep what belongs to a client in buffers (register_buffer)", kind.__name__, names,
+    )  # fmt: skip
+
+
+def _package(part: nn.Module) -> str:
+    return type(part).__module__.partition(".")[0]
+
+
+def _pickled(value: Any, buffers: set[int]) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, buffers).dump(value)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Takes what does not belong to an attribute itself by its identity."""
+
+    def __init__(self, file: io.BytesIO, buffers: set[int]) -> None:
+        super().__init__(file)
+        self._buffers = buffers
+
+    @override
+    def persistent_id(self, value: Any) -> Any:
+        if value is None or (isinstance(value, Tensor) and value.grad_fn is not None):
+            return "nothing"  # for another step: the graph of an activation is used up
+        if isinstance(value, _OUTSIDE) or id(value) in self._buffers:
+            return id(value)
+        if isinstance(value, Tensor):
+            if value.numel() > _LARGE:
+                return id(value), value._version
+            values = value.detach().cpu().flatten()
+            return tuple(value.shape), values.view(torch.uint8).numpy().tobytes()
+        return None
