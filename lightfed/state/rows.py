@@ -14,7 +14,7 @@ import torch
 from lightfed_kernels import Layout
 from torch import Tensor, nn
 
-from lightfed.utils.errors import require
+from lightfed.utils.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,7 @@ class LiveModule:
             placed = home.get(name)
             if placed is not tensor:
                 home[name] = tensor
-                _check_alike(path, tensor, placed)
-                tensor.data.copy_(placed.detach())
+                tensor.data.copy_(_fitting(path, placed, tensor))
         put_back(self._tensors, self.views(row.floats))
         for tensor, entry in self._integers:
             self.layout.integers.view(row.integers, entry).copy_(tensor)
@@ -237,10 +236,11 @@ def put_back(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
             tensor.data = view.copy_(tensor.data)
 
 
-def _check_alike(path: str, tensor: Tensor, placed: Tensor | None) -> None:
-    """Reject an assigned tensor that a row has no place for."""
-    kind = "None" if placed is None else f"{placed.dtype}, {tuple(placed.shape)}"
-    fits = placed is not None and placed.shape == tensor.shape
-    fits = fits and placed.is_floating_point() == tensor.is_floating_point()
-    found = f"a step assigns {kind} to {path}, which is {tensor.dtype}, {tuple(tensor.shape)}"
-    require(fits, "model.clients", found, "keep its shape and kind, or use persistent=False")
+def _fitting(path: str, placed: Tensor | None, tensor: Tensor) -> Tensor:
+    """The values of what a step has assigned to `tensor`; a UserError if a row has no place."""
+    kind, given = ("None" if t is None else f"{t.dtype} {tuple(t.shape)}" for t in (tensor, placed))
+    real = tensor.is_floating_point()
+    if placed is None or placed.shape != tensor.shape or placed.is_floating_point() != real:
+        found = f"a step assigns {given} to {path}, {kind}"
+        raise UserError("model.clients", found, "keep its kind, or use persistent=False")
+    return placed.detach()

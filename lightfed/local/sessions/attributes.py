@@ -53,14 +53,14 @@ def warn_of_changed(module: nn.Module, before: Mapping[str, bytes]) -> None:
     names = sorted(name for name in after if after[name] != before.get(name, nothing))
     if names:
         network = module.net if isinstance(module, NetworkClient) else module
-        _warn(type(network), ", ".join(names))
+        _warn(type(network).__name__, ", ".join(names))
 
 
 @cache
-def _warn(kind: type, names: str) -> None:
+def _warn(kind: str, names: str) -> None:
     log.warning(
         "%s: its steps change %s, and a client finds there what another has left; "
-        "keep what belongs to a client in buffers (register_buffer)", kind.__name__, names,
+        "keep what belongs to a client in buffers (register_buffer)", kind, names,
     )  # fmt: skip
 
 
