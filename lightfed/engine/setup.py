@@ -16,7 +16,7 @@ from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local import session_setup
-from lightfed.local.client_group import GroupState, spare
+from lightfed.local.client_group import GroupState
 from lightfed.local.client_module import ClientModule, NetworkClient
 from lightfed.local.packed.rules import Packed
 from lightfed.local.session_setup import OptimizerFactory
@@ -145,7 +145,9 @@ def _meeting_one(fleet: Fleet, data: FederatedDataModule, client: int) -> int | 
 
 
 def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
-    module = spare(state.module).train()
+    module = state.module
+    training = module.training
+    module.train()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             sample = blank(data, samples=1).to(state.store.device)
@@ -159,6 +161,8 @@ def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
         return True  # a user's module may have no forward: unknown
     except ValueError:
         return False
+    finally:
+        module.train(training)
     return True
 
 

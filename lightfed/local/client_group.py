@@ -1,6 +1,5 @@
 """Client groups: the clients of one architecture, as configured and as held on a rank."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,14 +143,6 @@ def _check_user_module(module: L.LightningModule, position: int) -> None:
     require(module.automatic_optimization, key, f"{name} optimises manually", fix)
 
 
-def spare(module: L.LightningModule) -> L.LightningModule:
-    """A copy for trial passes, which may leave something; the module itself if it has no copy."""
-    try:
-        return copy.deepcopy(module)
-    except Exception:  # of whatever a user's module keeps
-        return module
-
-
 def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     """Forward FLOPs of a sample; rejects a model with wrong input or output shapes."""
     if not isinstance(module, NetworkClient) and not is_overridden("forward", module):
@@ -230,8 +221,10 @@ class GroupState:
             prepare(module, data)
         self.group, self.name = group, name
         self.layout = ModelLayout.of(module)
-        self.initial = LiveModule(module, self.layout).row_of_module()
-        self.flops = _flops(spare(module), data, position)
+        live = LiveModule(module, self.layout)
+        self.initial = live.row_of_module()
+        self.flops = _flops(module, data, position)
+        live.restore()
         module.to(device)
         module.train()  # a module may override it, to keep a part in evaluation mode
         self.live = LiveModule(module, self.layout)  # after the move, which replaces buffers

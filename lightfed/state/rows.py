@@ -188,7 +188,8 @@ class LiveModule:
     def bind(self, row: Row) -> nn.Module:
         """Point the module at `row`: training writes into it."""
         for _, home, name, tensor in self._homes:
-            home[name] = tensor
+            if home[name] is not tensor:
+                home[name] = tensor
         for tensor, view in zip(self._tensors, self.views(row.floats), strict=True):
             tensor.data = view
         for tensor, entry in self._integers:
@@ -209,7 +210,7 @@ class LiveModule:
         assert self.row is not None, "unbind without bind"
         row, self.row = self.row, None
         for path, home, name, tensor in self._homes:
-            placed = home.get(name)
+            placed = home[name]
             if placed is not tensor:
                 home[name] = tensor
                 tensor.data.copy_(_fitting(path, placed, tensor))

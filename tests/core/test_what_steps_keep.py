@@ -2,6 +2,7 @@
 
 import copy
 import random
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -104,6 +105,16 @@ def test_two_clients_of_one_module_train_as_if_each_had_its_own(
     make: Callable[[], Net], factory: Any
 ) -> None:
     assert_as_outside(make, factory)
+
+
+def scripted() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, but used
+        return torch.jit.script(nn.Linear(3, 2))
+
+
+def test_a_scripted_network_trains_as_outside() -> None:
+    assert_as_outside(scripted, FACTORY)
 
 
 def by_dimension(parameters: Any) -> Optimizer:
@@ -260,6 +271,14 @@ def activation(net: Any, hidden: Tensor) -> None:
     net.features = net.layer(hidden[:, :3])
 
 
+def captured(net: Any, hidden: Tensor) -> None:
+    net.kept["mean"] = net.layer(hidden[:, :3])
+
+
+def emptied(net: Any, hidden: Tensor) -> None:
+    net.seen.clear()
+
+
 def given(**values: Any) -> Callable[[Any], None]:
     def made(net: Any) -> None:
         for name, value in copy.deepcopy(values).items():
@@ -276,7 +295,9 @@ def given(**values: Any) -> Callable[[Any], None]:
         (given(kept={"mean": 0.0}), inside, "net.kept"),
         (given(notes=Notes()), noted, "net.notes"),
         (given(draws=random.Random(5)), drawn, "net.draws"),
+        (given(seen=[1]), emptied, "net.seen"),
         (nothing, activation, None),
+        (given(kept={"mean": torch.zeros(4)}), captured, None),
         (given(seen=[], notes=Notes()), nothing, None),
         (
             lambda net: (buffers(net, persistent=True), setattr(net, "own", [net.scale])),

@@ -7,6 +7,7 @@ import io
 import logging
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
@@ -25,32 +26,41 @@ log = logging.getLogger(__name__)
 _NAMES = vars(nn.Module()).keys()  # of every module: its parameters, hooks and mode
 _KEEP_NOTHING = ("lightfed", "torch", "torchvision")  # packages
 _OUTSIDE = (nn.Module, nn.Parameter, Optimizer, L.Trainer, FunctionType, MethodType, type)
-_LARGE = 2**20  # elements of a tensor
+_LARGE, _LONG = 2**20, 2**10  # elements of a tensor, entries of a container
 
 
-def attributes(module: nn.Module) -> dict[str, bytes]:
-    """Numbers, tensors, containers and objects in a module's attributes, as comparable bytes.
+def attributes(module: nn.Module) -> dict[tuple[str, Any], bytes]:
+    """Numbers, tensors and objects in a module's attributes, and in lists and dicts there.
 
-    Not those of metrics, which every session resets, nor of torch's and this package's classes.
-    What cannot be pickled is left out.
+    As comparable bytes, by the attribute's name and the place in a list or dict. Not those of
+    metrics, which every session resets, nor of torch's and this package's classes. What cannot be
+    pickled is left out; so is a tensor with a graph, which is of no use to another step.
     """
     found = {}
     buffers = {id(buffer) for buffer in module.buffers()}
     for path, part in module.named_modules():
-        if not isinstance(part, Metric) and _package(part) not in _KEEP_NOTHING:
-            for name in vars(part).keys() - _NAMES:
-                try:
-                    found[f"{path}.{name}".lstrip(".")] = _pickled(vars(part)[name], buffers)
-                except Exception:  # of whatever a user keeps
-                    continue
+        if isinstance(part, Metric) or type(part).__module__.partition(".")[0] in _KEEP_NOTHING:
+            continue
+        for name in vars(part).keys() - _NAMES:
+            for place, value in _parts(vars(part)[name]).items():
+                if not (isinstance(value, Tensor) and value.grad_fn):
+                    with suppress(Exception):  # whatever a user's object raises
+                        found[f"{path}.{name}".lstrip("."), place] = _pickled(value, buffers)
     return found
 
 
-def warn_of_changed(module: nn.Module, before: Mapping[str, bytes]) -> None:
+def _parts(value: Any) -> dict[Any, Any]:
+    if isinstance(value, dict | list | tuple) and len(value) <= _LONG:
+        parts = value if isinstance(value, dict) else dict(enumerate(value))
+        return {**parts, len: len(parts)}
+    return {None: value}
+
+
+def warn_of_changed(module: nn.Module, before: Mapping[tuple[str, Any], bytes]) -> None:
     """Warn once about the attributes that steps have changed since `before`."""
     nothing = _pickled(None, set())
-    after = attributes(module)
-    names = sorted(name for name in after if after[name] != before.get(name, nothing))
+    after = attributes(module).items()
+    names = sorted({key[0] for key, value in after if value != before.get(key, nothing)})
     if names:
         network = module.net if isinstance(module, NetworkClient) else module
         _warn(type(network).__name__, ", ".join(names))
@@ -62,10 +72,6 @@ def _warn(kind: str, names: str) -> None:
         "%s: its steps change %s, and a client finds there what another has left; "
         "keep what belongs to a client in buffers (register_buffer)", kind, names,
     )  # fmt: skip
-
-
-def _package(part: nn.Module) -> str:
-    return type(part).__module__.partition(".")[0]
 
 
 def _pickled(value: Any, buffers: set[int]) -> bytes:
@@ -83,8 +89,6 @@ class _Pickler(pickle.Pickler):
 
     @override
     def persistent_id(self, value: Any) -> Any:
-        if value is None or (isinstance(value, Tensor) and value.grad_fn is not None):
-            return "nothing"  # for another step: the graph of an activation is used up
         if isinstance(value, _OUTSIDE) or id(value) in self._buffers:
             return id(value)
         if isinstance(value, Tensor):
