@@ -139,7 +139,7 @@ def make_stepper(
     group = optimizer.param_groups[0]
     name, hooked = type(optimizer).__name__, _hooked(optimizer)
     found, fix = f"{name}, with hooks of its steps or gradients", "use Tensor.register_hook"
-    require(not hooked or (own is factors is None), "model.optimizer", found, fix)
+    require(not hooked or (own is None and factors is None), "model.optimizer", found, fix)
     plain = (
         type(optimizer) is SGD
         and len(optimizer.param_groups) == 1
