@@ -1,6 +1,7 @@
 """Client groups: the clients of one architecture, as configured and as held on a rank."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -156,7 +157,9 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
             # Networks that are trained but not evaluated count too.
             losses: Any = module.net.losses
             labels = torch.zeros(2, dtype=torch.int64)
-            flops = forward_flops(module.net, blank(data, samples=2), lambda x: losses(x, labels))
+            x = blank(data, samples=2)
+            with suppress(RuntimeError):  # torch's counter cannot follow gradients in a loss
+                flops = forward_flops(module.net, x, lambda x: losses(x, labels))
     except NotImplementedError:
         return 0.0
     except Exception as error:  # of the user's forward
