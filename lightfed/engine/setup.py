@@ -149,7 +149,7 @@ def _trains_on_one(state: GroupState, data: FederatedDataModule) -> bool:
     training = module.training
     module.train()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             sample = blank(data, samples=1).to(state.store.device)
             net: Any = module.net if isinstance(module, ClientModule) else module
             if isinstance(module, ClientModule) and hasattr(net, "losses"):

@@ -1,10 +1,5 @@
-"""The table of cases: networks of a few hundred parameters, and settings.
+"""The table of cases: networks of a few hundred parameters, and settings."""
 
-`Net` is no layer that `auto` knows, so the cases that it makes train alone there; those of
-`nn.Sequential` with equal sizes are packed. A number tries to pack all of them.
-"""
-
-import copy
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -15,34 +10,34 @@ import torch
 import torch.nn.functional as F
 import torchvision.models as tv
 from torch import Tensor, nn, optim
-from torch.nn.utils import parametrizations, parametrize, prune, rnn, spectral_norm, weight_norm
-from torch.optim import lr_scheduler
+from torch.nn.utils import parametrizations as new
+from torch.nn.utils import prune, spectral_norm, weight_norm
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from tests.differential.bare import CLASSES, EQUAL, FEATURES, SGD, TOKENS, UNEQUAL, Case
+from tests.differential.bare import CLASSES, EQUAL, FEATURES, SGD, TOKENS, Case
 
-HIDDEN = 20
+H = 20
+Run = Callable[[Any, Tensor], Tensor]
 ADAM, ADAMW = partial(optim.Adam, lr=0.01), partial(optim.AdamW, lr=0.01)
 MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-2)
 
 
 class Net(nn.Module):
-    """Parts by name, and a function of the network and the inputs.
+    """Two layers `a` and `o`, other parts by name, and a function of the network and the inputs.
 
-    Tensors become buffers, non-persistent where `constant` names them. All else stays an attribute.
+    Tensors become buffers, non-persistent if `constant`. What is no part stays an attribute.
     """
 
-    def __init__(
-        self, run: Callable[[Any, Tensor], Tensor], constant: tuple[str, ...] = (), **parts: Any
-    ) -> None:
+    def __init__(self, run: Run, *, constant: bool = False, **parts: Any) -> None:
         super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part, persistent=name not in constant)
-            else:
-                setattr(self, name, part)
         self.run = run
+        for name, part in {"a": linear(FEATURES), "o": linear(H, CLASSES), **parts}.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part, persistent=not constant)
+            elif part is not None:
+                setattr(self, name, part)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -50,84 +45,46 @@ class Net(nn.Module):
 
 
 class Losses(Net):
-    """A `Net` with losses of its own."""
-
-    def __init__(self, run: Any, loss: Callable[[Any, Tensor, Tensor], Any], **parts: Any) -> None:
-        super().__init__(run, **parts)
-        self.loss = loss
+    """A `Net` with losses of its own, by a function `loss`."""
 
     def losses(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return self.loss(self, x, y)
+        return {"class": F.cross_entropy(self(x), y), "other": self.loss(self, x, y)}
+
+
+def linear(inputs: int = H, outputs: int = H) -> nn.Linear:
+    return nn.Linear(inputs, outputs)
 
 
 def mlp(*between: nn.Module) -> nn.Sequential:
-    middle = between or (nn.ReLU(),)
-    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), *middle, nn.Linear(HIDDEN, CLASSES))
+    return nn.Sequential(linear(FEATURES), *between or [nn.ReLU()], linear(H, CLASSES))
 
 
-def two(run: Callable[[Any, Tensor], Tensor], **parts: Any) -> Net:
-    """Two linear layers, `a` and `o`."""
-    return Net(run, a=nn.Linear(FEATURES, HIDDEN), o=nn.Linear(HIDDEN, CLASSES), **parts)
+def plain(m: Any, x: Tensor) -> Tensor:
+    return m.o(m.a(x).relu())
 
 
-def own(loss: Callable[[Any, Tensor, Tensor], Tensor]) -> Callable[[], Losses]:
-    """An MLP, `net`, with one loss."""
-    return lambda: Losses(
-        lambda m, x: m.net(x),
-        lambda m, x, y: {"loss": loss(m, x, y)},
-        net=mlp(),
-        weights=torch.linspace(0.2, 2, CLASSES),
-    )
-
-
-def on_tokens(body: nn.Module, run: Callable[[Any, Tensor], Tensor], **parts: Any) -> Net:
-    """An embedding of width 8, `e`, a body, and a layer `o` on the mean over positions."""
-    embedding = parts.pop("e", None) or nn.Embedding(TOKENS, 8)
-    run_on = lambda m, x: m.o(run(m, x.long()).mean(1))  # noqa: E731
-    return Net(run_on, e=embedding, body=body, o=nn.Linear(8, CLASSES), **parts)
-
-
-def changed(net: nn.Module, change: Callable[[nn.Module], object]) -> nn.Module:
+def changed(net: nn.Module, change: Callable[[Any], object]) -> nn.Module:
     change(net)
     return net
 
 
 def each_parameter(change: Callable[[nn.Parameter], object]) -> nn.Module:
-    net = mlp()
-    for parameter in net.parameters():
-        change(parameter)
-    return net
+    return changed(mlp(), lambda net: [change(parameter) for parameter in net.parameters()])
 
 
-# Optimisers.
+# Optimisers and other settings, for an MLP.
 
 
-def layerwise(kind: Any, rates: tuple[float, float], **settings: Any) -> Callable[..., Any]:
-    """Weights and biases in groups with their own rates; the first is not the default."""
+def layerwise(kind: Any, *rates: float, **settings: Any) -> Callable[..., optim.Optimizer]:
+    """Weights and biases with rates of their own, of which the optimiser's default is none."""
 
     def make(params: Iterable[nn.Parameter]) -> optim.Optimizer:
         params = list(params)
-        groups = ([p for p in params if p.dim() > 1], [p for p in params if p.dim() <= 1])
-        rated = [{"params": group, "lr": lr} for group, lr in zip(groups, rates, strict=True)]
+        parts = [p for p in params if p.dim() > 1], [p for p in params if p.dim() == 1]
+        rated = [{"params": part, "lr": lr} for part, lr in zip(parts, rates, strict=True)]
         return kind(rated, lr=0.07, **settings)
 
     return make
-
-
-class Lion(optim.Optimizer):
-    """Steps by the sign of a mean of gradients."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
-                p.sub_((0.9 * mean + 0.1 * p.grad).sign(), alpha=group["lr"])
-                mean.lerp_(p.grad, 0.01)
 
 
 class Lars(optim.SGD):
@@ -141,61 +98,50 @@ class Lars(optim.SGD):
         return super().step(closure)
 
 
-def optimized(optimizer: Any, **settings: Any) -> Case:
-    return Case(mlp, sizes=EQUAL, optimizer=optimizer, **settings)
-
-
 OPTIMIZERS = {
-    "mlp_sgd": optimized(SGD, packed=True),
-    "mlp_nesterov": optimized(partial(MOMENTUM, nesterov=True), packed=True),
-    "mlp_amsgrad": optimized(partial(ADAM, amsgrad=True, weight_decay=0.01)),
-    "mlp_adamw": optimized(partial(ADAMW, weight_decay=0.3, betas=(0.8, 0.95)), packed=True),
-    "mlp_groups": optimized(layerwise(optim.AdamW, (0.002, 0.05))),
-    "mlp_groups_momentum": optimized(layerwise(optim.SGD, (0.1, 0.005), momentum=0.9)),
-    "mlp_groups_scheduled": optimized(
-        layerwise(optim.SGD, (0.1, 0.005)),
-        schedule=partial(lr_scheduler.ExponentialLR, gamma=0.5),
-        rounds=3,
-    ),
-    "mlp_scheduled": optimized(
-        partial(SGD, lr=0.2), schedule=partial(lr_scheduler.StepLR, step_size=1), rounds=3
-    ),
-    "mlp_rmsprop": optimized(partial(optim.RMSprop, lr=0.003, centered=True, momentum=0.5)),
-    "mlp_adagrad": optimized(
-        partial(optim.Adagrad, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.3)
-    ),
-    "mlp_nadam": optimized(partial(optim.NAdam, lr=0.01, weight_decay=0.02)),
-    "mlp_rprop": optimized(partial(optim.Rprop, lr=0.01)),
-    "mlp_adafactor": optimized(partial(optim.Adafactor, lr=0.02)),
-    "mlp_lbfgs": optimized(partial(optim.LBFGS, lr=0.1), refused="optimizer"),
-    "mlp_lion": optimized(partial(Lion, lr=0.003)),
-    "mlp_lars": optimized(partial(Lars, lr=0.05, momentum=0.9)),
-    "mlp_clip_norm": optimized(partial(MOMENTUM, lr=0.5), clip=(0.3, "norm")),
-    "mlp_clip_value": optimized(ADAM, clip=(0.01, "value")),
-    "mlp_unequal": Case(mlp, sizes=UNEQUAL, optimizer=ADAM),
-    "mlp_skewed": Case(mlp, sizes=(25, 2, 4, 9, 1, 14, 3, 6), skewed=True, optimizer=MOMENTUM),
-    "mlp_drop_last": Case(mlp, sizes=(8, 12, 6, 10, 5, 16), last="drop", epochs=3),
-    "mlp_bf16": optimized(partial(SGD, lr=0.1), precision="bf16-mixed"),
+    "amsgrad": partial(ADAM, amsgrad=True, weight_decay=0.01),
+    "groups": layerwise(optim.AdamW, 0.002, 0.05),
+    "groups_momentum": layerwise(optim.SGD, 0.1, 0.005, momentum=0.9),
+    "rmsprop": partial(optim.RMSprop, lr=0.003, centered=True, momentum=0.5),
+    "adagrad": partial(optim.Adagrad, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.3),
+    "nadam": partial(optim.NAdam, lr=0.01, weight_decay=0.02),
+    "rprop": partial(optim.Rprop, lr=0.01),
+    "adafactor": partial(optim.Adafactor, lr=0.02),
+    "lars": partial(Lars, lr=0.05, momentum=0.9),
+}
+even = partial(Case, mlp, sizes=EQUAL)
+fewer = partial(ExponentialLR, gamma=0.5)
+MLP = {
+    **{name: even(optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()},
+    "sgd": even(packed=True),
+    "nesterov": even(optimizer=partial(MOMENTUM, nesterov=True), packed=True),
+    "adamw": even(optimizer=partial(ADAMW, weight_decay=0.3, betas=(0.8, 0.95)), packed=True),
+    "groups_scheduled": even(optimizer=layerwise(optim.SGD, 0.1, 0.005), schedule=fewer, rounds=3),
+    "scheduled": even(schedule=partial(StepLR, step_size=1), rounds=3),
+    "lbfgs": even(optimizer=partial(optim.LBFGS, lr=0.1), refused="optimizer"),
+    "clip_norm": even(optimizer=partial(MOMENTUM, lr=0.5), clip=(0.3, "norm")),
+    "clip_value": even(optimizer=ADAM, clip=(0.01, "value")),
+    "unequal": Case(mlp, optimizer=ADAM),
+    "skewed": Case(mlp, sizes=(25, 2, 4, 9, 1, 14, 3, 6), skewed=True, optimizer=MOMENTUM),
+    "drop_last": Case(mlp, sizes=(8, 12, 6, 10, 5, 16), last="drop", epochs=3),
+    "bf16": even(optimizer=partial(SGD, lr=0.1), precision="bf16-mixed"),
 }
 
 
-# Layers.
+# Layers, weights that are shared or frozen, and random numbers.
 
 
-def conv(norm: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), norm(), nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES),
-    )  # fmt: skip
+def conv(norm: nn.Module) -> nn.Sequential:
+    layers = nn.Conv2d(3, 8, 3, padding=1, bias=False), norm, nn.ReLU(inplace=True)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), linear(32, CLASSES))
 
 
 def expert(m: Any, x: Tensor) -> Tensor:
     """Each sample goes to its best expert only."""
-    gate, choice = m.gate(x).softmax(-1).max(-1)
+    gate, choice = m.a(x).softmax(-1).max(-1)
     out = x.new_zeros(len(x), CLASSES)
     for number, each in enumerate(m.experts):
-        chosen = choice == number
-        if chosen.any():
+        if (chosen := choice == number).any():
             out[chosen] = gate[chosen, None] * each(x[chosen])
     return out
 
@@ -208,133 +154,81 @@ def in_place(m: Any, x: Tensor) -> Tensor:
     return m.o(h.relu_())
 
 
-def sparsely(m: Any, x: Tensor) -> Tensor:
+def functional(m: Any, x: Tensor) -> Tensor:
     weight = F.dropout(m.a.weight, 0.2, m.training)
     return m.o(F.dropout(F.linear(x, weight, m.a.bias).relu(), 0.1, m.training))
 
 
-class Symmetric(nn.Module):
-    @override
-    def forward(self, w: Tensor) -> Tensor:
-        return w.triu() + w.triu(1).T
+def one_path(m: Any, x: Tensor) -> Tensor:
+    return m.o(m.a(x) if float(x.detach().mean()) > 0 else m.b(x).tanh())
 
 
-class Sign(torch.autograd.Function):
-    """A sign with the gradient of the identity, and without a rule for vmap."""
-
-    @staticmethod
-    @override
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    @override
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
+def lists(m: Any, x: Tensor) -> Tensor:
+    return m.o(sum(layer(x).tanh() for layer in m.layers)) + m.p[0] * m.d["b"]
 
 
+def low_rank(m: Any, x: Tensor) -> Tensor:
+    return m.o((m.a(x) + x @ m.down @ m.up).relu())
+
+
+def twice_in_order() -> nn.Sequential:
+    return mlp(nn.Tanh(), layer := linear(), nn.Tanh(), layer)
+
+
+def by_layer(change: Callable[[Any], object]) -> Callable[[], nn.Module]:
+    return lambda: changed(mlp(), lambda net: change(net[0]))
+
+
+FACTORS = {"down": torch.eye(FEATURES)[:, :2], "up": torch.zeros(2, H)}
+INSTANCE = partial(nn.InstanceNorm2d, affine=True, track_running_stats=True)
 LAYERS = {
-    "bn_equal": Case(
-        conv(lambda: nn.BatchNorm2d(8)), "image", EQUAL, optimizer=MOMENTUM, packed=True
-    ),
-    "bn_unequal": Case(conv(lambda: nn.BatchNorm2d(8)), "image", last="join", optimizer=MOMENTUM),
-    "bn_cumulative": Case(lambda: mlp(nn.BatchNorm1d(HIDDEN, momentum=None)), last="join"),
-    "bn_frozen": Case(
-        lambda: mlp(nn.BatchNorm1d(HIDDEN).requires_grad_(False), nn.Tanh()), last="join"
-    ),
-    "group_norm": Case(conv(lambda: nn.GroupNorm(2, 8)), "image", EQUAL, optimizer=ADAM),
-    "instance_norm": Case(
-        conv(lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True)), "image"
-    ),
-    "layer_norm": Case(lambda: mlp(nn.LayerNorm(HIDDEN), nn.GELU())),
-    "depthwise": Case(
-        lambda: nn.Sequential(
-            nn.Conv2d(3, 9, 3, groups=3),
-            nn.Hardswish(),
-            nn.Conv2d(9, 4, 3, stride=2, dilation=2),
-            nn.PReLU(4),
-            nn.MaxPool2d(1),
-            nn.Flatten(),
-            nn.Linear(4, CLASSES),
-        ),
-        "image",
-    ),
+    "bn_equal": Case(lambda: conv(nn.BatchNorm2d(8)), "image", EQUAL, optimizer=MOMENTUM),
+    "bn_unequal": Case(lambda: conv(nn.BatchNorm2d(8)), "image", last="join", optimizer=MOMENTUM),
+    "bn_cumulative": Case(lambda: mlp(nn.BatchNorm1d(H, momentum=None)), last="join"),
+    "bn_frozen": Case(lambda: mlp(nn.BatchNorm1d(H).requires_grad_(False)), last="join"),
+    "group_norm": Case(lambda: conv(nn.GroupNorm(2, 8)), "image", EQUAL, optimizer=ADAM),
+    "instance_norm": Case(lambda: conv(INSTANCE(8)), "image"),
+    "layer_norm": Case(lambda: mlp(nn.LayerNorm(H), nn.GELU())),
+    "prelu": Case(lambda: mlp(nn.PReLU(H)), sizes=EQUAL),
     "dropout": Case(lambda: mlp(nn.Dropout(0.3), nn.ReLU()), sizes=EQUAL, draws=True),
     "alpha_dropout": Case(lambda: mlp(nn.SELU(), nn.AlphaDropout(0.2)), draws=True),
-    "functional_dropout": Case(lambda: two(sparsely), draws=True),
-    "noise": Case(
-        lambda: two(lambda m, x: m.o(m.a(x + 0.1 * torch.randn_like(x)).relu())), draws=True
-    ),
-    "in_place": Case(lambda: two(in_place)),
+    "functional_dropout": Case(lambda: Net(functional), draws=True),
+    "noise": Case(lambda: Net(lambda m, x: m.o(m.a(x + torch.randn_like(x)).relu())), draws=True),
+    "in_place": Case(lambda: Net(in_place)),
     "lists": Case(
         lambda: Net(
-            lambda m, x: m.o(sum(layer(x).tanh() for layer in m.layers)) + m.p[0] * m.d["b"],
-            layers=nn.ModuleList(nn.Linear(FEATURES, HIDDEN) for _ in range(3)),
-            o=nn.Linear(HIDDEN, CLASSES),
+            lists,
+            layers=nn.ModuleList(linear(FEATURES) for _ in range(3)),
             p=nn.ParameterList([torch.ones(CLASSES)]),
             d=nn.ParameterDict({"b": torch.ones(CLASSES)}),
         )
     ),
     "used_twice": Case(
-        lambda: two(lambda m, x: m.o(m.h(m.h(m.a(x).relu()).relu())), h=nn.Linear(HIDDEN, HIDDEN)),
-        optimizer=MOMENTUM,
+        lambda: Net(lambda m, x: m.o(m.h(m.h(m.a(x)).relu())), h=linear()), optimizer=MOMENTUM
     ),
-    "shared_layer": Case(
-        lambda: (lambda layer: mlp(nn.Tanh(), layer, nn.Tanh(), layer))(nn.Linear(HIDDEN, HIDDEN)),
-        sizes=EQUAL,
-    ),
-    "tied_transposed": Case(
-        lambda: changed(
-            two(lambda m, x: m.o(m.a(m.b(m.a(x).relu()))), b=nn.Linear(HIDDEN, FEATURES)),
-            lambda m: setattr(m.b.weight, "data", m.a.weight.data.t()),
-        ),
-        may_refuse=True,
-    ),
-    "unused": Case(
-        lambda: two(lambda m, x: m.o(m.a(x).relu()), u=nn.Linear(3, 3)), optimizer=MOMENTUM
-    ),
-    "one_path": Case(
-        lambda: two(
-            lambda m, x: m.o(m.a(x) if float(x.detach().mean()) > 0 else m.b(x).tanh()),
-            b=nn.Linear(FEATURES, HIDDEN),
-        ),
-        optimizer=MOMENTUM,
-    ),
+    "twice_in_order": Case(twice_in_order, sizes=EQUAL),
+    "unused": Case(lambda: Net(plain, unused=linear(3, 3)), optimizer=MOMENTUM),
+    "one_path": Case(lambda: Net(one_path, b=linear(FEATURES)), optimizer=MOMENTUM),
     "experts": Case(
         lambda: Net(
-            expert,
-            gate=nn.Linear(FEATURES, 3),
-            experts=nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(3)),
+            expert, o=None, experts=nn.ModuleList(linear(FEATURES, CLASSES) for _ in range(H))
         )
     ),
-    "checkpointed": Case(
-        lambda: two(lambda m, x: m.o(checkpoint(m.a, x, use_reentrant=False).relu()))
-    ),
-    "straight_through": Case(lambda: two(lambda m, x: m.o(Sign.apply(m.a(x))))),
+    "checkpointed": Case(lambda: Net(lambda m, x: m.o(checkpoint(m.a, x, use_reentrant=False)))),
     "scripted": Case(lambda: torch.jit.script(mlp())),
-    "weight_norm": Case(lambda: changed(mlp(), lambda m: parametrizations.weight_norm(m[0]))),
-    "weight_norm_old": Case(lambda: changed(mlp(), lambda m: weight_norm(m[0]))),
-    "spectral_norm": Case(lambda: changed(mlp(), lambda m: parametrizations.spectral_norm(m[0]))),
-    "spectral_norm_old": Case(lambda: changed(mlp(), lambda m: spectral_norm(m[0]))),
-    "orthogonal": Case(lambda: changed(mlp(), lambda m: parametrizations.orthogonal(m[0]))),
-    "symmetric": Case(
-        lambda: changed(
-            mlp(nn.ReLU(), nn.Linear(HIDDEN, HIDDEN)),
-            lambda m: parametrize.register_parametrization(m[2], "weight", Symmetric()),
-        )
-    ),
-    "pruned": Case(lambda: changed(mlp(), lambda m: prune.l1_unstructured(m[0], "weight", 0.5))),
-    "frozen": Case(
-        lambda: changed(mlp(), lambda m: m[0].requires_grad_(False)), sizes=EQUAL, optimizer=ADAMW
-    ),
+    "weight_norm": Case(by_layer(new.weight_norm), sizes=EQUAL),
+    "weight_norm_old": Case(by_layer(weight_norm), sizes=EQUAL),
+    "spectral_norm": Case(by_layer(new.spectral_norm)),
+    "spectral_norm_old": Case(by_layer(spectral_norm)),
+    "orthogonal": Case(by_layer(new.orthogonal)),
+    "pruned": Case(by_layer(lambda layer: prune.l1_unstructured(layer, "weight", 0.5))),
+    "frozen": Case(by_layer(lambda a: a.requires_grad_(False)), sizes=EQUAL, optimizer=ADAMW),
     "biases_only": Case(lambda: each_parameter(lambda p: p.requires_grad_(p.dim() == 1))),
     "low_rank": Case(
         lambda: Net(
-            lambda m, x: m.o((m.a(x) + x @ m.down @ m.up).relu()),
-            a=nn.Linear(FEATURES, HIDDEN).requires_grad_(False),
-            o=nn.Linear(HIDDEN, CLASSES),
-            down=nn.Parameter(torch.randn(FEATURES, 2) / 4),
-            up=nn.Parameter(torch.zeros(2, HIDDEN)),
+            low_rank,
+            a=linear(FEATURES).requires_grad_(False),
+            **{name: nn.Parameter(factor.clone()) for name, factor in FACTORS.items()},
         ),
         optimizer=ADAMW,
     ),
@@ -345,7 +239,7 @@ LAYERS = {
 
 
 def attend(m: Any, x: Tensor) -> Tensor:
-    """Attention over some tokens, which some samples do not have: torch gives 0 for those rows."""
+    """Attention to some of the tokens, or to none: torch gives 0 for those rows."""
     seen = ((x > 8) & (x[:, :1] > 4))[:, None].expand(-1, x.shape[1], -1)
     q, k, v = m.body(m.e(x)).chunk(3, -1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen) + m.e(x)
@@ -356,103 +250,64 @@ def multihead(m: Any, x: Tensor) -> Tensor:
     return h + m.body(h, h, h, key_padding_mask=hidden, need_weights=False)[0].nan_to_num()
 
 
-def rotated(m: Any, x: Tensor) -> Tensor:
-    """Causal attention with rotated positions, from buffers that no state dict has."""
-    q, k, v = m.body(m.e(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    turn = lambda z: z * m.cos + z.roll(2, -1) * m.sin  # noqa: E731
-    return F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True).flatten(2)[..., :8]
-
-
-def ragged(m: Any, x: Tensor) -> Tensor:
-    lengths = (x[:, :, 0] > -1).sum(1).clamp(min=1)
-    packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    return m.o(m.r(packed)[1][-1])
-
-
-def cells(m: Any, x: Tensor) -> Tensor:
-    h = x.new_zeros(len(x), 12)
-    for step in x.unbind(1):
-        h = m.r(step, h)
-    return m.o(h)
-
-
-def padded_mean(m: Any, x: Tensor) -> Tensor:
+def padded(m: Any, x: Tensor) -> Tensor:
     seen = (x != 0).float()[..., None]
-    return (m.e(x) * seen / seen.mean(1, keepdim=True).clamp(min=0.1)) + m.body(seen)
+    return m.e(x) * seen / seen.mean(1, keepdim=True).clamp(min=0.1)
+
+
+def encode(m: Any, x: Tensor) -> Tensor:
+    return m.body(m.e(x), src_key_padding_mask=(x == 0) & m.later)
+
+
+def on_tokens(run: Run, body: nn.Module | None = None, **parts: Any) -> Net:
+    """An embedding of width 8, `e`, and a layer `o` on the mean of what `run` gives."""
+    parts = {"e": nn.Embedding(TOKENS, 8), "a": None, "o": linear(8, CLASSES), **parts}
+    return Net(lambda m, x: m.o(run(m, x.long()).mean(1)), body=body, **parts)
 
 
 def encoder(dropout: float) -> Net:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
-    run = lambda m, x: m.body(m.e(x), src_key_padding_mask=(x == 0) & m.later)  # noqa: E731
-    body = nn.TransformerEncoder(layer, 2)
-    return on_tokens(body, run, later=torch.arange(12) > 0)
+    return on_tokens(encode, nn.TransformerEncoder(layer, 2), later=torch.arange(12) > 0)
 
 
-def recurrent(layer: nn.Module, width: int) -> Net:
-    run = lambda m, x: m.o(m.r(x)[0][:, -1])  # noqa: E731
-    return Net(run, r=layer, o=nn.Linear(width, CLASSES))
-
-
-def embedded(**settings: Any) -> Net:
-    return on_tokens(nn.Identity(), lambda m, x: m.e(x), e=nn.Embedding(TOKENS, 8, **settings))
+def embedded(**settings: Any) -> Callable[[], Net]:
+    return lambda: on_tokens(lambda m, x: m.e(x), e=nn.Embedding(TOKENS, 8, **settings))
 
 
 def tied() -> Net:
-    net = on_tokens(nn.Linear(8, TOKENS, bias=False), lambda m, x: m.body(m.e(x)).tanh() @ m.w)
-    net.body.weight = net.e.weight
-    net.w = nn.Parameter(torch.randn(TOKENS, 8) / 4)
+    net = on_tokens(lambda m, x: m.body(m.e(x)).tanh() @ m.w, nn.Linear(8, TOKENS, bias=False))
+    net.body.weight, net.w = net.e.weight, nn.Parameter(torch.randn(TOKENS, 8) / 4)
     return net
 
 
-ANGLES = torch.arange(12)[:, None] / torch.tensor([1.0, 10.0, 1.0, 10.0])
+def recurrent(layer: nn.Module, width: int) -> Net:
+    return Net(lambda m, x: m.o(m.a(x)[0][:, -1]), a=layer, o=linear(width, CLASSES))
+
+
+lstm = partial(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True)
+tokens = partial(Case, data="tokens")
 SEQUENCES = {
-    "lstm": Case(
-        lambda: recurrent(nn.LSTM(6, 5, 2, bidirectional=True, batch_first=True), 10),
-        "series",
-        optimizer=ADAM,
-    ),
+    "lstm": Case(lambda: recurrent(lstm(6, 5), 10), "series", optimizer=ADAM),
     "gru": Case(lambda: recurrent(nn.GRU(6, 12, batch_first=True), 12), "series"),
-    "gru_cells": Case(lambda: Net(cells, r=nn.GRUCell(6, 12), o=nn.Linear(12, CLASSES)), "series"),
-    "rnn_ragged": Case(
-        lambda: Net(ragged, r=nn.RNN(6, 12, batch_first=True), o=nn.Linear(12, CLASSES)), "series"
-    ),
     "conv1d": Case(
-        lambda: nn.Sequential(
-            nn.Conv1d(10, 8, 3), nn.ReLU(), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(16, CLASSES)
-        ),
+        lambda: nn.Sequential(nn.Conv1d(10, 8, 3), nn.ReLU(), nn.Flatten(), linear(32, CLASSES)),
         "series",
     ),
-    "encoder": Case(partial(encoder, 0.0), "tokens", optimizer=partial(ADAMW, lr=0.003)),
-    "encoder_dropout": Case(
-        partial(encoder, 0.1), "tokens", optimizer=partial(ADAMW, lr=0.003), draws=True
-    ),
-    "padding": Case(
-        lambda: on_tokens(nn.Linear(1, 8), padded_mean, e=nn.Embedding(TOKENS, 8, padding_idx=0)),
-        "tokens",
-        optimizer=ADAM,
-    ),
-    "by_frequency": Case(partial(embedded, scale_grad_by_freq=True), "tokens"),
-    "max_norm": Case(partial(embedded, max_norm=1.0), "tokens"),
-    "sparse": Case(partial(embedded, sparse=True), "tokens", may_refuse=True),
-    "bag": Case(
-        lambda: on_tokens(nn.EmbeddingBag(TOKENS, 8), lambda m, x: m.e(x) + m.body(x)[:, None]),
-        "tokens",
-    ),
-    "tied": Case(tied, "tokens", optimizer=MOMENTUM),
-    "masked_rows": Case(lambda: on_tokens(nn.Linear(8, 24), attend), "tokens"),
-    "masked_heads": Case(
-        lambda: on_tokens(nn.MultiheadAttention(8, 2, batch_first=True), multihead), "tokens"
-    ),
-    "rotated": Case(
-        lambda: on_tokens(
-            nn.Linear(8, 24), rotated, constant=("cos", "sin"), cos=ANGLES.cos(), sin=ANGLES.sin()
-        ),
-        "tokens",
+    "encoder": tokens(partial(encoder, 0.0), optimizer=partial(ADAMW, lr=0.003)),
+    "encoder_dropout": tokens(partial(encoder, 0.1), optimizer=ADAMW, draws=True),
+    "padding": tokens(lambda: on_tokens(padded, e=nn.Embedding(TOKENS, 8, padding_idx=0))),
+    "by_frequency": tokens(embedded(scale_grad_by_freq=True)),
+    "max_norm": tokens(embedded(max_norm=1.0)),
+    "sparse": tokens(embedded(sparse=True), may_refuse=True),
+    "tied": tokens(tied, optimizer=MOMENTUM),
+    "masked_rows": tokens(lambda: on_tokens(attend, linear(8, 24))),
+    "masked_heads": tokens(
+        lambda: on_tokens(multihead, nn.MultiheadAttention(8, 2, batch_first=True))
     ),
 }
 
 
-# State that changes in the forward pass, hooks, and callbacks.
+# State that changes in the forward pass, hooks, callbacks and penalties.
 
 
 def mean_in_place(m: Any, x: Tensor) -> Tensor:
@@ -474,7 +329,7 @@ def mean_assigned(m: Any, x: Tensor) -> Tensor:
 def warmed_up(m: Any, x: Tensor) -> Tensor:
     if m.training:
         m.calls += 1
-    return m.o(m.a(x).relu()) * (1 - 0.8 ** (m.calls + 1))
+    return plain(m, x) * (1 - 0.8 ** (m.calls + 1))
 
 
 def centred(m: Any, x: Tensor) -> Tensor:
@@ -484,158 +339,117 @@ def centred(m: Any, x: Tensor) -> Tensor:
     return m.o((h - m.kept["centre"]).relu())
 
 
-def by_history(m: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def by_history(m: Any, x: Tensor, y: Tensor) -> Tensor:
     loss = F.cross_entropy(m(x), y)
     m.history.append(float(loss.detach()))
-    return {"loss": loss / (0.1 + sum(m.history[-5:]) / len(m.history[-5:]))}
+    return loss / (0.1 + sum(m.history[-5:]))
 
 
-def quantised(m: Any, x: Tensor) -> Tensor:
-    """The nearest of 6 codes, which follow their samples."""
-    h = m.a(x)
-    found = F.one_hot(torch.cdist(h, m.codes).argmin(-1), 6).float()
-    if m.training:
-        with torch.no_grad():
-            m.n.mul_(0.9).add_(found.sum(0), alpha=0.1)
-            m.codes.mul_(0.9).add_((found.t() @ h) / m.n[:, None], alpha=0.1)
-    return m.o(h + (found @ m.codes - h).detach())
-
-
-def queued(m: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def queued(m: Any, x: Tensor, y: Tensor) -> Tensor:
     """Contrast with the samples of earlier batches."""
     z = F.normalize(m.a(x), dim=1)
-    negative = z @ m.queue.clone().t()
-    place = (torch.arange(len(x)) + int(m.place)) % 12
-    m.queue[place] = z.detach()
-    m.place += len(x)
-    return {"class": F.cross_entropy(m(x), y), "contrast": 0.1 * negative.logsumexp(1).mean()}
+    contrast = (z @ m.queue.clone().t()).logsumexp(1).mean()
+    m.queue[(torch.arange(len(x)) + int(m.n)) % 12] = z.detach()
+    m.n += len(x)
+    return 0.1 * contrast
 
 
-def taught(m: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """A teacher that is the moving average of the network."""
+def taught(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    """The teacher `t` is a moving average."""
     with torch.no_grad():
-        for old, new in zip(m.teacher.parameters(), m.net.parameters(), strict=True):
-            old.lerp_(new, 0.1)
-    logits = m.net(x)
-    return {"class": F.cross_entropy(logits, y), "as": F.mse_loss(logits, m.teacher(x))}
+        for old, own in zip(m.t.parameters(), m.a.parameters(), strict=True):
+            old.lerp_(own, 0.1)
+    return F.mse_loss(m.a(x), m.t(x))
 
 
-def taught_net() -> Losses:
-    net = mlp()
-    teacher = copy.deepcopy(net).requires_grad_(False)
-    return Losses(lambda m, x: m.net(x), taught, net=net, teacher=teacher)
+def activity(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Reads what a hook has kept."""
+    return 0.01 * m.seen["h"].square().mean()
 
 
-def noted() -> Losses:
-    """A hook notes what the loss then reads."""
-    net = Losses(lambda m, x: m.net(x), activity, net=mlp(), seen={})
-    net.net[0].register_forward_hook(lambda _, __, h: net.seen.update(h=h))
+def hooked() -> Net:
+    net = Losses(plain, loss=activity, seen={})
+    net.a.register_forward_hook(lambda _, __, h: net.seen.update(h=h))
     return net
 
 
-def activity(m: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    return {"class": F.cross_entropy(m(x), y), "activity": 0.01 * m.seen["h"].square().mean()}
+def listed(scale: float) -> Net:
+    net = Losses(plain, loss=lambda m, x, y: scale * sum(w.square().sum() for w in m.decay))
+    net.decay = [net.a.weight, net.o.weight]
+    return net
 
 
-def listed(scale: float) -> Callable[[], Losses]:
-    """A penalty on weights that the network also keeps in a list."""
+def moving(run: Run) -> Net:
+    return Net(run, mean=torch.zeros(H), n=torch.tensor(0))
 
-    def penalised(m: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"c": F.cross_entropy(m(x), y), "p": scale * sum(w.square().sum() for w in m.decay)}
 
-    def build() -> Losses:
-        net = mlp()
-        decay = [p for p in net.parameters() if p.dim() > 1]
-        return Losses(lambda m, x: m.net(x), penalised, net=net, decay=decay)
+def temper(net: Any, t: int) -> None:
+    net.temperature = (1.0, 4.0, 0.25)[t]
 
-    return build
+
+def replace(net: Any, t: int) -> None:
+    net[1] = (nn.ReLU(), nn.Tanh(), nn.Sigmoid())[t]
 
 
 def halve(p: nn.Parameter) -> None:
     p.grad.mul_(0.5)
 
 
-def moving(run: Any) -> Net:
-    return two(run, mean=torch.zeros(HIDDEN), n=torch.tensor(0))
+def half(_: Any, gradients: tuple[Tensor], __: Any) -> tuple[Tensor]:
+    return (gradients[0] / 2,)
 
 
-def tempered(net: Any, t: int) -> None:
-    net.temperature = (1.0, 4.0, 0.25)[t]
-
-
-def replace_activation(net: Any, t: int) -> None:
-    net[1] = (nn.ReLU(), nn.Tanh(), nn.Sigmoid())[t]
-
-
-def parts(net: Any, gradients: Any, _: Any) -> Any:
-    return tuple(None if g is None else 0.5 * g for g in gradients)
+def transpose(net: Any) -> None:
+    net.b.weight.data = net.a.weight.data.t()
 
 
 STATE = {
     "buffer_in_place": Case(lambda: moving(mean_in_place)),
     "buffer_assigned": Case(lambda: moving(mean_assigned)),
-    "buffer_constant": Case(
-        lambda: Net(
-            warmed_up,
-            ("calls",),
-            a=nn.Linear(FEATURES, HIDDEN),
-            o=nn.Linear(HIDDEN, CLASSES),
-            calls=torch.zeros(()),
-        )
-    ),
+    "buffer_constant": Case(lambda: Net(warmed_up, constant=True, calls=torch.zeros(()))),
     "buffer_listed": Case(
         lambda: changed(moving(mean_in_place), lambda m: setattr(m, "all", [m.mean]))
     ),
-    "codes": Case(lambda: two(quantised, codes=torch.randn(6, HIDDEN), n=torch.ones(6))),
     "queue": Case(
-        lambda: Losses(
-            lambda m, x: m.o(m.a(x)),
-            queued,
-            a=nn.Linear(FEATURES, 8),
-            o=nn.Linear(8, CLASSES),
-            queue=torch.zeros(12, 8),
-            place=torch.tensor(0),
-        )
+        lambda: Losses(plain, loss=queued, queue=torch.zeros(12, H), n=torch.tensor(0)),
     ),
-    "attribute_count": Case(lambda: two(warmed_up, calls=0), counts="calls"),
-    "attribute_dict": Case(lambda: two(centred, kept={"centre": 0.0}), counts="kept"),
-    "attribute_list": Case(
-        lambda: Losses(lambda m, x: m.net(x), by_history, net=mlp(), history=[]), counts="history"
+    "attribute_count": Case(lambda: Net(warmed_up, calls=0), counts="calls"),
+    "attribute_dict": Case(lambda: Net(centred, kept={"centre": 0.0}), counts="kept"),
+    "attribute_list": Case(lambda: Losses(plain, loss=by_history, history=[]), counts="history"),
+    "moving_teacher": Case(
+        lambda: Losses(plain, loss=taught, t=linear(FEATURES).requires_grad_(False))
     ),
-    "moving_teacher": Case(taught_net),
-    "noted": Case(noted),
-    "gradient_hook": Case(lambda: each_parameter(lambda p: p.register_hook(lambda g: g * 0.5))),
-    "accumulate_hook": Case(
+    "hook_keeps": Case(hooked),
+    "hook_of_gradient": Case(lambda: each_parameter(lambda p: p.register_hook(lambda g: g / 2))),
+    "hook_of_accumulation": Case(
         lambda: each_parameter(lambda p: p.register_post_accumulate_grad_hook(halve)),
         may_refuse=True,
     ),
-    "backward_hook": Case(
-        lambda: changed(mlp(), lambda m: m[1].register_full_backward_hook(parts)), sizes=EQUAL
+    "hook_of_layer": Case(
+        by_layer(lambda a: a.register_forward_hook(lambda _, __, h: h * 2)), sizes=EQUAL
     ),
-    "forward_hook": Case(
-        lambda: changed(mlp(), lambda m: m[0].register_forward_hook(lambda _, __, h: h * 2)),
-        sizes=EQUAL,
+    "hook_of_backward": Case(
+        lambda: changed(mlp(), lambda m: m[2].register_full_backward_hook(half)), sizes=EQUAL
     ),
-    "annealed": Case(
-        lambda: two(lambda m, x: m.o(m.a(x).relu()) / m.temperature, temperature=1.0),
-        each_round=tempered,
-        rounds=3,
-    ),
-    "frozen_later": Case(
-        mlp,
-        sizes=EQUAL,
-        each_round=lambda net, t: net[0].requires_grad_(t != 1),
-        rounds=3,
-        optimizer=MOMENTUM,
+    "tied_transposed": Case(
+        lambda: changed(Net(lambda m, x: m.o(m.a(m.b(m.a(x)))), b=linear(H, FEATURES)), transpose),
         may_refuse=True,
     ),
-    "layer_replaced": Case(mlp, sizes=EQUAL, each_round=replace_activation, rounds=3),
-    "penalty_list": Case(listed(1e-2)),
-    "penalty_list_small": Case(listed(1e-4)),
+    "annealed": Case(
+        lambda: Net(lambda m, x: plain(m, x) / m.temperature, temperature=1.0),
+        each_round=temper,
+        rounds=3,
+    ),
+    "frozen_later": even(
+        each_round=lambda net, t: net[0].requires_grad_(t != 1), rounds=3, may_refuse=True
+    ),
+    "layer_replaced": even(each_round=replace, rounds=3),
+    "penalty_list": Case(lambda: listed(1e-2)),
+    "penalty_list_small": Case(lambda: listed(1e-4)),
 }
 
 
-# Losses.
+# Losses beside the cross-entropy.
 
 
 def focal(m: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -644,17 +458,16 @@ def focal(m: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 def contrastive(m: Any, x: Tensor, y: Tensor) -> Tensor:
-    z = F.normalize(m.net[0](x), dim=-1)
+    z = F.normalize(m.a(x), dim=-1)
     alike = (y[:, None] == y).float() - torch.eye(len(x))
     scores = (z @ z.t() - 1e9 * torch.eye(len(x))).log_softmax(-1) * alike
-    return F.cross_entropy(m(x), y) - 0.3 * (scores.sum(1) / alike.sum(1).clamp(min=1)).mean()
+    return -(scores.sum(1) / alike.sum(1).clamp(min=1)).mean()
 
 
-def smooth(m: Any, x: Tensor, y: Tensor) -> Tensor:
+def sloped(m: Any, x: Tensor, y: Tensor) -> Tensor:
     x = x.detach().requires_grad_(True)
-    logits = m(x)
-    (slope,) = torch.autograd.grad(logits.logsumexp(1).sum(), x, create_graph=True)
-    return F.cross_entropy(logits, y) + 0.5 * (slope.norm(dim=1) - 1).square().mean()
+    (slope,) = torch.autograd.grad(m(x).logsumexp(1).sum(), x, create_graph=True)
+    return (slope.norm(dim=1) - 1).square().mean()
 
 
 def adversarial(m: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -669,24 +482,21 @@ def mixed(m: Any, x: Tensor, y: Tensor) -> Tensor:
     return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[other])
 
 
-LOSSES = {
-    "loss_smoothed": Case(own(lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1))),
-    "loss_weighted": Case(own(lambda m, x, y: F.cross_entropy(m(x), y, weight=m.weights))),
-    "loss_ignores": Case(
-        own(lambda m, x, y: F.cross_entropy(m(x), torch.where(x[:, 0] > 0.3, -100, y))), batch=8
-    ),
-    "loss_sum": Case(
-        own(lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum")),
-        optimizer=partial(SGD, lr=0.01),
-    ),
-    "loss_focal": Case(own(focal)),
-    "loss_contrastive": Case(own(contrastive)),
-    "loss_slope": Case(own(smooth)),
-    "loss_adversarial": Case(own(adversarial)),
-    "loss_mixed": Case(own(mixed), draws=True),
-    "loss_spectral": Case(
-        own(lambda m, x, y: F.cross_entropy(m(x), y) + m.net[0].weight.norm() * 0.01)
-    ),
+def ignoring(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(m(x), torch.where(y == 0, -100, y), reduction="sum")
+
+
+WEIGHTS = torch.linspace(0.2, 2, CLASSES)
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "smoothed": lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1),
+    "weighted": lambda m, x, y: F.cross_entropy(m(x), y, weight=WEIGHTS),
+    "ignoring": ignoring,
+    "focal": focal,
+    "contrastive": contrastive,
+    "slope": sloped,
+    "adversarial": adversarial,
+    "mixed": mixed,
+    "norm": lambda m, x, y: 0.01 * m.a.weight.norm(),
 }
 
 
@@ -694,61 +504,41 @@ LOSSES = {
 
 
 class Module(L.LightningModule):
-    def __init__(self) -> None:
+    """A LightningModule; `change` gives what its `training_step` returns."""
+
+    def __init__(self, change: Callable[..., Any] = lambda m, loss, x, i: loss) -> None:
         super().__init__()
-        self.body, self.scale, self.weight = mlp(), 0.0, nn.Linear(FEATURES, CLASSES)
-        self.held = [self.weight.weight]
+        self.body, self.straight, self.scale = mlp(), linear(FEATURES, CLASSES), 0.0
+        self.held, self.change = [self.straight.weight], change
 
     @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         x, y = batch
-        loss = F.cross_entropy(self.body(x) + self.weight(x), y)
+        loss = F.cross_entropy(self.body(x) + self.straight(x), y)
         self.log("own", loss)
-        return loss
+        return self.change(self, loss, x, batch_idx)
 
 
 class Configured(Module):
     @override
     def configure_optimizers(self) -> Any:
-        return layerwise(optim.SGD, (0.01, 0.1), momentum=0.9)(self.parameters())
+        return layerwise(optim.SGD, 0.01, 0.1, momentum=0.9)(self.parameters())
 
 
 class OneCycle(Module):
     @override
     def configure_optimizers(self) -> Any:
         adam = optim.Adam(self.parameters(), lr=0.01)
-        schedule = lr_scheduler.OneCycleLR(adam, 0.05, total_steps=12)
-        return {"optimizer": adam, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-class Numbered(Module):
-    """The loss depends on the number of the batch, by a weight in a list."""
-
-    @override
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        return {"loss": loss + (0.1 * self.held[0].square().sum() if batch_idx else 0.0)}
-
-
-class Skipping(Module):
-    @override
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx) if len(batch[1]) == 4 else None
-
-
-class Annealing(Module):
-    @override
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
-        self.scale += 0.1
-        return super().training_step(batch, batch_idx) * min(1.0, self.scale)
+        schedule = {"scheduler": OneCycleLR(adam, 0.05, total_steps=12), "interval": "step"}
+        return {"optimizer": adam, "lr_scheduler": schedule}
 
 
 class Distilled(Module):
     """A frozen teacher, which stays in evaluation."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.teacher = mlp(nn.BatchNorm1d(HIDDEN), nn.Dropout(0.5)).requires_grad_(False)
+        super().__init__(lambda m, loss, x, i: loss + F.mse_loss(m.body(x), m.teacher(x)))
+        self.teacher = mlp(nn.BatchNorm1d(H), nn.Dropout(0.5)).requires_grad_(False)
 
     @override
     def train(self, mode: bool = True) -> Any:
@@ -756,55 +546,64 @@ class Distilled(Module):
         self.teacher.eval()
         return self
 
-    @override
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
-        wrong = F.mse_loss(self.body(batch[0]), self.teacher(batch[0]))
-        return super().training_step(batch, batch_idx) + wrong
+
+def numbered(m: Any, loss: Tensor, x: Tensor, index: int) -> Any:
+    """The loss of later batches depends on weights that the module also keeps in a list."""
+    return {"loss": loss + (0.1 * m.held[0].square().sum() if index else 0.0)}
 
 
-class Manual(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+def annealing(m: Any, loss: Tensor, x: Tensor, index: int) -> Tensor:
+    m.scale += 0.1
+    return loss * min(1.0, m.scale)
+
+
+def skipping(m: Any, loss: Tensor, x: Tensor, index: int) -> Tensor | None:
+    return loss if len(x) == 4 else None
 
 
 MODULES = {
-    "module": Case(Module),
-    "module_clipped": Case(Module, clip=(0.2, "norm"), optimizer=MOMENTUM),
-    "module_configured": Case(Configured, optimizer=None),
-    "module_one_cycle": Case(OneCycle, sizes=EQUAL, epochs=3, optimizer=None),
-    "module_numbered": Case(Numbered),
-    "module_skipping": Case(Skipping),
-    "module_annealing": Case(Annealing, counts="scale"),
-    "module_distilled": Case(Distilled, last="join"),
-    "module_manual": Case(Manual, refused="model"),
-}
-
-
-# torchvision's classifiers, on 3 x 32 x 32.
-
-
-def picture(net: Callable[[], nn.Module]) -> Case:
-    # The last layers have one pixel: with smaller batches or larger steps, statistics over them
-    # make rounding grow a thousandfold in a step, in torch too.
-    sizes = (8, 16, 8)
-    return Case(net, "picture", sizes, batch=8, epochs=1, optimizer=partial(SGD, lr=0.01))
-
-
-def residual(**settings: Any) -> Callable[[], nn.Module]:
-    return lambda: tv.ResNet(tv.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES, **settings)
-
-
-VISION = {
-    "resnet": picture(residual()),
-    "resnet_gn": picture(residual(norm_layer=partial(nn.GroupNorm, 8))),
-    "squeezenet": picture(lambda: tv.squeezenet1_1(num_classes=CLASSES, dropout=0.0)),
-    "shufflenet": picture(
-        lambda: tv.ShuffleNetV2([2, 2, 2], [8, 16, 24, 32, 64], num_classes=CLASSES)
+    "plain": Case(Module),
+    "clipped": Case(Module, clip=(0.2, "norm"), optimizer=MOMENTUM),
+    "configured": Case(Configured, optimizer=None),
+    "one_cycle": Case(OneCycle, sizes=EQUAL, epochs=3, optimizer=None),
+    "numbered": Case(lambda: Module(numbered)),
+    "skipping": Case(lambda: Module(skipping)),
+    "annealing": Case(lambda: Module(annealing), counts="scale"),
+    "distilled": Case(Distilled, last="join"),
+    "manual": Case(
+        lambda: changed(Module(), lambda m: setattr(m, "automatic_optimization", False)),
+        refused="model",
     ),
-    "mobilenet": picture(lambda: tv.mobilenet_v3_small(num_classes=CLASSES, dropout=0.0)),
-    "densenet": picture(lambda: tv.DenseNet(8, (2, 2), 8, num_classes=CLASSES)),
-    "vit": picture(lambda: tv.VisionTransformer(32, 8, 1, 2, 16, 32, num_classes=CLASSES)),
 }
 
-CASES = OPTIMIZERS | LAYERS | SEQUENCES | STATE | LOSSES | MODULES | VISION
+
+# Networks of torchvision, on 3 x 32 x 32.
+
+resnet = partial(tv.ResNet, tv.resnet.BasicBlock, [1, 1, 1, 1])
+VISION: dict[str, Callable[..., nn.Module]] = {
+    "resnet": resnet,
+    "resnet_gn": partial(resnet, norm_layer=partial(nn.GroupNorm, 8)),
+    "squeezenet": partial(tv.squeezenet1_1, dropout=0.0),
+    "shufflenet": partial(tv.ShuffleNetV2, [2, 2, 2], [8, 16, 24, 32, 64]),
+    "mobilenet": partial(tv.mobilenet_v3_small, dropout=0.0),
+    "densenet": partial(tv.DenseNet, 8, (2, 2), 8),
+    "vit": partial(tv.VisionTransformer, 32, 8, 1, 2, 16, 32),
+}
+# The last layers have one pixel: statistics over smaller batches, or larger steps, make rounding
+# grow a thousandfold in a step, in torch too.
+picture = partial(
+    Case, data="picture", sizes=(8, 16, 8), batch=8, epochs=1, optimizer=partial(SGD, lr=0.01)
+)
+
+CASES = {
+    **{f"mlp_{name}": case for name, case in MLP.items()},
+    **LAYERS,
+    **SEQUENCES,
+    **STATE,
+    **{
+        f"loss_{name}": Case(partial(Losses, plain, loss=loss), draws=loss is mixed)
+        for name, loss in LOSSES.items()
+    },
+    **{f"module_{name}": case for name, case in MODULES.items()},
+    **{name: picture(partial(build, num_classes=CLASSES)) for name, build in VISION.items()},
+}
