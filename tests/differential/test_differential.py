@@ -8,8 +8,7 @@ seeds. What trains alone under `auto` or a number has the bits of `off`.
 
 import json
 import logging
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +19,30 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import TensorDataset
+from typing_extensions import override
 
 import lightfed as lf
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import derive_seed, torch_generator
 from tests.differential import bare
-from tests.differential.bare import Batches, Case
+from tests.differential.bare import CLASSES, Batches, Case
 from tests.differential.cases import CASES
 from tests.tiers import by_default
 
-ALONE, PACKED = 3e-4, 5e-4  # relative errors of the update, in float32
-HALF = 3e-2  # the same in bfloat16, of either
+ALONE, PACKED, HALF = 3e-4, 5e-4, 3e-2  # relative errors of the update; HALF in bfloat16
+SIDES = ("off", "auto", 3)
+TELLING = ("mlp_groups", "penalty_list", "masked_rows", "buffer_assigned", "bn_equal", "dropout")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @dataclass
-class Run:
-    """What a run of lightfed gives: a model, or the line that refuses it.
+class Trained:
+    """The server's model; how many clients train at once, or why they do not; the run's log."""
 
-    `way` is how many clients train at once, or why they do not.
-    """
-
-    state: dict[str, Tensor] | None = None
-    way: int | str = ""
-    line: str = ""
-    key: str = ""
-    notes: str = ""
+    state: dict[str, Tensor] = field(repr=False)
+    way: int | str
+    notes: str = field(repr=False)
 
 
 class EachRound(L.Callback):
@@ -55,6 +51,7 @@ class EachRound(L.Callback):
     def __init__(self, case: Case) -> None:
         self.case = case
 
+    @override
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         assert self.case.each_round is not None
         for group in pl_module.fleet.groups:
@@ -64,77 +61,58 @@ class EachRound(L.Callback):
 def data_module(case: Case) -> lf.FederatedDataModule:
     x, y = case.samples()
     owners = np.repeat(np.arange(len(case.sizes)), case.sizes)
-    test = TensorDataset(x[:4].clone(), y[:4].clone())
-    names = [str(label) for label in range(bare.CLASSES)]
+    test, names = TensorDataset(x[:4].clone(), y[:4].clone()), [*map(str, range(CLASSES))]
+    samples = lf.FromTorch(TensorDataset(x, y), test, classes=names, groups=list(owners))
     return lf.FederatedDataModule(
-        lf.FromTorch(TensorDataset(x, y), test, classes=names, groups=list(owners)),
-        lf.Natural(),
-        batch_size=case.batch,
-        last_batch=case.last,
+        samples, lf.Natural(), batch_size=case.batch, last_batch=case.last
     )
 
 
-def orders(case: Case, data: lf.FederatedDataModule) -> Batches:
+def batches_of(case: Case, data: lf.FederatedDataModule) -> Batches:
     """The batches of every session, as the data module cuts them."""
-    found = {}
-    for t in range(case.rounds):
-        for k in range(len(case.sizes)):
-            order = torch_generator(0, "order", t, k)
-            found[t, k] = batches = []
-            for _ in range(case.epochs):
-                plan = data.train_plan(k, order=order, augment=None, t=t)
-                batches += torch.as_tensor(plan.index).split(list(plan.sizes))
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for t, k in np.ndindex(case.rounds, len(case.sizes)):
+        order = torch_generator(0, "order", t, k)
+        for _ in range(case.epochs):
+            plan = data.train_plan(k, order=order, augment=None, t=t)
+            parts = torch.as_tensor(plan.index).split(list(plan.sizes))
+            found.setdefault((t, k), []).extend(parts)
     return found
 
 
-def lightfed_run(
-    case: Case, side: Any, folder: Path, data: lf.FederatedDataModule, caplog: Any
-) -> Run:
-    caplog.clear()
+def run(case: Case, side: Any, data: lf.FederatedDataModule, folder: Path, log: Any) -> Any:
+    """What lightfed trains, or the UserError that refuses it."""
+    log.clear()
+    clip, kind = case.clip or (None, "norm")
     try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            federation = lf.Federation(
-                lf.FedAvg(),
-                clients=[lf.ClientGroup(len(case.sizes), case.built, name="g")],
-                optimizer=case.optimizer,
-                lr_schedule=case.schedule,
-                local_epochs=case.epochs,
-                evaluate=(),
-                side_by_side=side,
-            )
-            clip, kind = case.clip or (None, "norm")
-            trainer = lf.FederatedTrainer(
-                name="run",
-                max_epochs=case.rounds,
-                accelerator="cpu",
-                default_root_dir=str(folder),
-                enable_checkpointing=False,
-                enable_page=False,
-                enable_progress_bar=False,
-                gradient_clip_val=clip,
-                gradient_clip_algorithm=kind,
-                precision=case.precision,
-                callbacks=[EachRound(case)] if case.each_round else None,
-            )
-            trainer.fit(federation, data)
+        federation = lf.Federation(
+            lf.FedAvg(),
+            clients=[lf.ClientGroup(len(case.sizes), case.built, name="g")],
+            optimizer=case.optimizer,
+            lr_schedule=case.schedule,
+            local_epochs=case.epochs,
+            evaluate=(),
+            side_by_side=side,
+        )
+        trainer = lf.FederatedTrainer(
+            name="run",
+            max_epochs=case.rounds,
+            accelerator="cpu",
+            default_root_dir=str(folder),
+            enable_checkpointing=False,
+            enable_page=False,
+            enable_progress_bar=False,
+            gradient_clip_val=clip,
+            gradient_clip_algorithm=kind,
+            precision=case.precision,
+            callbacks=[EachRound(case)] if case.each_round else None,
+        )
+        trainer.fit(federation, data)
     except UserError as refusal:
-        return Run(line=str(refusal), key=refusal.key)
+        return refusal
     way = json.loads((folder / "run" / "environment.json").read_text())["side_by_side"]["g"]
     (file,) = folder.rglob("server.safetensors")
-    notes = [record.getMessage() for record in caplog.records]
-    notes += [str(warning.message) for warning in warned]
-    return Run(load_file(file), way, notes="\n".join(notes))
-
-
-TELLING = (
-    "mlp_groups",
-    "penalty_list",
-    "masked_rows",
-    "buffer_assigned",
-    "bn_equal",
-    "frozen_later",
-)
+    return Trained(load_file(file), way, log.text)
 
 
 @pytest.mark.parametrize("name", by_default(CASES, *TELLING))
@@ -144,42 +122,39 @@ def test_no_case_is_silently_wrong(
     case = CASES[name]
     caplog.set_level(logging.INFO, logger="lightfed")
     data = data_module(case)
-    sides: tuple[Any, ...] = ("off", "auto", 3)
-    runs = {side: lightfed_run(case, side, tmp_path / str(side), data, caplog) for side in sides}
-    faults = _faults(case, runs, data)
-    print(f"{name}: " + "; ".join(f"{side}: {run.way or run.line}" for side, run in runs.items()))
+    runs = {side: run(case, side, data, tmp_path / str(side), caplog) for side in SIDES}
+    refusals = {side: found for side, found in runs.items() if isinstance(found, UserError)}
+    assert not any("\n" in str(refusal) for refusal in refusals.values()), refusals
+    if case.refused or (case.may_refuse and "off" in refusals):
+        assert [*refusals] == [*SIDES], runs
+        assert all(each.key.endswith(case.refused or "") for each in refusals.values()), refusals
+        return
+    assert refusals.keys() <= {3}, refusals  # a number is refused where packs would be wrong
+    faults = faults_of(case, runs, data)
     assert not faults, "; ".join(faults)
 
 
-def _faults(case: Case, runs: dict[Any, Run], data: lf.FederatedDataModule) -> list[str]:
-    off = runs["off"]
-    if case.refused or off.state is None:
-        expected = case.refused or ("" if case.may_refuse else "no refusal")
-        odd = {s: r for s, r in runs.items() if r.state is not None or not r.key.endswith(expected)}
-        return [f"{side}: {run.line or 'not refused'}" for side, run in odd.items()]
-    batches = orders(case, data)
+def faults_of(case: Case, runs: dict[Any, Any], data: lf.FederatedDataModule) -> list[str]:
+    batches = batches_of(case, data)
     seeds = {(t, k): derive_seed(0, "session", t, k) for t, k in batches}
     start, right = case.built().state_dict(), bare.train(case, batches, seeds)
-    half = case.precision == "bf16-mixed"
-    faults = []
-    for side, run in runs.items():
-        if run.state is None:
-            if side == "auto":
-                faults.append(f"auto refuses what off trains: {run.line}")
+    off, faults = runs["off"].state, []
+    for side, found in runs.items():
+        packed = isinstance(found, Trained) and isinstance(found.way, int)
+        if case.packed and side != "off" and not packed:
+            faults.append(f"{side}: not packed, {getattr(found, 'way', found)}")
+        if isinstance(found, UserError):
             continue
-        if isinstance(run.way, str) and side != "off":
-            same = all(torch.equal(off.state[name], run.state[name]) for name in off.state)
-            faults += [] if same else [f"{side}: alone ({run.way}), not the bits of off"]
+        if not packed and side != "off":
+            same = all(torch.equal(off[name], found.state[name]) for name in off)
+            faults += [] if same else [f"{side}: alone ({found.way}), not the bits of off"]
             continue
-        packed = isinstance(run.way, int)
-        bound = HALF if half else PACKED if packed else ALONE
+        bound = HALF if case.precision != "32" else PACKED if packed else ALONE
         if packed and case.draws:
-            other = {each: seed + 1 for each, seed in seeds.items()}
-            bound = 2 * bare.error(bare.train(case, batches, other), right, start)
-        found = bare.error(run.state, right, start)
-        told = case.counts is not None and not packed and case.counts in run.notes
-        if not found <= bound and not told:
-            faults.append(f"{side} ({run.way}): {found:.1e} off, {bound:.1e} is right")
-    if case.packed and not isinstance(runs["auto"].way, int):
-        faults.append(f"auto: not packed, {runs['auto'].way}")
+            others = {session: seed + 1 for session, seed in seeds.items()}
+            bound = 2 * bare.error(bare.train(case, batches, others), right, start)
+        error = bare.error(found.state, right, start)
+        warned = case.counts is not None and not packed and case.counts in found.notes
+        if not error <= bound and not warned:
+            faults.append(f"{side} ({found.way}): {error:.1e} off, {bound:.1e} is right")
     return faults
