@@ -31,7 +31,7 @@ from tests.tiers import by_default
 
 ALONE, PACKED, HALF = 3e-4, 5e-4, 3e-2  # relative errors of the update; HALF in bfloat16
 SIDES = ("off", "auto", 3)
-TELLING = ("mlp_groups", "penalty_list", "masked_rows", "buffer_assigned", "bn_equal", "dropout")
+TELLING = ("mlp_groups", "penalty_list", "masked_rows", "buffer_assigned", "bn_equal", "loss_slope")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
