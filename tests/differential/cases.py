@@ -243,8 +243,8 @@ tokens = partial(Case, data="tokens")
 SEQUENCES = {
     "lstm": Case(lambda: recurrent(lstm(6, 5), 10), "series", optimizer=ADAM),
     "gru": Case(lambda: recurrent(nn.GRU(6, 12, batch_first=True), 12), "series"),
-    "encoder": tokens(partial(encoder, 0.0), optimizer=partial(ADAMW, lr=0.003)),
-    "encoder_dropout": tokens(partial(encoder, 0.1), optimizer=ADAMW, draws=True),
+    "encoder": tokens(partial(encoder, 0.0), optimizer=MOMENTUM),
+    "encoder_dropout": tokens(partial(encoder, 0.1), optimizer=MOMENTUM, draws=True),
     "padding": tokens(embedded(padding_idx=0)),
     "by_frequency": tokens(embedded(scale_grad_by_freq=True)),
     "max_norm": tokens(embedded(max_norm=1.0)),
@@ -266,15 +266,15 @@ def mean_assigned(m: Any, x: Tensor) -> Tensor:
 
 def warmed_up(m: Any, x: Tensor) -> Tensor:
     if m.training:
-        m.calls += 1
-    return plain(m, x) * (1 - 0.8 ** (m.calls + 1))
+        m.warmth += 1
+    return plain(m, x) * (1 - 0.8 ** (m.warmth + 1))
 
 
 def centred(m: Any, x: Tensor) -> Tensor:
     h = m.a(x)
     if m.training:
-        m.kept["centre"] = 0.9 * m.kept["centre"] + 0.1 * h.detach().mean(0)
-    return m.o((h - m.kept["centre"]).relu())
+        m.drift["centre"] = 0.9 * m.drift["centre"] + 0.1 * h.detach().mean(0)
+    return m.o((h - m.drift["centre"]).relu())
 
 
 def taught(m: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -303,9 +303,9 @@ STATE = {
         lambda: moving(lambda m, x: m.o(m.a(x) - m.mean.lerp_(m.a(x).detach().mean(0), 0.1)))
     ),
     "buffer_assigned": Case(lambda: moving(mean_assigned)),
-    "buffer_constant": Case(lambda: Net(warmed_up, constant=True, calls=torch.zeros(()))),
-    "attribute_count": Case(lambda: Net(warmed_up, calls=0), counts="calls"),
-    "attribute_dict": Case(lambda: Net(centred, kept={"centre": 0.0}), counts="kept"),
+    "buffer_constant": Case(lambda: Net(warmed_up, constant=True, warmth=torch.zeros(()))),
+    "attribute_count": Case(lambda: Net(warmed_up, warmth=0), counts="warmth"),
+    "attribute_dict": Case(lambda: Net(centred, drift={"centre": 0.0}), counts="drift"),
     "moving_teacher": Case(
         lambda: Losses(plain, loss=taught, t=linear(FEATURES).requires_grad_(False))
     ),
@@ -368,6 +368,12 @@ def adversarial(m: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(m(x + 0.1 * slope.sign()), y)
 
 
+def auxiliary(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Of a second output, which the network has in training only."""
+    second = m.o(m.a(x).tanh()) if m.training else None
+    return F.cross_entropy(second, y)
+
+
 def mixed(m: Any, x: Tensor, y: Tensor) -> Tensor:
     share, other = float(np.random.beta(0.4, 0.4)), torch.randperm(len(x))
     logits = m(share * x + (1 - share) * x[other])
@@ -382,6 +388,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "contrastive": contrastive,
     "slope": sloped,
     "adversarial": adversarial,
+    "auxiliary": auxiliary,
     "mixed": mixed,
     "norm": lambda m, x, y: 0.01 * m.a.weight.norm(),
 }
