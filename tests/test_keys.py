@@ -92,9 +92,8 @@ def test_a_key_is_of_the_run_and_of_the_experiment(
     texts = [yaml.safe_dump(config) for config in configs]
     one, other = (of_experiment(read_settings(text, Path("c")), set()) for text in texts)
     assert (one == other) == pools
-    assert key_of(key).role == {
-        (True, True): "how", (False, True): "seed", (True, False): "extent", (False, False): "result",
-    }[resumes, pools]  # fmt: skip
+    roles = {(True, True): "how", (False, True): "seed", (True, False): "extent"}
+    assert key_of(key).role == roles.get((resumes, pools), "result")
 
 
 class Fetched(Drawn):
