@@ -106,9 +106,7 @@ class Fetched(Drawn):
 def test_a_run_goes_on_with_another_download_and_is_one_experiment_with_it(tmp_path: Path) -> None:
     """`last` finds the run with any `download`, and not with other samples."""
     for rounds, options in ((1, {"download": False}), (2, {"download": True})):
-        made = lf.Federation(
-            lf.FedAvg(), [lf.ClientGroup(2, Net)], optimizer=SGD_HALF, export=[]
-        )
+        made = lf.Federation(lf.FedAvg(), [lf.ClientGroup(2, Net)], optimizer=SGD_HALF, export=[])
         data = lf.FederatedDataModule(Fetched(**options), lf.Iid())
         fit(made, data, tmp_path, rounds=rounds, ckpt_path="last")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
