@@ -11,6 +11,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 import lightfed
+from lightfed.utils.keys import COLUMNS, KEYS
 
 project = "lightfed"
 version = release = lightfed.__version__
@@ -69,6 +70,23 @@ MODULE = """
 """
 
 
+KEYS_HEAD = """# Keys and columns
+
+`--ckpt_path last` resumes a run of the same name whose keys of the first kind are equal. Reports
+pool runs as seeds of one experiment whose keys of the second kind are equal. Keys below one of
+these are like it, with two exceptions: what has `seed` in its name is like `model.seed`, and below
+`data` the keys `root` and `download` make no difference.
+
+| key | another run | another experiment | name in reports | unit |
+|---|---|---|---|---|"""
+COLUMNS_HEAD = """
+Columns of `metrics.csv`, `clients.csv` and `timings.csv`. All others are metrics, or in
+`timings.csv` the seconds of a part of the round.
+
+| column | tables | unit | meaning |
+|---|---|---|---|"""
+
+
 def write_reference(app: Sphinx) -> None:
     """A page for each room, in docs/reference/."""
     folder = Path(app.srcdir) / "reference"
@@ -81,7 +99,22 @@ def write_reference(app: Sphinx) -> None:
                 parts += [_entry(name, room) for name in names.split()]
         parts += [HANDED] * (room == "api")
         _write(folder / f"{room}.rst", "\n".join(parts))
-    _write(folder / "index.md", f"{HEAD}{chr(10).join(ROOMS)}\n```\n")
+    _write(folder / "keys.md", keys_page())
+    _write(folder / "index.md", f"{HEAD}keys\n{chr(10).join(ROOMS)}\n```\n")
+
+
+def keys_page() -> str:
+    """Every key of a configuration and every column, from the table that the program reads."""
+    keys = [
+        f"| `{key}` | {'no' if k.role in ('how', 'extent') else 'yes'} "
+        f"| {'no' if k.role in ('how', 'seed') else 'yes'} | {k.column or ''} | {k.unit} |"
+        for key, k in KEYS.items()
+    ]
+    columns = [
+        f"| `{name}` | {c.tables.replace(' ', ', ')} | {c.unit} | {c.meaning} |"
+        for name, c in COLUMNS.items()
+    ]
+    return "\n".join((KEYS_HEAD, *keys, COLUMNS_HEAD, *columns, ""))
 
 
 def _entry(name: str, room: str) -> str:

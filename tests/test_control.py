@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from lightfed.cli import command_line as cli
 from lightfed.cli.control import explained, sentences, with_configurations
 from lightfed.cli.control_config import SETTINGS, configuration
-from lightfed.cli.control_string import FIELDS, LEVELS, NORMS, Control
+from lightfed.cli.control_string import FIELDS, NORMS, Control
 from lightfed.utils.errors import UserError
+from lightfed.utils.keys import LEVELS
 from tests.small import GOLDEN
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "heterofl"
@@ -35,7 +36,7 @@ def test_levels_are_those_of_the_released_code(name: str) -> None:
     control, theirs = Control.parse(name.partition(":")[2]), OFFICIAL[name]
     _, config = control_of(name)
     groups = config["model"]["clients"]
-    rates = [0.5 ** LEVELS.index(c.get("level") or c["name"]) for c in groups]
+    rates = [LEVELS[c.get("level") or c["name"]] for c in groups]
     assert theirs["global_rate"] == rates[0]
     if theirs["proportion"] is None:
         rate_of = [r for r, c in zip(rates, groups, strict=True) for _ in range(c["count"])]
@@ -70,7 +71,7 @@ def test_hyper_parameters_are_those_of_the_released_code(name: str) -> None:
     assert arguments_of(model["algorithm"]).get("mask", True) == theirs["mask"]
 
 
-MODES = st.tuples(st.sampled_from(LEVELS), st.integers(1, 9))
+MODES = st.tuples(st.sampled_from(list(LEVELS)), st.integers(1, 9))
 
 
 @given(st.integers(1, 300), st.lists(MODES, min_size=1, max_size=5))

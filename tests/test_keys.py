@@ -3,6 +3,7 @@
 from copy import deepcopy
 from inspect import signature
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -92,8 +93,8 @@ def test_a_key_is_of_the_run_and_of_the_experiment(
     texts = [yaml.safe_dump(config) for config in configs]
     one, other = (of_experiment(read_settings(text, Path("c")), set()) for text in texts)
     assert (one == other) == pools
-    roles = {(True, True): "how", (False, True): "seed", (True, False): "extent"}
-    assert key_of(key).role == roles.get((resumes, pools), "result")
+    roles = {"how": (True, True), "seed": (False, True), "extent": (True, False)}
+    assert roles.get(key_of(key).role, (False, False)) == (resumes, pools)
 
 
 class Fetched(Drawn):
@@ -130,5 +131,10 @@ def test_names_of_keys_in_reports() -> None:
     assert {key: column_of(key) for key in names} == names
 
 
-def test_units_are_those_of_the_tables() -> None:
-    assert {column.unit for column in COLUMNS.values()} <= {"", "B", "s", "FLOPs"}
+def test_the_docs_list_every_key_and_column() -> None:
+    pytest.importorskip("sphinx")
+    page = run_path(str(Path(__file__).parents[1] / "docs" / "conf.py"))["keys_page"]()
+    cells = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| `")]
+    assert cells == [f"`{name}`" for name in (*KEYS, *COLUMNS)]
+    assert "| `model.seed` | yes | no |" in page
+    assert "| `bytes_up` | metrics, clients | B |" in page

@@ -14,7 +14,8 @@ from lightning.pytorch.cli import LightningCLI
 
 from lightfed.cli import command_line as cli
 from lightfed.cli.control import PREFIX, with_configurations
-from lightfed.cli.control_string import LEVELS, Control
+from lightfed.cli.control_string import Control
+from lightfed.utils.keys import LEVELS
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep"))

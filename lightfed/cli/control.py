@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.cli.control_config import SETTINGS, Setting, configuration, setting_of
-from lightfed.cli.control_string import FIELDS, Control, width
+from lightfed.cli.control_string import FIELDS, Control
 from lightfed.utils.errors import UserError
+from lightfed.utils.keys import LEVELS
 
 PREFIX = "control:"
 _NORMS = {
@@ -76,7 +77,7 @@ def _levels(control: Control) -> str:
     parts, first = [], 0
     for (level, _), count in zip(control.modes, control.counts, strict=True):
         who = "" if control.dynamic else f": clients {first} to {first + count - 1}"
-        parts.append(f"{level} (width {width(level):g}{who})")
+        parts.append(f"{level} (width {LEVELS[level]:g}{who})")
         first += count
     return f"levels {', '.join(parts)}; the global model is of level {control.modes[0][0]}"
 

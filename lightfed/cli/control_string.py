@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
+from lightfed.utils.keys import LEVELS
 
-LEVELS = "abcde"
 NORMS = ("bn", "in", "ln", "gn", "none")
 # By field: a regular expression of its values, and the fix for the error message.
 _ALLOWED = {
@@ -22,7 +22,7 @@ _ALLOWED = {
     ),
     "assignment": ("fix|dynamic", "give fix or dynamic"),
     "modes": (
-        rf"[{LEVELS}][1-9]\d*(-[{LEVELS}][1-9]\d*)*",
+        rf"[{''.join(LEVELS)}][1-9]\d*(-[{''.join(LEVELS)}][1-9]\d*)*",
         "give levels of a to e with weights of 1 or more, as in a2-b8",
     ),
     "norm": ("|".join(NORMS), f"give one of {', '.join(NORMS)}"),
@@ -97,11 +97,6 @@ class Control:
         """Number of clients of every mode; the last one takes the remainder."""
         counts = [weight * self.unit for _, weight in self.modes]
         return [*counts[:-1], self.users - sum(counts[:-1])]
-
-
-def width(level: str) -> float:
-    """The rate of a level: a 1, b 1/2, ..., e 1/16."""
-    return 0.5 ** LEVELS.index(level)
 
 
 def _modes(text: str, users: int) -> tuple[tuple[str, int], ...]:

@@ -20,6 +20,7 @@ from lightfed.state.row_store import RowStore
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.state.staging import Staging
 from lightfed.utils.errors import UserError, require
+from lightfed.utils.keys import LEVELS
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.recorded import Named
 from lightfed.utils.rng import derive_seed, seeded
@@ -51,7 +52,7 @@ class ClientGroup(Named):
         """The rate, from `rate` or `level`."""
         if self.rate is not None:
             return self.rate
-        return 0.5 ** "abcde".index(self.level) if self.level else 1.0
+        return LEVELS[self.level] if self.level else 1.0
 
     def check(self, position: int) -> None:
         """Validate the values; a UserError names the key of this group."""

@@ -1,22 +1,18 @@
-"""Levels of clients, the widths of their models, and the names of their combinations.
-
-HeteroFL (Diao et al., ICLR 2021) calls the rates 1, 1/2, 1/4, 1/8 and 1/16 a to e.
-"""
+"""Levels of clients (HeteroFL, Diao et al., ICLR 2021) and the names of their combinations."""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 
-LETTERS = "abcde"
+from lightfed.utils.keys import LEVELS
+
 UNEVEN = 0.05  # of the clients: rounding error of a level's share that still counts as equal
 
 
 def level_name(rate: float) -> str:
     """The letter of the rate, or the rate itself."""
-    place = -math.log2(rate)
-    known = place.is_integer() and place < len(LETTERS)
-    return LETTERS[int(place)] if known else f"{rate:g}"
+    return next((level for level, width in LEVELS.items() if width == rate), f"{rate:g}")
 
 
 def client_group_keys(settings: Mapping[str, str]) -> list[str]:
@@ -40,7 +36,7 @@ def rate_of(settings: Mapping[str, str], client_group: str) -> float | None:
     """The width of a group: its `rate` or `level`, 1 without both; None if invalid."""
     rate, level = (settings.get(f"{client_group}.{key}", "null") for key in ("rate", "level"))
     if rate == "null":
-        return 0.5 ** LETTERS.index(level) if level in tuple(LETTERS) else 1.0
+        return LEVELS.get(level, 1.0)
     try:
         return float(rate) if 0 < float(rate) <= 1 else None
     except ValueError:

@@ -25,6 +25,7 @@ from lightfed.results.columns import natural_order, of_client_groups
 from lightfed.results.csvfile import damaged, finite, read_csv
 from lightfed.results.settings import read_settings
 from lightfed.utils.errors import UserError
+from lightfed.utils.keys import COLUMNS
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -37,7 +38,6 @@ Known = dict[Path, tuple[tuple[int, ...], Any]]  # what has been read of which s
 # what numpy raises for a truncated file or one of another format
 UNREADABLE = (KeyError, ValueError, AttributeError, TypeError, EOFError, zlib.error, BadZipFile)
 CLIENT_KEYS = ("round", "client", "group")
-CLIENT_COSTS = ("samples", "bytes_up", "bytes_down", "flops", "stored_bytes")
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,7 @@ class Run:
     @property
     def client_metrics(self) -> list[str]:
         """The metrics in clients.csv."""
-        known = {*CLIENT_KEYS, *CLIENT_COSTS}
-        return [name for name in self.evaluation.columns if name not in known]
+        return [name for name in self.evaluation.columns if name not in COLUMNS]
 
     @property
     def holds(self) -> str:

@@ -19,20 +19,12 @@ from lightfed.results.units import (
     seconds_text,
     spread_text,
 )
+from lightfed.utils.keys import COLUMNS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-COSTS = {
-    "bytes_up": bytes_text,
-    "bytes_down": bytes_text,
-    "server_bytes": bytes_text,
-    "wire_bytes": bytes_text,
-    "flops": flops_text,
-    "participants": count_text,
-    "excluded": count_text,
-    "seconds": seconds_text,
-}
+TEXTS = {"B": bytes_text, "FLOPs": flops_text, "s": seconds_text, "": count_text}  # by unit
 
 
 @dataclass(frozen=True)
@@ -195,10 +187,9 @@ def _counted(number: int, word: str) -> str:
 
 
 def _cell(column: str, value: float) -> str:
-    text = COSTS.get(column)
-    if text is None:
+    if column not in COLUMNS:
         return metric_text(column, value)
-    return text(value) if math.isfinite(value) else NOTHING
+    return TEXTS[COLUMNS[column].unit](value) if math.isfinite(value) else NOTHING
 
 
 def _cost(label: str, outcome: Outcome, value: float) -> tuple[str, str, str]:

@@ -93,6 +93,8 @@ data.chunks                     result  chunks
 data.pool                       result  pool
 data.resident                   how
 """
+# the values of a group's `level`, and the widths that HeteroFL's paper gives them
+LEVELS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
 _PLACES = {"root", "download"}  # where samples lie: jobs copy them to local disks
 _UNSPOKEN = {"", "init_args", "class_path"}  # parts of a key that its name leaves out
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from lightfed.results.groups import Experiment, Group, Study, grouped, studied
 from lightfed.results.mixtures import (
-    LETTERS,
     client_group_keys,
     combination,
     even,
@@ -22,6 +21,7 @@ from lightfed.results.mixtures import (
 )
 from lightfed.results.run import Run, whole_number
 from lightfed.results.settings import options, variants
+from lightfed.utils.keys import LEVELS
 
 UNSPOKEN = re.compile(r"^model\.clients\.0\.model\.")
 # options of the combination and its data set; all other options of the model form the variant
@@ -112,8 +112,8 @@ class Family(Study[Mixture]):
 
     def place(self, level: str) -> int:
         """The colour of a level: letters have the same in all families, other rates follow."""
-        others = [name for name in self.levels if name not in tuple(LETTERS)]
-        every = (*LETTERS, *others)
+        others = [name for name in self.levels if name not in LEVELS]
+        every = (*LEVELS, *others)
         return every.index(level)
 
     @property
