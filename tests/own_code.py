@@ -154,13 +154,16 @@ class Rounds(FedAvg):
 
 
 class Calls(L.Callback):
-    """It raises in the hook of this name."""
+    """It raises in the hook of this name, when it has been called so many times."""
 
-    def __init__(self, hook: str) -> None:
+    def __init__(self, hook: str, after: int = 0) -> None:
+        self._left = after
         setattr(self, hook, self._raise)
 
     def _raise(self, *args: Any, **kwargs: Any) -> None:
-        raise LookupError("no such thing")
+        self._left -= 1
+        if self._left < 0:
+            raise LookupError("no such thing")
 
 
 class Falls(LRScheduler):

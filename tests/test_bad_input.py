@@ -174,6 +174,25 @@ def test_an_error_of_the_program_keeps_its_traceback(
     assert [path.name for path in (folder / "runs").iterdir()] == ["bad"]
 
 
+@pytest.mark.parametrize(("rounds", "place"), [(0, "cache/lightfed"), (1, "runs/bad-2")])
+def test_the_traceback_of_a_users_error_is_in_the_run_or_the_cache(
+    rounds: int,
+    place: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    callback = of_class("tests.own_code.Calls", hook="on_train_epoch_start", after=rounds)
+    case = Case("", "", {"trainer.callbacks": [callback], "trainer.max_epochs": 3})
+    error = the_error(case.write(folder), capsys)
+    assert error.endswith(f"its traceback is in {place}/error.log")
+    text = (folder / place / "error.log").read_text()
+    assert text.count("Traceback") == 1
+    assert text.rstrip().endswith("LookupError: no such thing")
+    assert (folder / "runs" / "bad-2").exists() == bool(rounds)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of one round."""
