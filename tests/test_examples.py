@@ -1,12 +1,14 @@
 """The examples run as they are, in an empty folder; the how-to of sweeps, too."""
 
 import importlib
+import json
 import re
 import runpy
 import shlex
 import sys
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +43,17 @@ def test_a_script_has_its_own_algorithm_data_and_loggers(folder: Path) -> None:
     assert "global/accuracy" in table.read_text()
     for hyperparameters in folder.glob("logs/*/*/hparams.yaml"):
         assert "beta: 0.5" in hyperparameters.read_text()
+
+
+def test_the_cells_of_the_notebook_run(folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in json.loads((EXAMPLES / "own_module.ipynb").read_text())["cells"]:
+        assert not cell.get("outputs"), "clear the outputs"
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["trainer"].current_epoch == 3
+    assert names["last"]["accuracy"].mean() > 0.3
+    assert len(torch.cat(names["outputs"])) > 0
 
 
 def test_steps_of_a_server_leave_statistics_alone(folder: Path) -> None:

@@ -1,11 +1,15 @@
-"""The network interface on which rank 0 listens."""
+"""The network interfaces on which ranks listen."""
 
+import fcntl
 import logging
+import os
 import socket
+import struct
 from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
 
+_SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
 log = logging.getLogger(__name__)
 
 
@@ -36,3 +40,20 @@ def listen(address: str, port: int = 0, *, backlog: int) -> socket.socket:
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
+
+
+def sockets_on(address: str) -> None:
+    """Have gloo and NCCL listen on the interface of an IPv4 address alone, else on the loopback.
+
+    By default they take the one of the host's name. What a user has chosen for them stays.
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    chosen = names[0]  # the loopback
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in names:
+            with suppress(OSError):  # it has no such address
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    chosen = name
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", chosen)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={chosen}")

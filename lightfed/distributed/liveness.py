@@ -26,8 +26,8 @@ def start(
     A single rank is not watched. `address` is that of rank 0 for the others, `interface` that on
     which it listens. `kill` ends the child processes that are still running. `node_lost` arranges
     for the run to continue without a lost node and returns a clause that says so, or ""; the rank
-    that prints calls it. If an earlier run already watches the ranks, it is replaced. After `limit`
-    seconds of silence of a rank the run ends. A UserError if a rank cannot reach rank 0.
+    that prints calls it. If an earlier run already watches the ranks, it is replaced. `limit` is
+    the seconds that a collective waits. A UserError if a rank cannot reach rank 0.
     """
     global _current
     if _current is not None:

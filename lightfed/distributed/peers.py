@@ -1,12 +1,8 @@
-"""What a rank knows of the others: who is silent, and who is at fault if a run cannot continue."""
+"""What a rank knows of the others, and who is at fault if a run cannot continue."""
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-BEAT = 10.0  # seconds between the signs of life of a rank
-SILENT = 45.0  # seconds without one after which a rank is reported
 
 State = Literal["running", "left", "failed", "late", "lost"]
 
@@ -76,43 +72,3 @@ class Peers:
 
 def _names(peers: Sequence[Peer]) -> str:
     return ", ".join(map(str, peers))
-
-
-class Silence:
-    """When the peers of a rank were last heard from.
-
-    A rank whose connection stands may be stopped, or without memory. `limit` is the silence in
-    seconds that ends the run.
-    """
-
-    def __init__(self, ranks: Iterable[int], limit: float) -> None:
-        self.limit = max(limit, 2 * SILENT)
-        self._looked = time.monotonic()
-        self._heard = dict.fromkeys(ranks, self._looked)
-        self._reported: set[int] = set()
-
-    def heard(self, rank: int) -> bool:
-        """Note a sign of life; whether the rank had been reported."""
-        self._heard[rank] = time.monotonic()
-        reported = rank in self._reported
-        self._reported.discard(rank)
-        return reported
-
-    def forget(self, rank: int) -> None:
-        """Expect nothing more from a rank."""
-        self._heard.pop(rank, None)
-
-    def look(self) -> tuple[list[int], list[int]]:
-        """The ranks to report now, each once, and those whose silence ends the run.
-
-        Call it about every BEAT. If that was not possible, this process itself was stopped, perhaps
-        with all others: then the wait begins again.
-        """
-        now = time.monotonic()
-        if now - self._looked > SILENT / 2:
-            self._heard = dict.fromkeys(self._heard, now)
-        self._looked = now
-        silent = {rank: now - since for rank, since in self._heard.items()}
-        new = [r for r, seconds in silent.items() if seconds > SILENT and r not in self._reported]
-        self._reported.update(new)
-        return new, [rank for rank, seconds in silent.items() if seconds > self.limit]

@@ -11,7 +11,7 @@ Each message is one line of JSON. `left` and `failed` are goodbyes. `late` and `
 collective timed out or failed; rank 0 answers with `end`. After the first `late` it asks all
 `where` they are: those in the same collective are `late` too, and not at fault. A `signal` that
 asks one rank to stop is forwarded to all, which otherwise would finish all of their sessions first.
-A `beat` is a sign of life: a rank that is stopped keeps its connection (`peers.py`).
+A rank that is stopped keeps its connection: the collective that waits for it times out.
 """
 
 import errno
@@ -26,11 +26,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, NoReturn
 
-from lightfed.distributed.peers import BEAT, SILENT, Peer, Peers, Silence, State
+from lightfed.distributed.peers import Peer, Peers, State
 
 GRACE = 5.0  # seconds for ranks to exit by themselves, or to explain a failed collective
 _FLUSH = 5.0  # seconds for printed output to be read
-LIMIT = 1800.0  # seconds of silence, as torch's own timeout
+LIMIT = 1800.0  # seconds that a collective waits, as torch's own timeout
 _LONGEST = 500  # characters of an error message to forward
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDS = "the run ends, and --ckpt_path last continues from its last checkpoint"
@@ -61,7 +61,6 @@ class Watch:
         self._deadline: float | None = None
         self._ending = threading.Lock()
         self._unread = dict.fromkeys(links, b"")
-        self._silence = Silence(links, limit)
         threading.Thread(target=self._wait, name="lightfed-watch", daemon=True).start()
 
     def goodbye(self, state: State, said: str) -> None:
@@ -115,39 +114,16 @@ class Watch:
         selector = selectors.DefaultSelector()
         for rank, link in self._links.items():
             selector.register(link, selectors.EVENT_READ, rank)
-        beat = 0.0
         while selector.get_map() or self._deadline is not None:
-            if not self._gone and time.monotonic() >= beat:
-                self._send("beat")
-                self._look()
-                beat = time.monotonic() + BEAT
-            ends = BEAT if self._deadline is None else self._deadline - time.monotonic()
-            for key, _ in selector.select(max(0, min(BEAT, ends))):
+            ends = None if self._deadline is None else max(0, self._deadline - time.monotonic())
+            for key, _ in selector.select(ends):
                 if not self._read(key.data):
                     selector.unregister(key.fileobj)
-                    self._silence.forget(key.data)
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._deadline = None
                 if not self._gone:
                     self._end(None if self._rank else self._peers.reason())
         self.forget()
-
-    def _look(self) -> None:
-        """Report ranks that have long been silent; end if one has been for too long."""
-        silent, over = self._silence.look()
-        limit = f"{self._silence.limit / 60:g} minutes (trainer.strategy.init_args.timeout)"
-        for rank in silent:
-            self._say(rank, f"has not answered for {SILENT:g} s; the run ends after {limit}")
-        if over:
-            reports = self._rank == 0 or self._peers.reports_rank_0()
-            if not reports:
-                time.sleep(2 * GRACE)  # the rank that reports ends this process
-            found = f"{self._peers[over[0]]} has not answered for {limit}"
-            self._end(found if reports else None)
-
-    def _say(self, rank: int, what: str) -> None:
-        if self._rank == 0 or self._peers.reports_rank_0():
-            print(f"lightfed: {self._peers[rank]} {what}", file=sys.stderr, flush=True)
 
     def _read(self, rank: int) -> bool:
         """Read a peer's messages; False at the end of the file."""
@@ -159,18 +135,14 @@ class Watch:
             silent = error.errno in _NO_ANSWER
         if not data and peer.state not in ("left", "failed") and not self._gone:
             self._lose(peer, silent=silent)
-        if data and self._silence.heard(rank):
-            self._say(rank, "answers again")
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
             self._receive(peer, **json.loads(line))
         return bool(data)
 
     def _receive(
-        self, peer: Peer, state: State | Literal["beat", "end", "signal", "where"], said: str
+        self, peer: Peer, state: State | Literal["end", "signal", "where"], said: str
     ) -> None:
-        if state == "beat":
-            return
         if state == "where":
             if said == self.waits_for:
                 self._send("late", said)

@@ -225,7 +225,7 @@ class FederatedLoop(lightning_private._FitLoop):
     @override
     def skip(self) -> bool:
         # A run that died between its last round and its end must still finish.
-        return self.trainer.limit_train_batches == 0 or self.trainer.only_loads
+        return self.trainer.limit_train_batches == 0
 
     @override
     def setup_data(self) -> None:

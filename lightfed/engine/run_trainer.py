@@ -1,20 +1,16 @@
 """A Trainer with a run folder that holds its checkpoints."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
 from typing import Any, NoReturn, cast
 
 import lightning.pytorch as L
-import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
 from lightfed.data.datamodule import FederatedDataModule
-from lightfed.distributed.collectives import leave
-from lightfed.distributed.starting import fork_ranks
 from lightfed.engine.checks import Clips
 from lightfed.engine.strategy import FederatedStrategy
 from lightfed.local.session_setup import step_schedule
@@ -26,7 +22,6 @@ from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError, require
 from lightfed.utils.lightning_private import _PATH
 from lightfed.utils.recorded import Recorded, arguments
-from lightfed.utils.signals import listening
 
 
 class RunTrainer(Recorded, L.Trainer):
@@ -36,7 +31,6 @@ class RunTrainer(Recorded, L.Trainer):
         resumes_from: the checkpoint from which this run resumes, given or found.
         clipping: how gradients are clipped.
         in_round: whether a round is running; requested checkpoints wait for its end.
-        only_loads: whether `fit` loads the state of a run without a round.
     """
 
     callbacks: list[Callback]
@@ -45,7 +39,6 @@ class RunTrainer(Recorded, L.Trainer):
     resumes_from: _PATH | None = None
     clipping: Clips
     in_round: bool = False
-    only_loads: bool = False
     _config: dict[str, Any] | None = None
     _tables: Known
     _limits: dict[str, Any]
@@ -177,55 +170,6 @@ class RunTrainer(Recorded, L.Trainer):
         written = last is not None and last.dirpath is not None and newest_file(last.path)
         return Interrupted(SIGINT, finished, resumable=bool(written))
 
-    def _fit_on_forks(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], ckpt_path: _PATH | None
-    ) -> None:
-        """Run `fit` on ranks forked from a notebook, then load the state that they leave.
-
-        Lightning's own forked launcher brings back neither errors nor the state of clients. A
-        UserError if forks would not work, or that of a rank. The arguments of `fit` come as they
-        are: a command's parser would follow `*` and `**` back to `fit` and on, a second long.
-        """
-        devices = self.strategy.forks
-        found, fix = f"{len(devices)} in a notebook, whose ranks are forked from it", "give 1"
-        require(devices[0].type == "cpu", "trainer.devices", f"{found}: no GPU survives that", fix)
-        keeps = bool(self._model_checkpoints()) or bool(self.fast_dev_run)  # type: ignore[attr-defined]
-        key, lost = "trainer.enable_checkpointing", f"false, with devices={len(devices)}"
-        require(keeps, key, f"{lost} in a notebook", "set it to true: results come back in one")
-        leave()  # threads of a process group do not survive a fork, either
-        port = str(self.strategy.take_port())  # from here on nobody else can have it
-
-        def rank(number: int) -> tuple[Path | None, dict[str, Any], dict[str, float]]:
-            os.environ["MASTER_PORT"] = port
-            self.strategy.become(number)
-            try:
-                self.fit(*args, ckpt_path=ckpt_path, **kwargs)  # type: ignore[misc]
-                metrics = {name: float(x) for name, x in self.callback_metrics.items()}
-                last, progress = self._last_path(), self.fit_loop.epoch_progress.state_dict()
-                return None if last is None else newest_file(last), progress, metrics
-            finally:
-                leave()
-
-        try:
-            with listening():
-                path, progress, metrics = fork_ranks(len(devices), rank)
-        finally:
-            self.strategy.free_port()
-        if path is not None:
-            self._load(path, *args, **kwargs)
-        self.fit_loop.epoch_progress.load_state_dict(progress)
-        self.callback_metrics.update({name: torch.tensor(x) for name, x in metrics.items()})
-
-    def _load(self, path: Path, *args: Any, **kwargs: Any) -> None:
-        """Load the state of a finished run; loggers and the run folder stay as they are."""
-        self.resumes_from = self._resolve(path)
-        loggers, self.only_loads = self.loggers, True
-        self.loggers = [x for x in loggers if isinstance(x, RunLogger)]
-        try:
-            L.Trainer.fit(self, *args, ckpt_path=self.resumes_from, **kwargs)  # type: ignore[misc]
-        finally:
-            self.loggers, self.only_loads = loggers, False
-
     def _resolve(self, ckpt_path: _PATH | None, *, fresh: bool = False) -> _PATH | None:
         """The file of a checkpoint, or a UserError; with `fresh`, `last` may start a new run."""
         logger = self.run_logger
@@ -279,7 +223,7 @@ class RunTrainer(Recorded, L.Trainer):
         found = "missing" if data is None else f"a {type(data).__name__}"
         fix = "give FederatedDataModule(data, partition), with FromTorch(train, test) for data sets"
         require(isinstance(data, FederatedDataModule), "data", found, fix)
-        known = federation is self.lightning_module and not self.strategy.forks
+        known = federation is self.lightning_module
         found = "a Federation that has run, and would be trained further"
         require(known or not hasattr(federation, "fleet"), "model", found, "make a new one")
         found = "a second Federation, in a Trainer that has run one"

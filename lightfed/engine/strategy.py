@@ -5,7 +5,6 @@ It uses Lightning's launchers and process groups, no DDP wrapper, and sharded at
 
 import atexit
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -14,7 +13,6 @@ from typing import Any, TypeVar, cast
 
 import lightning.pytorch as L
 import torch
-import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
@@ -51,21 +49,18 @@ class FederatedStrategy(MeetingStrategy):
 
     Attributes:
         ranks_per_device: number of ranks per GPU; set before the devices are known.
-        forks: devices of the ranks that `fit` forks from a notebook, which is one rank otherwise.
         checkpoints: of the run.
     """
 
     strategy_name = "federated"
     ranks_per_device = 1
-    forks: Sequence[torch.device] = ()
 
     def __init__(self, *, timeout: float = TIMEOUT.total_seconds() / 60) -> None:
         """Set how long ranks wait for each other; DDP's other settings do not apply.
 
         Args:
             timeout: Minutes that a rank waits for the others: at the start, at the end of a round's
-                sessions or in a collective. Then the run ends and names the missing ranks. A rank
-                that is stopped is reported within a minute, and ends the run after this time.
+                sessions or in a collective. Then the run ends and names the missing ranks.
         """
         if not timeout > 0:
             key = "trainer.strategy.init_args.timeout"
@@ -91,15 +86,10 @@ class FederatedStrategy(MeetingStrategy):
         assert environment is not None
         assert devices is not None
         if is_interactive() and not environment.creates_processes_externally:
+            found = f"{len(devices)} in a notebook, whose ranks no script can start"
+            fix = "give 1, or train by `lightfed fit`"
+            require(len(devices) == 1, "trainer.devices", found, fix)
             self._launcher = None  # no script to run again
-            self.forks, self._parallel_devices = devices[:] if devices[1:] else (), devices[:1]
-            self.set_world_ranks()
-
-    def become(self, rank: int) -> None:
-        """Be one of the notebook's ranks, in the process that was forked for it."""
-        os.environ["LOCAL_RANK"] = str(rank)
-        self._parallel_devices, self.forks = list(self.forks), ()
-        self.set_world_ranks()
 
     @override
     def _get_process_group_backend(self) -> str:
@@ -124,14 +114,16 @@ class FederatedStrategy(MeetingStrategy):
         if clients is not None and processes * nodes > clients:
             found = f"{processes * nodes} ranks for {clients} clients"
             raise UserError("trainer.devices", found, "use at most one rank a client")
-        begun = dist.get_world_size() if dist.is_initialized() else processes * nodes
+        begun = processes * nodes
+        if isinstance(launcher, LightningEnvironment) and launcher.creates_processes_externally:
+            begun = int(os.environ.get("WORLD_SIZE", begun))  # which a first run sets
         found = f"{processes * nodes} ranks, in a process that has begun with {begun}"
         require(begun == processes * nodes, "trainer.devices", found, "give one number in a script")
         found = f"{processes} ranks on this node"
         require_memory(processes * _RANK, "trainer.devices", found, "lower it")
         if processes > 1 and not launcher.creates_processes_externally:
             starting.launches(os.environ)
-            if "MASTER_PORT" not in os.environ and not self.forks:
+            if "MASTER_PORT" not in os.environ:
                 # Lightning would choose a free port and give it up until rank 0 listens.
                 os.environ["MASTER_PORT"] = str(self.take_port())
 

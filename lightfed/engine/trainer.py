@@ -220,9 +220,6 @@ class FederatedTrainer(RunTrainer):
         """
         self._check_launch(args, kwargs)
         self._check_first(args, kwargs)
-        if self.strategy.forks:
-            self._fit_on_forks(args, kwargs, ckpt_path)
-            return
         path = self.resumes_from = self._resolve(ckpt_path, fresh=True)
         if self._is_finished():
             return

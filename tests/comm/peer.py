@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightfed.distributed import liveness as watch
-from lightfed.distributed import peers
 from lightfed.distributed import watch as watching
 from lightfed.utils.errors import Interrupted, UserError
 
@@ -143,13 +142,10 @@ def main() -> None:
     assert "torch" not in sys.modules, "tests start seventy ranks"
     folder, rank, world, deed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     watching.GRACE = GRACE
-    limit = float(os.environ.get("LIMIT", "60"))
-    if limit < LONG:
-        watching.BEAT, peers.SILENT = 0.1, limit / 2
     ranks = Ranks(folder, rank, world)
     print("starts")
     here = "127.0.0.1"
-    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"), str, limit)  # type: ignore[arg-type]
+    watch.start(ranks, here, here, lambda: os.write(1, b"kills\n"), str, 60.0)  # type: ignore[arg-type]
     DEEDS[deed]()
     print("over")
 

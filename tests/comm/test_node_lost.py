@@ -28,7 +28,7 @@ def ends(rank: Rank, error: int, outcome: str = "") -> tuple[list[str], str]:
     """What a rank does before it ends with status 1, and says."""
     words = [rank.number, rank.peer, rank.nodes, error, outcome]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.comm.silent", *map(str, words)],
+        [sys.executable, "-m", "tests.comm.no_answer", *map(str, words)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -125,56 +125,19 @@ def test_ranks_end_with_the_one_that_has_launched_them() -> None:
     assert all(map(gone, pids))
 
 
-# A rank that waits for others; the store says that these have not come, or says nothing.
-WAITING = """
-import sys, time
+def test_ranks_that_do_not_meet_end_at_the_limit() -> None:
+    """For a rank 0 that is stopped, torch itself waits without limit."""
+    waits = """
+import time
 from lightfed.distributed import starting
-rank, found, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-starting.SILENT, starting._GRACE, starting._ANSWER = 0.2 if seconds else 1, 0.1, 0.2
-def ask():
-    if found == "nobody":
-        raise RuntimeError("connection refused")
-    if found == "silence":
-        time.sleep(60)
-    return [int(each) for each in found.split(",") if each]
-starting.watch_meeting(ask, rank, 0.3, lambda: print("killed", flush=True))
-time.sleep(seconds)
+starting._GRACE = .1
+starting.limit_meeting(.2, lambda: print("killed", flush=True))
+time.sleep({after})
 starting.connected()
-time.sleep(1.5)
-print("met")
+time.sleep(1)
 """
-
-
-def waiting(rank: int, found: str, seconds: float = 30.0) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", WAITING, str(rank), found, str(seconds)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-@pytest.mark.parametrize(
-    ("rank", "found", "who"),
-    [
-        (0, "2", "no sign of rank 2"),
-        (0, "1,3", "no sign of rank 1, 3"),
-        (0, "", "all ranks have come, but do not answer"),
-        (1, "silence", "no sign of rank 0"),
-        (1, "nobody", "no sign of rank 0"),
-        (1, "2", None),  # rank 0 reports it
-        (2, "nobody", None),
-    ],
-)
-def test_ranks_that_do_not_come_are_reported_and_end_the_others(
-    rank: int, found: str, who: str | None
-) -> None:
-    ended = waiting(rank, found)
-    assert ended.returncode == 1
-    assert ended.stdout == "killed\n"
-    lines = ended.stderr.splitlines()
-    assert len(lines) == (0 if who is None else 2)
-    for start, line in zip(("lightfed: ", "lightfed: error: "), lines, strict=False):
-        assert line.startswith(f"{start}{who} for ")
-        assert "trainer.strategy.init_args.timeout" in line
-
-
-def test_ranks_that_come_in_time_are_not_reported() -> None:
-    ended = waiting(0, "1", seconds=0.0)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "met\n", "")
+    for after, expected in ((0, (0, "")), (30, (1, "killed\n"))):
+        command = [sys.executable, "-c", waits.format(after=after)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == expected
+        assert ("trainer.strategy.init_args.timeout" in done.stderr) == bool(after)

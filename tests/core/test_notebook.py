@@ -1,15 +1,22 @@
-"""Several ranks of a notebook."""
+"""A notebook is one rank."""
 
-from pathlib import Path
+import sys
 
-from lightfed.testing.processes import start, status_of
+import pytest
+
+import lightfed as lf
+from lightfed.utils.errors import UserError
 
 
-def test_ranks_forked_from_a_notebook(tmp_path: Path) -> None:
-    printed, errors = tmp_path / "printed", tmp_path / "errors"
-    pid = start(
-        "tests.core.notebook", folder=str(tmp_path), printed=str(printed), errors=str(errors)
-    )
-    assert status_of(pid, 300) == 0, errors.read_text()[-3000:]
-    assert "1 of 3 rounds" in errors.read_text()
-    assert list(tmp_path.glob("runs/HeteroFL-*/index.html"))
+@pytest.mark.parametrize("devices", [1, 2])
+def test_several_ranks_in_a_notebook_are_refused(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)  # of a run of another test
+    if devices == 1:
+        assert lf.FederatedTrainer(accelerator="cpu", devices=1).strategy.launcher is None
+        return
+    with pytest.raises(UserError, match="lightfed fit") as refused:
+        lf.FederatedTrainer(accelerator="cpu", devices=devices)
+    assert refused.value.key == "trainer.devices"

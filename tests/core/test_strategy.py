@@ -196,31 +196,15 @@ def test_a_port_that_is_taken_is_an_error_of_one_line(monkeypatch: pytest.Monkey
     assert "in use" in str(error.value)
 
 
-def test_one_rank_needs_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    stores: list[dist.Store] = []
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, store, **__: stores.append(store))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        strategy_at("127.0.0.1", monkeypatch, port=port, ranks=1)._meet()
-    assert isinstance(stores[0], dist.HashStore)
-
-
-@pytest.mark.parametrize("agent", [False, True])
-def test_who_has_come_is_asked_of_the_store(agent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 has come where the store is its own, and may be late to that of torchrun."""
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
-    monkeypatch.setattr(starting, "_ANSWER", 0.2)
-    with kept_port() as silent, pytest.raises(RuntimeError):
-        starting.absent(silent.getsockname(), 4)
-    monkeypatch.undo()
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    place = "127.0.0.1", server.port
-    assert starting.absent(place, 4) == ([0, 1, 2, 3] if agent else [1, 2, 3])
-    for rank in (2, 0):
-        starting.arrive(place, rank)
-    assert starting.absent(place, 4) == [1, 3]
-    del server
+def test_a_script_that_has_begun_with_one_rank_stays_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy = strategy_at("localhost", monkeypatch, port=1)
+    for name, value in {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():  # by Lightning
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="has begun with 1") as refused:
+        strategy.check_launch(1, None)
+    assert refused.value.key == "trainer.devices"
 
 
 def strategy_at(

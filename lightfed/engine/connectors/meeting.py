@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-from functools import partial
 from typing import ClassVar
 
 import torch.distributed as dist
@@ -10,7 +9,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from typing_extensions import override
 
 from lightfed.distributed import starting
-from lightfed.distributed.interface import interface_of, listen
+from lightfed.distributed.interface import interface_of, listen, sockets_on
 from lightfed.utils.errors import UserError
 
 
@@ -23,6 +22,11 @@ class MeetingStrategy(DDPStrategy):
     @override
     def setup_distributed(self) -> None:
         """Connect to the other ranks; a UserError if some do not connect or cannot be reached."""
+        self.set_world_ranks()
+        if self.world_size == 1:
+            return  # it needs neither a group nor a port
+        if self.num_nodes == 1:
+            sockets_on(interface_of(self._address, nodes=1))
         try:
             self._meet()
             super().setup_distributed()
@@ -39,28 +43,20 @@ class MeetingStrategy(DDPStrategy):
         """Create the process group over a store on one interface; torch's store listens on all."""
         if dist.is_initialized():
             return
-        self.set_world_ranks()
         assert self.cluster_environment is not None
         assert self._timeout is not None
         meeting = self._address, self.cluster_environment.main_port
-        limit = self._timeout.total_seconds()
-        if self.world_size > 1:
-            ask = partial(starting.absent, meeting, self.world_size)
-            starting.watch_meeting(ask, self.global_rank, limit, self._kill_launched)
+        starting.limit_meeting(self._timeout.total_seconds(), self._kill_launched)
         if starting.has_store():
-            starting.arrive(meeting, self.global_rank)
             return
-        store: dist.Store = dist.HashStore()  # one rank needs no port
-        if self.world_size > 1:
-            listener = self._taken(meeting[1])  # the store's from here on
-            store = dist.TCPStore(
-                *meeting,
-                self.world_size,
-                is_master=listener is not None,
-                timeout=self._timeout,
-                master_listen_fd=listener.detach() if listener else None,
-            )
-            starting.arrive(meeting, self.global_rank)
+        listener = self._taken(meeting[1])  # the store's from here on
+        store = dist.TCPStore(
+            *meeting,
+            self.world_size,
+            is_master=listener is not None,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach() if listener else None,
+        )
         dist.init_process_group(
             self._get_process_group_backend(),
             store=store,
@@ -86,17 +82,9 @@ class MeetingStrategy(DDPStrategy):
         listener = MeetingStrategy._listener = listen(self._interface(), port, backlog=ranks)
         return int(listener.getsockname()[1])
 
-    def free_port(self) -> None:
-        """Stop listening; ranks that have been forked go on."""
-        if self._listener is not None:
-            self._listener.close()
-            MeetingStrategy._listener = None
-
     def _taken(self, port: int) -> socket.socket | None:
         """What rank 0 listens by; None on other ranks."""
-        if self.global_rank > 0:
-            self.free_port()  # a notebook's, in a rank that was forked
-        elif self._listener is None:
+        if self.global_rank == 0 and self._listener is None:
             self.take_port(port)
         found, MeetingStrategy._listener = self._listener, None
         return found

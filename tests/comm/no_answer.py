@@ -1,6 +1,6 @@
 """A rank whose link to another one gives an error instead of an answer, without torch.
 
-`python -m tests.comm.silent RANK PEER NODES ERRNO OUTCOME`: an `OUTCOME` of "!" is an exception.
+`python -m tests.comm.no_answer RANK PEER NODES ERRNO OUTCOME`: an `OUTCOME` of "!" is an exception.
 """
 
 import os
