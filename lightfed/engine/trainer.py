@@ -229,6 +229,7 @@ class FederatedTrainer(RunTrainer):
                 super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
             except (Interrupted, SystemExit) as ended:
                 requeue.leave(self._interrupted(ended), first=self.is_global_zero)
+            self.strategy.barrier()  # a rank may have failed in its last hook
             if logger is not None:
                 logger.finish(self.current_epoch, self._limits)
                 if self._makes_page and self.is_global_zero:

@@ -26,7 +26,7 @@ from tests.conformance.cases import CASES
 TIMEOUT = 6.0  # seconds, for the one that hangs
 GRACE = 2.0
 RANKS = 2
-FAULTS = ("dies", "hangs", "raises", "all raise", "twice")
+FAULTS = ("dies", "hangs", "raises", "all raise", "twice", "fit end", "teardown", "exits")
 
 
 class Fault(Callback):
@@ -37,7 +37,7 @@ class Fault(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-        if trainer.current_epoch != 1 or index or self.name == "twice":
+        if trainer.current_epoch != 1 or index or self.name in ("twice", "fit end", "teardown"):
             return
         if self.name == "all raise":
             raise ZeroDivisionError(f"of rank {trainer.global_rank}")
@@ -48,8 +48,20 @@ class Fault(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.name == "raises":
             raise ZeroDivisionError("of rank 1")
+        elif self.name == "exits":
+            sys.exit(0)
         else:
             os.kill(os.getpid(), signal.SIGSTOP)
+
+    @override
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.name == "fit end" and trainer.global_rank == 1:
+            raise ZeroDivisionError("of rank 1")
+
+    @override
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self.name == "teardown" and trainer.global_rank == 1:
+            raise ZeroDivisionError("of rank 1")
 
 
 def play(name: str, folder: Path) -> int:
@@ -101,7 +113,9 @@ def main() -> None:
             os.kill(both[1], signal.SIGKILL)
         said = [(folder / name / f"stderr-{rank}").read_text() for rank in range(RANKS)]
         exits = [os.waitstatus_to_exitcode(status) for status in statuses]
-        results[name] = {"statuses": exits, "said": said}
+        records = list((folder / name).glob("*/run/environment.json"))
+        finished = any("finished" in json.loads(path.read_text()) for path in records)
+        results[name] = {"statuses": exits, "said": said, "finished": finished}
     (folder / "faults.json").write_text(json.dumps(results))
 
 

@@ -62,12 +62,16 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(faults: Faults) -> None:
     assert "Traceback" not in said[0]
 
 
-def test_an_exception_of_one_rank_is_seen_and_the_other_says_whose_it_is(faults: Faults) -> None:
-    assert faults["raises"]["statuses"] == [1, 3]
-    said = faults["raises"]["said"]
-    assert "\nZeroDivisionError: of rank 1\nits traceback is in " in said[1]
-    what = r"rank 1 on n1 ended with an error \(trainer.callbacks: ZeroDivisionError: of rank 1 \("
-    assert re.match(rf"lightfed: error: {what}.*faults.py:\d+\).*{ENDS}", line(said[0]))
+@pytest.mark.parametrize("when", ["raises", "fit end", "teardown"])
+def test_an_exception_of_one_rank_is_seen_and_the_other_says_whose_it_is(
+    when: str, faults: Faults
+) -> None:
+    assert faults[when]["statuses"] == [1, 3]
+    assert faults[when]["finished"] is False
+    said = faults[when]["said"]
+    assert "\nZeroDivisionError: of rank 1\n" in said[1]
+    what = r"rank 1 on n1 ended with an error \((trainer.callbacks: )?ZeroDivisionError: of rank 1"
+    assert re.match(rf"lightfed: error: {what}.*{ENDS}", line(said[0]))
     assert "Traceback" not in said[0]
 
 
@@ -78,8 +82,15 @@ def test_an_exception_of_all_ranks_is_each_rank_s_own(faults: Faults) -> None:
         assert "lightfed: error" not in said
 
 
+def test_a_rank_that_exits_without_an_error_has_made_one(faults: Faults) -> None:
+    assert faults["exits"]["statuses"] == [1, 3]
+    assert "(SystemExit: 0)" in line(faults["exits"]["said"][0])
+    said = faults["exits"]["said"][1]
+    assert re.search(r"UserError: sys\.exit: called by \S+/faults\.py, line \d+", said)
+
+
 def test_runs_that_follow_each_other_in_a_process_end_well(faults: Faults) -> None:
-    assert faults["twice"] == {"statuses": [0, 0], "said": ["", ""]}
+    assert faults["twice"] == {"statuses": [0, 0], "said": ["", ""], "finished": True}
 
 
 @pytest.mark.parametrize(
