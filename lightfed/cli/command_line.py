@@ -18,6 +18,7 @@ from lightfed.distributed.starting import check_variables, watch_launcher
 from lightfed.utils import __version__
 from lightfed.utils.errors import UserError, of_users_code
 from lightfed.utils.process import (
+    drop_output,
     end_process,
     imports_begin,
     imports_end,
@@ -65,9 +66,12 @@ def main(argv: list[str] | None = None) -> None:
             status = _stopped()
         if not isinstance(status, int):
             raise
-    except BrokenPipeError:  # what reads the output, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
+    except OSError:
+        if (failed := drop_output("\n")) is None:  # it is not about the output
+            raise
+        status = _unprinted(failed)
+    if (failed := drop_output()) is not None:
+        status = status or _unprinted(failed)
     signal(SIGINT, SIG_IGN)  # all has been said
     end_process(status)
     sys.exit(status)
@@ -239,6 +243,14 @@ def _silence() -> None:
     warnings.filterwarnings("ignore", module="jsonargparse")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter.*")
+
+
+def _unprinted(error: OSError) -> int:
+    """Print one line about standard output, unless its reader has seen enough; the exit status."""
+    if not isinstance(error, BrokenPipeError):
+        found, fix = f"it cannot be written ({error.strerror})", "free space, or send it elsewhere"
+        report(UserError("stdout", found, fix))
+    return 1
 
 
 def _stopped() -> int:

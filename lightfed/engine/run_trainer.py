@@ -1,5 +1,7 @@
 """A Trainer with a run folder that holds its checkpoints."""
 
+import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
@@ -11,6 +13,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+from lightfed import report
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine.checks import Clips
 from lightfed.engine.strategy import FederatedStrategy
@@ -22,7 +25,10 @@ from lightfed.runs.last_checkpoint import NAME, LastCheckpoint
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.errors import Interrupted, UserError, require
 from lightfed.utils.lightning_private import _PATH
+from lightfed.utils.process import drop_output
 from lightfed.utils.recorded import Recorded, arguments
+
+log = logging.getLogger(__name__)
 
 
 class RunTrainer(Recorded, L.Trainer):
@@ -250,6 +256,28 @@ class RunTrainer(Recorded, L.Trainer):
         if self.is_global_zero:
             print(f"{logger.folder} is finished after {rounds} rounds")
         return True
+
+    def _conclude(self, logger: RunLogger, *, page: bool) -> None:
+        """Record that training is finished, make the page and print a summary.
+
+        A failure is a warning: nothing is lost.
+        """
+        failed: object = None
+        try:
+            logger.finish(self.current_epoch, self._limits)
+            if page:
+                report.build(logger.folder)
+        except (OSError, UserError) as error:
+            failed = error
+        try:
+            if page and failed is None:
+                report.print_summary(logger.folder)
+                sys.stdout.flush()
+        except OSError as error:
+            drop_output("\n")
+            failed = f"its summary cannot be printed ({error.strerror})"
+        if failed is not None:
+            log.warning("training is finished after %d rounds; %s", self.current_epoch, failed)
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [c for c in self.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]

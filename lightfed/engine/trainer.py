@@ -12,7 +12,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
-from lightfed import report
 from lightfed.distributed import requeue
 from lightfed.engine import checks
 from lightfed.engine.checks import Clips
@@ -230,11 +229,8 @@ class FederatedTrainer(RunTrainer):
             except (Interrupted, SystemExit) as ended:
                 requeue.leave(self._interrupted(ended), first=self.is_global_zero)
             self.strategy.barrier()  # a rank may have failed in its last hook
-            if logger is not None:
-                logger.finish(self.current_epoch, self._limits)
-                if self._makes_page and self.is_global_zero:
-                    report.build(logger.folder)
-                    report.print_summary(logger.folder)
+            if logger is not None and self.is_global_zero:
+                self._conclude(logger, page=self._makes_page)
 
     @override
     @silenced()

@@ -131,6 +131,8 @@ def shard_folder(main: Path) -> Path:
 
 def tags_of(main: Path) -> list[str]:
     """The tags of a main file's shards; none if it cannot be read."""
+    if not isfile(main):  # to read a pipe would wait for a writer
+        return []
     try:
         return list(_read_main(main)[SHARDS]["tags"])
     except (UserError, KeyError):

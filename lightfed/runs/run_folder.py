@@ -1,8 +1,10 @@
 """Chooses the folder that a run writes to, and the run that a command resumes."""
 
+import errno
 import glob
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -94,8 +96,25 @@ class RunFolder:
         """
         assert self._ranks is not None, "the folder is claimed"
         if not self._owned:
-            self._ranks.first(lambda: run_lock.take(self.path, self._job))
+            self._ranks.first(self._take)
         self._owned = True
+
+    def _take(self) -> None:
+        others = self.save_dir.glob(f"{glob.escape(self.base)}*")
+        number = 1 + max(map(run_lock.started, (self.path, *others)))
+        run_lock.take(self.path, self._job, number)
+        for part in self.path.rglob("*.part"):  # of a killed writer
+            if re.search(r"\.[0-9a-f]+\.part$", part.name):
+                part.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Reject a folder that is no longer there, or that another process has taken.
+
+        Raises TakenOver, or an OSError.
+        """
+        run_lock.check(self.path)
+        if not any((self.path / name).exists() for name in (_ENVIRONMENT, run_lock.OWNER)):
+            raise FileNotFoundError(errno.ENOENT, "it was removed during the run", str(self.path))
 
     def _create(self) -> str:
         """Create a new folder; mkdir fails if another run has just made it."""
@@ -280,13 +299,16 @@ def _last(folder: Path) -> Path:
 
 
 def _resumable(folder: Path) -> bool:
-    return newest_file(_last(folder)) is not None
+    last = _last(folder)
+    plain = last.is_file() or not os.path.lexists(last)
+    require(plain, "ckpt_path", f"{last} is no regular file", "move it away")
+    return newest_file(last) is not None
 
 
-def _age(folder: Path) -> int:
-    """When its newest checkpoint was written, in nanoseconds."""
+def _age(folder: Path) -> tuple[int, int]:
+    """The number of its last start, and when its newest checkpoint was written."""
     newest = newest_file(_last(folder))
-    return newest.stat().st_mtime_ns if newest is not None else 0
+    return run_lock.started(folder), newest.stat().st_mtime_ns if newest is not None else 0
 
 
 @rank_zero_only

@@ -18,7 +18,7 @@ from lightfed.distributed.slurm import Job
 from lightfed.utils.atomic_io import check_like, write_atomically
 from lightfed.utils.errors import UserError
 
-_OWNER = ".owner"
+OWNER = ".owner"
 _tokens: dict[Path, str] = {}  # tokens of this process, by folder
 
 
@@ -28,9 +28,16 @@ class TakenOver(UserError):
     status = 1
 
 
-def take(folder: Path, job: Job | None) -> None:
+def started(folder: Path) -> int:
+    """When a run has last started: the number that `take` was given, or 0."""
+    number = _owner(folder).get("started")
+    return number if isinstance(number, int) else 0
+
+
+def take(folder: Path, job: Job | None, number: int = 0) -> None:
     """Take ownership of a run folder; called only by rank 0.
 
+    `number` counts the starts of runs of a name: a clock may be set back.
     Raises TakenOver if the folder belongs to a later start of this job: this one should have ended.
     An OSError if the token cannot be written.
     """
@@ -38,9 +45,10 @@ def take(folder: Path, job: Job | None) -> None:
     if job is not None and owner.get("job") == job.key and owner.get("restarts", 0) > job.restarts:
         raise _taken_over(folder, owner)
     owner = {"token": uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
+    owner["started"] = number
     if job is not None:
         owner |= {"job": job.key, "restarts": job.restarts}
-    write_atomically(folder / _OWNER, lambda file: file.write(json.dumps(owner).encode()))
+    write_atomically(folder / OWNER, lambda file: file.write(json.dumps(owner).encode()))
     _tokens[folder.resolve()] = str(owner["token"])
 
 
@@ -67,9 +75,9 @@ def _above(path: str) -> tuple[Path, ...]:
 def _owner(folder: Path) -> dict[str, Any]:
     """The token of a folder's owner; empty if it was removed or corrupted."""
     try:
-        owner = dict(json.loads((folder / _OWNER).read_text()))
-        check_like(owner, {"token": "", "host": "", "pid": 0}, _OWNER)
-        check_like(owner.get("restarts", 0), 0, _OWNER)
+        owner = dict(json.loads((folder / OWNER).read_text()))
+        check_like(owner, {"token": "", "host": "", "pid": 0}, OWNER)
+        check_like(owner.get("restarts", 0), 0, OWNER)
     except (FileNotFoundError, IsADirectoryError, TypeError, ValueError):
         return {}
     return owner

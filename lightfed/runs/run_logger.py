@@ -23,10 +23,11 @@ from lightfed.runs import run_lock
 from lightfed.runs.run_folder import CONFIG, RunFolder, check_name
 from lightfed.runs.run_table import Row, RunTable, read_rows
 from lightfed.utils.atomic_io import write_atomically
-from lightfed.utils.errors import DiskError, UserError, require, tracebacks
+from lightfed.utils.errors import FULL, DiskError, UserError, repair, require, tracebacks
 from lightfed.utils.stopwatch import Part
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_KEPT = " and run the same command again; a checkpoint that is there is complete"
+log = logging.getLogger(__name__)
 
 
 class _Tracebacks(logging.Handler):
@@ -91,13 +92,12 @@ class RunLogger(Logger):
             if not isinstance(error, OSError):
                 raise
             name = error.filename  # errors of an open file do not name it
-            elsewhere = name is not None and not Path(name).is_relative_to(self.place.save_dir)
-            if error.errno not in _DISK or elsewhere:
+            ours = name is not None and Path(name).is_relative_to(self.place.save_dir)
+            if not ours and (name is not None or error.errno not in (errno.EIO, *FULL)):
                 raise
             where = name or (self.folder if self.claimed else self.save_dir)
             found = f"{where} cannot be written ({error.strerror})"
-            fix = "free space and run the same command again; the last checkpoint is complete"
-            raise DiskError("trainer.default_root_dir", found, fix) from error
+            raise DiskError("trainer.default_root_dir", found, f"{repair(error)}{_KEPT}") from error
         finally:
             tracebacks.removeHandler(kept)
 
@@ -166,6 +166,12 @@ class RunLogger(Logger):
         self.place.describe({**environment, **({"changes": changes} if changes else {})})
         rounds = read_rows(self._metrics.path, finished_rounds)
         self._rounds = {int(row["round"]): row for row in rounds}
+        expected = {self._metrics: 0, self._timings: 1}  # the last round has no timings yet
+        if any(name.startswith("personal/") for row in rounds for name in row):
+            expected[self._clients] = 0
+        for table, least in expected.items():
+            if self.place.resumed and finished_rounds > least and not table.path.is_file():
+                log.warning("%s is gone: it begins after round %d", table.path, finished_rounds)
         self._metrics.columns = ["round"]
         if rounds:
             self._ended = max(self._rounds)
@@ -236,7 +242,7 @@ class RunLogger(Logger):
 
         Raises TakenOver, which ends the other ranks, if the run continues in another process.
         """
-        run_lock.check(self.folder)
+        self.place.check()
         if rows:
             self._clients.append(rows, self._clients.rows)
 
@@ -249,7 +255,7 @@ class RunLogger(Logger):
         if number not in self._rounds:
             return
         with suppress(run_lock.TakenOver):  # the next round raises it
-            run_lock.check(self.folder)
+            self.place.check()
             row: Row = {"round": number, **{name: round(s, 6) for name, s in seconds.items()}}
             self._timings.append([row | {"moved": moved}], self._timings.rows)
 
@@ -267,7 +273,7 @@ class RunLogger(Logger):
 
         Raises TakenOver, which ends the other ranks, if the run continues in another process.
         """
-        run_lock.check(self.folder)
+        self.place.check()
         self._place(number)
         if number in self._rounds:
             self._metrics.append([self._rounds[number]], lambda: self._rows_until(number - 1))

@@ -32,7 +32,7 @@ class RunTable:
     def append(self, rows: Sequence[Row], before: Callable[[], Sequence[Row]]) -> None:
         """Append rows; if there are new columns, write the whole file, with those `before`."""
         self.add_columns(*rows)
-        if self._written != self.columns:
+        if self._written != self.columns or not self.path.exists():
             self.write([*before(), *rows])
             return
         with self.path.open("a", newline="") as file:

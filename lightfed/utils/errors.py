@@ -31,6 +31,10 @@ _KEYS = {
     "Trainer": "trainer",
 }
 
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk without space
+
 
 class UserError(ValueError):
     """An argument, flag or file given by the user cannot be used.
@@ -128,6 +132,13 @@ class DiskError(UserError):
     """A run cannot write to its folder; the complete files there are intact."""
 
     status = 1
+
+
+def repair(error: OSError) -> str:
+    """What to do before a run that could not write is started again."""
+    if error.errno == errno.ENOENT:
+        return "keep the folder of the run"
+    return "free space" if error.errno in FULL else "repair the file system"
 
 
 class Interrupted(Exception):

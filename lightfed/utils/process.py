@@ -49,11 +49,26 @@ def end_process(status: int) -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # closed ones are None
+            stream.flush()
     except (OSError, ValueError):  # a closed pipe or file
         return
     os._exit(status)
+
+
+def drop_output(text: str = "") -> OSError | None:
+    """Write to standard output, and drop all if it takes none, as on a full disk: then its error.
+
+    Python forgets a text that it could not write, and with it the error.
+    """
+    if sys.stdout is not None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return error
+    return None
 
 
 def is_interactive() -> bool:

@@ -4,7 +4,6 @@
 one.
 """
 
-import errno
 import os
 import shutil
 import socket
@@ -31,11 +30,10 @@ from lightfed.runs.checkpoint import (
 )
 from lightfed.state.chain import Chains, Changes
 from lightfed.utils.atomic_io import flush_folder, write_atomically
-from lightfed.utils.errors import DiskError
+from lightfed.utils.errors import DiskError, repair
 from lightfed.utils.memory import free_memory
 
 _NOT_STATE = ("hyper_parameters", "hparams_name")  # ends of keys; config.yaml has these values
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Writing:
@@ -131,11 +129,10 @@ def _together(step: Callable[[], None], main: Path, tag: str, ranks: Ranks) -> N
 def _unwritable(main: Path, rank: int, host: str, error: OSError) -> DiskError:
     reason = error.strerror or str(error)
     found = f"checkpoint {main} cannot be written ({reason}) on rank {rank} ({host})"
-    repair = "free space" if error.errno in _FULL else "repair the file system"
     whole = newest_file(main)
     kept = "" if whole is None else f"; {whole} is complete"
     return DiskError(
-        "trainer.default_root_dir", found, f"{repair} and run the same command again{kept}"
+        "trainer.default_root_dir", found, f"{repair(error)} and run the same command again{kept}"
     )
 
 
