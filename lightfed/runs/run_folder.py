@@ -113,7 +113,8 @@ class RunFolder:
         Raises TakenOver, or an OSError.
         """
         run_lock.check(self.path)
-        if not any((self.path / name).exists() for name in (_ENVIRONMENT, run_lock.OWNER)):
+        known = [self.path / name for name in (_ENVIRONMENT, run_lock.OWNER)]
+        if self._owned and not any(path.exists() for path in known):
             raise FileNotFoundError(errno.ENOENT, "it was removed during the run", str(self.path))
 
     def _create(self) -> str:

@@ -178,7 +178,7 @@ def test_a_folder_of_a_later_start_is_refused_on_every_rank(tmp_path: Path) -> N
 
 def test_one_rank_takes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Path] = []
-    monkeypatch.setattr(fence, "take", lambda folder, job: taken.append(folder))
+    monkeypatch.setattr(fence, "take", lambda folder, job, number: taken.append(folder))
     assert len(together(2, lambda ranks: logger_in(tmp_path, ranks))) == 2
     assert taken == [tmp_path / "run"]
 
