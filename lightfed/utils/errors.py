@@ -1,5 +1,6 @@
 """Exceptions that end a run early: user errors and signals; and errors in a user's own code."""
 
+import errno
 import logging
 import os
 import sys
@@ -30,8 +31,6 @@ _KEYS = {
     "Module": "model.clients",
     "Trainer": "trainer",
 }
-
-import errno
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk without space
 
