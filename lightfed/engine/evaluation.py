@@ -214,6 +214,7 @@ class Evaluation:
     def _run_finetuned(self, client: int) -> Report:
         """Test a client after an unreported session; no samples if the session raises."""
         fleet, training = self._fleet, self._fleet.training
+        state = fleet.groups[fleet.home_group(client)]
         # Lightning evaluates in inference mode, where gradients cannot be computed.
         with torch.inference_mode(False), torch.enable_grad():
             _, row = fleet.algorithm.client_row(fleet, client)
@@ -222,9 +223,10 @@ class Evaluation:
             except UserError:
                 raise
             except Exception as error:  # as in a round
-                state = fleet.groups[fleet.home_group(client)]
                 return Report(client, 0, error=training.abandon(client, state, error))
-        return training.test(client, module)
+        report = training.test(client, module)
+        state.live.restore()
+        return report
 
     def _run_global(self, server: int) -> None:
         """Test a server's model on this rank's batches, or rank 0's on all."""

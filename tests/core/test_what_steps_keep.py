@@ -5,6 +5,7 @@ import random
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from typing_extensions import override
 
+from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.shared.aspg import ASPG
 from lightfed.algorithms.standalone import Standalone
 from lightfed.api.fleet import Fleet
+from lightfed.engine.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.optimizer import Params
 from lightfed.local.sessions import attributes
 from lightfed.utils.errors import UserError
-from tests.small import data_of, fleet_of, run_round
+from tests.small import data_of, fit, fleet_of, run_round
 
 X, Y = torch.tensor([[1.0, -2.0, 0.5], [0.5, 1.0, -1.0]]), torch.tensor([0, 1])
 CLIENTS, ROUNDS, STEPS = 2, 2, 3
@@ -180,10 +183,15 @@ def outside(
     return net.state_dict()
 
 
-def test_evaluation_finds_initial_buffers() -> None:
-    ours = fleet(NETS["in_place_loose"])
-    run_round(ours, 0)
-    assert torch.equal(ours.groups[0].module.net.scale, torch.ones(4))  # type: ignore[union-attr]
+@pytest.mark.parametrize("evaluate", [(), ("finetuned",)])
+def test_an_evaluation_finds_initial_buffers(evaluate: Any, tmp_path: Path) -> None:
+    data = data_of(X, Y, [[k] for k in range(CLIENTS)], classes=2)
+    groups = [ClientGroup(CLIENTS, NETS["in_place_loose"])]
+    options: dict[str, Any] = {"side_by_side": "off"}
+    federation = Federation(FedAvg(), groups, optimizer=FACTORY, evaluate=evaluate, **options)
+    fit(federation, data, tmp_path)
+    module: Any = federation.fleet.groups[0].module
+    assert torch.equal(module.net.scale, torch.ones(4))
 
 
 def shape(net: Any, hidden: Tensor) -> None:
