@@ -29,7 +29,8 @@ def state_dict(layout: ModelLayout, row: Row, module: nn.Module | None = None) -
     for names in tied.values():
         held = next((named[name] for name in names if name in named), None)
         named |= {} if held is None else dict.fromkeys(names, held)
-    bare = isinstance(module, NetworkClient) and all(name.startswith("net.") for name in named)
+    network = module is None or isinstance(module, NetworkClient)
+    bare = network and all(name.startswith("net.") for name in named)
     prefix = "net." if bare else ""
     return {name.removeprefix(prefix): x.detach().cpu().clone() for name, x in named.items()}
 
