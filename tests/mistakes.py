@@ -313,7 +313,7 @@ FEDERATIONS = [
     edit(f"{MODEL}.init_args.hidden", [-8], "negative dimension", named=MODEL),
     edit(f"{MODEL}.init_args", {"hidden": [6], "norm": "gn"},
          "blocks.2: 3 channels do not form 4 whole groups", named=MODEL),
-    Case("model.clients.0.model", "samples of shape (1, 8, 8) (Given input size: (4x1x1)",
+    Case("model.clients.0.model", "(1, 8, 8) (RuntimeError: Given input size: (4x1x1)",
          hidden(4, 4, 4, 4, 4)),
     Case("model.clients.0.model", "has the shape (0, 1, 3, 3); give sizes above 0", hidden(0)),
     Case("model.clients.0.model", "(2, 64); it must be (2, 10)",

@@ -129,7 +129,8 @@ def check_arguments(given: Any, owner: Any, key: str) -> None:
     """
     wanted, known = annotations(owner), signature(owner).parameters
     for name, value in vars(given).items() if isinstance(given, Namespace) else given.items():
-        if name in known and value is known[name].default:
+        default = known[name].default if name in known else Parameter.empty
+        if value is default or (isinstance(value, float) and value == default):
             continue
         if value is None and name in wanted and name not in _LINKED:
             fix = "give one, or leave the key out"
@@ -148,19 +149,25 @@ def _check(value: Any, wanted: Any, key: str) -> None:
     elif isinstance(value, Mapping | Namespace):
         base = base_of(wanted)
         if "class_path" in value:
-            _check_class(value, resolve_name(value["class_path"]), wanted, key)
+            _check_class(value, wanted, key)
         elif is_dataclass(base):
             check_arguments(value, base, key)
 
 
-def _check_class(given: Any, owner: Any, wanted: Any, key: str) -> None:
+def _check_class(given: Any, wanted: Any, key: str) -> None:
+    try:
+        owner = resolve_name(given["class_path"])
+        kinds = [parameter.kind for parameter in signature(owner).parameters.values()]
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return  # words of a user's own, or a class of C
     plain = owner is base_of(wanted) and not owner.__module__.startswith("lightfed.")
     require(not plain, key, f"{owner.__name__} alone does nothing", class_hint("", wanted))
-    kinds = [parameter.kind for parameter in signature(owner).parameters.values()]
     free = given.get("dict_kwargs") is None or Parameter.VAR_KEYWORD in kinds
     fix = "write arguments below init_args"
     require(free, f"{key}.dict_kwargs", f"{owner.__name__} takes no others", fix)
-    check_arguments(given.get("init_args") or {}, owner, f"{key}.init_args")
+    # Arguments of a client group are directly below its key.
+    below = key if is_dataclass(owner) and owner is base_of(wanted) else f"{key}.init_args"
+    check_arguments(given.get("init_args") or {}, owner, below)
 
 
 def _takes_none(wanted: Any) -> bool:

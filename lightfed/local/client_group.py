@@ -19,7 +19,7 @@ from lightfed.state.disk_rows import DiskRows
 from lightfed.state.row_store import RowStore
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.state.staging import Staging
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.keys import LEVELS
 from lightfed.utils.lightning_private import is_overridden
 from lightfed.utils.recorded import Named
@@ -164,7 +164,7 @@ def _flops(module: L.LightningModule, data: DataSpec, position: int) -> float:
     except NotImplementedError:
         return 0.0
     except Exception as error:  # of the user's forward
-        found = f"it cannot take samples of shape {shape} ({error})"
+        found = f"it cannot take samples of shape {shape} ({reason(error)})"
         raise UserError(key, found, "use a model, or init_args, that can") from error
     finally:
         handle.remove()

@@ -17,7 +17,7 @@ from lightfed.local.client_group import GroupState
 from lightfed.local.optimizer import Clipping, Stepper
 from lightfed.local.session import Runtime
 from lightfed.local.steppers.torch_optimizer import make_stepper
-from lightfed.utils.errors import UserError, require
+from lightfed.utils.errors import UserError, reason, require
 from lightfed.utils.lightning_private import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
@@ -211,7 +211,7 @@ def _own_stepper(state: GroupState, key: str, runtime: Runtime) -> Stepper:
     try:
         configured: Any = module.configure_optimizers()
     except Exception as error:
-        found = f"configure_optimizers of {type(module).__name__}: {error!r}"
+        found = f"configure_optimizers of {type(module).__name__}: {reason(error)}"
         raise UserError(key, found, "correct it") from error
     try:
         optimizers, schedulers, monitor = _configure_optimizers(configured)
